@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollout_api.cluster import KEY_FILE
 
 if TYPE_CHECKING:
-    from rollout_operator.model_server.operations import How, Target
-    from rollout_operator.model_server.policy_seen import Errand
+    from rollout_operator.model_server.operations import LoadOptions
+    from rollout_operator.model_server.update_state import Server, ServerOperation
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
@@ -50,7 +50,6 @@ class Create:
 
     @property
     def ref(self) -> Ref:
-        """What is created."""
         metadata = self.body["metadata"]
         return Ref(self.body["kind"], metadata["namespace"], metadata["name"])
 
@@ -100,7 +99,6 @@ class Replace:
 
     @property
     def ref(self) -> Ref:
-        """What is replaced."""
         metadata = self.body["metadata"]
         return Ref(self.body["kind"], metadata["namespace"], metadata["name"])
 
@@ -117,12 +115,11 @@ class SetPodCondition:
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask model servers for something that may take minutes. Nobody waits for it: the object is planned again when it is
-    over. A server that is busy is not asked."""
+    """Begin an operation on model servers. It may take minutes: the object is planned again when it is over."""
 
-    errand: "Errand"
-    targets: "tuple[Target, ...]"
-    how: "How"
+    operation: "ServerOperation"
+    servers: "tuple[Server, ...]"
+    options: "LoadOptions"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 The official client was measured at twice the memory and four times the time per write (docs/operator.md); what is needed
 of it is these requests.
+
+Lists come in pages of a bounded size: a parsed object takes over twenty times the memory of its JSON, and a tenant's object
+may have a megabyte. Small pages of small objects would make a list slow: each takes a request.
 """
 
 import asyncio
@@ -10,18 +13,28 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import aiohttp
 import kopf
 
 from rollout_api.nesting import read_json
-from rollout_operator import paging
 from rollout_operator.actions import Manifest
-from rollout_operator.admission import is_by_admission
 from rollout_operator.config import WRITE_SECONDS
-from rollout_operator.kinds import KINDS
+from rollout_operator.kinds import KINDS, is_by_admission
+
+FIRST_PAGE, LARGEST_PAGE = 10, 250
+"""Objects of the first page, and of any."""
+PAGE_BYTES: Final = 2**20
+MOST_PAGE_BYTES: Final = 4 * PAGE_BYTES
+"""A page with more is not parsed. It is asked for again with fewer objects, unless it has one object alone."""
+
+
+def next_limit(limit: int, size: int) -> int:
+    """Objects to ask for next, if `limit` objects had `size` bytes (or more, when the page was cut off)."""
+    return max(1, min(LARGEST_PAGE, limit * PAGE_BYTES // max(1, size)))
+
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +97,11 @@ class KubeApi:
         """Called after every write with kind, verb, HTTP status (`2xx` for success, `none` without an answer), seconds."""
 
     async def close(self) -> None:
-        """End all connections."""
         if self._session:
             await self._session.close()
             self._session = None
 
     async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object, or None."""
         try:
             return await self._call("GET", KINDS[kind].path(namespace, name))
         except ApiError as error:
@@ -100,44 +111,34 @@ class KubeApi:
 
     async def create(self, body: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create an object, or with `dry_run` only see what it would be. Status 409: there is one of that name."""
-        kind = body["kind"]
         verb, query = ("dry-run", {"dryRun": "All"}) if dry_run else ("create", None)
         return await self._write(
-            kind, verb, "POST", KINDS[kind].path(body["metadata"].get("namespace", "")), query, body=body
+            verb, "POST", body["kind"], body["metadata"].get("namespace", ""), body=body, query=query
         )
 
     async def replace(self, body: Manifest) -> Manifest:
         """Replace an object. Status 409: it is not at the body's resourceVersion any more."""
-        kind, metadata = body["kind"], body["metadata"]
-        path = KINDS[kind].path(metadata.get("namespace", ""), metadata["name"])
-        return await self._write(kind, "update", "PUT", path, body=body)
+        metadata = body["metadata"]
+        return await self._write(
+            "update", "PUT", body["kind"], metadata.get("namespace", ""), metadata["name"], body=body
+        )
 
     async def merge(self, kind: str, namespace: str, name: str, change: Manifest) -> Manifest:
-        """Merge-patch an object."""
-        path = KINDS[kind].path(namespace, name)
-        return await self._write(kind, "patch", "PATCH", path, body=change, content_type="application/merge-patch+json")
+        return await self._write("patch", "PATCH", kind, namespace, name, body=change, form="merge-patch+json")
 
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Manifest) -> Manifest:
         """Set one condition of a pod. Status 409: the pod has another uid now."""
-        return await self._write(
-            "Pod",
-            "patch-status",
-            "PATCH",
-            KINDS["Pod"].path(namespace, name, "status"),
-            # Conditions are merged by their type.
-            body={"metadata": {"uid": uid}, "status": {"conditions": [condition]}},
-            content_type="application/strategic-merge-patch+json",
-        )
+        # Conditions are merged by their type.
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+        form = "strategic-merge-patch+json"
+        return await self._write("patch-status", "PATCH", "Pod", namespace, name, "status", body=body, form=form)
 
     async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
         """Server-side apply of `manager`'s part of a status. Status 409: the object has another uid now."""
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
         body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
-        path = KINDS[kind].path(metadata["namespace"], metadata["name"], "status")
-        query = {"fieldManager": manager, "force": "true"}
-        return await self._write(
-            kind, "apply-status", "PATCH", path, query, body, content_type="application/apply-patch+yaml"
-        )
+        place, query = (metadata["namespace"], metadata["name"], "status"), {"fieldManager": manager, "force": "true"}
+        return await self._write("apply-status", "PATCH", kind, *place, body=body, query=query, form="apply-patch+yaml")
 
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
@@ -146,7 +147,7 @@ class KubeApi:
         body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        return await self._write(kind, "delete", "DELETE", KINDS[kind].path(namespace, name), body=body)
+        return await self._write("delete", "DELETE", kind, namespace, name, body=body)
 
     async def page(self, kind: str, namespace: str, selector: str, limit: int, token: str) -> "Page":
         """At most `limit` objects of a kind, from where the page with that `token` ended (empty: the first page)."""
@@ -157,7 +158,7 @@ class KubeApi:
         async with _as_api_errors(), await self._send("GET", url, timeout=timeout) as response:
             async for chunk in response.content.iter_any():
                 body += chunk
-                if limit > 1 and len(body) > paging.MOST_BYTES:
+                if limit > 1 and len(body) > MOST_PAGE_BYTES:
                     return Page(None, len(body))
             answer = read_json(bytes(body))
         metadata = answer["metadata"]
@@ -186,10 +187,20 @@ class KubeApi:
                         )
                     yield event["type"], event["object"]
 
-    async def _write(self, kind: str, verb: str, *request: Any, **options: Any) -> dict[str, Any]:
+    async def _write(
+        self,
+        verb: str,
+        method: str,
+        kind: str,
+        *place: str,
+        body: Manifest,
+        query: Mapping[str, str] | None = None,
+        form: str = "json",
+    ) -> dict[str, Any]:
+        """One write. `place`: namespace, name and subresource; `form`: what kind of JSON or YAML the body is."""
         began, code = time.monotonic(), "none"
         try:
-            answer = await self._call(*request, **options)
+            answer = await self._call(method, KINDS[kind].path(*place), query, body, f"application/{form}")
             code = "2xx"
             return answer
         except ApiError as error:
@@ -205,11 +216,10 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         body: Manifest | None = None,
         content_type: str = "application/json",
-        seconds: float = WRITE_SECONDS,
     ) -> dict[str, Any]:
         url = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        timeout = aiohttp.ClientTimeout(total=seconds)
+        timeout = aiohttp.ClientTimeout(total=WRITE_SECONDS)
         async with _as_api_errors(), await self._send(method, url, data, content_type, timeout) as response:
             answer: dict[str, Any] = read_json(await response.read())
             return answer

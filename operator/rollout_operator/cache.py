@@ -2,21 +2,26 @@
 
 Objects are JSON as the API server sent it, without the fields that nobody reads (`prune.py`). Whoever reads them must not
 change them.
+`wakes` says which objects have to be planned again when one changes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from rollout_operator.actions import Manifest
-from rollout_operator.nodes import NodeCounts
+from pydantic import BaseModel, ValidationError
+
+from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE, own_model_server_name
+from rollout_api.rollout_job import RunnerReport
+from rollout_operator.actions import Manifest, Ref
+from rollout_operator.nodes import NodeCounts, is_ready
 
 NodeName = str
 _Name = tuple[str, str]  # namespace, name
 _K = TypeVar("_K")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def uid_of(obj: Manifest) -> str:
-    """The object's uid."""
     uid: str = obj["metadata"]["uid"]
     return uid
 
@@ -44,7 +49,6 @@ class Cache:
         return self._objects.get(kind, {}).get((namespace, name))
 
     def all(self, kind: str) -> Iterable[Manifest]:
-        """All objects of a kind."""
         return self._objects.get(kind, {}).values()
 
     def owned(self, kind: str, namespace: str, owner_uid: str) -> tuple[Manifest, ...]:
@@ -54,11 +58,9 @@ class Cache:
         return tuple(self._owned.get((kind, namespace, owner_uid), {}).values())
 
     def pods_on(self, node: NodeName) -> tuple[Manifest, ...]:
-        """Pods that were placed on a node."""
         return tuple(self._pods_by_node.get(node, {}).values())
 
     def put(self, kind: str, obj: Manifest) -> None:
-        """Note an object as it is now."""
         metadata = obj["metadata"]
         name = (metadata.get("namespace", ""), metadata["name"])
         self.remove(kind, *name)
@@ -89,3 +91,74 @@ def _drop(index: dict[_K, dict[_Name, Manifest]], entry: _K, name: _Name) -> Non
     del members[name]
     if not members:
         del index[entry]
+
+
+def read_as(model: type[_Model], found: Any) -> _Model | None:
+    """A value as the contract reads it; None when it does not have that form, as what another version wrote may not."""
+    try:
+        return model.model_validate(found)
+    except ValidationError:
+        return None
+
+
+def report_of(shard: Manifest) -> RunnerReport | None:
+    """The report in a RolloutShard; None before the first one."""
+    return read_as(RunnerReport, shard.get("status"))
+
+
+def reports_of(cache: Cache, namespace: str, job_uid: str) -> Iterator[RunnerReport]:
+    """The reports of a job's runners, in no order."""
+    for shard in cache.owned("RolloutShard", namespace, job_uid):
+        if report := report_of(shard):
+            yield report
+
+
+PRIMARY = ("Sandbox", "RolloutJob", "ModelServer")
+"""Kinds that people and runners write; all others follow from them."""
+
+
+def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -> list[Ref]:
+    """Keys to look at, given an object before and after a change (None: not there)."""
+    obj = new or old
+    assert obj is not None
+    if kind in PRIMARY:
+        itself = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+        if kind == "RolloutJob":  # Only while it has not ended, a policy update waits for its runners.
+            server = model_server_of(obj)
+            return [itself, server] if server else [itself]
+        if kind == "ModelServer":
+            jobs = (
+                Ref("RolloutJob", job["metadata"]["namespace"], job["metadata"]["name"]) for job in users(itself, cache)
+            )
+            return [itself, *jobs]
+        return [itself]
+    if kind == "Node":
+        itself = Ref(kind, "", obj["metadata"]["name"])
+        same = old is not None and new is not None and is_ready(old) == is_ready(new)
+        pods = () if same else cache.pods_on(itself.name)
+        return [itself, *(ref for pod in pods for ref in wakes("Pod", None, pod, cache))]
+    namespace = obj["metadata"]["namespace"]
+    labels = obj["metadata"].get("labels", {})
+    if kind == "Pod" and labels.get(ROLE_LABEL) == RUNNER_ROLE:  # Its controller is the Job.
+        return [Ref("RolloutJob", namespace, labels[JOB_LABEL])] if JOB_LABEL in labels else []
+    if kind == "Pod" and MODEL_SERVER_LABEL in labels:  # Its controller is a StatefulSet, a LeaderWorkerSet's or a Job.
+        return [Ref("ModelServer", namespace, labels[MODEL_SERVER_LABEL])]
+    owner = controller_of(obj)
+    if owner is None or owner["kind"] not in PRIMARY:
+        return []
+    owners = [Ref(owner["kind"], namespace, owner["name"])]
+    if kind == "RolloutShard" and (job := cache.get("RolloutJob", namespace, owner["name"])):
+        owners += filter(None, [model_server_of(job)])  # Runners' acknowledgements are a part of policy updates.
+    return owners
+
+
+def model_server_of(job: Manifest) -> Ref | None:
+    """The ModelServer that a RolloutJob uses: its own, or the one that it names."""
+    model = job["spec"].get("model") or {}
+    metadata = job["metadata"]
+    name = own_model_server_name(metadata["name"]) if model.get("server") else model.get("serverRef")
+    return Ref("ModelServer", metadata["namespace"], name) if name else None
+
+
+def users(server: Ref, cache: Cache) -> list[Manifest]:
+    return [job for job in cache.all("RolloutJob") if model_server_of(job) == server]

@@ -119,11 +119,7 @@ class OperatorConfig(ApiModel):
 
 
 def load_config(path: Path) -> OperatorConfig:
-    """Read and check the file.
-
-    Raises:
-        ValueError: it cannot be read or is wrong; the message names the file, the field, and what is expected.
-    """
+    """Read and check the file. Raises ValueError that names the file, the field, and what is expected."""
     try:
         data = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:

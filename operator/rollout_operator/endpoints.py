@@ -17,14 +17,7 @@ def application(
     model_servers: Callable[[], Iterable[Manifest]],
     tokens: Mapping[str, str],
 ) -> web.Application:
-    """The routes.
-
-    Args:
-        registry: of the metrics.
-        unsynced: kinds whose objects are not all in the cache yet.
-        model_servers: all ModelServers, as the API server has them.
-        tokens: of their control ports, by uid.
-    """
+    """The routes. `unsynced`: kinds that the cache lacks; `tokens`: of control ports, by uid of their ModelServer."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")

@@ -12,6 +12,7 @@ from typing import Any
 from rollout_operator.actions import Event, Manifest
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.budgets import TokenBucket
+from rollout_operator.conditions import timestamp
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,12 @@ class EventRecorder:
         self._bucket = TokenBucket(PER_SECOND)
 
     def record(self, obj: Manifest, kind: str, event: Event) -> None:
-        """Something happened to an object."""
         try:
             self._waiting.put_nowait((obj, kind, event))
         except asyncio.QueueFull:
             log.debug("dropped event %s about %s %s", event.reason, kind, obj["metadata"]["name"])
 
     async def run(self) -> None:
-        """Write events until cancelled."""
         while True:
             obj, kind, event = await self._waiting.get()
             try:
@@ -71,7 +70,7 @@ class EventRecorder:
         if known:
             known.written = now
             try:
-                change = {"count": known.count, "lastTimestamp": _timestamp()}
+                change = {"count": known.count, "lastTimestamp": timestamp(datetime.now(UTC))}
                 await self._api.merge("Event", metadata["namespace"], known.name, change)
                 return
             except ApiError as error:
@@ -85,7 +84,7 @@ class EventRecorder:
 
 
 def _body(obj: Manifest, kind: str, event: Event) -> dict[str, Any]:
-    metadata, now = obj["metadata"], _timestamp()
+    metadata, now = obj["metadata"], timestamp(datetime.now(UTC))
     digest = hashlib.sha256(f"{metadata['uid']}{event}{now}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
@@ -107,7 +106,3 @@ def _body(obj: Manifest, kind: str, event: Event) -> dict[str, Any]:
         "firstTimestamp": now,
         "lastTimestamp": now,
     }
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -5,7 +5,7 @@ What was written is expected to be seen before the next plan is made.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -28,21 +28,20 @@ from rollout_operator.actions import (
 )
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
-from rollout_operator.cache import Cache, controller_of, uid_of
+from rollout_operator.cache import PRIMARY, Cache, controller_of, uid_of
+from rollout_operator.conditions import condition, stamped
 from rollout_operator.config import Budgets
-from rollout_operator.event_mapping import PRIMARY
 from rollout_operator.expectations import Expectations
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
-from rollout_operator.memory import Memory
-from rollout_operator.model_server.operations import Errands
+from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.prune import readable_spec
+from rollout_operator.world import Memory
 
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 RECONCILED = "Reconciled"
 """The condition that is there, and False, while an action fails. Plans neither read nor write it."""
-MESSAGE_CHARACTERS = 1024
 BROKEN = -1
 """Status of a failure of the operator itself."""
 _KEEPS_USER_NAMESPACES = ("keeps-user-namespaces",)
@@ -84,12 +83,12 @@ class Execution:
         cache: Cache,
         memory: Memory,
         keys: KeyRing,
-        errands: Errands,
+        operations: ServerOperations,
         limits: Budgets,
         may_write: Callable[[], bool],
     ) -> None:
-        self._api, self._cache, self._memory, self._keys = api, cache, memory, keys
-        self._errands, self.may_write = errands, may_write
+        self._api, self.cache, self.memory, self.keys = api, cache, memory, keys
+        self.operations, self.may_write = operations, may_write
         self._creates = Budget[Ref](limits.creates_per_second, limits.writes_in_flight, _namespace)
         self._deletes = Budget[Ref](limits.deletes_per_second, limits.writes_in_flight, _namespace)
         self._most_deletes = limits.writes_in_flight
@@ -98,12 +97,7 @@ class Execution:
         """Called with the planned object after each action that went well."""
 
     async def carry_out(self, ref: Ref, obj: Manifest, plan: Plan, now: datetime) -> Done:
-        """Do what the plan for one object says.
-
-        Raises:
-            Throttled: nothing was done yet; come back later.
-            NotLeader: this replica may not write.
-        """
+        """Do what the plan for one object says. Raises Throttled before anything is done, and NotLeader."""
         # One token a round, not an object: half a round done and begun anew would cost more writes than it saves.
         creates = any(isinstance(action, Create | EnsureKey) for action in plan.actions)
         if creates and (wait := self._creates.admit(ref, time.monotonic())):
@@ -130,25 +124,15 @@ class Execution:
         return Done(learned, tuple(failures), pause)
 
     async def read_spec(self, ref: Ref, uid: str) -> Manifest | None:
-        """The whole spec of an object, from the API server; None when there is no object of that uid any more.
-
-        Raises:
-            ApiError: the API server did not answer.
-        """
+        """The whole spec of an object, from the API server; None when there is no object of that uid any more."""
         found = await self._api.find(ref.kind, ref.namespace, ref.name)
         return readable_spec(found.get("spec")) if found is not None and uid_of(found) == uid else None
 
     async def report_failure(self, ref: Ref, obj: Manifest, failure: ApiError, now: datetime) -> None:
-        """Write into the object's status why no plan could be made for it.
-
-        Raises:
-            ApiError: the status could not be written.
-            NotLeader: this replica may not write.
-        """
+        """Write into the object's status why no plan could be made for it. Raises ApiError and NotLeader."""
         await self._report(ref, obj, None, [failure], now)
 
     def forget(self, ref: Ref) -> None:
-        """The object is gone."""
         self._creates.forget(ref)
         self._deletes.forget(ref)
         self.expectations.forget(ref)
@@ -156,14 +140,14 @@ class Execution:
     async def _act(self, key: Ref, action: Action) -> bool:
         match action:
             case Remember():
-                self._memory.learn(action, time.time())
+                self.memory.learn(action, time.time())
                 return True
             case ReadKey(ref, owner_uid):
-                return await self._keys.read(ref.namespace, ref.name, owner_uid)
+                return await self.keys.read(ref.namespace, ref.name, owner_uid)
             case EnsureKey(body, field):
                 async with self._creates.in_flight:
                     self._check()
-                    return await self._keys.ensure(body, field)
+                    return await self.keys.ensure(body, field)
             case Create():
                 return await self._create(key, action)
             case Delete():
@@ -174,24 +158,24 @@ class Execution:
             case Replace(body):
                 self._check()
                 self._expect(key, action.ref, await self._api.replace(body))
-            case SetPodCondition():
-                await self._set_pod_condition(key, action)
-            case Ask(errand, targets, how):
+            case SetPodCondition(ref, uid, found):
                 self._check()
-                self._errands.start(key, errand, targets, how)
+                write = self._api.set_pod_condition(ref.namespace, ref.name, uid, found)
+                if (written := await self._written(f"condition of {ref}", write)) is not None:
+                    self._expect(key, ref, written)
+            case Ask():
+                self._check()
+                self.operations.start(key, action)
         return False
 
-    async def _set_pod_condition(self, key: Ref, action: SetPodCondition) -> None:
-        self._check()
+    async def _written(self, what: str, write: Awaitable[Manifest]) -> Manifest | None:
+        """The answer to a write; None when the object is gone or another has its name, as the watch is about to say."""
         try:
-            written = await self._api.set_pod_condition(
-                action.ref.namespace, action.ref.name, action.uid, action.condition
-            )
+            return await write
         except ApiError as error:
-            if error.status in (404, CONFLICT):  # Gone, or another of the same name: the watch is about to say so.
-                return
-            raise ApiError(error.status, f"condition of {action.ref}: {error.message}", error.retry_after) from error
-        self._expect(key, action.ref, written)
+            if error.status in (404, CONFLICT):
+                return None
+            raise ApiError(error.status, f"{what}: {error.message}", error.retry_after) from error
 
     async def _report(
         self, ref: Ref, obj: Manifest, status: Manifest | None, failures: Sequence[ApiError], now: datetime
@@ -206,13 +190,9 @@ class Execution:
         if not differs(wanted, found):
             return
         self._check()
-        try:
-            written = await self._api.apply_status(obj, ref.kind, wanted, MANAGER)
-        except ApiError as error:
-            if error.status in (404, CONFLICT):  # Deleted, and maybe made anew: the watch is about to say so.
-                return
-            raise ApiError(error.status, f"status of {ref}: {error.message}", error.retry_after) from error
-        self._expect(ref, ref, written)
+        write = self._api.apply_status(obj, ref.kind, wanted, MANAGER)
+        if (written := await self._written(f"status of {ref}", write)) is not None:
+            self._expect(ref, ref, written)
 
     async def _create(self, key: Ref, action: Create) -> bool:
         ref = action.ref
@@ -226,7 +206,7 @@ class Execution:
             if error.status in (403, CONFLICT) and await self._exists(ref, action.body):
                 return False
             if (error.refused or error.lacks_kind) and action.if_refused:
-                self._memory.learn(replace(action.if_refused, message=error.message), time.time())
+                self.memory.learn(replace(action.if_refused, message=error.message), time.time())
                 return True
             raise ApiError(error.status, f"creating {ref}: {error.message}", error.retry_after) from error
         self._expect(key, ref, created)
@@ -239,12 +219,12 @@ class Execution:
         """
         if body["kind"] != "Pod" or body["spec"].get("hostUsers") is not False:
             return
-        if self._memory.recall(_KEEPS_USER_NAMESPACES, time.time()) is None:
+        if self.memory.recall(_KEEPS_USER_NAMESPACES, time.time()) is None:
             if (await self._api.create(body, dry_run=True))["spec"].get("hostUsers") is not False:
                 raise ApiError(
                     422, "the API server drops hostUsers: false; enable its feature gate UserNamespacesSupport"
                 )
-            self._memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), time.time())
+            self.memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), time.time())
 
     async def _exists(self, ref: Ref, body: Manifest) -> bool:
         """Whether there is an object of that name. It is ours if it has our controller; else it has to go first.
@@ -252,7 +232,7 @@ class Execution:
         If there is none, the conflict was about another object: admission could not update the count of a ResourceQuota.
         """
         owner = controller_of(body)
-        found = self._cache.get(ref.kind, ref.namespace, ref.name) if ref.kind in WATCHED else None
+        found = self.cache.get(ref.kind, ref.namespace, ref.name) if ref.kind in WATCHED else None
         found = found or await self._api.find(ref.kind, ref.namespace, ref.name)
         if owner and found:
             check_owner(found, ref.kind, owner["uid"])
@@ -280,17 +260,15 @@ class Execution:
 
     async def _delete(self, key: Ref, action: Delete) -> None:
         ref = action.ref
-        try:
-            async with self._deletes.in_flight:
-                self._check()
-                deleted = await self._api.delete(ref.kind, ref.namespace, ref.name, action.uid, action.grace_seconds)
-            self.on_progress(key)
-        except ApiError as error:
-            if error.status in (404, CONFLICT):  # Gone, or another of the same name: this one is deleted.
-                return
-            raise ApiError(error.status, f"deleting {ref}: {error.message}", error.retry_after) from error
+        async with self._deletes.in_flight:
+            self._check()
+            write = self._api.delete(ref.kind, ref.namespace, ref.name, action.uid, action.grace_seconds)
+            deleted = await self._written(f"deleting {ref}", write)
+        if deleted is None:
+            return
+        self.on_progress(key)
         # The watch may have shown its end before the reply came; then nothing more is to be seen.
-        cached = self._cache.get(ref.kind, ref.namespace, ref.name)
+        cached = self.cache.get(ref.kind, ref.namespace, ref.name)
         if cached is not None and action.uid == uid_of(cached) == deleted.get("metadata", {}).get("uid"):
             self._expect(key, ref, deleted)
 
@@ -298,7 +276,7 @@ class Execution:
         if ref.kind not in WATCHED:
             return
         version = version_of(written)
-        cached = self._cache.get(ref.kind, ref.namespace, ref.name)
+        cached = self.cache.get(ref.kind, ref.namespace, ref.name)
         if cached is None or uid_of(cached) != uid_of(written) or version_of(cached) < version:
             self.expectations.expect(key, (ref.kind, ref.namespace, ref.name), version, time.monotonic())
 
@@ -341,18 +319,11 @@ def with_failures(
         return {**status, "conditions": [*others, *kept]} if kept or "conditions" in status else status
     message = "; ".join(dict.fromkeys(failure.message for failure in told))
     reason = _REASONS.get(told[0].status, "ActionFailed")
-    if before and (before["reason"], before.get("message")) == (reason, message[:MESSAGE_CHARACTERS]):
+    failed = condition(RECONCILED, False, reason, message)
+    if before and (before["reason"], before.get("message")) == (reason, failed.message):
         return {**status, "conditions": [*others, before]}
-    since = before.get("lastTransitionTime") if before else None
-    failed = Condition(
-        type=RECONCILED,
-        status="False",
-        reason=reason,
-        message=message[:MESSAGE_CHARACTERS],
-        observed_generation=generation,
-        last_transition_time=since or now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-    )
-    return {**status, "conditions": [*others, failed.wire()]}
+    since = Condition.model_validate(before) if before else None
+    return {**status, "conditions": [*others, stamped(failed, since, now, generation).wire()]}
 
 
 _REASONS: Mapping[int, str] = {

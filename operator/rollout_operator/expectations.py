@@ -60,7 +60,6 @@ class Expectations(Generic[K]):
         return pending.expires - now
 
     def forget(self, key: K) -> None:
-        """Expect nothing for a key any more."""
         pending = self._pending.pop(key, None)
         for obj in pending.versions if pending else ():
             self._drop(obj, key)

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from rollout_operator import paging
 from rollout_operator.actions import Manifest
-from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
+from rollout_operator.api import FIRST_PAGE, UNREACHABLE, ApiError, KubeApi, next_limit
 from rollout_operator.kinds import OPTIONAL
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ class Informer:
 
     async def _list(self) -> None:
         present = set()
-        limit, token, failures = paging.FIRST, "", 0
+        limit, token, failures = FIRST_PAGE, "", 0
         while True:
             try:
                 page = await self._api.page(self.kind, self._namespace, self._selector, limit, token)
@@ -91,7 +90,7 @@ class Informer:
             self.alive, failures = time.monotonic(), 0
             # The API's text asks for the same parameters on every page. API servers (1.33 to 1.37) take another limit: a
             # token holds only the list's version and the key where the next page begins (apiserver/pkg/storage/continue.go).
-            limit = paging.next_limit(limit, page.size)
+            limit = next_limit(limit, page.size)
             if page.objects is None:
                 continue
             for obj in page.objects:

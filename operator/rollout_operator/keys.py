@@ -60,7 +60,6 @@ class KeyRing:
         return self.known[owner_uid] != before
 
     def forget(self, owner_uid: str) -> None:
-        """The owner is gone."""
         self.known.pop(owner_uid, None)
 
 

@@ -1,9 +1,13 @@
-"""Where the API server keeps each kind that the operator reads or writes."""
+"""The kinds that the operator reads or writes: where they are, and the form of objects with an owner."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rollout_api.base import API_VERSION
-from rollout_api.cluster import MANAGED_BY
+from rollout_api.cluster import MANAGED_BY, ROLE_LABEL, SANDBOX_ROLE
+
+Json = dict[str, Any]
 
 OURS = ",".join(f"{label}={value}" for label, value in MANAGED_BY.items())
 """Label selector of what the operator made itself: the API server sends nobody else's pods."""
@@ -58,3 +62,38 @@ WATCHED = {"Sandbox": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dic
 OPTIONAL = frozenset({"Node", "LeaderWorkerSet"})
 """An operator that was given some namespaces only may have no right to read what is outside of them; LeaderWorkerSet is an
 addition that a cluster may lack, and only servers of several nodes need."""
+
+NOT_SANDBOX: Json = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_ROLE]}
+"""Requirement of a label selector: pods that are not sandboxes, those without the label included."""
+
+_WORDS = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
+"""Of Pod Security, webhooks, ValidatingAdmissionPolicies, OpenShift's constraints."""
+
+
+def is_by_admission(message: str) -> bool:
+    """Whether an API server's message says that admission refused an object: labels and policies may change."""
+    return any(words in message for words in _WORDS)
+
+
+def owner_reference(kind: str, name: str, uid: str | None) -> Json:
+    """Reference by which garbage collection deletes an object with its owner, whose deletion never waits for it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def owned_object(
+    kind: str, name: str, namespace: str | None, owner: Json, labels: Mapping[str, str], **body: Any
+) -> Json:
+    """An object with a controller. `body`: its fields beside the metadata."""
+    metadata = {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": [owner]}
+    return {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, **body}
+
+
+def tcp(port: int) -> Json:
+    return {"protocol": "TCP", "port": port}

@@ -27,7 +27,6 @@ class SeenLease:
     duration: float
     """Seconds that its holder has."""
     version: str
-    """resourceVersion."""
     since: float
     """When an answer first showed this version, by our own clock: other machines' clocks are not trusted."""
     transitions: int = 0

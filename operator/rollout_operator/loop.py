@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from rollout_operator.actions import Event, Manifest, Ref
 from rollout_operator.api import ApiError
 from rollout_operator.budgets import TokenBucket
-from rollout_operator.cache import Cache, uid_of
+from rollout_operator.cache import PRIMARY, uid_of, wakes
 from rollout_operator.config import OperatorConfig
-from rollout_operator.event_mapping import PRIMARY, wakes
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import (
     BROKEN,
@@ -27,10 +26,7 @@ from rollout_operator.execute import (
     without_failures,
     worth_telling,
 )
-from rollout_operator.keys import KeyRing
-from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
-from rollout_operator.model_server.operations import Errands
 from rollout_operator.prune import prune
 from rollout_operator.work_queue import WorkQueue
 from rollout_operator.world import Controller, World
@@ -51,18 +47,14 @@ class Loop:
         self,
         controllers: Iterable[Controller],
         config: OperatorConfig,
-        cache: Cache,
-        memory: Memory,
-        keys: KeyRing,
-        errands: Errands,
         execution: Execution,
         events: EventRecorder,
         metrics: Metrics,
     ) -> None:
         self._controllers = {controller.kind: controller for controller in controllers}
-        self._config, self._cache, self._memory, self._keys = config, cache, memory, keys
-        self._errands, self._execution, self._events, self._metrics = errands, execution, events, metrics
-        errands.on_done = lambda ref: self._wake([ref])
+        self._config, self._execution, self._events, self._metrics = config, execution, events, metrics
+        self._cache = execution.cache
+        execution.operations.on_done = lambda ref: self._wake([ref])
         execution.on_progress = lambda ref: self._queues[ref.kind].advance(ref)
         self._queues: dict[str, WorkQueue[Ref]] = {
             kind: WorkQueue(time.monotonic, lambda ref: ref.namespace) for kind in self._controllers
@@ -77,7 +69,6 @@ class Loop:
     # What the informers tell.
 
     def seen(self, kind: str, obj: Manifest, listed: bool) -> None:
-        """An object as it is now."""
         new = prune(kind, obj)
         metadata = new["metadata"]
         old = self._cache.get(kind, metadata.get("namespace", ""), metadata["name"])
@@ -92,7 +83,6 @@ class Loop:
         self._saw(kind, new)
 
     def gone(self, kind: str, obj: Manifest) -> None:
-        """An object was deleted."""
         metadata = obj["metadata"]
         namespace, name = metadata.get("namespace", ""), metadata["name"]
         old = self._cache.get(kind, namespace, name)
@@ -101,9 +91,9 @@ class Loop:
             self._cache.remove(kind, namespace, name)
             self._wake(affected)
         if kind in PRIMARY:
-            self._keys.forget(metadata["uid"])
+            self._execution.keys.forget(metadata["uid"])
         if kind == "Pod":
-            self._errands.forget(metadata["uid"])
+            self._execution.operations.forget(metadata["uid"])
         if kind == "Sandbox":
             self._metrics.sandbox_gone(obj)
         self._saw(kind, obj)
@@ -190,15 +180,9 @@ class Loop:
             return "requeue_after"
         controller = self._controllers[ref.kind]
         now = datetime.now(UTC)
-        world = World(
-            self._cache,
-            self._config,
-            now,
-            self._memory,
-            self._keys.known,
-            self._errors.get(ref),
-            self._errands.known,
-        )
+        memory, keys = self._execution.memory, self._execution.keys.known
+        reports = self._execution.operations.known
+        world = World(self._cache, self._config, now, memory, keys, self._errors.get(ref), reports)
         try:
             seen = controller.observe(world, without_failures(obj))
             if controller.needs_spec(seen):

@@ -28,11 +28,10 @@ from rollout_operator.keys import KeyRing
 from rollout_operator.kinds import KINDS, WATCHED
 from rollout_operator.lease import Leadership
 from rollout_operator.loop import Loop
-from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.control import Control
-from rollout_operator.model_server.operations import Errands
-from rollout_operator.world import Controller
+from rollout_operator.model_server.operations import ServerOperations
+from rollout_operator.world import Controller, Memory
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +57,11 @@ class Operator:
         self.metrics = Metrics(self.cache, self.leadership.held)
         self.api.on_write = self.metrics.wrote
         self.events = EventRecorder(self.api)
-        self.errands = Errands(Control(), may_ask=self.leadership.held)
+        self.operations = ServerOperations(Control(), may_ask=self.leadership.held)
         execution = Execution(
-            self.api, self.cache, memory, keys, self.errands, config.budgets, may_write=self.leadership.held
+            self.api, self.cache, memory, keys, self.operations, config.budgets, may_write=self.leadership.held
         )
-        self.loop = Loop(
-            controllers, config, self.cache, memory, keys, self.errands, execution, self.events, self.metrics
-        )
+        self.loop = Loop(controllers, config, execution, self.events, self.metrics)
         self.informers = [
             Informer(self.api, kind, namespace, selector, self.loop)
             for kind, selector in WATCHED.items()
@@ -73,7 +70,6 @@ class Operator:
 
     @property
     def synced(self) -> bool:
-        """Whether the cache is complete."""
         return not self._unsynced()
 
     async def run(self) -> None:
@@ -89,7 +85,7 @@ class Operator:
                     await informer.synced.wait()
                 log.info("cache is complete after %.1f s", time.monotonic() - started)
                 group.create_task(self.events.run())
-                group.create_task(self.errands.run())
+                group.create_task(self.operations.run())
                 group.create_task(self.loop.run())
                 group.create_task(self._lead())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout_api.base import API_GROUP
 from rollout_operator.actions import Manifest, Patch, Plan, Ref
+from rollout_operator.conditions import true_conditions
 
 LABEL_PREFIX = f"userns.{API_GROUP}/"
 LACKS_USER_NAMESPACES = "false"
@@ -35,7 +36,7 @@ def has_user_namespaces(node: Manifest, handler: str) -> bool:
 
 def is_ready(node: Manifest) -> bool:
     """Whether the control plane hears from a node that it is well."""
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
+    return "Ready" in true_conditions(node["status"])
 
 
 def runtime(node: Manifest) -> str:
@@ -83,11 +84,9 @@ class NodeCounts:
         return self._able.get(handler, 0) + self._starting
 
     def add(self, node: Manifest) -> None:
-        """Count a node."""
         self._count(node, 1)
 
     def remove(self, node: Manifest) -> None:
-        """Undo `add` for the same node."""
         self._count(node, -1)
 
     def _count(self, node: Manifest, step: int) -> None:

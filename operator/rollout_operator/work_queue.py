@@ -127,7 +127,6 @@ class WorkQueue(Generic[K]):
             self._changed.set()
 
     async def take(self) -> K:
-        """Wait for a key and take it."""
         while True:
             self._changed.clear()
             if (key := self.take_ready()) is not None:

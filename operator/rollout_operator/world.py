@@ -5,13 +5,37 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rollout_operator.actions import Fact, Manifest, Plan
+from rollout_operator.actions import Fact, Manifest, Plan, Remember
 from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
-from rollout_operator.memory import Memory
 
 if TYPE_CHECKING:
-    from rollout_operator.model_server.operations import Known
+    from rollout_operator.model_server.update_state import ServerContact
+
+
+MOST_FACTS = 10_000
+"""A bound against leaks only; what is learned grows with namespaces and nodes, and expires."""
+
+
+class Memory:
+    """Facts with an expiry. Nothing is persisted: a wrong or old fact costs one more try."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Fact, tuple[str, float]] = {}
+
+    def learn(self, what: Remember, now: float) -> None:
+        """Keep a fact for its seconds; the newest message counts. `now` is in seconds of any one clock."""
+        self._facts.pop(what.fact, None)
+        self._facts[what.fact] = (what.message, now + what.seconds)
+        if len(self._facts) > MOST_FACTS:
+            self._facts = {fact: kept for fact, kept in self._facts.items() if kept[1] > now}
+        while len(self._facts) > MOST_FACTS:
+            del self._facts[next(iter(self._facts))]
+
+    def recall(self, fact: Fact, now: float) -> str | None:
+        """The message of a fact that still holds."""
+        kept = self._facts.get(fact)
+        return kept[0] if kept and now < kept[1] else None
 
 
 @dataclass(frozen=True)
@@ -27,8 +51,8 @@ class World:
     """Keys that were read (actions `EnsureKey` and `ReadKey`), by the uid of their Secret's controller."""
     last_error: str | None = None
     """Why the last round about this object failed, in the API server's words; None when it went well."""
-    asked: "Mapping[tuple[str, int], Known]" = field(default_factory=dict)
-    """What model servers said when they were asked (action `Ask`), by uid of their pod and starts of their engine."""
+    asked: "Mapping[tuple[str, int], ServerContact]" = field(default_factory=dict)
+    """What model servers reported (action `Ask`), by uid of their pod and restarts of their engine."""
 
     def recall(self, fact: Fact) -> str | None:
         """The message of a fact that a plan has learned (action `Remember`) and that still holds."""

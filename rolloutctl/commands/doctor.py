@@ -20,8 +20,7 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, SandboxTemplate, WorkspaceMode
 from rollout_operator.config import Images, LeaseSettings, OperatorConfig
 from rollout_operator.rollout_job.resolve import resolve
-from rollout_operator.sandbox.mode import Choice
-from rollout_operator.sandbox.pod import Identity, pod_for
+from rollout_operator.sandbox.pod import Choice, Identity, pod_for
 from rolloutctl.cluster_access import connect
 from rolloutctl.commands import doctor_checks as checks
 from rolloutctl.commands.doctor_checks import Answer, Finding, Refusal, State

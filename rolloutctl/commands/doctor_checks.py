@@ -14,7 +14,7 @@ from rollout_api.manifest import Problem
 from rollout_api.sandbox import WorkspaceMode
 from rollout_operator.config import OperatorConfig
 from rollout_operator.nodes import NodeCounts, has_image_volumes, has_user_namespaces, is_ready, runtime
-from rollout_operator.sandbox.mode import choose
+from rollout_operator.sandbox.pod import choose
 
 OLDEST: Final = (1, 33)
 """The first Kubernetes with user namespaces and image volumes both on by default."""

@@ -17,9 +17,9 @@ from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
 from rollout_operator.keys import KeyRing
 from rollout_operator.loop import Loop
-from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
-from rollout_operator.model_server.operations import Errands
+from rollout_operator.model_server.operations import ServerOperations
+from rollout_operator.world import Memory
 
 Json = dict[str, Any]
 Refuse = Callable[[str, str, Mapping[str, Any]], tuple[int, str] | None]
@@ -125,13 +125,13 @@ async def operator_on(
     """The operator's loop, at work on what is stored and on every change."""
     kube = cast("KubeApi", api)
     cache, memory, keys = Cache(), Memory(), KeyRing(kube)
-    errands = Errands(cast("Any", None), may_ask=lambda: False)
+    operations = ServerOperations(cast("Any", None), may_ask=lambda: False)
     limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000, writes_in_flight=writes_in_flight)
-    execution = Execution(kube, cache, memory, keys, errands, limits, may_write)
+    execution = Execution(kube, cache, memory, keys, operations, limits, may_write)
     metrics = Metrics(cache, lambda: True)
     controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER]
     events = EventRecorder(kube)
-    loop = Loop(controllers, config, cache, memory, keys, errands, execution, events, metrics)
+    loop = Loop(controllers, config, execution, events, metrics)
     for (kind, _, _), obj in api.objects.items():
         loop.seen(kind, copy.deepcopy(obj), listed=True)
     api.sink = loop

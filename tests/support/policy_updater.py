@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, TransferMode
-from rollout_operator.actions import Ref
+from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import Control
-from rollout_operator.model_server.operations import Errands, How, Known, Target
+from rollout_operator.model_server.operations import LoadOptions, ServerOperations
 from rollout_operator.model_server.policy import decide, load_limit
-from rollout_operator.model_server.policy_seen import Runner, Seen, Server
+from rollout_operator.model_server.update_state import Runner, Seen, Server, ServerContact
 
 MODEL = "policy"
 TOKEN = "a-token"
@@ -40,12 +40,12 @@ def read_status(folder: Path) -> ModelServerStatus:
     return ModelServerStatus.model_validate_json(path.read_bytes()) if path.exists() else ModelServerStatus()
 
 
-def observe(folder: Path, errands: Errands) -> Seen:
+def observe(folder: Path, operations: ServerOperations) -> Seen:
     """Everything at one moment."""
     fleet = json.loads((folder / "fleet.json").read_bytes())
     servers = []
     for pod in fleet["pods"]:
-        known = errands.known.get((pod["uid"], pod["restarts"]), Known())
+        known = operations.known.get((pod["uid"], pod["restarts"]), ServerContact())
         servers.append(
             Server(
                 name=pod["name"],
@@ -56,9 +56,7 @@ def observe(folder: Path, errands: Errands) -> Seen:
                 up=pod["up"],
                 leaving=False,
                 loaded=True,
-                said=known.said,
-                busy=known.busy,
-                failures=known.failures,
+                **vars(known),
             )
         )
     return Seen(
@@ -76,14 +74,14 @@ def observe(folder: Path, errands: Errands) -> Seen:
 async def run(folder: Path) -> None:
     """Observe, decide, ask, write down; until killed."""
     fleet = json.loads((folder / "fleet.json").read_bytes())
-    errands = Errands(Control(backoff_seconds=0.05), may_ask=lambda: True)
+    operations = ServerOperations(Control(backoff_seconds=0.05), may_ask=lambda: True)
     again = asyncio.Event()
-    errands.on_done = lambda ref: again.set()
-    asyncio.get_running_loop().create_task(errands.run())
+    operations.on_done = lambda ref: again.set()
+    asyncio.get_running_loop().create_task(operations.run())
     while True:
-        seen = observe(folder, errands)
+        seen = observe(folder, operations)
         decision = decide(seen)
-        how = How(
+        options = LoadOptions(
             mode=seen.mode,
             form=PullForm(fleet["form"]),
             model=MODEL,
@@ -95,8 +93,7 @@ async def run(folder: Path) -> None:
             token=TOKEN,
         )
         for task in decision.tasks:
-            targets = tuple(Target(s.name, s.key, s.control_url, s.url) for s in task.servers)
-            errands.start(REF, task.errand, targets, how)
+            operations.start(REF, Ask(task.operation, task.servers, options))
         status = seen.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
         if status != seen.status:
             write(folder / "status.json", status.wire())

@@ -9,12 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import aiohttp
 
 from rollout_api.cluster import ENGINE_PROCESS_HEADER
 from rollout_api.model_server import PolicySource
+from rollout_operator.model_server.update_state import ServerReport
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 10.0
@@ -73,18 +75,6 @@ class Address:
     """The process of its engine that requests are meant for; whichever runs when empty."""
 
 
-class Look(NamedTuple):
-    """How one server stands."""
-
-    process: str
-    """Its gateway's name for the process that its engine is."""
-    paused: bool
-    version: int | None
-    """Of its weights; None: a load of them was begun and not finished."""
-    opened: int | None
-    """Version that its gateway lets calls through for; None: it lets none through."""
-
-
 class Control:
     """Requests to control ports, over one session. Every method raises ControlError."""
 
@@ -98,8 +88,8 @@ class Control:
             await self._session.close()
             self._session = None
 
-    async def look(self, server: Address) -> Look:
-        """How it stands, all of it said of the same process."""
+    async def look(self, server: Address) -> ServerReport:
+        """The state of one server, all parts of it of the same process of its engine."""
         served = await self._get(replace(server, process=""), "/policy/served")
         process, opened = served.get("engine"), served.get("version")
         if not isinstance(process, str) or not PROCESS_NAME.fullmatch(process):
@@ -117,7 +107,8 @@ class Control:
             raise ControlError(
                 f"{server.name}: GET /is_paused and /weight_info answered {paused} and {info}; is it vLLM 0.26 or newer?"
             )
-        return Look(process, paused["is_paused"], version_of(info["weight_version"]), opened)
+        version = version_of(info["weight_version"])
+        return ServerReport(datetime.now(UTC), paused["is_paused"], version, process=process, opened=opened)
 
     async def open(self, server: Address, version: int) -> None:
         """Have the gateway let calls through: this process was verified to serve this version."""
@@ -128,12 +119,11 @@ class Control:
         await self._post(server, "/pause", query={"mode": "keep"})
 
     async def resume(self, server: Address) -> None:
-        """Let requests go on."""
         await self._post(server, "/resume")
 
     async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
         """Have the side-car fetch a version, if it has not yet. Returns the folder, as the engine sees it."""
-        answer = await self._ask(server, "/policy/fetch", source.wire(), seconds)
+        answer = await self._ask(server, "/policy/fetch", source.wire(), seconds=seconds)
         path = answer.get("path")
         if not isinstance(path, str):
             raise ControlError(f"{server.name}: POST /policy/fetch answered {answer}; expected a path")
@@ -206,41 +196,31 @@ class Control:
         requests only to the API server and to the control ports of pods.
         """
         body = {"url": url, "question": question, "seconds": seconds}
-        return await self._ask(server, "/policy/hook", body, seconds + CONNECT_SECONDS, MOST_HOOK_ANSWER)
+        return await self._ask(server, "/policy/hook", body, seconds=seconds + CONNECT_SECONDS, most=MOST_HOOK_ANSWER)
 
     async def _get(self, server: Address, route: str) -> dict[str, Any]:
         return _json(server, "GET", route, await self._request("GET", server, route, None, LOOK_SECONDS))
 
-    async def _ask(
-        self,
-        server: Address,
-        route: str,
-        body: Mapping[str, Any],
-        seconds: float = ENGINE_SECONDS,
-        most: int = MOST_ANSWER,
-    ) -> dict[str, Any]:
-        return _json(server, "POST", route, await self._post(server, route, body, seconds=seconds, most=most))
+    async def _ask(self, server: Address, route: str, body: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        return _json(server, "POST", route, await self._post(server, route, body, **options))
 
     async def _post(
         self,
         server: Address,
         route: str,
         body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
         seconds: float = ENGINE_SECONDS,
         tries: int = TRIES,
-        most: int = MOST_ANSWER,
+        **options: Any,
     ) -> bytes:
         """The answer may be words: vLLM's is, after it has loaded an adapter."""
-        pause = self._backoff
-        for left in reversed(range(tries)):
+        for number in range(1, tries + 1):
             try:
-                return await self._request("POST", server, route, body, seconds, query, most)
+                return await self._request("POST", server, route, body, seconds, **options)
             except ControlError as error:
-                if not left or not error.may_pass:
+                if number == tries or not error.may_pass:
                     raise
-            await asyncio.sleep(pause)
-            pause *= 2
+            await asyncio.sleep(self._backoff * 2 ** (number - 1))
         raise AssertionError("unreachable")
 
     async def _request(

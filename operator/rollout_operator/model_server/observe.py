@@ -1,11 +1,9 @@
 """What the plan of a ModelServer needs to know, taken from the operator's cache. No I/O."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-
-from pydantic import ValidationError
 
 from rollout_api.cluster import (
     MODEL_CONTROL_PORT,
@@ -16,17 +14,15 @@ from rollout_api.cluster import (
 from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
 from rollout_api.rollout_job import RunnerState
 from rollout_operator.actions import Fact, Manifest, Ref
-from rollout_operator.cache import controller_of, uid_of
+from rollout_operator.cache import controller_of, read_as, reports_of, uid_of, users
+from rollout_operator.conditions import trouble, true_conditions
 from rollout_operator.config import OperatorConfig
-from rollout_operator.event_mapping import users
 from rollout_operator.model_server.control import LOAD_SECONDS
-from rollout_operator.model_server.owned import WORKLOAD_KINDS, api_name, claim_name, download_name
+from rollout_operator.model_server.objects import WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
 from rollout_operator.model_server.policy import load_limit
-from rollout_operator.model_server.policy_seen import Runner, Seen, Server
 from rollout_operator.model_server.problems import Parsed, parse
-from rollout_operator.pods import trouble
-from rollout_operator.reports import reports_of
+from rollout_operator.model_server.update_state import Runner, Seen, Server, ServerContact
 from rollout_operator.world import World
 
 MOST_SERVERS = 256
@@ -61,7 +57,6 @@ class Observed:
     is_deleted: bool
     server: Parsed
     status: ModelServerStatus
-    """As it was last written."""
     token: str | None = field(repr=False)
     """Of its control ports; None: its Secret was not read yet."""
     objects: Mapping[tuple[str, str], Manifest]
@@ -95,10 +90,9 @@ class Observed:
 
 
 def observe(world: World, obj: Manifest) -> Observed:
-    """Look at a ModelServer."""
     metadata, uid = obj["metadata"], uid_of(obj)
     ref = Ref("ModelServer", metadata["namespace"], metadata["name"])
-    status = _status(obj.get("status") or {})
+    status = read_as(ModelServerStatus, obj.get("status")) or ModelServerStatus()
     objects = {(kind, found["metadata"]["name"]): found for kind, found in _owned(world, ref, uid)}
     pods = list(_pods(world, ref, uid, max(_replicas(obj), len(status.servers), *map(_replicas, objects.values()))))
     return Observed(
@@ -111,7 +105,7 @@ def observe(world: World, obj: Manifest) -> Observed:
         token=world.keys.get(uid),
         objects=objects,
         download=_download(world, objects.get(("Job", download_name(ref.name)))),
-        servers=tuple(_with_answers(world, server_of(pod)) for pod in pods),
+        servers=tuple(server_of(pod, world.asked) for pod in pods),
         troubles={pod["metadata"]["name"]: found for pod in pods if (found := trouble(pod.get("status") or {}))},
         runners=tuple(_runners(world, ref)),
         refusal=world.recall(workload_refused(uid)),
@@ -120,29 +114,25 @@ def observe(world: World, obj: Manifest) -> Observed:
     )
 
 
-def _with_answers(world: World, server: Server) -> Server:
-    """The server, and what it said when it was asked."""
-    known = world.asked.get(server.key)
-    return server if known is None else replace(server, said=known.said, busy=known.busy, failures=known.failures)
-
-
-def server_of(pod: Manifest) -> Server:
-    """The server in a pod."""
+def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) -> Server:
+    """The server in a pod, and what it reported."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     engine = _container(status, "containerStatuses", ENGINE)
     gateway = _container(status, "initContainerStatuses", GATEWAY)
     address = status.get("podIP") or ""
     host = f"[{address}]" if ":" in address else address
+    uid, restarts = uid_of(pod), int(engine.get("restartCount", 0))
     return Server(
+        **vars(contacts.get((uid, restarts), ServerContact())),
         name=metadata["name"],
-        uid=uid_of(pod),
-        restarts=int(engine.get("restartCount", 0)),
+        uid=uid,
+        restarts=restarts,
         # An address, not a name: it belongs to this pod alone, and nobody has an old one in a cache of names.
         url=f"http://{host}:{MODEL_PORT}" if host else "",
         control_url=f"http://{host}:{MODEL_CONTROL_PORT}" if host else "",
         up=bool(host) and bool(engine.get("started")) and _runs(engine) and _runs(gateway),
         leaving="deletionTimestamp" in metadata or status.get("phase") in _ENDED,
-        loaded=any(c["type"] == POLICY_LOADED and c["status"] == "True" for c in status.get("conditions") or ()),
+        loaded=POLICY_LOADED in true_conditions(status),
     )
 
 
@@ -176,8 +166,7 @@ def _replicas(obj: Manifest) -> int:
 def _download(world: World, job: Manifest | None) -> Download | None:
     if job is None:
         return None
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    true = {found["type"]: found for found in conditions if found["status"] == "True"}
+    true = true_conditions(job.get("status") or {})
     pods = [pod.get("status") or {} for pod in world.cache.owned("Pod", job["metadata"]["namespace"], uid_of(job))]
     failed = true.get("FailureTarget") or true.get("Failed")
     words = "; ".join(dict.fromkeys(word for status in pods if (word := _last_words(status))))
@@ -199,20 +188,11 @@ def _last_words(status: Mapping[str, Any]) -> str:
 
 def _runners(world: World, ref: Ref) -> Iterator[Runner]:
     for job in users(ref, world.cache):
-        status = job.get("status") or {}
-        if any(c["type"] in _ENDED and c["status"] == "True" for c in status.get("conditions") or ()):
+        if not true_conditions(job.get("status") or {}).keys().isdisjoint(_ENDED):
             continue
         for report in reports_of(world.cache, ref.namespace, uid_of(job)):
             if report.state in _AT_WORK:
                 yield Runner(f"{uid_of(job)}/{report.index}", report.policy_update)
-
-
-def _status(found: Mapping[str, Any]) -> ModelServerStatus:
-    """What was written by this version of the operator, or by one whose words are not understood any more."""
-    try:
-        return ModelServerStatus.model_validate(found)
-    except ValidationError:
-        return ModelServerStatus()
 
 
 def _container(status: Mapping[str, Any], field: str, name: str) -> Mapping[str, Any]:

@@ -1,14 +1,14 @@
-"""Errands to model servers: which requests each is made of, and who is busy with one.
+"""Operations on model servers: the requests that each is made of, and which servers are busy with one.
 
-A load takes minutes, and a worker of the loop must not wait for it. So an errand is a task of its own, at most one a
-server; when it is over, the ModelServer is looked at again. What is kept here is what servers said last: an operator that
-has just started knows nothing, and asks.
+A load takes minutes, and a worker of the loop must not wait for it. So an operation runs beside the loop, at most one a
+server; when it is over, the ModelServer is planned again. What servers reported last is kept here: an operator that has just
+started has no reports, and asks.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -17,21 +17,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from rollout_api.model_server import PullForm, TransferMode
-from rollout_operator.actions import Ref
+from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import ENDED, LOADING, Address, Control, ControlError
-from rollout_operator.model_server.policy_seen import Call, Errand, Failure, Said
+from rollout_operator.model_server.update_state import Call, Failure, Server, ServerContact, ServerOperation
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int]
-"""A pod's uid, and how often its engine has started again."""
-
 LEADER_CHECK_SECONDS = 1.0
-"""How soon errands end when another replica may begin its own; the lease leaves five (lease.py)."""
+"""How soon operations end when another replica may begin its own; the lease leaves five (lease.py)."""
+_UNCHECKED = {"checked": False, "digest": None}
+"""Of a server whose weights are new."""
 
 
 @dataclass(frozen=True)
-class How:
+class LoadOptions:
     """What a ModelServer's spec says about loads."""
 
     mode: TransferMode
@@ -49,52 +48,33 @@ class How:
     token: str = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Target:
-    """One server that an errand goes to."""
-
-    name: str
-    key: Key
-    control_url: str
-    url: str
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of a server from asking it."""
-
-    said: Said | None = None
-    busy: Errand | None = None
-    failures: Mapping[Call, Failure] = field(default_factory=dict)
-
-
-class Errands:
-    """Who is asked what, and what they said last."""
+class ServerOperations:
+    """Runs operations, and keeps what servers reported last."""
 
     def __init__(self, control: Control, may_ask: Callable[[], bool]) -> None:
         self._control, self._may_ask = control, may_ask
-        self.known: dict[Key, Known] = {}
+        self.known: dict[tuple[str, int], ServerContact] = {}
         self.on_done: Callable[[Ref], None] = lambda ref: None
-        """Called when an errand for an object is over."""
+        """Called when an operation for an object is over."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, ref: Ref, errand: Errand, targets: Sequence[Target], how: How) -> None:
-        """Send an errand to servers. While one of them is busy, nothing is sent."""
-        if any(self._of(target).busy is not None for target in targets):
+    def start(self, ref: Ref, ask: Ask) -> None:
+        """Begin an operation, unless one of its servers is busy."""
+        if any(self._of(server).busy is not None for server in ask.servers):
             return
-        for target in targets:
-            self.known[target.key] = replace(self._of(target), busy=errand)
-        task = asyncio.create_task(self._run(ref, errand, targets, how))
+        for server in ask.servers:
+            self._update(server, busy=ask.operation)
+        task = asyncio.create_task(self._run(ref, ask))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def forget(self, pod_uid: str) -> None:
-        """A pod is gone."""
+        """Drop the reports of a pod that was deleted."""
         for key in [key for key in self.known if key[0] == pod_uid]:
             del self.known[key]
 
     async def run(self) -> None:
-        """Until cancelled: end all errands as soon as another replica may lead, and forget what was said."""
+        """Until cancelled: end all operations as soon as another replica may lead, and drop all reports."""
         try:
             while True:
                 await asyncio.sleep(LEADER_CHECK_SECONDS)
@@ -111,165 +91,159 @@ class Errands:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.known.clear()
 
-    async def _run(self, ref: Ref, errand: Errand, targets: Sequence[Target], how: How) -> None:
+    async def _run(self, ref: Ref, ask: Ask) -> None:
+        operation = ask.operation
         try:
-            if errand.call is Call.LOAD and how.mode is TransferMode.PUSH and _version(errand) > 0:
-                await self._push(errand, targets, how)
+            if operation.call is Call.LOAD and ask.options.mode is TransferMode.PUSH and operation.version > 0:
+                await self._push(ask)
             else:
-                await asyncio.gather(*(self._one(errand, target, how) for target in targets))
+                await asyncio.gather(*(self._one(ask, server) for server in ask.servers))
         except Exception as error:
             # Without a failure on record the same would be asked again at once.
-            log.exception("%s of %s", errand.call.value, ref)
-            for target in targets:
-                self._failed(target, errand, ControlError(f"{target.name}: {errand.call.value} failed: {error!r}"))
+            log.exception("%s of %s", operation.call.value, ref)
+            for server in ask.servers:
+                failed = ControlError(f"{server.name}: {operation.call.value} failed: {error!r}")
+                self._record(server, operation, failed)
         finally:
-            for target in targets:
-                if target.key in self.known:
-                    self.known[target.key] = replace(self.known[target.key], busy=None)
+            for server in ask.servers:
+                if server.key in self.known:
+                    self._update(server, busy=None)
             self.on_done(ref)
 
-    async def _one(self, errand: Errand, target: Target, how: How) -> None:
-        server = self._address(target, how)
-        touched = False
-        digest: tuple[bool, str | None] | None = None
-        fetched: int | None = None
+    async def _one(self, ask: Ask, server: Server) -> None:
+        operation, address = ask.operation, self._address(ask, server)
+        failed, touched = None, False
+        learned: dict[str, Any] = {}
         try:
-            match errand.call:
+            match operation.call:
                 case Call.LOOK:
                     pass
                 case Call.PAUSE:
-                    await self._control.pause(server)
+                    await self._control.pause(address)
                 case Call.RESUME:
-                    await self._control.resume(server)
+                    await self._control.resume(address)
                 case Call.CHECK:
-                    digest = True, await self._control.digest(server)
+                    learned = {"checked": True, "digest": await self._control.digest(address)}
                 case Call.OPEN:
-                    await self._control.open(server, _version(errand))
-                case Call.FETCH:
-                    await self._fetch(server, errand, how)
-                    fetched = _version(errand)
-                case Call.LOAD:
-                    path = await self._fetch(server, errand, how)
-                    fetched = _version(errand)
-                    touched = True
-                    await self._load(server, _version(errand), path, how)
-                    digest = False, None
+                    await self._control.open(address, operation.version)
+                case Call.FETCH | Call.LOAD:
+                    path = await self._fetch(ask, address)
+                    learned["fetched"] = operation.version
+                    if operation.call is Call.LOAD:
+                        touched = True
+                        await self._load(ask, address, path)
+                        learned |= _UNCHECKED
         except ControlError as error:
-            self._failed(target, errand, error, untouched=not touched and errand.call in (Call.LOAD, Call.FETCH))
-        else:
-            self._went_well(target, errand)
-        await self._look(server, target, digest, fetched)
+            failed = error
+        untouched = not touched and operation.call in (Call.LOAD, Call.FETCH)
+        self._record(server, operation, failed, untouched=untouched)
+        await self._look(address, server, **learned)
 
-    async def _fetch(self, server: Address, errand: Errand, how: How) -> str | None:
-        assert errand.source is not None
+    async def _fetch(self, ask: Ask, address: Address) -> str | None:
+        source = ask.operation.source
         # The model's own weights are there since the engine started.
-        if how.mode is TransferMode.PUSH or errand.source.uri is None:
+        if ask.options.mode is TransferMode.PUSH or source is None or source.uri is None:
             return None
-        return await self._control.fetch(server, errand.source, how.fetch_seconds)
+        return await self._control.fetch(address, source, ask.options.fetch_seconds)
 
-    async def _load(self, server: Address, version: int, path: str | None, how: How) -> None:
-        await self._control.name_weights(server, f"{LOADING}-{version}")
-        if how.form is PullForm.ADAPTER and how.mode is TransferMode.PULL:
+    async def _load(self, ask: Ask, address: Address, path: str | None) -> None:
+        version, options = ask.operation.version, ask.options
+        await self._control.name_weights(address, f"{LOADING}-{version}")
+        if options.form is PullForm.ADAPTER and options.mode is TransferMode.PULL:
             if path is None:
-                await self._control.unload_adapter(server, how.model)
+                await self._control.unload_adapter(address, options.model)
             else:
-                await self._control.load_adapter(server, how.model, path)
+                await self._control.load_adapter(address, options.model, path)
         else:
-            await self._control.reload(server, path)
-        await self._control.name_weights(server, str(version))
+            await self._control.reload(address, path)
+        await self._control.name_weights(address, str(version))
 
-    async def _push(self, errand: Errand, targets: Sequence[Target], how: How) -> None:
+    async def _push(self, ask: Ask) -> None:
         """All servers together: a trainer's broadcast has all of them as its members."""
-        deadline = asyncio.get_running_loop().time() + how.push_seconds
+        deadline = asyncio.get_running_loop().time() + ask.options.push_seconds
         try:
-            answer = await self._ask_hook(errand, targets, how)
+            answer = await self._ask_hook(ask)
         except ControlError as error:
-            for target in targets:
-                self._failed(target, errand, error, untouched=True)
-            await asyncio.gather(*(self._look(self._address(target, how), target) for target in targets))
+            for server in ask.servers:
+                self._record(server, ask.operation, error, untouched=True)
+            await asyncio.gather(*(self._look(self._address(ask, server), server) for server in ask.servers))
             return
-        await asyncio.gather(*(self._receive(errand, target, answer, deadline, how) for target in targets))
+        await asyncio.gather(*(self._receive(ask, server, answer, deadline) for server in ask.servers))
 
-    async def _ask_hook(self, errand: Errand, targets: Sequence[Target], how: How) -> "HookAnswer":
+    async def _ask_hook(self, ask: Ask) -> "HookAnswer":
         """Through the first gateway that answers."""
-        assert how.hook is not None
-        question = _question(errand, targets, how)
-        for target in targets:
+        options, question = ask.options, _question(ask)
+        assert options.hook is not None
+        for server in ask.servers:
+            address = self._address(ask, server)
             try:
-                answer = await self._control.ask_hook(self._address(target, how), how.hook, question, how.push_seconds)
+                answer = await self._control.ask_hook(address, options.hook, question, options.push_seconds)
                 return HookAnswer.model_validate(answer)
             except ValidationError as error:
                 raise ControlError(f"weightTransfer.push.hook answered {str(answer)[:200]}: {error}") from error
             except ControlError as error:
-                if error.status or target is targets[-1]:
+                if error.status or server is ask.servers[-1]:
                     raise
         raise AssertionError("unreachable")
 
-    async def _receive(self, errand: Errand, target: Target, answer: "HookAnswer", deadline: float, how: How) -> None:
-        server, sent = self._address(target, how), answer.of(target.name)
+    async def _receive(self, ask: Ask, server: Server, answer: "HookAnswer", deadline: float) -> None:
+        address, sent, failed = self._address(ask, server), answer.of(server.name), None
+        seconds, version = ask.options.push_seconds, ask.operation.version
         try:
             async with asyncio.timeout_at(deadline):
-                await self._control.name_weights(server, f"{LOADING}-{_version(errand)}")
-                await self._control.begin_transfer(server, sent.init_info)
+                await self._control.name_weights(address, f"{LOADING}-{version}")
+                await self._control.begin_transfer(address, sent.init_info)
                 for update in sent.updates or ():
-                    await self._control.transfer(server, update, how.push_seconds)
-                await self._control.finish_transfer(server, _version(errand))
+                    await self._control.transfer(address, update, seconds)
+                await self._control.finish_transfer(address, version)
         except TimeoutError:
-            words = f"{target.name}: the weights were not there {how.push_seconds:.0f} s after the trainer's hook was called"
-            self._failed(target, errand, ControlError(words))
+            words = f"the weights were not there {seconds:.0f} s after the trainer's hook was called"
+            failed = ControlError(f"{server.name}: {words}")
         except ControlError as error:
-            self._failed(target, errand, error)
-        else:
-            self._went_well(target, errand)
-        await self._look(server, target, digest=(False, None))
+            failed = error
+        self._record(server, ask.operation, failed)
+        await self._look(address, server, **_UNCHECKED)
 
-    async def _look(
-        self,
-        server: Address,
-        target: Target,
-        digest: tuple[bool, str | None] | None = None,
-        fetched: int | None = None,
-    ) -> None:
-        """Ask how it stands now: nothing is concluded from what was asked before."""
-        old = self._of(target)
+    async def _look(self, address: Address, server: Server, **learned: Any) -> None:
+        """Ask for a report; nothing is concluded from earlier requests. `learned`: fields that the operation showed."""
+        old = self._of(server).report
         try:
-            now = await self._control.look(server)
+            report = await self._control.look(address)
         except ControlError as error:
-            self.known[target.key] = replace(old, said=None)
-            self._failed(target, Errand(Call.LOOK), error)
+            self._update(server, report=None)
+            self._record(server, ServerOperation(Call.LOOK), error)
             return
-        said = Said(_now(), now.paused, now.version, process=now.process, opened=now.opened)
-        if old.said is not None:
-            said = replace(said, fetched=old.said.fetched)
-            if (old.said.process, old.said.version) == (now.process, now.version):
-                said = replace(said, checked=old.said.checked, digest=old.said.digest)
-        if digest is not None and server.process == now.process:
-            said = replace(said, checked=digest[0], digest=digest[1])
-        if fetched is not None:
-            said = replace(said, fetched=fetched)
-        self.known[target.key] = replace(old, said=said)
-        self._went_well(target, Errand(Call.LOOK))
+        if "checked" in learned and address.process != report.process:
+            del learned["checked"], learned["digest"]
+        if old is not None:
+            learned = {"fetched": old.fetched, **learned}
+            if (old.process, old.version) == (report.process, report.version):
+                learned = {"checked": old.checked, "digest": old.digest, **learned}
+        self._update(server, report=replace(report, **learned))
+        self._record(server, ServerOperation(Call.LOOK))
 
-    def _address(self, target: Target, how: How) -> Address:
-        """For the process of its engine that an errand was decided on; one that came after it needs another errand."""
-        said = self._of(target).said
-        return Address(target.name, target.control_url, how.token, "" if said is None else said.process)
+    def _address(self, ask: Ask, server: Server) -> Address:
+        """For the process of its engine that an operation was decided on; a later process needs another operation."""
+        report = self._of(server).report
+        return Address(server.name, server.control_url, ask.options.token, "" if report is None else report.process)
 
-    def _of(self, target: Target) -> Known:
-        return self.known.get(target.key, Known())
+    def _of(self, server: Server) -> ServerContact:
+        return self.known.get(server.key, ServerContact())
 
-    def _failed(self, target: Target, errand: Errand, error: ControlError, *, untouched: bool = False) -> None:
-        log.warning("%s of %s: %s", errand.call.value, target.name, error.message)
-        if error.status == ENDED and errand.call is not Call.LOOK:
-            return  # It says nothing against the one that runs now.
-        known = self._of(target)
-        failure = Failure(_now(), errand, error.message, untouched)
-        self.known[target.key] = replace(known, failures={**known.failures, errand.call: failure})
+    def _update(self, server: Server, **changes: Any) -> None:
+        self.known[server.key] = replace(self._of(server), **changes)
 
-    def _went_well(self, target: Target, errand: Errand) -> None:
-        known = self._of(target)
-        failures = {call: failure for call, failure in known.failures.items() if call is not errand.call}
-        self.known[target.key] = replace(known, failures=failures)
+    def _record(
+        self, server: Server, operation: ServerOperation, error: ControlError | None = None, *, untouched: bool = False
+    ) -> None:
+        """Note how an operation ended on a server."""
+        failures = {call: failure for call, failure in self._of(server).failures.items() if call is not operation.call}
+        if error is not None:
+            log.warning("%s of %s: %s", operation.call.value, server.name, error.message)
+            if error.status == ENDED and operation.call is not Call.LOOK:
+                return  # The process that failed has ended; the one that runs now has not failed.
+            failures[operation.call] = Failure(datetime.now(UTC), operation, error.message, untouched)
+        self._update(server, failures=failures)
 
 
 class Transfer(BaseModel):
@@ -297,29 +271,19 @@ class HookAnswer(Transfer):
         return self
 
     def of(self, server: str) -> Transfer:
-        """What this server is sent."""
         own = self.servers.get(server, Transfer())
         return self.model_copy(update=own.model_dump(exclude_unset=True))
 
 
-def _question(errand: Errand, targets: Sequence[Target], how: How) -> dict[str, Any]:
-    assert errand.source is not None
+def _question(ask: Ask) -> dict[str, Any]:
+    assert ask.operation.source is not None
     return {
         "transfer": secrets.token_hex(8),
-        "modelServer": how.model,
-        "update": how.update,
-        "policy": errand.source.wire(),
+        "modelServer": ask.options.model,
+        "update": ask.options.update,
+        "policy": ask.operation.source.wire(),
         "servers": [
-            {"name": target.name, "uid": target.key[0], "url": target.url, "worldSize": how.world_size}
-            for target in targets
+            {"name": server.name, "uid": server.uid, "url": server.url, "worldSize": ask.options.world_size}
+            for server in ask.servers
         ],
     }
-
-
-def _version(errand: Errand) -> int:
-    assert errand.source is not None
-    return errand.source.version
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -26,12 +26,23 @@ from rollout_operator.actions import (
     SetPodCondition,
 )
 from rollout_operator.cache import uid_of
-from rollout_operator.model_server import network, policy, services, weights, workload
+from rollout_operator.conditions import timestamp
+from rollout_operator.model_server import policy
+from rollout_operator.model_server.objects import (
+    WORKLOAD_KINDS,
+    claim,
+    disruption_budget,
+    download_job,
+    noted_digest,
+    owned,
+    policies,
+    services,
+)
 from rollout_operator.model_server.observe import Observed, workload_refused
-from rollout_operator.model_server.operations import How, Target
-from rollout_operator.model_server.owned import WORKLOAD_KINDS, metadata, noted_digest
+from rollout_operator.model_server.operations import LoadOptions
+from rollout_operator.model_server.pod import workload
 from rollout_operator.model_server.policy import Decision
-from rollout_operator.model_server.status import invalid, status_of, story, timestamp
+from rollout_operator.model_server.status import invalid, status_of, story
 
 REFUSED_SECONDS: Final = 60
 """Until a workload that the API server refused is tried again: a quota or an addition to the cluster may come."""
@@ -50,7 +61,9 @@ def plan(seen: Observed) -> Plan:
     downloaded = is_downloaded(seen, server)
     decision = policy.decide(seen.policy(server))
     # Servers that run are verified and updated also where the spec is invalid: jobs wait for them.
-    actions: list[Action] = [*_servers(seen, decision), *_errands(seen, server, decision)]
+    options = load_options(seen, server)
+    actions: list[Action] = [*_servers(seen, decision)]
+    actions += [Ask(task.operation, task.servers, options) for task in decision.tasks]
     if problems:
         status = invalid(seen, problems, decision)
     else:
@@ -61,34 +74,28 @@ def plan(seen: Observed) -> Plan:
 
 def control_secret(server: ModelServer) -> dict[str, Any]:
     """The Secret of the control port, without its token."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata(server, model_control_name(server.metadata.name)),
-        "type": "Opaque",
-        "immutable": True,
-    }
+    return owned(server, "Secret", model_control_name(server.metadata.name), type="Opaque", immutable=True)
 
 
 def is_downloaded(seen: Observed, server: ModelServer) -> bool:
     """Whether pods may be made: weights are in place, or each pod fetches them itself."""
     if any((kind, seen.ref.name) in seen.objects for kind in WORKLOAD_KINDS):
         return True
-    if weights.download_job(server, seen.config) is None:
+    if download_job(server, seen.config) is None:
         return True
     return seen.download is not None and seen.download.done
 
 
 def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[Action]:
-    for body in (*services.services(server), *network.policies(server, seen.config)):
+    for body in (*services(server), *policies(server, seen.config)):
         yield from _kept(seen, body)
-    budget = services.disruption_budget(server)
+    budget = disruption_budget(server)
     if budget is not None:
         yield from _kept(seen, budget)
     elif (old := seen.objects.get(("PodDisruptionBudget", seen.ref.name))) is not None:
         yield Delete(Ref("PodDisruptionBudget", seen.ref.namespace, seen.ref.name), uid_of(old))
     # A claim and a Job cannot be changed, and what they are made of cannot either.
-    for once in (weights.claim(server), weights.download_job(server, seen.config)):
+    for once in (claim(server), download_job(server, seen.config)):
         if once is not None and not downloaded and _found(seen, once) is None:
             yield Create(once)
     if downloaded:
@@ -96,7 +103,7 @@ def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[
 
 
 def _workload(seen: Observed, server: ModelServer) -> Iterator[Action]:
-    body = workload.workload(server, seen.config)
+    body = workload(server, seen.config)
     found = _found(seen, body)
     if found is None:
         if seen.refusal is None:
@@ -122,16 +129,9 @@ def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:
             yield SetPodCondition(ref, server.uid, _policy_loaded(seen, now.ready, now.state))
 
 
-def _errands(seen: Observed, server: ModelServer, decision: Decision) -> Iterator[Action]:
-    how = how_to_ask(seen, server)
-    for task in decision.tasks:
-        yield Ask(task.errand, tuple(Target(s.name, s.key, s.control_url, s.url) for s in task.servers), how)
-
-
-def how_to_ask(seen: Observed, server: ModelServer) -> How:
-    """What the spec says about loads."""
+def load_options(seen: Observed, server: ModelServer) -> LoadOptions:
     transfer = server.spec.weight_transfer
-    return How(
+    return LoadOptions(
         mode=transfer.mode,
         form=transfer.pull.form,
         model=server.spec.model.name,

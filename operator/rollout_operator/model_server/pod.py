@@ -1,9 +1,15 @@
-"""The pods of a ModelServer: the engine on the pod's loopback, and the gateway in front of it."""
+"""The pods of a ModelServer, and the StatefulSet or LeaderWorkerSet that makes them.
 
-from typing import Any, Final
+In each pod vLLM listens on the loopback, with a gateway in front of it. Every flag of vLLM is one that the declared version
+knows.
+"""
+
+import json
+from typing import Final
 
 from rollout_api.cluster import (
     MODEL_CONTROL_PORT,
+    MODEL_ENGINE_PORT,
     MODEL_PORT,
     MODEL_SERVER_ROLE,
     MODEL_WORKER_ROLE,
@@ -11,12 +17,133 @@ from rollout_api.cluster import (
     POLICY_LOADED,
     model_control_name,
 )
-from rollout_api.model_server import ModelServer, TransferMode
+from rollout_api.model_server import ModelServer, ModelServerSpec, PullForm, TransferMode
 from rollout_operator.config import OperatorConfig
-from rollout_operator.model_server import engine
-from rollout_operator.model_server.owned import labels
-from rollout_operator.model_server.weights import DOWNLOAD, MODELS, RESTRICTED, VOLUME, pod_security, weights
+from rollout_operator.kinds import Json
+from rollout_operator.model_server.objects import (
+    DOWNLOAD,
+    MODELS,
+    RESTRICTED,
+    VOLUME,
+    labels,
+    owned,
+    pod_security,
+    selector,
+    weights,
+    with_digest,
+)
 from rollout_operator.sandbox import template
+
+DRAIN_SECONDS: Final = 45
+"""Requests that run when a pod ends may go on for so long; KServe's choice for vLLM (kserve pull request 5496)."""
+
+HAS_SHUTDOWN_TIMEOUT: Final = (0, 18)
+"""First vLLM with `--shutdown-timeout` (vLLM pull request 34730); older ones abort what runs."""
+HAS_QUIET_ENDPOINTS: Final = (0, 16)
+"""First vLLM with `--disable-access-log-for-endpoints`."""
+
+NEEDS_SCALE_OUT: Final = (0, 30)
+"""First vLLM that offers render, derender and generate only with `--enable-scale-out` (vLLM pull request 54579)."""
+
+SCRATCH: Final = "/scratch"
+"""Home of the engine: its compiled kernels live as long as the pod, so a restart of the container is quick."""
+
+
+def drains(spec: ModelServerSpec) -> bool:
+    """Whether this engine finishes what runs before it ends."""
+    return spec.engine.release >= HAS_SHUTDOWN_TIMEOUT
+
+
+def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -> list[str]:
+    """Arguments of `vllm serve`. `worker`: of a further pod of a server on several nodes, which has no own address."""
+    return [
+        model_path,
+        *_option("--served-model-name", spec.model.name),
+        # The gateway beside it decides who may ask for what; nobody else reaches it.
+        *_option("--host", "127.0.0.1"),
+        *_option("--port", MODEL_ENGINE_PORT),
+        *_parallelism(spec, worker=worker),
+        # A turn's prompt is the one before and a little more.
+        "--enable-prefix-caching",
+        # Without it a request that names a priority is an error.
+        *_option("--scheduling-policy", "priority"),
+        *(_option("--shutdown-timeout", DRAIN_SECONDS) if drains(spec) else ()),
+        *(
+            _option("--disable-access-log-for-endpoints", "/health,/metrics")
+            if spec.engine.release >= HAS_QUIET_ENDPOINTS
+            else ()
+        ),
+        *(("--enable-scale-out",) if spec.engine.release >= NEEDS_SCALE_OUT else ()),
+        *(("--enable-sleep-mode",) if spec.sleep else ()),
+        *(_lora(spec) if spec.lora else ()),
+        *(
+            ("--enable-auto-tool-choice", *_option("--tool-call-parser", spec.tool_call_parser))
+            if spec.tool_call_parser
+            else ()
+        ),
+        *(_weight_transfer(spec)),
+        *spec.extra_args,
+    ]
+
+
+def environment(spec: ModelServerSpec) -> list[Json]:
+    """Environment of the engine, the user's own last."""
+    pull = spec.weight_transfer.mode is TransferMode.PULL
+    adapters = pull and spec.weight_transfer.pull.form is PullForm.ADAPTER
+    fixed = {
+        # /pause, /resume, /weight_info and their like exist in this mode alone (vLLM docs, RLHF).
+        "VLLM_SERVER_DEV_MODE": "1",
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapters else {}),
+        # The weights are there: an engine that asks a hub could come up with others.
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # Hashes of prefixes are the same in all processes of an engine (vLLM docs, prefix caching).
+        "PYTHONHASHSEED": "0",
+        "HOME": SCRATCH,
+        # Software asks for the user's name, and a user by number has none.
+        "USER": "rollout",
+        "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH}/torchinductor",
+    }
+    own = {variable.name: variable.value for variable in spec.env}
+    return [{"name": name, "value": value} for name, value in {**fixed, **own}.items()]
+
+
+def _option(flag: str, value: str | int) -> tuple[str, str]:
+    return flag, str(value)
+
+
+def _parallelism(spec: ModelServerSpec, *, worker: bool) -> list[str]:
+    ways = spec.parallelism
+    found = [
+        *_option("--tensor-parallel-size", ways.tensor),
+        *_option("--pipeline-parallel-size", ways.pipeline),
+        *_option("--data-parallel-size", ways.data),
+    ]
+    if ways.nodes > 1:
+        # The two variables come from LeaderWorkerSet (its documentation, "environment variables").
+        found += [
+            *_option("--nnodes", ways.nodes),
+            *_option("--node-rank", "$(LWS_WORKER_INDEX)"),
+            *_option("--master-addr", "$(LWS_LEADER_ADDRESS)"),
+            *(("--headless",) if worker else ()),
+        ]
+    return found
+
+
+def _lora(spec: ModelServerSpec) -> list[str]:
+    assert spec.lora is not None
+    return [
+        "--enable-lora",
+        *_option("--max-lora-rank", spec.lora.max_rank),
+        *_option("--max-loras", spec.lora.max_adapters),
+    ]
+
+
+def _weight_transfer(spec: ModelServerSpec) -> tuple[str, ...]:
+    if spec.weight_transfer.push is None:
+        return ()
+    return _option("--weight-transfer-config", json.dumps({"backend": spec.weight_transfer.push.backend}))
+
 
 ENGINE, GATEWAY = "engine", "gateway"
 """Names of the containers, for `podTemplate`."""
@@ -41,8 +168,6 @@ READINESS: Final = {"periodSeconds": 10, "failureThreshold": 3, "timeoutSeconds"
 """A busy server answers within 5 s; with 1 s, busy pods were taken out of service (llm-d-benchmark issue 1734)."""
 LIVENESS: Final = {"periodSeconds": 30, "failureThreshold": 6, "timeoutSeconds": 10}
 """Three minutes: a restart costs up to 45, and a busy or paused engine must not have one (gonka issue 1421)."""
-
-Json = dict[str, Any]
 
 
 def pod_template(server: ModelServer, config: OperatorConfig, *, worker: bool = False) -> Json:
@@ -82,7 +207,7 @@ def _without_settings_of_no_probe(container: Json, base: Json) -> Json:
 def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
     spec, found = server.spec, weights(server, config)
     accelerator = spec.accelerator
-    drain = engine.DRAIN_SECONDS if engine.drains(spec) else 0
+    drain = DRAIN_SECONDS if drains(spec) else 0
     pod: Json = {
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
@@ -138,14 +263,14 @@ def _engine(server: ModelServer, path: str, weights_mount: Json, *, worker: bool
         "image": spec.engine.image,
         "imagePullPolicy": "IfNotPresent",  # tens of gigabytes
         "command": ["vllm", "serve"],
-        "args": engine.arguments(spec, path, worker=worker),
-        "env": engine.environment(spec),
+        "args": arguments(spec, path, worker=worker),
+        "env": environment(spec),
         "resources": _resources(server),
         "securityContext": dict(RESTRICTED),
         "volumeMounts": [
             weights_mount,
             {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "scratch", "mountPath": engine.SCRATCH},
+            {"name": "scratch", "mountPath": SCRATCH},
             *({**mount, "readOnly": True} for mount in _policy_mounts(server) if mount["name"] == POLICIES),
         ],
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
@@ -229,3 +354,54 @@ def _resources(server: ModelServer) -> Json:
         # Extended resources cannot be overcommitted: requests and limits are equal.
         requests[accelerator.resource_name] = limits[accelerator.resource_name] = str(count)
     return found | {"requests": requests, "limits": limits}
+
+
+OF_PODS: Final = {
+    *("model", "engine", "parallelism", "accelerator", "resources", "cache", "sleep", "lora", "tool_call_parser"),
+    *("extra_args", "env", "pod_template"),
+}
+"""Fields of the spec that pods are made of, beside some of `weightTransfer`.
+
+Only a change of these makes new pods: neither a new operator, nor a new policy, nor another number of servers may restart an
+engine that takes 45 minutes to start."""
+
+
+def workload(server: ModelServer, config: OperatorConfig) -> Json:
+    """The object, with the digest of what its pods are made of."""
+    body = _leader_worker_set(server, config) if server.spec.parallelism.nodes > 1 else _stateful_set(server, config)
+    transfer = server.spec.weight_transfer
+    how = [transfer.mode, transfer.pull.form, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
+    return with_digest(body, [server.spec.model_dump(mode="json", by_alias=True, include=OF_PODS), how])
+
+
+def _stateful_set(server: ModelServer, config: OperatorConfig) -> Json:
+    name = server.metadata.name
+    spec = {
+        "replicas": server.spec.replicas,
+        "serviceName": name,
+        # Servers need not wait for each other.
+        "podManagementPolicy": "Parallel",
+        # One at a time, and none beyond their number: there may be no accelerator to spare (LLMKube issue 192).
+        "updateStrategy": {"type": "RollingUpdate"},
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": selector(server)},
+        "template": pod_template(server, config),
+    }
+    return owned(server, "StatefulSet", name, spec=spec)
+
+
+def _leader_worker_set(server: ModelServer, config: OperatorConfig) -> Json:
+    rolling = {"maxUnavailable": 1, "maxSurge": 0}
+    spec = {
+        "replicas": server.spec.replicas,
+        "startupPolicy": "LeaderCreated",
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rolling},
+        "leaderWorkerTemplate": {
+            "size": server.spec.parallelism.nodes,
+            # An engine that has lost one of its nodes answers no more.
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": pod_template(server, config),
+            "workerTemplate": pod_template(server, config, worker=True),
+        },
+    }
+    return owned(server, "LeaderWorkerSet", server.metadata.name, spec=spec)

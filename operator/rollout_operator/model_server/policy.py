@@ -15,11 +15,14 @@ from datetime import timedelta
 from typing import Any
 
 from rollout_api.model_server import Gate, PolicySource, PolicyStatus, PolicyStep, ServerStatus, TransferMode
-from rollout_operator.model_server.policy_seen import Call, Errand, Seen, Server
-from rollout_operator.model_server.policy_servers import (
+from rollout_operator.model_server.update_state import (
     LOOK_AFTER_FAILURE,
     LOOK_AGAIN,
     MISMATCH,
+    Call,
+    Seen,
+    Server,
+    ServerOperation,
     entry_at_rest,
     entry_behind_gate,
     failed_lately,
@@ -27,7 +30,8 @@ from rollout_operator.model_server.policy_servers import (
     is_checked,
     is_verified,
     look,
-    next_errand,
+    next_operation,
+    next_step,
     odd_ones,
     verified,
 )
@@ -48,9 +52,9 @@ MOST_WORDS = 1024
 
 @dataclass(frozen=True)
 class Task:
-    """An errand, and whom it goes to: one server, or for a load in mode Push all of them together."""
+    """An operation, and its servers: one, or for a load in mode Push all of them together."""
 
-    errand: Errand
+    operation: ServerOperation
     servers: tuple[Server, ...]
 
 
@@ -66,7 +70,6 @@ class Decision:
     message: str
     tasks: tuple[Task, ...] = ()
     requeue_seconds: float = LOOK_AGAIN.total_seconds()
-    """Look again after so long."""
 
 
 def load_limit(seconds: float) -> timedelta:
@@ -91,7 +94,6 @@ def _at_rest(seen: Seen) -> Decision:
 
 
 def _begin(seen: Seen) -> Decision:
-    """Another version is wanted."""
     if not seen.members:
         # Nobody is served, so there is nothing to hold: servers load it as they come.
         return _open(seen, _at_version(seen, seen.wanted))
@@ -108,15 +110,15 @@ def _fetching(seen: Seen) -> Decision:
     if seen.wanted.version != policy.target or not members:
         return _begin(seen)
     target = seen.source(policy.target)
-    have = [server for server in members if server.said is not None and server.said.fetched == target.version]
+    have = [server for server in members if server.report is not None and server.report.fetched == target.version]
     missing = [server for server in members if server not in have]
     failed = [server for server in missing if seen.failed(server, Call.FETCH, target.version)]
     if len(failed) == len(missing) and len(have) >= min(seen.min_ready, len(members)):
         return _shut(seen, {})
     tasks = [
-        Task(Errand(Call.FETCH, target), (server,))
+        Task(ServerOperation(Call.FETCH, target), (server,))
         for server in missing
-        if server.said is not None
+        if server.report is not None
         and server.busy is None
         and not failed_lately(seen, server, Call.FETCH, target.version)
     ]
@@ -142,7 +144,7 @@ def _pausing(seen: Seen) -> Decision:
 
 def _acknowledging(seen: Seen) -> Decision:
     policy = seen.status.policy
-    unpaused = [server for server in seen.members if server.said is None or not server.said.paused]
+    unpaused = [server for server in seen.members if server.report is None or not server.report.paused]
     given_up = [server for server in unpaused if _has_failed(seen, server, Call.PAUSE)]
     waiting = sorted(runner.key for runner in seen.runners if runner.acknowledged != policy.update)
     if not unpaused and (not waiting or seen.now >= seen.since + ACKNOWLEDGE_LIMIT):
@@ -216,26 +218,22 @@ def _resuming(seen: Seen) -> Decision:
         if late
         or _has_failed(seen, server, Call.RESUME)
         or _has_failed(seen, server, Call.CHECK)
-        or (server.said is not None and server.said.version != target.version)
+        or (server.report is not None and server.report.version != target.version)
     ]
     tasks = _load_tasks(seen, target)
     if len(given_up) < len(missing):
-        tasks += [
-            Task(errand, (server,))
-            for server in missing
-            if server not in given_up and (errand := _resume_errand(seen, server)) is not None
-        ]
+        tasks += _resume_tasks(seen, (server for server in missing if server not in given_up))
         words = f"version {target.version}: {len(back)} servers are back, {len(missing)} are not yet"
         return _behind_gate(seen, policy, "Resuming", words, tasks, given_up)
     # What members had before is still in their entries; where nothing was to change, nothing is suspicious of it.
     old = {entry.weights_digest for entry in seen.status.servers} if policy.target != policy.current else set()
     odd = odd_ones(seen, back, old)
     good = [server for server in back if server not in odd]
-    shut = [server for server in good if server.said is not None and not server.said.is_open]
+    shut = [server for server in good if server.report is not None and not server.report.is_open]
     refused = [server for server in shut if server in seen.members and (late or _has_failed(seen, server, Call.OPEN))]
     if waiting := [server for server in shut if server in seen.members and server not in refused]:
         # Told only now: what one serves is compared with what the others do before anybody may call it.
-        tasks += [Task(Errand(Call.OPEN, target), (server,)) for server in waiting if server.busy is None]
+        tasks += [Task(ServerOperation(Call.OPEN, target), (server,)) for server in waiting if server.busy is None]
         words = f"version {target.version}: {len(good) - len(shut)} of {len(good)} gateways let calls through again"
         return _behind_gate(seen, policy, "Resuming", words, tasks, [*given_up, *odd, *refused])
     given_up += refused
@@ -279,7 +277,7 @@ def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -
 
 def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decision:
     """The gate is open: newcomers get the current version; servers that are not as they were verified go."""
-    strange = [s for s in seen.members if s.said is not None and s.said.version != policy.current]
+    strange = [s for s in seen.members if s.report is not None and s.report.version != policy.current]
     odd = odd_ones(seen, [server for server in seen.servers if is_verified(seen, server)])
     broken = [server for server in seen.newcomers if has_to_go(server, policy.current)]
     evicted = [*strange, *odd, *broken]
@@ -287,20 +285,17 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     servers = tuple(of(seen, server, evicted) for server in _staying(seen))
     if policy != seen.status.policy:
         return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
-    asked = [
-        *tasks,
-        *_load_tasks(seen, seen.source(policy.current), evicted=evicted),
-        *(
-            Task(errand, (server,))
-            for server in seen.members
-            if server not in evicted
-            and not any(failed_lately(seen, server, call, policy.current) for call in (Call.RESUME, Call.OPEN))
-            and (errand := _resume_errand(seen, server)) is not None
-        ),
-    ]
+    resuming = (
+        server
+        for server in seen.members
+        if server not in evicted
+        and not any(failed_lately(seen, server, call, policy.current) for call in (Call.RESUME, Call.OPEN))
+    )
+    loading = _load_tasks(seen, seen.source(policy.current), evicted=evicted)
+    asked = [*tasks, *loading, *_resume_tasks(seen, resuming)]
     busy = {server.key for task in tasks for server in task.servers}
     asked = [task for task in asked if task in tasks or not busy & {server.key for server in task.servers}]
-    waits = any(server.up and server.said is None for server in seen.servers)
+    waits = any(server.up and server.report is None for server in seen.servers)
     requeue = LOOK_AFTER_FAILURE if waits else LOOK_AGAIN
     return Decision(policy, servers, *_words_at_rest(seen, policy, servers), tuple(asked), requeue.total_seconds())
 
@@ -329,52 +324,60 @@ def _load_tasks(
     tasks: list[Task] = []
     loads: list[Server] = []
     for server in (*members, *(newcomer for newcomer in seen.newcomers if newcomer not in evicted)):
-        errand = _member_errand(seen, server, source) if server in members else next_errand(seen, server, source)
-        if errand is not None and errand.call is Call.LOAD and seen.mode is TransferMode.PUSH and source.version > 0:
+        operation = _member_load(seen, server, source) if server in members else next_operation(seen, server, source)
+        if (
+            operation is not None
+            and operation.call is Call.LOAD
+            and seen.mode is TransferMode.PUSH
+            and source.version > 0
+        ):
             loads.append(server)
-        elif errand is not None:
-            tasks.append(Task(errand, (server,)))
+        elif operation is not None:
+            tasks.append(Task(operation, (server,)))
     sending = any(server.busy is not None and server.busy.call is Call.LOAD for server in seen.servers)
     if loads and not sending:
-        tasks.append(Task(Errand(Call.LOAD, source), tuple(loads)))
+        tasks.append(Task(ServerOperation(Call.LOAD, source), tuple(loads)))
     return tasks
 
 
 def _pause_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
-    return [
-        Task(errand, (server,))
-        for server in servers
-        if server.busy is None
-        and (errand := Errand(Call.PAUSE) if server.said is not None else look(seen, server)) is not None
-    ]
+    idle = [server for server in servers if server.busy is None]
+    found = ((server, ServerOperation(Call.PAUSE) if server.report else look(seen, server)) for server in idle)
+    return [Task(operation, (server,)) for server, operation in found if operation is not None]
 
 
-def _member_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | None:
-    if server.said is None:
+def _member_load(seen: Seen, server: Server, source: PolicySource) -> ServerOperation | None:
+    if server.report is None:
         return look(seen, server)
-    return Errand(Call.LOAD, source) if server.busy is None and server.said.version != source.version else None
+    return (
+        ServerOperation(Call.LOAD, source) if server.busy is None and server.report.version != source.version else None
+    )
 
 
-def _resume_errand(seen: Seen, server: Server) -> Errand | None:
-    """What a member that has its version needs next to be back."""
-    if server.busy is not None or server.said is None:
+def _resume_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
+    """What members that have their version need next to be back."""
+    found = ((server, _resume_operation(seen, server)) for server in servers)
+    return [Task(operation, (server,)) for server, operation in found if operation is not None]
+
+
+def _resume_operation(seen: Seen, server: Server) -> ServerOperation | None:
+    if server.busy is not None or server.report is None:
         return look(seen, server)
-    if server.said.paused:
-        return Errand(Call.RESUME)
-    if not is_checked(seen, server):
-        return Errand(Call.CHECK)
-    if seen.status.policy.gate is Gate.OPEN and not server.said.is_open:
-        return Errand(Call.OPEN, seen.source(seen.status.policy.current))
-    return Errand(Call.LOOK) if server.said.at < seen.since else look(seen, server)
+    if (step := next_step(seen, server)) is not None:
+        return step
+    policy = seen.status.policy
+    if policy.gate is Gate.OPEN and not server.report.is_open:
+        return ServerOperation(Call.OPEN, seen.source(policy.current))
+    return ServerOperation(Call.LOOK) if server.report.at < seen.since else look(seen, server)
 
 
 def _is_paused(seen: Seen, server: Server) -> bool:
-    return server.said is not None and server.said.paused and server.said.at >= seen.since
+    return server.report is not None and server.report.paused and server.report.at >= seen.since
 
 
 def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = None) -> bool:
     """It failed at a call and still answers. One that does not may have ended, which its pod is about to tell."""
-    if server.said is None:
+    if server.report is None:
         return _is_silent(seen, server)
     return seen.failed(server, call, version) is not None
 
@@ -388,16 +391,16 @@ def _may_go_back_later(seen: Seen, server: Server) -> bool:
 
 
 def _is_silent(seen: Seen, server: Server) -> bool:
-    return server.said is None and server.busy is None and seen.now >= seen.since + SILENCE_LIMIT
+    return server.report is None and server.busy is None and seen.now >= seen.since + SILENCE_LIMIT
 
 
 def _has(server: Server, version: int) -> bool:
-    return server.said is not None and server.busy is None and server.said.version == version
+    return server.report is not None and server.busy is None and server.report.version == version
 
 
 def _is_back(seen: Seen, server: Server, version: int) -> bool:
-    said = server.said
-    here = said is not None and said.version == version and not said.paused and said.at >= seen.since
+    report = server.report
+    here = report is not None and report.version == version and not report.paused and report.at >= seen.since
     return here and is_checked(seen, server)
 
 

@@ -34,7 +34,6 @@ class Parsed(NamedTuple):
 
 
 def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> Parsed:
-    """Read a ModelServer."""
     if why := manifest.get(EXCESS):
         return Parsed(None, (Problem("spec", why),))
     try:

@@ -1,20 +1,18 @@
 """The status of a ModelServer: what is there, what leads there, and where it is in a policy update."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
 from rollout_api.model_server import ModelServer, ModelServerStatus
 from rollout_operator.actions import Event
+from rollout_operator.conditions import condition, find, stamped
+from rollout_operator.model_server.objects import download_name, selector, url
 from rollout_operator.model_server.observe import Download, Observed
-from rollout_operator.model_server.owned import download_name, selector
 from rollout_operator.model_server.policy import Decision
-from rollout_operator.model_server.services import url
 
 INVALID, DOWNLOADED, POLICY_LOADED, READY = "Invalid", "Downloaded", "PolicyLoaded", "Ready"
-MESSAGE_CHARACTERS: Final = 1024
 
 Claim = tuple[str, bool, str, str]
 """Type, whether it holds, reason, message."""
@@ -34,7 +32,6 @@ def invalid(seen: Observed, problems: Sequence[Problem], decision: Decision | No
 
 
 def status_of(seen: Observed, server: ModelServer, decision: Decision, *, downloaded: bool) -> dict[str, Any]:
-    """The whole status."""
     claims = [
         (DOWNLOADED, *_downloaded(seen, server, downloaded)),
         (POLICY_LOADED, decision.settled, decision.reason, decision.message),
@@ -57,16 +54,14 @@ def story(seen: Observed, status: dict[str, Any]) -> tuple[Event, ...]:
 
 
 def _events(seen: Observed, now: ModelServerStatus) -> Iterator[Event]:
-    before = {condition.type: condition for condition in seen.status.conditions}
-    for condition in now.conditions:
-        was = before.get(condition.type)
-        if was is not None and (was.status, was.reason) == (condition.status, condition.reason):
+    for new in now.conditions:
+        was = find(seen.status.conditions, new.type)
+        if was is not None and (was.status, was.reason) == (new.status, new.reason):
             continue
-        good = condition.status == "True" and condition.type != INVALID
-        if condition.type == INVALID or condition.reason in _BAD_NEWS:
-            yield Event("Warning", condition.reason, condition.message)
-        elif good and condition.type in (DOWNLOADED, READY, POLICY_LOADED) and condition.message:
-            yield Event("Normal", condition.reason, condition.message)
+        if new.type == INVALID or new.reason in _BAD_NEWS:
+            yield Event("Warning", new.reason, new.message)
+        elif new.status == "True" and new.message:
+            yield Event("Normal", new.reason, new.message)
 
 
 _BAD_NEWS: Final = frozenset(
@@ -117,23 +112,5 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
 
 
 def _conditions(seen: Observed, claims: Sequence[Claim]) -> list[Condition]:
-    return [_condition(seen, *claim) for claim in claims]
-
-
-def _condition(seen: Observed, kind: str, holds: bool, reason: str, message: str) -> Condition:
-    status = "True" if holds else "False"
-    before = next((found for found in seen.status.conditions if found.type == kind), None)
-    since = before.last_transition_time if before is not None and before.status == status else None
-    return Condition(
-        type=kind,
-        status=status,
-        reason=reason,
-        message=message[:MESSAGE_CHARACTERS],
-        observed_generation=seen.generation,
-        last_transition_time=since or timestamp(seen.now),
-    )
-
-
-def timestamp(moment: datetime) -> str:
-    """RFC 3339 in whole seconds."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    fresh = (condition(*claim) for claim in claims)
+    return [stamped(new, find(seen.status.conditions, new.type), seen.now, seen.generation) for new in fresh]

@@ -8,12 +8,12 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pydantic import ValidationError
 from yarl import URL
 
 from rollout_api.cluster import MODEL_CONTROL_PORT
 from rollout_api.model_server import ModelServer, ServerState, ServerStatus
 from rollout_operator.actions import Manifest
+from rollout_operator.cache import read_as
 
 PROTOCOL_VERSION: Final = 1
 ENDPOINT: Final = "rl"
@@ -28,15 +28,11 @@ INSTANCE_BITS: Final = 53
 
 
 def workers(servers: Iterable[Manifest], namespace: str | None = None) -> dict[str, Any]:
-    """The body.
-
-    Args:
-        servers: ModelServers, as the API server has them.
-        namespace: only those in it; all when left out.
-    """
+    """The body, for the ModelServers in one namespace or in all."""
     found = [
         _worker(server, entry)
-        for server in map(_parsed, servers)
+        # One that cannot be read has the condition Invalid, and nothing runs because of it.
+        for server in (read_as(ModelServer, found) for found in servers)
         if server is not None and server.status is not None and namespace in (None, server.metadata.namespace)
         for entry in server.status.servers
         if entry.url
@@ -44,13 +40,6 @@ def workers(servers: Iterable[Manifest], namespace: str | None = None) -> dict[s
     found.sort(key=lambda worker: (worker["namespace"], worker["component"], worker["instance_id"]))
     # The protocol wants a name there, also of all namespaces.
     return {"protocol_version": PROTOCOL_VERSION, "namespace": namespace or "*", "workers": found}
-
-
-def _parsed(server: Manifest) -> ModelServer | None:
-    try:
-        return ModelServer.model_validate(server)
-    except ValidationError:
-        return None  # Its condition Invalid says why; nothing runs because of it.
 
 
 def _worker(server: ModelServer, entry: ServerStatus) -> dict[str, Any]:

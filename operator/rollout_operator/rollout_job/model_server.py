@@ -3,27 +3,21 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rollout_api.base import API_VERSION
 from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, own_model_server_name
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.actions import Action, Delete, Manifest, Patch, Ref
 from rollout_operator.cache import uid_of
 from rollout_operator.rollout_job.observe import Observed
-from rollout_operator.rollout_job.owned import owned_metadata
+from rollout_operator.rollout_job.runner_objects import owned
 
 
 def own_server(job: RolloutJob) -> dict[str, Any] | None:
     """The ModelServer of `model.server`, as it is made once. Its policy and its size are its own from then on."""
     if job.spec.model is None or job.spec.model.server is None:
         return None
-    metadata = owned_metadata(job.metadata)
     labels = {**MANAGED_BY, JOB_LABEL: job.metadata.name, JOB_UID_LABEL: job.metadata.uid or ""}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "ModelServer",
-        "metadata": {**metadata, "name": own_model_server_name(job.metadata.name), "labels": labels},
-        "spec": job.spec.model.server.wire(),
-    }
+    name = own_model_server_name(job.metadata.name)
+    return owned(job.metadata, "ModelServer", name, labels, spec=job.spec.model.server.wire())
 
 
 def waiting(seen: Observed) -> str | None:

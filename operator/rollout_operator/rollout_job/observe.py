@@ -1,6 +1,6 @@
 """What the plan of a RolloutJob needs to know, taken from the operator's cache."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -8,11 +8,9 @@ from typing import Any, Final
 from rollout_api.cluster import SUSPEND_ANNOTATION
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Manifest, Ref
-from rollout_operator.cache import Cache, controller_of, uid_of
+from rollout_operator.cache import Cache, controller_of, model_server_of, report_of, reports_of, uid_of
+from rollout_operator.conditions import parse_time, trouble, true_conditions
 from rollout_operator.config import OperatorConfig
-from rollout_operator.event_mapping import model_server_of
-from rollout_operator.pods import trouble
-from rollout_operator.reports import report_of, reports_of
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
@@ -35,7 +33,6 @@ class RunnerPod:
     silent: float | None = None
     """Seconds for which it has been on a node, neither started nor with a reason: a volume may be missing."""
     failure: str | None = None
-    """Why it failed."""
     ended: str = ""
     """When it failed, RFC 3339."""
 
@@ -67,13 +64,11 @@ class Observed:
     config: OperatorConfig
     now: datetime
     has_key: bool
-    """Its Secret is known to be there."""
     batch_job: BatchJob | None
     pods: tuple[RunnerPod, ...]
     sandboxes: tuple[tuple[Ref, str], ...]
     """Names and uids."""
     shards: frozenset[str]
-    """Names of its RolloutShards."""
     reports: tuple[RunnerReport, ...]
     """What its runners report, by index."""
     reports_deleted: bool
@@ -83,19 +78,16 @@ class Observed:
     secret_checked: bool = False
     """Its Secret was there a moment ago."""
     server_ref: Ref | None = None
-    """The ModelServer that it uses."""
     model_server: Manifest | None = None
     """That ModelServer, if it is there."""
 
     @property
     def ref(self) -> Ref:
-        """The RolloutJob."""
         metadata = self.manifest["metadata"]
         return Ref("RolloutJob", metadata["namespace"], metadata["name"])
 
     @property
     def uid(self) -> str:
-        """Its uid."""
         return uid_of(self.manifest)
 
     @property
@@ -106,7 +98,6 @@ class Observed:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """Its status."""
         return self.manifest.get("status") or {}
 
     @property
@@ -122,7 +113,6 @@ class Observed:
 
     @property
     def replicas(self) -> int:
-        """Runners."""
         return replicas_of(self.manifest)
 
     @property
@@ -133,7 +123,6 @@ class Observed:
 
     @property
     def owns_server(self) -> bool:
-        """Its ModelServer is its own."""
         return bool((self.spec.get("model") or {}).get("server"))
 
     @property
@@ -145,12 +134,10 @@ class Observed:
 
     @property
     def alive(self) -> int:
-        """Runner pods that run or may still run."""
         return sum(pod.alive for pod in self.pods)
 
     @property
     def restarts(self) -> Restarts | None:
-        """Where failures are counted from."""
         restarts = self.status.get("restarts")
         return None if restarts is None else Restarts.model_validate(restarts)
 
@@ -160,7 +147,6 @@ class Observed:
 
 
 def replicas_of(job: Manifest) -> int:
-    """Runners of a RolloutJob."""
     return int(job["spec"].get("runners", {}).get("replicas", 1))
 
 
@@ -175,7 +161,6 @@ def secret_fact(uid: str) -> tuple[str, str]:
 
 
 def observe(world: World, obj: Manifest) -> Observed:
-    """Look at a RolloutJob."""
     namespace, uid = obj["metadata"]["namespace"], uid_of(obj)
     found = next(iter(world.cache.owned("Job", namespace, uid)), None)
     batch_job = None if found is None else _batch_job(found)
@@ -228,31 +213,22 @@ def _model_server(world: World, job: Manifest) -> Manifest | None:
     return found
 
 
-def parse_time(text: str) -> datetime:
-    """A time as Kubernetes writes it."""
-    return datetime.fromisoformat(text)
-
-
 def _batch_job(job: Manifest) -> BatchJob:
     status = job.get("status") or {}
     # Failed and Complete themselves wait for every pod to be gone, and one on a dead node may stay for ever.
-    given_up = _true_condition(status, "FailureTarget") or _true_condition(status, "Failed")
-    completed = _true_condition(status, "SuccessCriteriaMet") or _true_condition(status, "Complete")
+    true = true_conditions(status)
+    given_up = true.get("FailureTarget") or true.get("Failed")
+    completed = true.get("SuccessCriteriaMet") or true.get("Complete")
     return BatchJob(
         uid=uid_of(job),
         created=parse_time(job["metadata"]["creationTimestamp"]),
         suspend=bool(job["spec"].get("suspend")),
         suspend_set=(job["metadata"].get("annotations") or {}).get(SUSPEND_ANNOTATION) == "true",
-        suspended=_true_condition(status, "Suspended") is not None and not status.get("active"),
+        suspended="Suspended" in true and not status.get("active"),
         failed_pods=int(status.get("failed", 0)),
         completed=None if completed is None else parse_time(completed["lastTransitionTime"]),
         given_up=None if given_up is None else (given_up.get("reason", "Failed"), given_up.get("message", "")),
     )
-
-
-def _true_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    conditions: Iterable[Mapping[str, Any]] = status.get("conditions") or ()
-    return next((found for found in conditions if found["type"] == kind and found["status"] == "True"), None)
 
 
 def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
@@ -266,7 +242,7 @@ def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
     return RunnerPod(
         index=metadata.get("labels", {}).get("batch.kubernetes.io/job-completion-index", "?"),
         alive=phase not in _ENDED and not gone,
-        ready=leaving is None and _true_condition(status, "Ready") is not None,
+        ready=leaving is None and "Ready" in true_conditions(status),
         trouble=waits,
         silent=(now - parse_time(started)).total_seconds() if started else None,
         failure=failure,

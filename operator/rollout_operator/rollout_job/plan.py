@@ -1,27 +1,40 @@
-"""What to do about a RolloutJob now."""
+"""What to do about a RolloutJob now.
+
+When a finished job is deleted.
+"""
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Final
 
 from rollout_api.cluster import runner_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, ReadKey, Ref, Remember
-from rollout_operator.rollout_job import access, failure_limit, model_server, network, runner_job
-from rollout_operator.rollout_job.expiry import seconds_left
-from rollout_operator.rollout_job.job_events import story
+from rollout_operator.rollout_job import model_server
 from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, RunnerPod, counts_fact, secret_fact
 from rollout_operator.rollout_job.resolve import Resolved, resolve
-from rollout_operator.rollout_job.status import Findings, differs_in_counts_only, status_of
-from rollout_operator.rollout_job.totals import add_up
+from rollout_operator.rollout_job.runner_objects import access, runner_job, runner_policy, secret, shards, suspension
+from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, status_of, story
 from rollout_operator.rollout_job.verdict import (
     REPORT_GRACE,
     Verdict,
+    count_from,
+    failure_limit,
+    failures_since,
     is_taken_back,
     judge,
     lacks_reports,
     standing_verdict,
 )
+
+
+def seconds_left(ended: datetime | None, ttl_seconds: int, now: datetime) -> float | None:
+    """Seconds until a job is to be deleted, at least 0; None when it is kept or has not ended."""
+    if ended is None or ttl_seconds < 0:
+        return None
+    return max(0.0, (ended + timedelta(seconds=ttl_seconds) - now).total_seconds())
+
 
 COUNTS_SECONDS: Final = 10
 """Between two writes of counts alone. Runners report every second, and each write stores the job with all its tasks."""
@@ -44,7 +57,7 @@ def plan(seen: Observed) -> Plan:
 
     resolved = resolve(seen.manifest, seen.config, seen.model_server) if _starts(seen, standing) else Resolved(None)
     if resolved.job is not None and not seen.has_key:
-        return Plan(actions=(EnsureKey(access.secret(resolved.job)),))
+        return Plan(actions=(EnsureKey(secret(resolved.job)),))
 
     found = _findings(seen, standing, resolved)
     actions: list[Action] = []
@@ -95,8 +108,8 @@ def _misses_account(seen: Observed) -> bool:
 def _missing_shards(seen: Observed) -> Iterator[Action]:
     if len(seen.shards) < seen.replicas:
         job = Metadata(name=seen.ref.name, namespace=seen.ref.namespace, uid=seen.uid)
-        shards = access.shards(job, seen.replicas)
-        yield from (Create(shard) for shard in shards if shard["metadata"]["name"] not in seen.shards)
+        wanted = shards(job, seen.replicas)
+        yield from (Create(shard) for shard in wanted if shard["metadata"]["name"] not in seen.shards)
 
 
 def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> Findings:
@@ -104,8 +117,8 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
     suspend = seen.suspend or seen.held
     job, restarts, failures = seen.batch_job, seen.restarts, 0
     if job is not None:
-        restarts = failure_limit.mark(restarts, job.failed_pods, totals.sealed, suspended=suspend)
-        failures = failure_limit.failures(restarts, job.failed_pods)
+        restarts = count_from(restarts, job.failed_pods, totals.sealed, suspended=suspend)
+        failures = failures_since(restarts, job.failed_pods)
     verdict = standing or judge(seen, failures)
     to_resume = job is not None and job.suspend_set and not suspend and verdict is None
     return Findings(
@@ -127,12 +140,12 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
         yield Create(server)
     if model_server.waiting(seen) is not None:
         return
-    for body in access.access(job, seen.config):
+    for body in access(job, seen.config):
         yield Create(body)
-    yield Create(network.runner_policy(job))
+    yield Create(runner_policy(job))
     yield from _missing_shards(seen)
     labels = seen.manifest["metadata"].get("labels") or {}
-    yield Create(runner_job.runner_job(job, seen.config, suspend=seen.suspend, job_labels=labels))
+    yield Create(runner_job(job, seen.config, suspend=seen.suspend, job_labels=labels))
 
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
@@ -154,10 +167,10 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
     if found.verdict is not None:
         # A job that has ended starts no pod again, whatever its spec says. Runners without a verdict may end by themselves.
         ended = not seen.alive and not seen.runners_at_work
-        suspend = suspend or job.suspend or ended or found.failures >= failure_limit.limit(seen.runners_at_work)
+        suspend = suspend or job.suspend or ended or found.failures >= failure_limit(seen.runners_at_work)
         changed = suspend != job.suspend
     if changed and found.waits_for_model is None:
-        yield Patch(ref, runner_job.suspension(suspend=suspend))
+        yield Patch(ref, suspension(suspend=suspend))
 
 
 def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
@@ -171,7 +184,7 @@ def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
         return
     resolved = resolve(seen.manifest, seen.config, seen.model_server)
     if misses_account and resolved.job is not None:
-        yield from (Create(body) for body in access.access(resolved.job, seen.config))
+        yield from (Create(body) for body in access(resolved.job, seen.config))
     if silent:
         yield _restored_secret(seen, found, resolved, in_use=bool(seen.sandboxes) or len(silent) < seen.alive)
     yield Remember(secret_fact(seen.uid), "", SECRET_SECONDS)
@@ -185,7 +198,7 @@ def _restored_secret(seen: Observed, found: Findings, resolved: Resolved, *, in_
     """
     if resolved.job is None or resolved.result_uri != found.result_uri or (in_use and not seen.has_key):
         return ReadKey(Ref("Secret", seen.ref.namespace, runner_name(seen.ref.name)), seen.uid)
-    return EnsureKey(access.secret(resolved.job))
+    return EnsureKey(secret(resolved.job))
 
 
 def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:

@@ -5,6 +5,7 @@ defaults where it has some.
 """
 
 import ipaddress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from rollout_api.base import API_VERSION
 from rollout_api.cluster import own_model_server_name
 from rollout_api.conditions import Metadata
 from rollout_api.manifest import Problem, explain, path_of, validate
-from rollout_api.model import ApiKeySource, Endpoint, ModelSpec
+from rollout_api.model import ApiKeySource, ModelSpec
 from rollout_api.model_server import ModelServer
 from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Security
@@ -23,8 +24,7 @@ from rollout_operator.actions import Manifest
 from rollout_operator.config import Defaults, OperatorConfig
 from rollout_operator.model_server.problems import problems_of
 from rollout_operator.prune import excess
-from rollout_operator.rollout_job.access import job_file
-from rollout_operator.rollout_job.runner_job import PARTS
+from rollout_operator.rollout_job.runner_objects import PARTS, job_file
 from rollout_operator.sandbox import template
 
 STORES: Final = ("s3", "gs", "az")
@@ -51,7 +51,6 @@ class Resolved:
 
     @property
     def result_uri(self) -> str | None:
-        """Folder of the results."""
         if self.job is None:
             return None
         metadata, uri = self.job.metadata, self.job.spec.output.uri.rstrip("/")
@@ -61,10 +60,7 @@ class Resolved:
 def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None = None) -> Resolved:
     """The job with the chart's defaults filled in, with the default `suspend` and `ttlSecondsAfterFinished`.
 
-    Args:
-        manifest: the job as applied.
-        config: with the chart's defaults.
-        server: the ModelServer that the job uses, if it is there.
+    `server`: the ModelServer that the job uses, if it is there.
     """
     try:
         job = validate(RolloutJob, {field: value for field, value in manifest.items() if field != "status"})
@@ -140,19 +136,14 @@ def _storage_problems(path: str, uri: str, remedy: str) -> list[Problem]:
     return [Problem(path, f"{uri!r} {what}; give s3://, gs:// or az:// with a bucket and a prefix, {remedy}")]
 
 
-def _image_problems(spec: RolloutJobSpec) -> list[Problem]:
-    if spec.sandbox.image or not spec.tasks.inline:
-        return []
-    without = [task.name for task in spec.tasks.inline if not task.sandbox.image]
-    if not without:
-        return []
-    return [
-        Problem(
-            "spec.sandbox.image",
+def _image_problems(spec: RolloutJobSpec) -> Iterator[Problem]:
+    without = [task.name for task in spec.tasks.inline or () if not task.sandbox.image]
+    if without and not spec.sandbox.image:
+        message = (
             f"is missing, and task {without[0]!r} names none either; in a cluster every task needs a container image, "
-            "here or in its own sandbox.image",
+            "here or in its own sandbox.image"
         )
-    ]
+        yield Problem("spec.sandbox.image", message)
 
 
 def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
@@ -171,7 +162,9 @@ def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
 
 
 def _model_problems(model: ModelSpec) -> list[Problem]:
-    return [] if model.endpoint is None else _endpoint_problems(model.endpoint)
+    if (found := model.endpoint) is None:
+        return []
+    return _address_problems("spec.model.endpoint", "baseURL", found.base_url, found.api_key_from, _OR_DEFAULT_MODEL)
 
 
 def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest | None) -> list[Problem]:
@@ -196,12 +189,6 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
         where = f"ModelServer {model.server_ref} has no spec.toolCallParser"
         problems.append(Problem("spec.model.serverRef", f"{where}: {needs}; set it there, such as hermes"))
     return problems
-
-
-def _endpoint_problems(endpoint: Endpoint) -> list[Problem]:
-    return _address_problems(
-        "spec.model.endpoint", "baseURL", endpoint.base_url, endpoint.api_key_from, _OR_DEFAULT_MODEL
-    )
 
 
 def _mcp_problems(spec: RolloutJobSpec) -> list[Problem]:

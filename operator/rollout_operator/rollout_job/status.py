@@ -1,17 +1,66 @@
-"""The status of a RolloutJob."""
+"""The status of a RolloutJob: what its runners report, added up, and the conditions that follow from it.
 
-from collections.abc import Mapping, Sequence
+Its Events say what happened since the status was last written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_api.cluster import runner_name
 from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
-from rollout_api.rollout_job import Restarts, RolloutJobStatus
-from rollout_operator.rollout_job.failure_limit import limit
+from rollout_api.rollout_job import Restarts, RolloutJobStatus, RunnerReport
+from rollout_operator.actions import Event
+from rollout_operator.conditions import condition, stamped
 from rollout_operator.rollout_job.observe import Observed
-from rollout_operator.rollout_job.totals import Totals
-from rollout_operator.rollout_job.verdict import Verdict, last_failure
+from rollout_operator.rollout_job.verdict import Verdict, failure_limit, last_failure
+
+REWARD_DIGITS = 6
+"""More would be noise of the order in which rewards were added."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the shards."""
+
+    total: int | None
+    """Rollouts in all; None as long as it is unknown."""
+    sealed: int
+    running: int
+    outcomes: dict[str, int]
+    mean_reward: float | None
+    token_forks: int
+
+    def __str__(self) -> str:
+        of = f" of {self.total}" if self.total is not None else ""
+        working = f", {self.running} at work" if self.running else ""
+        return f"{self.sealed}{of} rollouts sealed{working}"
+
+
+def add_up(reports: Sequence[RunnerReport], replicas: int, listed: int | None) -> Totals:
+    """The sums of reports of distinct runners. `listed`: rollouts, when the manifest has all tasks."""
+    outcomes: dict[str, int] = {}
+    for report in reports:
+        for outcome, count in report.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+    sealed = sum(report.sealed for report in reports)
+    reported = [report.total for report in reports if report.total is not None]
+    total = sum(reported) if len(reported) == replicas else listed
+    if total is not None:
+        # Reports are of different moments, and a total never reads lower than what is there.
+        total = max(total, sealed, sum(outcomes.values()))
+    rewarded = sum(report.rewarded for report in reports)
+    mean = sum(report.reward_sum / rewarded for report in reports if report.rewarded) if rewarded else None
+    return Totals(
+        total=total,
+        sealed=sealed,
+        running=sum(report.running for report in reports),
+        outcomes=dict(sorted(outcomes.items())),
+        mean_reward=None if mean is None else round(mean, REWARD_DIGITS),
+        token_forks=sum(report.token_forks for report in reports),
+    )
+
 
 MESSAGE_CHARACTERS: Final = 4096
 """Bound of a condition's message in the contract."""
@@ -31,7 +80,6 @@ class Findings:
     """Runner pods that failed since the last new result."""
     verdict: Verdict | None = None
     problems: Sequence[Problem] = ()
-    """Why the job cannot be started."""
     waits_for_model: str | None = None
     """Why no runner is made yet, or again, though nothing is wrong with the job."""
     drained: bool = False
@@ -40,7 +88,6 @@ class Findings:
 
 
 def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
-    """The status as JSON."""
     generation = seen.manifest["metadata"].get("generation")
     started = not found.problems
     return RolloutJobStatus(
@@ -69,16 +116,9 @@ def _news(status: Mapping[str, Any]) -> Any:
 
 
 def _condition(seen: Observed, generation: int | None, kind: str, holds: bool, reason: str, message: str) -> Condition:
-    before, status = seen.condition(kind), "True" if holds else "False"
-    unchanged = before.get("status") == status and "lastTransitionTime" in before
-    return Condition(
-        type=kind,
-        status="True" if holds else "False",
-        reason=reason,
-        message=message[:MESSAGE_CHARACTERS],
-        observed_generation=generation,
-        last_transition_time=before["lastTransitionTime"] if unchanged else seen.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-    )
+    before = seen.condition(kind)
+    fresh = condition(kind, holds, reason, message, MESSAGE_CHARACTERS)
+    return stamped(fresh, Condition.model_validate(before) if before else None, seen.now, generation)
 
 
 Claim = tuple[str, bool, str, str]
@@ -98,13 +138,8 @@ def _claims(seen: Observed, found: Findings) -> list[Claim]:
         ("Suspended", *_suspended(seen, found)),
     ]
     if found.problems:
-        claims.append(("Invalid", True, INVALID, _told(found.problems)))
+        claims.append(("Invalid", True, INVALID, "nothing was started: " + "; ".join(map(str, found.problems))))
     return claims
-
-
-def _told(problems: Sequence[Problem]) -> str:
-    message = "nothing was started: " + "; ".join(map(str, problems))
-    return message if len(message) <= MESSAGE_CHARACTERS else message[: MESSAGE_CHARACTERS - 1] + "…"
 
 
 def _ready(seen: Observed, found: Findings) -> tuple[bool, str, str]:
@@ -149,7 +184,11 @@ def _progressing(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         return True, WAITING_FOR_MODEL, found.waits_for_model
     if found.failures:
         times = f"{found.failures} failure{'s' * (found.failures > 1)} since the last new result"
-        return True, RESTARTED, f"{last_failure(seen)} ({times}, {limit(seen.runners_at_work)} in a row fail the job)"
+        return (
+            True,
+            RESTARTED,
+            f"{last_failure(seen)} ({times}, {failure_limit(seen.runners_at_work)} in a row fail the job)",
+        )
     if not seen.reports:
         up, reason, message = _ready(seen, found)
         return (True, "RunnersStarting", "no runner has reported yet") if up else (True, reason, message)
@@ -168,3 +207,60 @@ def _suspended(seen: Observed, found: Findings) -> tuple[bool, str, str]:
     if seen.batch_job is not None and seen.batch_job.suspend_set and not seen.batch_job.suspend:
         return False, RESUMED, f"spec.suspend is set, but another manager resumed Job {runner_name(seen.ref.name)}"
     return False, DRAINING, "spec.suspend is set; running turns are finished first, then sandboxes are deleted"
+
+
+def story(seen: Observed, found: Findings, status: Mapping[str, Any]) -> tuple[Event, ...]:
+    """What is new in a status that is about to be written."""
+    return tuple(_events(seen, found, {condition["type"]: condition for condition in status["conditions"]}))
+
+
+def _events(seen: Observed, found: Findings, now: Mapping[str, Mapping[str, Any]]) -> Iterator[Event]:
+    def begins(kind: str) -> bool:
+        return _holds(now.get(kind, {})) and not _holds(seen.condition(kind))
+
+    if (invalid := now.get("Invalid")) and invalid["message"] != seen.condition("Invalid").get("message"):
+        yield Event("Warning", "InvalidSpec", invalid["message"])
+    if begins("Progressing") and found.verdict is None and not seen.suspend:
+        yield from _started(seen, found)
+    if _restarted(seen, found, now["Progressing"]):
+        yield Event("Warning", "RunnerRestarted", f"a runner failed and is started again: {last_failure(seen)}")
+    if begins("Suspended"):
+        yield Event("Normal", "Suspended", f"no runner is left and all sandboxes are given back; {found.totals}")
+    if begins("Succeeded"):
+        yield Event("Normal", "Succeeded", f"{_summary(found)}; results are in {found.result_uri}")
+    if begins("Failed"):
+        failed = now["Failed"]
+        yield Event("Warning", "Failed", f"{failed['reason']}: {failed['message']}; {_summary(found)}")
+
+
+def _started(seen: Observed, found: Findings) -> Iterator[Event]:
+    if _holds(seen.condition("Suspended")):
+        yield Event("Normal", "Resumed", f"runners go on where they were: {found.totals}")
+    else:
+        runners = "1 runner" if seen.replicas == 1 else f"{seen.replicas} runners"
+        rollouts = f" for {found.totals.total} rollouts" if found.totals.total is not None else ""
+        yield Event("Normal", "Started", f"starting {runners}{rollouts}; results go to {found.result_uri}")
+
+
+def _restarted(seen: Observed, found: Findings, progressing: Mapping[str, Any]) -> bool:
+    if found.verdict is not None or seen.suspend or seen.held:
+        return False
+    said = seen.condition("Progressing")
+    if found.failures:
+        return bool(progressing["reason"] == RESTARTED and progressing["message"] != said.get("message"))
+    # A new result came together with the failure, which was not told of yet.
+    before, after = seen.restarts, found.restarts
+    if before is None or after is None or said.get("reason") == RESTARTED:
+        return False
+    return after.failed_pods > before.failed_pods
+
+
+def _summary(found: Findings) -> str:
+    totals = found.totals
+    by_outcome = ", ".join(f"{count} {outcome}" for outcome, count in totals.outcomes.items())
+    reward = f"mean reward {totals.mean_reward:g}" if totals.mean_reward is not None else ""
+    return "; ".join(filter(None, (str(totals), by_outcome, reward)))
+
+
+def _holds(condition: Mapping[str, Any]) -> bool:
+    return bool(condition.get("status") == "True")

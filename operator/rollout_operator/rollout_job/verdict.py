@@ -1,12 +1,42 @@
-"""Whether a job has succeeded or failed. The runners judge, each its own shard; Kubernetes only runs them."""
+"""Whether a job has succeeded or failed. The runners judge, each its own shard; Kubernetes only runs them.
+
+A job fails after ten failures of runners in a row without a new result.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from rollout_api.rollout_job import RunnerState
-from rollout_operator.rollout_job.failure_limit import limit
-from rollout_operator.rollout_job.observe import Observed, parse_time
+from rollout_api.rollout_job import Restarts, RunnerState
+from rollout_operator.conditions import parse_time
+from rollout_operator.rollout_job.observe import Observed
+
+FAILURES_WITHOUT_RESULT = 10
+"""Kubernetes' back-off doubles from 10 s to 10 min: ten starts of one runner take some 40 min."""
+
+FAILURES_OF_EACH = 3
+"""Where there are many runners: a store that is away for a moment ends all of them at once, and that is no reason yet."""
+
+
+def count_from(before: Restarts | None, failed_pods: int, sealed: int, *, suspended: bool) -> Restarts:
+    """Where failures are counted from: the last moment at which there was a new result.
+
+    Pods that a suspension ends are no failures. Fewer failed pods than before mean that somebody deleted the Job, and
+    the count has started again.
+    """
+    if before is None or suspended or sealed > before.sealed or failed_pods < before.failed_pods:
+        return Restarts(failed_pods=failed_pods, sealed=sealed)
+    return before
+
+
+def failures_since(since: Restarts, failed_pods: int) -> int:
+    return failed_pods - since.failed_pods
+
+
+def failure_limit(runners_at_work: int) -> int:
+    """Failures in a row that are too many for so many runners."""
+    return max(FAILURES_WITHOUT_RESULT, FAILURES_OF_EACH * runners_at_work)
+
 
 REPORT_GRACE: Final = timedelta(seconds=180)
 """A runner reports before it ends. Its report and the end of the Job come through two watches, in any order: one whose
@@ -48,7 +78,7 @@ def standing_verdict(seen: Observed) -> Verdict | None:
 
 
 def judge(seen: Observed, failures: int) -> Verdict | None:
-    """The verdict now, if there is one. `failures` in a row without a new result are counted in progress.py."""
+    """The verdict now, if there is one. `failures` in a row without a new result are counted by `count_from`."""
     reports = seen.reports
     for report in reports:
         if report.state is RunnerState.ABORTED:
@@ -60,7 +90,7 @@ def judge(seen: Observed, failures: int) -> Verdict | None:
         return Verdict("Failed", reason, f"Kubernetes gave the runners' Job up: {message}")
     if seen.batch_job.completed is not None:
         return _of_complete_job(seen, seen.batch_job.completed)
-    if failures >= limit(seen.runners_at_work):
+    if failures >= failure_limit(seen.runners_at_work):
         return Verdict("Failed", RUNNERS_FAIL, _hopeless(seen, failures))
     return None
 
@@ -77,7 +107,6 @@ def lacks_reports(seen: Observed) -> bool:
 
 
 def last_failure(seen: Observed) -> str:
-    """Which runner failed last, and why."""
     failed = [pod for pod in seen.pods if pod.failure is not None]
     if not failed:
         return "its pod is gone and cannot be asked why"

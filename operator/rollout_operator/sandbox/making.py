@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollout_api.cluster import (
     JOB_LABEL,
@@ -16,17 +17,17 @@ from rollout_api.cluster import (
 from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
-from rollout_operator.admission import is_by_admission
+from rollout_operator.conditions import condition, find
+from rollout_operator.kinds import Json, is_by_admission, owned_object, owner_reference
 from rollout_operator.sandbox import network, validate
-from rollout_operator.sandbox.conditions import OVERLAY, condition, find
-from rollout_operator.sandbox.mode import ADMISSION_REFUSED, Choice, choose
 from rollout_operator.sandbox.observe import (
     IMAGE_VOLUMES_REFUSED,
     Observed,
     overlay_refused,
     pod_refused,
 )
-from rollout_operator.sandbox.pod import Identity, controller, pod_for
+from rollout_operator.sandbox.pod import ADMISSION_REFUSED, Choice, Identity, choose, pod_for
+from rollout_operator.sandbox.reasons import OVERLAY
 from rollout_operator.sandbox.status import mode_of
 
 # What was learned of an image or the cluster is tried again after so long: somebody may have put it right.
@@ -115,25 +116,32 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
     earlier = find(seen.status.conditions, OVERLAY)
     if earlier is not None and earlier.status == "False":  # An Overlay pod of its own was of no use.
         choice = Choice(WorkspaceMode.PLAIN, earlier.reason, earlier.message)
-    if choice.mode == WorkspaceMode.OVERLAY:
-        for image_volume in _deliveries(seen):
-            refusal = seen.refusals.get((WorkspaceMode.OVERLAY, image_volume))
-            if refusal is None:
-                return _Way(choice, image_volume)
-        choice = Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, refusal or "")
-    if asked == WorkspaceMode.OVERLAY:
+    way = _unrefused(seen, choice)
+    if choice.mode == WorkspaceMode.OVERLAY and isinstance(way, str):
+        choice = Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, way)
+        way = _unrefused(seen, choice)
+    if asked == WorkspaceMode.OVERLAY and choice.mode == WorkspaceMode.PLAIN:
         why = f"{choice.reason}: {choice.message}"
         return Invalid(
             f"spec.workspaces.mode: Overlay cannot be had here ({why}); use Auto or Plain",
             (condition(OVERLAY, False, choice.reason, choice.message),),
             may_pass=is_by_admission(choice.message),
         )
+    if not isinstance(way, str):
+        return way
+    hint = "; set spec.user to a uid such as 1000" if "runAsNonRoot" in way else ""
+    return Invalid(f"the API server refuses its pod: {way}{hint}", may_pass=is_by_admission(way))
+
+
+def _unrefused(seen: Observed, choice: Choice) -> _Way | str:
+    """The first way of this mode that was not refused, or why the last one was."""
+    refusal = ""
     for image_volume in _deliveries(seen):
-        refusal = seen.refusals.get((WorkspaceMode.PLAIN, image_volume))
-        if refusal is None:
+        words = seen.refusals.get((choice.mode, image_volume))
+        if words is None:
             return _Way(choice, image_volume)
-    hint = "; set spec.user to a uid such as 1000" if "runAsNonRoot" in (refusal or "") else ""
-    return Invalid(f"the API server refuses its pod: {refusal}{hint}", may_pass=is_by_admission(refusal or ""))
+        refusal = words
+    return refusal
 
 
 def _deliveries(seen: Observed) -> tuple[bool, ...]:
@@ -149,48 +157,27 @@ def _key_action(seen: Observed) -> Action:
     secret = seen.key_secret
     if seen.job is not None:
         return ReadKey(secret, seen.job.uid)
-    return EnsureKey(
-        {
-            "apiVersion": "v1",
-            "kind": secret.kind,
-            "metadata": {
-                "name": secret.name,
-                "namespace": secret.namespace,
-                "labels": {**MANAGED_BY, SANDBOX_LABEL: seen.name},
-                "ownerReferences": [controller("Sandbox", seen.name, seen.uid)],
-            },
-            "type": "Opaque",
-        }
-    )
+    return EnsureKey(_owned(seen, secret.kind, secret.name, type="Opaque"))
 
 
 def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
     digest = reach.digest()
     if (job := seen.job) is None:
-        return Create(
-            network.policy(
-                by_hand_name(seen.name),
-                seen.namespace,
-                owner=controller("Sandbox", seen.name, seen.uid),
-                labels={SANDBOX_LABEL: seen.name},
-                pods={SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest},
-                clients=spec.clients.wire() if spec.clients else None,
-                reach=reach,
-                dns=seen.config.dns,
-            )
-        )
-    return Create(
-        network.policy(
-            f"{job.name}-net-{digest}",
-            seen.namespace,
-            owner=controller("RolloutJob", job.name, job.uid),
-            labels=_job_labels(seen),
-            pods={JOB_UID_LABEL: job.uid, NETWORK_LABEL: digest},
-            clients={"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}},
-            reach=reach,
-            dns=seen.config.dns,
-        )
-    )
+        name, pods = by_hand_name(seen.name), {SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest}
+        clients = spec.clients.wire() if spec.clients else None
+    else:
+        name, pods = f"{job.name}-net-{digest}", {JOB_UID_LABEL: job.uid, NETWORK_LABEL: digest}
+        clients = {"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}}
+    return Create(_owned(seen, "NetworkPolicy", name, spec=network.policy_spec(pods, clients, reach, seen.config.dns)))
+
+
+def _owned(seen: Observed, kind: str, name: str, **body: Any) -> Json:
+    """An object of the Sandbox's job, or of a Sandbox made by hand."""
+    if (job := seen.job) is not None:
+        owner, labels = owner_reference("RolloutJob", job.name, job.uid), _job_labels(seen)
+    else:
+        owner, labels = owner_reference("Sandbox", seen.name, seen.uid), {SANDBOX_LABEL: seen.name}
+    return owned_object(kind, name, seen.namespace, owner, {**MANAGED_BY, **labels}, **body)
 
 
 def _job_labels(seen: Observed) -> dict[str, str]:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_api.cluster import EXECUTOR_PORT, MANAGED_BY
+from rollout_api.cluster import EXECUTOR_PORT
 from rollout_api.sandbox import Network, NetworkAccess
 from rollout_operator.config import DnsServer
-
-Rule = dict[str, Any]
+from rollout_operator.kinds import Json, tcp
 
 # IANA's special-purpose registries: what is not the open internet. Cluster networks are among the private ranges.
 NOT_PUBLIC_V4 = (
@@ -82,7 +81,6 @@ class Reach:
 
 
 def reach_of(network: Network) -> Reach:
-    """The union of the phases."""
     public = False
     addresses: set[tuple[str, int]] = set()
     ports: set[int] = set()
@@ -134,49 +132,25 @@ def plain_caveat(network: Network) -> str:
     return f"Network in Plain mode: {'; '.join(said)}" if said else ""
 
 
-def policy(
-    name: str,
-    namespace: str,
-    owner: Mapping[str, Any],
-    labels: Mapping[str, str],
-    pods: Mapping[str, str],
-    clients: Mapping[str, Any] | None,
-    reach: Reach,
-    dns: Sequence[DnsServer],
-) -> Rule:
-    """The NetworkPolicy of the pods with labels `pods`. `clients` selects the pods that may reach their executors.
+def policy_spec(
+    pods: Mapping[str, str], clients: Mapping[str, Any] | None, reach: Reach, dns: Sequence[DnsServer]
+) -> Json:
+    """The spec of the NetworkPolicy of the pods with labels `pods`.
 
-    Args:
-        owner: controller reference.
-        labels: of the policy itself, beside those of all our objects.
-        clients: a label selector; None: nobody (a port-forward does not need it).
-        reach: what they may reach.
-        dns: the cluster's DNS servers.
+    `clients` selects the pods that may reach their executors; None: no pod (a port-forward does not need it).
     """
-    admitted = (
-        {"from": [{"podSelector": dict(clients)}], "ports": [_tcp(EXECUTOR_PORT)]} if clients is not None else None
-    )
+    admitted = [] if clients is None else [{"from": [{"podSelector": dict(clients)}], "ports": [tcp(EXECUTOR_PORT)]}]
     return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {**MANAGED_BY, **labels},
-            "ownerReferences": [dict(owner)],
-        },
-        "spec": {
-            "podSelector": {"matchLabels": dict(pods)},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [admitted] if admitted else [],
-            "egress": egress_of(reach, dns),
-        },
+        "podSelector": {"matchLabels": dict(pods)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": admitted,
+        "egress": egress_of(reach, dns),
     }
 
 
-def egress_of(reach: Reach, dns: Sequence[DnsServer]) -> list[Rule]:
+def egress_of(reach: Reach, dns: Sequence[DnsServer]) -> list[Json]:
     """Egress rules; none at all forbids everything."""
-    rules: list[Rule] = []
+    rules: list[Json] = []
     if reach.public:
         rules.append({"to": [_block("0.0.0.0/0", NOT_PUBLIC_V4), _block(PUBLIC_V6, NOT_PUBLIC_V6)]})
     by_port: dict[int, list[str]] = {}
@@ -184,22 +158,18 @@ def egress_of(reach: Reach, dns: Sequence[DnsServer]) -> list[Rule]:
         by_port.setdefault(port, []).append(address)
     for port, addresses in sorted(by_port.items()):
         blocks = [_block(f"{address}/{ipaddress.ip_address(address).max_prefixlen}") for address in addresses]
-        rules.append({"to": blocks, "ports": [_tcp(port)]})
+        rules.append({"to": blocks, "ports": [tcp(port)]})
     if reach.name_ports:
         anywhere = [_block("0.0.0.0/0", METADATA_V4), _block("::/0", METADATA_V6)]
-        rules.append({"to": anywhere, "ports": [_tcp(port) for port in sorted(reach.name_ports)]})
+        rules.append({"to": anywhere, "ports": [tcp(port) for port in sorted(reach.name_ports)]})
     if reach.needs_dns:
         for server in dns:
-            rules.append({"to": [server.peer], "ports": [{"protocol": "UDP", "port": server.port}, _tcp(server.port)]})
+            rules.append({"to": [server.peer], "ports": [{"protocol": "UDP", "port": server.port}, tcp(server.port)]})
     return rules
 
 
-def _block(cidr: str, but: tuple[str, ...] = ()) -> Rule:
+def _block(cidr: str, but: tuple[str, ...] = ()) -> Json:
     return {"ipBlock": {"cidr": cidr, **({"except": list(but)} if but else {})}}
-
-
-def _tcp(port: int) -> Rule:
-    return {"protocol": "TCP", "port": port}
 
 
 def _pairs(access: NetworkAccess) -> list[tuple[str, int]]:

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from rollout_api.cluster import by_hand_name, runner_name
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceMode
 from rollout_operator.actions import Fact, Manifest, Ref
-from rollout_operator.cache import controller_of, uid_of
+from rollout_operator.cache import controller_of, read_as, uid_of
+from rollout_operator.conditions import parse_time
 from rollout_operator.config import OperatorConfig
 from rollout_operator.nodes import NodeCounts
 from rollout_operator.prune import EXCESS
-from rollout_operator.sandbox.conditions import moment
 from rollout_operator.sandbox.validate import Job, parse_spec
 from rollout_operator.world import World
 
@@ -77,7 +75,6 @@ class Observed:
     node: Manifest | None
     """Of its pod, or of the pod that it had."""
     nodes: NodeCounts
-    """Of the cluster."""
     trial_failed_on: str | None
     """The node on which an Overlay trial of its namespace and image failed before."""
     trial_failure: str | None
@@ -104,7 +101,6 @@ class Observed:
 
     @property
     def key_secret(self) -> Ref:
-        """The Secret with its key."""
         return Ref("Secret", self.namespace, runner_name(self.job.name) if self.job else by_hand_name(self.name))
 
 
@@ -113,7 +109,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
     metadata, cache = sandbox["metadata"], world.cache
     name, namespace, uid = metadata["name"], metadata["namespace"], uid_of(sandbox)
     job = _job_of(world, sandbox)
-    status = _status(sandbox.get("status") or {})
+    status = read_as(SandboxStatus, sandbox.get("status")) or SandboxStatus()
     pod = cache.get("Pod", namespace, name)
     if pod is not None and (controller_of(pod) or {}).get("uid") != uid:
         pod = None
@@ -127,7 +123,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         namespace=namespace,
         uid=uid,
         generation=metadata.get("generation"),
-        created=moment(metadata["creationTimestamp"]),
+        created=parse_time(metadata["creationTimestamp"]),
         is_deleted="deletionTimestamp" in metadata or job == GONE,
         spec=[f"spec: {why}"] if (why := sandbox.get(EXCESS)) else parse_spec(sandbox.get("spec") or {}),
         status=status,
@@ -165,11 +161,3 @@ def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
         pod_template=(spec.get("sandbox") or {}).get("podTemplate") or {},
         security=Security(spec.get("security", Security.STANDARD)),
     )
-
-
-def _status(status: Mapping[str, Any]) -> SandboxStatus:
-    try:
-        return SandboxStatus.model_validate(status)
-    except ValidationError:
-        # Written by another version of the operator: made anew from what the pod says.
-        return SandboxStatus()

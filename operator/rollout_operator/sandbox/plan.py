@@ -6,23 +6,29 @@
 
 What was learned is written into the status first, and what it was learned from is deleted in the next round: whoever
 looks later, another operator included, finds the same.
+
+Two clocks are kept where they cannot be missed: the executor ends itself when idle, and the kubelet ends the pod after its
+lifetime (`activeDeadlineSeconds`). The others are kept here.
 """
 
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Literal
 
 from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Delete, Event, Fact, Manifest, Plan, Ref, Remember
 from rollout_operator.cache import uid_of
+from rollout_operator.conditions import condition, find, holds, parse_time
 from rollout_operator.nodes import has_user_namespaces, is_ready
 from rollout_operator.sandbox import making, status
-from rollout_operator.sandbox.clocks import seconds_kept, seconds_to_admit, seconds_to_start, seconds_until_missed
-from rollout_operator.sandbox.conditions import FINISHED, OVERLAY, READY, condition, find, holds, moment
-from rollout_operator.sandbox.mode import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
 from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed_on, trials_fail
+from rollout_operator.sandbox.pod import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
 from rollout_operator.sandbox.reasons import (
+    FINISHED,
     NODE_GRACE,
+    OVERLAY,
+    READY,
     SCHEDULER_GRACE,
     Ending,
     FinishedReason,
@@ -36,6 +42,22 @@ from rollout_operator.sandbox.reasons import (
     trial_failure,
     waiting_for,
 )
+
+KEPT_AFTER_FINISHED = timedelta(seconds=60)
+"""How long a Sandbox that has ended stays to be read: a watcher that was cut off comes back within seconds."""
+
+MISSED_AFTER = timedelta(seconds=5)
+"""Before that, a pod that cannot be seen may be one that cannot be seen yet: Pods and Sandboxes are watched apart."""
+
+REFUSED_FOR = timedelta(seconds=60)
+"""For so long a new Sandbox whose pod is refused in every way is tried again."""
+
+
+def seconds_left(since: str | datetime | None, limit: timedelta, now: datetime) -> float:
+    """What is left of a time that began then; 0 or less: it is over, as it is when its begin is unknown."""
+    begin = parse_time(since) if isinstance(since, str) else since
+    return 0.0 if begin is None else (begin + limit - now).total_seconds()
+
 
 POD_REFUSED = "PodRefused"
 """Reason of Ready while admission refuses the pod of a new Sandbox in every way."""
@@ -62,7 +84,7 @@ def _clean_up(seen: Observed, finished: Condition) -> Plan:
     if seen.keep or (seen.job is None and finished.reason == FinishedReason.INVALID):
         # Who wrote an invalid manifest by hand finds out why when they look for it.
         return Plan(tuple(actions))
-    left = seconds_kept(moment(finished.last_transition_time), seen.now) if finished.last_transition_time else 0
+    left = seconds_left(finished.last_transition_time, KEPT_AFTER_FINISHED, seen.now)
     if left > 0:
         return Plan(tuple(actions), requeue_seconds=left)
     return Plan((*actions, Delete(Ref("Sandbox", seen.namespace, seen.name), seen.uid)))
@@ -70,16 +92,16 @@ def _clean_up(seen: Observed, finished: Condition) -> Plan:
 
 def _without_pod(seen: Observed, spec: SandboxSpec) -> Plan:
     if (ready := find(seen.status.conditions, READY)) and ready.status == "True":
-        seconds = seconds_until_missed(ready, seen.now)
+        seconds = seconds_left(ready.last_transition_time, MISSED_AFTER, seen.now)
         return Plan(requeue_seconds=seconds) if seconds > 0 else _finish(seen, _how_it_vanished(seen))
-    left = seconds_to_start(seen.created, spec.start_seconds, seen.now)
+    left = seconds_left(seen.created, timedelta(seconds=spec.start_seconds), seen.now)
     if left <= 0:
         words = seen.last_error or (ready.message if ready else "") or "no reason is known"
         return _finish(seen, _too_late(spec, f"its pod could not be made: {words}"))
     made = making.make_pod(seen, spec)
     if not isinstance(made, making.Invalid):
         return Plan(made, requeue_seconds=left)
-    patience = seconds_to_admit(seen.created, seen.now)
+    patience = seconds_left(seen.created, REFUSED_FOR, seen.now)
     if made.may_pass and patience > 0:
         return _wait_to_be_admitted(seen, made.message, min(left, patience, making.REFUSAL_SECONDS))
     return _finish(seen, Ending(FinishedReason.INVALID, made.message), made.conditions)
@@ -87,7 +109,7 @@ def _without_pod(seen: Observed, spec: SandboxSpec) -> Plan:
 
 def _wait_to_be_admitted(seen: Observed, words: str, seconds: float) -> Plan:
     told = condition(READY, False, POD_REFUSED, words)
-    fresh = status.with_conditions(seen.status, [told], seen.now, seen.generation)
+    fresh = status.with_conditions(seen, [told])
     if fresh == seen.status:
         return Plan(requeue_seconds=seconds)
     return Plan(status=fresh.wire(), events=(Event("Warning", POD_REFUSED, words),), requeue_seconds=seconds)
@@ -95,7 +117,7 @@ def _wait_to_be_admitted(seen: Observed, words: str, seconds: float) -> Plan:
 
 def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     is_ready = holds(seen.status.conditions, READY)
-    left = seconds_to_start(seen.created, spec.start_seconds, seen.now)
+    left = seconds_left(seen.created, timedelta(seconds=spec.start_seconds), seen.now)
 
     if remade := _remake(seen, spec, pod, left):
         return remade
@@ -118,7 +140,7 @@ def _wait(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan
     conditions = _conditions_of(waiting)
     if left <= 0:
         return _finish(seen, _too_late(spec, f"{waiting.reason}: {waiting.message}"), conditions)
-    fresh = status.with_conditions(seen.status, conditions, seen.now, seen.generation)
+    fresh = status.with_conditions(seen, conditions)
     if not conditions:
         return Plan(requeue_seconds=min(left, SCHEDULER_GRACE.total_seconds()))
     if fresh == seen.status:
@@ -131,7 +153,7 @@ def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: flo
     learned = making.lessons(seen)
     if holds(seen.status.conditions, READY):
         return Plan(learned, requeue_seconds=lost_in)
-    fresh = status.ready(seen.status, spec, pod, seen.now, seen.generation)
+    fresh = status.ready(seen, spec, pod)
     overlay = find(fresh.conditions, OVERLAY)
     events: tuple[Event, ...] = ()
     if overlay and overlay.status == "False" and spec.workspaces.mode == WorkspaceMode.AUTO:
@@ -163,7 +185,7 @@ def _remake_plain(seen: Observed, spec: SandboxSpec, pod: Manifest, reason: str,
         return _finish(seen, _too_late(spec, message))
     overlay = find(seen.status.conditions, OVERLAY)
     if overlay is None or overlay.status != "False":
-        fresh = status.without_pod(seen.status, reason, message, seen.now, seen.generation)
+        fresh = status.without_pod(seen, reason, message)
         return Plan(
             actions=_trial_lessons(seen, spec, pod, message) if reason == TRIAL_FAILED else (),
             status=fresh.wire(),
@@ -198,7 +220,7 @@ def _remake_with_copy(seen: Observed, pod: Manifest, node: str, words: str, left
 
 
 def _finish(seen: Observed, ending: Ending, more: Iterable[Condition] = ()) -> Plan:
-    fresh = status.finished(seen.status, ending, more, seen.now, seen.generation)
+    fresh = status.finished(seen, ending, more)
     kind: Literal["Normal", "Warning"] = "Normal" if ending.reason == FinishedReason.IDLE else "Warning"
     return Plan(status=fresh.wire(), events=(Event(kind, ending.reason.value, ending.message),))
 

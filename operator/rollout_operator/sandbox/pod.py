@@ -1,10 +1,15 @@
-"""The pod of a Sandbox: untrusted, the task's image unchanged, the executor beside it, nothing secret in it. Pure."""
+"""The pod of a Sandbox: untrusted, the task's image unchanged, the executor beside it, nothing secret in it. Pure.
+
+A sandbox of N workspaces asks for N times what one workspace may use, and for what the executor needs itself.
+"""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rollout_api.base import quantity_value
 from rollout_api.cluster import (
     EXECUTOR_PATH,
     EXECUTOR_PORT,
@@ -17,21 +22,140 @@ from rollout_api.cluster import (
     executor_token,
     token_sha256,
 )
-from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_api.sandbox import Resources, SandboxSpec, WorkspaceMode
 from rollout_operator.config import Images
-from rollout_operator.nodes import user_namespaces_label
+from rollout_operator.kinds import Json, owned_object, owner_reference
+from rollout_operator.nodes import NodeCounts, user_namespaces_label
 from rollout_operator.sandbox import template as templates
-from rollout_operator.sandbox.mode import Choice
-from rollout_operator.sandbox.pod_names import (
+from rollout_operator.sandbox.template import (
     BUNDLE_VOLUME,
     CONTAINER,
     INIT_CONTAINER,
     OVERLAY_ANNOTATION,
     STATE_VOLUME,
 )
-from rollout_operator.sandbox.resources import LEAST_MEMORY, Needs, bytes_of, needs_of, quantity
 
-Json = dict[str, Any]
+MEBIBYTE = 2**20
+# Measured in a pod: 24 MB for the executor and 3 MB for each workspace's own processes. Twice that, because what the
+# executor cannot have it takes from the workspaces: on cgroup v2 going over the pod's limit ends them all.
+EXECUTOR_MEMORY = 48 * MEBIBYTE
+WORKSPACE_MEMORY = 6 * MEBIBYTE
+# Of a command's output the executor keeps up to 64 MiB of each stream in its state folder; a few large ones at once.
+EXECUTOR_DISK = 256 * MEBIBYTE
+WORKSPACE_DISK = 64 * MEBIBYTE
+# Memory that the smallest useful limit of a pod template has to leave to the workspaces.
+LEAST_MEMORY = 16 * MEBIBYTE
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of a whole sandbox. None where the user has set no bound."""
+
+    places: int
+    cpu_millis: int | None
+    memory_bytes: int | None
+    """For the workspaces alone; so is `disk_bytes`."""
+    disk_bytes: int | None
+
+    @property
+    def own_memory(self) -> int:
+        """Bytes that the executor needs beside the workspaces."""
+        return EXECUTOR_MEMORY + self.places * WORKSPACE_MEMORY
+
+    @property
+    def own_disk(self) -> int:
+        """Bytes that the executor may write beside the workspaces."""
+        return EXECUTOR_DISK + self.places * WORKSPACE_DISK
+
+    def requests(self) -> dict[str, str]:
+        """Requests of the container. Without any the pod would be the first to be evicted."""
+        return {"memory": quantity(self.own_memory)} | self.limits()
+
+    def limits(self) -> dict[str, str]:
+        limits = {}
+        if self.cpu_millis is not None:
+            limits["cpu"] = f"{self.cpu_millis}m"
+        if self.memory_bytes is not None:
+            limits["memory"] = quantity(self.memory_bytes + self.own_memory)
+        if self.disk_bytes is not None:
+            limits["ephemeral-storage"] = quantity(self.disk_bytes + self.own_disk)
+        return limits
+
+
+def needs_of(one: Resources, places: int) -> Needs:
+    """What a sandbox with so many places needs, when `one` is what each workspace may use."""
+    return Needs(
+        places=places,
+        cpu_millis=None if one.cpu is None else max(1, math.ceil(quantity_value(one.cpu) * 1000 * places)),
+        memory_bytes=None if one.memory is None else math.ceil(quantity_value(one.memory) * places),
+        disk_bytes=None if one.disk is None else math.ceil(quantity_value(one.disk) * places),
+    )
+
+
+def quantity(count: int) -> str:
+    """Bytes as people read them in `kubectl describe`, exactly."""
+    return f"{count // MEBIBYTE}Mi" if count % MEBIBYTE == 0 else str(count)
+
+
+def bytes_of(given: object, where: str) -> int:
+    """The bytes of a quantity that nobody has checked yet. Raises ValueError that names `where`."""
+    try:
+        return math.floor(quantity_value(str(given)))
+    except (KeyError, ValueError):
+        raise ValueError(f"{where}: {given!r} is not understood; expected a quantity such as 512Mi") from None
+
+
+SUPPORTED, NOT_ASKED = "Supported", "NotAsked"
+NODES_LACK_USER_NAMESPACES = "NodesLackUserNamespaces"
+ADMISSION_REFUSED = "AdmissionRefused"
+TRIAL_FAILED = "TrialFailed"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mode, and the condition Overlay that explains it."""
+
+    mode: WorkspaceMode
+    reason: str
+    message: str
+
+
+def choose(
+    asked: WorkspaceMode,
+    nodes: NodeCounts,
+    *,
+    handler: str = "",
+    admission_refusal: str | None = None,
+    trial_failure: str | None = None,
+) -> Choice:
+    """The mode of the pod that is to be made. Its cost does not depend on the number of nodes.
+
+    Args:
+        nodes: of the cluster; none: not known yet, as when nodes are made on demand.
+        handler: runtime handler of the pod; a RuntimeClass has the name of its handler by custom.
+        admission_refusal: the API server's message when it refused an Overlay pod in this namespace.
+        trial_failure: the executor's message when Overlay failed for this namespace and image.
+    """
+    if asked == WorkspaceMode.PLAIN:
+        return Choice(WorkspaceMode.PLAIN, NOT_ASKED, "spec.workspaces.mode is Plain")
+    if trial_failure is not None:
+        return Choice(WorkspaceMode.PLAIN, TRIAL_FAILED, trial_failure)
+    if admission_refusal is not None:
+        return Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, admission_refusal)
+    if nodes.total and not nodes.able(handler):
+        return Choice(
+            WorkspaceMode.PLAIN,
+            NODES_LACK_USER_NAMESPACES,
+            f"none of {nodes.total} nodes reports user namespaces for its {handler_words(handler)}; "
+            "they need Linux 6.3, containerd 2.0 and runc 1.2, or newer",
+        )
+    return Choice(WorkspaceMode.OVERLAY, SUPPORTED, "")
+
+
+def handler_words(handler: str) -> str:
+    """A runtime handler, in the words of messages."""
+    return f"runtime handler {handler}" if handler else "default runtime"
+
 
 # The same as for runner pods: long enough for a network hiccup, short enough that a lost node costs half a minute.
 NODE_TOLERATION_SECONDS = 30
@@ -79,10 +203,6 @@ def pod_for(
     """The pod. Raises ValueError that names the field when the template leaves the executor no memory.
 
     Args:
-        who: whose it is.
-        spec: what is asked for; its image is there.
-        choice: the mode, and why.
-        images: the executor's image.
         template: the user's, without nulls, and without anything that is refused.
         image_volume: mount the executor's image; else an init container copies it.
     """
@@ -172,54 +292,29 @@ def _invariants(
         who, spec, choice.mode, memory_bytes=_memory_for_workspaces(container, needs), disk_bytes=needs.disk_bytes
     )
     command = [f"{EXECUTOR_PATH}/executor", "--config-json", json.dumps(config, separators=(",", ":"))]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": who.name,
-            "namespace": who.namespace,
-            "labels": {
-                **MANAGED_BY,
-                **who.job_labels,
-                ROLE_LABEL: SANDBOX_ROLE,
-                SANDBOX_LABEL: who.name,
-                NETWORK_LABEL: who.network,
-            },
-            "annotations": {OVERLAY_ANNOTATION: f"{choice.reason}: {choice.message}"},
-            "ownerReferences": [controller("Sandbox", who.name, who.uid)],
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": spec.lifetime_seconds,
-            "containers": [
-                {
-                    "name": CONTAINER,
-                    # Escaped as in `env`: commands are expanded too.
-                    "command": [part.replace("$", "$$") for part in command],
-                    "volumeMounts": [
-                        {"name": BUNDLE_VOLUME, "mountPath": EXECUTOR_PATH, "readOnly": True},
-                        {"name": STATE_VOLUME, "mountPath": EXECUTOR_STATE},
-                    ],
-                }
-            ],
-            "volumes": [
-                {"name": BUNDLE_VOLUME, **bundle},
-                {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": limit} if limit else {}},
-            ],
-        },
+    executor = {
+        "name": CONTAINER,
+        # Escaped as in `env`: commands are expanded too.
+        "command": [part.replace("$", "$$") for part in command],
+        "volumeMounts": [
+            {"name": BUNDLE_VOLUME, "mountPath": EXECUTOR_PATH, "readOnly": True},
+            {"name": STATE_VOLUME, "mountPath": EXECUTOR_STATE},
+        ],
     }
-
-
-def controller(kind: str, name: str, uid: str) -> Json:
-    """Owner reference by which an object goes with its owner, and never holds it up."""
-    return {
-        "apiVersion": "rollout.dev/v1alpha1",
-        "kind": kind,
-        "name": name,
-        "uid": uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
+    pod_spec = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": spec.lifetime_seconds,
+        "containers": [executor],
+        "volumes": [
+            {"name": BUNDLE_VOLUME, **bundle},
+            {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": limit} if limit else {}},
+        ],
     }
+    labels = {ROLE_LABEL: SANDBOX_ROLE, SANDBOX_LABEL: who.name, NETWORK_LABEL: who.network}
+    owner = owner_reference("Sandbox", who.name, who.uid)
+    pod = owned_object("Pod", who.name, who.namespace, owner, {**MANAGED_BY, **who.job_labels, **labels}, spec=pod_spec)
+    pod["metadata"]["annotations"] = {OVERLAY_ANNOTATION: f"{choice.reason}: {choice.message}"}
+    return pod
 
 
 def _memory_for_workspaces(container: Mapping[str, Any], needs: Needs) -> int | None:

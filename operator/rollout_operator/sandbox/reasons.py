@@ -8,9 +8,12 @@ from typing import Any
 
 from rollout_operator import nodes
 from rollout_operator.actions import Manifest
-from rollout_operator.sandbox.conditions import IMAGE_PULLED, READY, SCHEDULED, moment
-from rollout_operator.sandbox.pod_names import BUNDLE_VOLUME, CONTAINER
+from rollout_operator.conditions import parse_time, true_conditions
+from rollout_operator.sandbox.template import BUNDLE_VOLUME, CONTAINER
 
+SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED = "Scheduled", "ImagePulled", "Overlay", "Ready", "Finished"
+ORDER = (SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED)
+"""Conditions of a Sandbox, in the order in which they are written."""
 TRIAL_FAILED_EXIT = 3
 """Exit code of an executor whose Overlay trial failed: it has served nobody (docs/executor.md)."""
 # A trial takes a tenth of a second, on a starved node some. What lived longer may have served somebody.
@@ -96,12 +99,10 @@ def is_running(pod: Manifest) -> bool:
 
 
 def has_begun(pod: Manifest) -> bool:
-    """Whether its container runs or has ended."""
     return not {"running", "terminated"}.isdisjoint(_container(pod).get("state", {}))
 
 
 def is_terminating(pod: Manifest) -> bool:
-    """Whether someone has deleted it."""
     return "deletionTimestamp" in pod["metadata"]
 
 
@@ -110,7 +111,7 @@ def trial_failure(pod: Manifest) -> str | None:
     ended = _terminated(pod)
     if ended is None or ended.get("exitCode") != TRIAL_FAILED_EXIT or pod["spec"].get("hostUsers") is not False:
         return None
-    if "startedAt" in ended and moment(ended["finishedAt"]) - moment(ended["startedAt"]) > LONGEST_TRIAL:
+    if "startedAt" in ended and parse_time(ended["finishedAt"]) - parse_time(ended["startedAt"]) > LONGEST_TRIAL:
         return None
     return _words(ended, "it did not say why")
 
@@ -130,7 +131,7 @@ def ending_of(pod: Manifest) -> Ending | None:
     status, ended = pod["status"], _terminated(pod)
     is_over = is_terminating(pod) or ended is not None or status.get("phase") in ("Failed", "Succeeded")
     # Kubernetes says that it is about to end a pod before it does, and now and then thinks better of it.
-    if is_over and (disruption := _condition(pod, "DisruptionTarget")):
+    if is_over and (disruption := true_conditions(status).get("DisruptionTarget")):
         reason = _DISRUPTIONS.get(disruption.get("reason", ""))
         if reason is not None:
             return Ending(reason, _words(disruption, disruption["reason"]))
@@ -176,11 +177,11 @@ def _how(ended: Mapping[str, Any]) -> str:
 
 def waiting_for(pod: Manifest, now: datetime) -> Waiting:
     """What a pod that lives and does not run yet waits for."""
-    scheduled = _condition(pod, "PodScheduled", "False")
-    if scheduled:
+    conditions = pod["status"].get("conditions", ())
+    if scheduled := next((c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), None):
         return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _words(scheduled), is_problem=True)
     if not pod["spec"].get("nodeName"):
-        is_ignored = now - moment(pod["metadata"]["creationTimestamp"]) >= SCHEDULER_GRACE
+        is_ignored = now - parse_time(pod["metadata"]["creationTimestamp"]) >= SCHEDULER_GRACE
         words = "no scheduler has looked at it yet; check that its schedulerName is that of a running scheduler"
         return Waiting(SCHEDULED, "Pending", words, is_problem=is_ignored)
     waiting = _waiting(pod)
@@ -203,7 +204,7 @@ def seconds_until_lost(node: Manifest, now: datetime) -> float | None:
     since = next(
         (c.get("lastTransitionTime") for c in node["status"].get("conditions", ()) if c["type"] == "Ready"), None
     )
-    return (moment(since) + NODE_GRACE - now).total_seconds() if since else NODE_GRACE.total_seconds()
+    return (parse_time(since) + NODE_GRACE - now).total_seconds() if since else NODE_GRACE.total_seconds()
 
 
 def _container(pod: Manifest) -> Mapping[str, Any]:
@@ -230,10 +231,6 @@ def _waiting(pod: Manifest) -> Mapping[str, Any]:
         if waiting.get("reason", "") not in _ON_ITS_WAY:
             return waiting
     return _container(pod).get("state", {}).get("waiting") or {}
-
-
-def _condition(pod: Manifest, kind: str, status: str = "True") -> Mapping[str, Any] | None:
-    return next((c for c in pod["status"].get("conditions", ()) if c["type"] == kind and c["status"] == status), None)
 
 
 def _words(said: Mapping[str, Any], otherwise: str = "") -> str:

@@ -6,20 +6,12 @@ from datetime import datetime
 from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxPlaces, SandboxSpec, SandboxStatus, WorkspaceMode
 from rollout_operator.actions import Manifest
-from rollout_operator.sandbox.conditions import (
-    FINISHED,
-    IMAGE_PULLED,
-    OVERLAY,
-    READY,
-    SCHEDULED,
-    condition,
-    merged,
-)
-from rollout_operator.sandbox.mode import SUPPORTED
+from rollout_operator.conditions import condition, stamped
 from rollout_operator.sandbox.network import plain_caveat
-from rollout_operator.sandbox.pod import places_of
-from rollout_operator.sandbox.pod_names import OVERLAY_ANNOTATION
-from rollout_operator.sandbox.reasons import Ending
+from rollout_operator.sandbox.observe import Observed
+from rollout_operator.sandbox.pod import SUPPORTED, places_of
+from rollout_operator.sandbox.reasons import FINISHED, IMAGE_PULLED, ORDER, OVERLAY, READY, SCHEDULED, Ending
+from rollout_operator.sandbox.template import OVERLAY_ANNOTATION
 
 
 def mode_of(pod: Manifest) -> WorkspaceMode:
@@ -27,7 +19,7 @@ def mode_of(pod: Manifest) -> WorkspaceMode:
     return WorkspaceMode.OVERLAY if pod["spec"].get("hostUsers") is False else WorkspaceMode.PLAIN
 
 
-def ready(old: SandboxStatus, spec: SandboxSpec, pod: Manifest, now: datetime, generation: int | None) -> SandboxStatus:
+def ready(seen: Observed, spec: SandboxSpec, pod: Manifest) -> SandboxStatus:
     """Its pod runs."""
     mode, node = mode_of(pod), pod["spec"].get("nodeName", "")
     conditions = [
@@ -37,8 +29,8 @@ def ready(old: SandboxStatus, spec: SandboxSpec, pod: Manifest, now: datetime, g
         condition(READY, True, "Running"),
     ]
     return SandboxStatus(
-        observed_generation=generation,
-        conditions=merged(old.conditions, conditions, now, generation),
+        observed_generation=seen.generation,
+        conditions=_now(seen, conditions),
         pod_name=pod["metadata"]["name"],
         pod_ip=pod["status"]["podIP"],
         node_name=node,
@@ -47,33 +39,51 @@ def ready(old: SandboxStatus, spec: SandboxSpec, pod: Manifest, now: datetime, g
     )
 
 
-def without_pod(old: SandboxStatus, reason: str, message: str, now: datetime, generation: int | None) -> SandboxStatus:
+def without_pod(seen: Observed, reason: str, message: str) -> SandboxStatus:
     """Its Overlay pod was of no use; a Plain one is to come."""
     conditions = [
         condition(OVERLAY, False, reason, message),
         condition(READY, False, reason, "its pod is made again in Plain mode"),
     ]
-    return SandboxStatus(observed_generation=generation, conditions=merged(old.conditions, conditions, now, generation))
+    return SandboxStatus(
+        observed_generation=seen.generation,
+        conditions=_now(seen, conditions),
+    )
 
 
-def finished(
-    old: SandboxStatus, ending: Ending, more: Iterable[Condition], now: datetime, generation: int | None
-) -> SandboxStatus:
+def finished(seen: Observed, ending: Ending, more: Iterable[Condition]) -> SandboxStatus:
     """It has ended. What was known of its pod stays readable."""
-    conditions = [
-        *more,
-        condition(READY, False, ending.reason.value),
-        condition(FINISHED, True, ending.reason.value, ending.message),
-    ]
-    return with_conditions(old, conditions, now, generation)
+    end = condition(FINISHED, True, ending.reason.value, ending.message)
+    return with_conditions(seen, [*more, condition(READY, False, ending.reason.value), end])
 
 
-def with_conditions(
-    old: SandboxStatus, conditions: Iterable[Condition], now: datetime, generation: int | None
-) -> SandboxStatus:
-    """The old status with these conditions in it."""
-    update = {"observed_generation": generation, "conditions": merged(old.conditions, conditions, now, generation)}
-    return old.model_copy(update=update)
+def with_conditions(seen: Observed, conditions: Iterable[Condition]) -> SandboxStatus:
+    """The status as it was, with these conditions in it."""
+    update = {
+        "observed_generation": seen.generation,
+        "conditions": _now(seen, conditions),
+    }
+    return seen.status.model_copy(update=update)
+
+
+def _now(seen: Observed, conditions: Iterable[Condition]) -> list[Condition]:
+    return merged(seen.status.conditions, conditions, seen.now, seen.generation)
+
+
+def merged(
+    old: Iterable[Condition], new: Iterable[Condition], now: datetime, generation: int | None
+) -> list[Condition]:
+    """The old conditions with the new ones in their place, in the usual order.
+
+    One whose status and reason are as before is kept whole: the scheduler's and the registry's words differ at every
+    look, and each write is one for the API server, times thousands of sandboxes.
+    """
+    by_type = {found.type: found for found in old}
+    for fresh in new:
+        before = by_type.get(fresh.type)
+        if before is None or (before.status, before.reason) != (fresh.status, fresh.reason):
+            by_type[fresh.type] = stamped(fresh, before, now, generation)
+    return [by_type[kind] for kind in ORDER if kind in by_type]
 
 
 def _overlay(pod: Manifest, spec: SandboxSpec) -> Condition:

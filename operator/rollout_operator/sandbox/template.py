@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rollout_api.base import API_GROUP
-from rollout_operator.sandbox.pod_names import BUNDLE_VOLUME, CONTAINER, OWN_FOLDER, STATE_VOLUME
+
+CONTAINER = "sandbox"
+INIT_CONTAINER = "executor"
+BUNDLE_VOLUME = "rollout-executor"
+STATE_VOLUME = "rollout-state"
+OWN_FOLDER = "/.rollout"
+"""Where both are mounted; a pod template cannot mount anything there."""
+
+OVERLAY_ANNOTATION = f"{API_GROUP}/overlay"
+"""On a pod: reason and message of its Sandbox's condition Overlay, as `Reason: message`."""
+
 
 Json = Any
 
@@ -162,7 +172,6 @@ class OwnParts(NamedTuple):
     """What a template may not replace in the pod that it is merged over."""
 
     container: str
-    """Name of the only container."""
     volumes: tuple[str, ...]
     folder: str
     """Where they are mounted."""
@@ -181,13 +190,7 @@ def without_nulls(value: Json) -> Json:
 
 
 def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_PARTS) -> list[str]:
-    """Why a template (without nulls) is not allowed in `security: Standard`, by field.
-
-    Args:
-        template: as given, without nulls.
-        where: its path in the manifest.
-        own: of the pod that it is for.
-    """
+    """Why a template (without nulls) is not allowed in `security: Standard`, by field. `where`: its path in the manifest."""
     found = [*_further_containers(template, where, own.container), *_compare(template, ALLOWED, where)]
     if found:
         return found

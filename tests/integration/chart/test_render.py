@@ -13,8 +13,8 @@ import yaml
 from rollout_api.crd import definitions
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.config import OperatorConfig, load_config
-from rollout_operator.model_server.network import OPERATOR
-from rollout_operator.rollout_job.access import access
+from rollout_operator.model_server.objects import OPERATOR
+from rollout_operator.rollout_job.runner_objects import access
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
 
 FOLDER = Path(__file__).parent

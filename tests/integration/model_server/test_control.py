@@ -7,10 +7,10 @@ import pytest
 from aiohttp import web
 
 from rollout_api.model_server import PolicySource, PullForm, TransferMode
-from rollout_operator.actions import Ref
+from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import MOST_ANSWER, Address, Control, ControlError
-from rollout_operator.model_server.operations import Errands, How, Target
-from rollout_operator.model_server.policy_seen import Call, Errand
+from rollout_operator.model_server.operations import LoadOptions, ServerOperations
+from rollout_operator.model_server.update_state import Call, Server, ServerOperation
 
 
 class Port:
@@ -150,26 +150,32 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     answers.answers["/weight_info"] = [web.json_response({"weight_version": "0"})]
     connections = []
     elsewhere = await asyncio.start_server(lambda reader, writer: connections.append(writer), "127.0.0.1", 0)
-    errands, done = Errands(control, may_ask=lambda: True), asyncio.Event()
-    errands.on_done = lambda ref: done.set()
-    target = Target(server.name, ("uid", 0), server.url, server.url)
-    errands.start(
-        Ref("ModelServer", "team", "qwen"),
-        Errand(Call.LOAD, PolicySource(version=1)),
-        [target],
-        How(
-            mode=TransferMode.PUSH,
-            form=PullForm.WEIGHTS,
-            model="qwen",
-            fetch_seconds=5,
-            hook=f"http://127.0.0.1:{elsewhere.sockets[0].getsockname()[1]}/secret",
-            push_seconds=5,
-            world_size=1,
-            update=1,
-            token="secret",
-        ),
+    operations, done = ServerOperations(control, may_ask=lambda: True), asyncio.Event()
+    operations.on_done = lambda ref: done.set()
+    target = Server(
+        name=server.name,
+        uid="uid",
+        restarts=0,
+        url=server.url,
+        control_url=server.url,
+        up=True,
+        leaving=False,
+        loaded=True,
     )
+    options = LoadOptions(
+        mode=TransferMode.PUSH,
+        form=PullForm.WEIGHTS,
+        model="qwen",
+        fetch_seconds=5,
+        hook=f"http://127.0.0.1:{elsewhere.sockets[0].getsockname()[1]}/secret",
+        push_seconds=5,
+        world_size=1,
+        update=1,
+        token="secret",
+    )
+    operation = ServerOperation(Call.LOAD, PolicySource(version=1))
+    operations.start(Ref("ModelServer", "team", "qwen"), Ask(operation, (target,), options))
     await done.wait()
     elsewhere.close()
     assert connections == []
-    assert "the trainer is away" in errands.known[target.key].failures[Call.LOAD].message
+    assert "the trainer is away" in operations.known[target.key].failures[Call.LOAD].message

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from rollout_operator.api import UNREACHABLE, ApiError, KubeApi, Page
+from rollout_operator.api import FIRST_PAGE, PAGE_BYTES, UNREACHABLE, ApiError, KubeApi, Page
 from rollout_operator.informer import ABSENT_LIMIT_SECONDS, RETRY_LIMIT_SECONDS, Informer
-from rollout_operator.paging import AIM_BYTES, FIRST
 
 
 class Api:
@@ -109,7 +108,7 @@ class Listing:
             return answer
         at = int(token or 0)
         following = str(at + 1) if at + 1 < len(self.names) else ""
-        return Page([{"metadata": {"name": self.names[at]}}], AIM_BYTES, following, "1")
+        return Page([{"metadata": {"name": self.names[at]}}], PAGE_BYTES, following, "1")
 
     async def watch(self, *_: str) -> AsyncIterator[tuple[str, Any]]:
         await asyncio.sleep(60)
@@ -147,6 +146,6 @@ def test_a_list_whose_continuation_has_expired_begins_anew() -> None:
 
 
 def test_a_page_with_too_many_bytes_is_asked_for_again_with_fewer_objects() -> None:
-    api = Listing(["a", "b", "c"], [Page(None, 5 * AIM_BYTES)])
+    api = Listing(["a", "b", "c"], [Page(None, 5 * PAGE_BYTES)])
     assert listed(api) == ["a", "b", "c"]
-    assert api.asked == [(FIRST, ""), (FIRST, "1"), (FIRST // 5, "1"), (FIRST // 5, "2")]
+    assert api.asked == [(FIRST_PAGE, ""), (FIRST_PAGE, "1"), (FIRST_PAGE // 5, "1"), (FIRST_PAGE // 5, "2")]

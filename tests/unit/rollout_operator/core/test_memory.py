@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_operator.actions import Remember
-from rollout_operator.memory import MOST_FACTS, Memory
+from rollout_operator.world import MOST_FACTS, Memory
 
 
 @given(seconds=st.integers(1, 1000), later=st.integers(0, 2000))

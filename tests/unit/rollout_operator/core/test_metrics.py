@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from rollout_operator.actions import Ref
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.cache import Cache
-from rollout_operator.metrics import Metrics, job_state, sandbox_state
+from rollout_operator.metrics import JOB_STATES, SANDBOX_STATES, Metrics, state_of
 from rollout_operator.work_queue import WorkQueue
 
 
@@ -159,7 +159,7 @@ def test_no_series_carries_the_name_of_an_object() -> None:
 
 
 def test_the_most_final_condition_names_the_state() -> None:
-    assert sandbox_state(sandbox("s", "Scheduled", "Ready", "Finished")) == "Finished"
-    assert job_state(job("j", "Succeeded", "Suspended")) == "Succeeded"
-    assert job_state(job("j", "Invalid")) == "Invalid"
-    assert job_state(job("j")) == "Progressing"
+    assert state_of(sandbox("s", "Scheduled", "Ready", "Finished"), SANDBOX_STATES) == "Finished"
+    assert state_of(job("j", "Succeeded", "Suspended"), JOB_STATES) == "Succeeded"
+    assert state_of(job("j", "Invalid"), JOB_STATES) == "Invalid"
+    assert state_of(job("j"), JOB_STATES) == "Progressing"

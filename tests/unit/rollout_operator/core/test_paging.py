@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_operator.paging import AIM_BYTES, FIRST, MOST, MOST_BYTES, next_limit
+from rollout_operator.api import FIRST_PAGE, LARGEST_PAGE, MOST_PAGE_BYTES, PAGE_BYTES, next_limit
 
 SIZES = st.integers(1, 3_000_000)
 """Bytes of one object: the API server takes requests of 3 MB at most."""
@@ -12,13 +12,13 @@ SIZES = st.integers(1, 3_000_000)
 
 def requests(sizes: list[int]) -> tuple[int, int]:
     """Requests that list objects of those sizes, and the most bytes that are parsed at once."""
-    asked, parsed, at, limit = 0, 0, 0, FIRST
+    asked, parsed, at, limit = 0, 0, 0, FIRST_PAGE
     while at < len(sizes):
         asked += 1
-        assert 1 <= limit <= MOST
+        assert 1 <= limit <= LARGEST_PAGE
         size = sum(sizes[at : at + limit])
-        if size > MOST_BYTES and limit > 1:
-            limit = next_limit(limit, MOST_BYTES + 1)
+        if size > MOST_PAGE_BYTES and limit > 1:
+            limit = next_limit(limit, MOST_PAGE_BYTES + 1)
             continue
         parsed = max(parsed, size)
         at += limit
@@ -30,11 +30,11 @@ def requests(sizes: list[int]) -> tuple[int, int]:
 def test_a_list_ends_and_never_parses_more_than_its_bound(groups: list[tuple[int, int]]) -> None:
     sizes = [size for size, count in groups for _ in range(count)]
     asked, parsed = requests(sizes)
-    assert parsed <= MOST_BYTES
+    assert parsed <= MOST_PAGE_BYTES
     assert asked <= 2 * len(sizes) + 10
 
 
 @pytest.mark.parametrize("size", [100, 3_500, 7_500])
 def test_objects_of_ordinary_size_come_in_large_pages(size: int) -> None:
     asked, _ = requests([size] * 5_000)
-    assert asked <= 5_000 / min(MOST, AIM_BYTES / size) + 3
+    assert asked <= 5_000 / min(LARGEST_PAGE, PAGE_BYTES / size) + 3

@@ -6,8 +6,7 @@ import pytest
 
 from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL
 from rollout_operator.actions import Ref
-from rollout_operator.cache import Cache
-from rollout_operator.event_mapping import wakes
+from rollout_operator.cache import Cache, wakes
 
 
 def obj(name: str, owner: tuple[str, str] | None = None, **metadata: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A made-up fleet: servers with weights, runners with streams, an operator that may be lost at any moment.
 
-What servers do is true here by construction, so what the operator believes can be compared with it. An errand is done
+What servers do is true here by construction, so what the operator believes can be compared with it. An operation is done
 request by request, so that it can be cut off between two of them.
 """
 
@@ -18,7 +18,15 @@ from rollout_api.model_server import (
     TransferMode,
 )
 from rollout_operator.model_server.policy import Decision, Task, decide
-from rollout_operator.model_server.policy_seen import Call, Errand, Failure, Runner, Said, Seen, Server
+from rollout_operator.model_server.update_state import (
+    Call,
+    Failure,
+    Runner,
+    Seen,
+    Server,
+    ServerOperation,
+    ServerReport,
+)
 
 HALF = -1
 """Weights of which only a part was changed."""
@@ -90,9 +98,9 @@ class Fleet:
         self.last: Decision | None = None
         self.history: list[ModelServerStatus] = []
         # What one operator process remembers.
-        self.said: dict[Key, Said] = {}
+        self.reports: dict[Key, ServerReport] = {}
         self.failures: dict[Key, dict[Call, Failure]] = {}
-        self.busy: dict[Key, Errand] = {}
+        self.busy: dict[Key, ServerOperation] = {}
         self.under_way: list[tuple[Task, Iterator[None]]] = []
 
     # The operator.
@@ -120,7 +128,7 @@ class Fleet:
             up=engine.up,
             leaving=engine.leaving,
             loaded=entry is not None and entry.ready,
-            said=self.said.get(engine.key),
+            report=self.reports.get(engine.key),
             busy=self.busy.get(engine.key),
             failures=dict(self.failures.get(engine.key, {})),
         )
@@ -135,11 +143,11 @@ class Fleet:
         for task in decision.tasks:
             assert not any(server.key in self.busy for server in task.servers), "a busy server is asked"
             for server in task.servers:
-                self.busy[server.key] = task.errand
-            self.under_way.append((task, self._errand(task, dict(self.said))))
+                self.busy[server.key] = task.operation
+            self.under_way.append((task, self._operation(task, dict(self.reports))))
         new = self.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
         if decision.policy.model_copy(update={"needed": self.status.policy.needed}) != self.status.policy:
-            assert all(task.errand.call is Call.LOOK for task in decision.tasks), "asked before it was written down"
+            assert all(task.operation.call is Call.LOOK for task in decision.tasks), "asked before it was written down"
         self._check_patience(decision)
         if new != self.status and not write_is_lost:
             self.status = new
@@ -157,10 +165,10 @@ class Fleet:
 
     def crash(self) -> None:
         """Another operator takes over, which knows nothing. What was asked stays half done."""
-        self.said, self.failures, self.busy, self.under_way = {}, {}, {}, []
+        self.reports, self.failures, self.busy, self.under_way = {}, {}, {}, []
 
     def step(self, number: int) -> None:
-        """One request of one errand is done."""
+        """One request of one operation is done."""
         if not self.under_way:
             return
         task, work = self.under_way[number % len(self.under_way)]
@@ -171,18 +179,18 @@ class Fleet:
             for server in task.servers:
                 self.busy.pop(server.key, None)
 
-    def _errand(self, task: Task, said: dict[Key, Said]) -> Iterator[None]:
+    def _operation(self, task: Task, reports: dict[Key, ServerReport]) -> Iterator[None]:
         failed: dict[Key, tuple[str, bool]] = {}
         ended: set[Key] = set()
-        if task.errand.call is Call.LOAD and self.mode is TransferMode.PUSH and _source(task).version > 0:
+        if task.operation.call is Call.LOAD and self.mode is TransferMode.PUSH and _source(task).version > 0:
             yield
             if self.trainer_away:
                 failed = {server.key: ("the hook failed", True) for server in task.servers}
         for server in task.servers:
             if server.key not in failed:
                 try:
-                    process = int(said[server.key].process) if server.key in said else None
-                    for _ in self._requests(task.errand, server.key, process):
+                    process = int(reports[server.key].process) if server.key in reports else None
+                    for _ in self._requests(task.operation, server.key, process):
                         yield
                 except Crash as crash:
                     untouched = str(crash) == "fetch"
@@ -191,11 +199,11 @@ class Fleet:
                     ended.add(server.key)
         for server in task.servers:
             yield
-            self._look(task.errand, server.key, failed.get(server.key), ended=server.key in ended)
+            self._look(task.operation, server.key, failed.get(server.key), ended=server.key in ended)
 
-    def _requests(self, errand: Errand, key: Key, process: int | None) -> Iterator[None]:
+    def _requests(self, operation: ServerOperation, key: Key, process: int | None) -> Iterator[None]:
         engine = self._engine(key)
-        match errand.call:
+        match operation.call:
             case Call.PAUSE:
                 yield
                 engine = self._must(key, "pause", process)
@@ -210,16 +218,16 @@ class Fleet:
                     raise Crash("vLLM answers 409")
             case Call.OPEN:
                 yield
-                self._must(key, "open", process).opened = _version(errand)
+                self._must(key, "open", process).opened = _version(operation)
             case Call.FETCH | Call.LOAD:
-                version = _version(errand)
+                version = _version(operation)
                 yield
                 if self.mode is TransferMode.PULL and version > 0:
                     self._must(key, "fetch")
                     if version in self.bad_versions:
                         raise Crash("fetch")
                     self._must(key, "fetch").fetched = version
-                if errand.call is Call.FETCH:
+                if operation.call is Call.FETCH:
                     return
                 yield
                 engine = self._must(key, "look", process)
@@ -235,35 +243,35 @@ class Fleet:
                 yield
                 self._must(key, "look", process).named = str(version)
 
-    def _look(self, errand: Errand, key: Key, failed: tuple[str, bool] | None, *, ended: bool) -> None:
+    def _look(self, operation: ServerOperation, key: Key, failed: tuple[str, bool] | None, *, ended: bool) -> None:
         failures = self.failures.setdefault(key, {})
         if not ended:
-            failures.pop(errand.call, None)
+            failures.pop(operation.call, None)
         if failed is not None:
-            failures[errand.call] = Failure(self.now, errand, *failed)
-        old = self.said.pop(key, None)
+            failures[operation.call] = Failure(self.now, operation, *failed)
+        old = self.reports.pop(key, None)
         try:
             engine = self._must(key, "look")
         except Crash:
-            failures[Call.LOOK] = Failure(self.now, Errand(Call.LOOK), "no answer")
+            failures[Call.LOOK] = Failure(self.now, ServerOperation(Call.LOOK), "no answer")
             return
         failures.pop(Call.LOOK, None)
         named = engine.named
         version = 0 if named == "default" else None if named.startswith("loading") else int(named)
-        said = Said(
+        report = ServerReport(
             self.now,
             engine.paused,
             version,
-            fetched=engine.fetched if old or errand.call is Call.FETCH else None,
+            fetched=engine.fetched if old or operation.call is Call.FETCH else None,
             process=str(engine.process),
             opened=engine.opened,
         )
-        same = old is not None and (old.process, old.version) == (said.process, version)
-        if old is not None and same and errand.call is not Call.LOAD:
-            said = replace(said, checked=old.checked, digest=old.digest)
-        if errand.call is Call.CHECK and failed is None and not ended and old is not None and same:
-            said = replace(said, checked=True, digest=f"d{engine.weights}")
-        self.said[key] = said
+        same = old is not None and (old.process, old.version) == (report.process, version)
+        if old is not None and same and operation.call is not Call.LOAD:
+            report = replace(report, checked=old.checked, digest=old.digest)
+        if operation.call is Call.CHECK and failed is None and not ended and old is not None and same:
+            report = replace(report, checked=True, digest=f"d{engine.weights}")
+        self.reports[key] = report
 
     def _engine(self, key: Key) -> Engine:
         found = next((engine for engine in self.engines if engine.key == key), None)
@@ -381,7 +389,7 @@ class Fleet:
     # What must hold at every moment.
 
     def check_may_load(self, engine: Engine) -> None:
-        """Weights under a stream change only when its runner has said, or was named, where its tokens change version."""
+        """Weights under a stream change only when its runner has report, or was named, where its tokens change version."""
         if not engine.had_traffic:
             return
         policy = self.status.policy
@@ -421,10 +429,10 @@ class Fleet:
 
 
 def _source(task: Task) -> PolicySource:
-    assert task.errand.source is not None
-    return task.errand.source
+    assert task.operation.source is not None
+    return task.operation.source
 
 
-def _version(errand: Errand) -> int:
-    assert errand.source is not None
-    return errand.source.version
+def _version(operation: ServerOperation) -> int:
+    assert operation.source is not None
+    return operation.source.version

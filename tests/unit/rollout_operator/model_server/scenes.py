@@ -23,12 +23,11 @@ from rollout_operator.actions import (
 )
 from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
-from rollout_operator.memory import Memory
 from rollout_operator.model_server import observe, plan
 from rollout_operator.model_server.observe import Observed
-from rollout_operator.model_server.operations import Known
 from rollout_operator.model_server.problems import parse
-from rollout_operator.world import World
+from rollout_operator.model_server.update_state import ServerContact
+from rollout_operator.world import Memory, World
 
 Json = dict[str, Any]
 
@@ -68,7 +67,7 @@ class Cluster:
         self.server: Json = manifest(spec)
         self.objects: dict[tuple[str, str], Json] = {}
         self.memory, self.keys = Memory(), dict[str, str]()
-        self.asked: dict[tuple[str, int], Known] = {}
+        self.asked: dict[tuple[str, int], ServerContact] = {}
         self.refuses_workloads = False
         self.versions = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout_operator.model_server import network, services, weights, workload
+from rollout_operator.model_server import objects, pod
 from rollout_operator.model_server.plan import control_secret
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, SPECS, model_server
 
@@ -18,12 +18,12 @@ def manifests(name: str) -> list[dict[str, Any]]:
     server = model_server(SPECS[name])
     made = [
         control_secret(server),
-        *services.services(server),
-        *network.policies(server, CONFIG),
-        services.disruption_budget(server),
-        weights.claim(server),
-        weights.download_job(server, CONFIG),
-        workload.workload(server, CONFIG),
+        *objects.services(server),
+        *objects.policies(server, CONFIG),
+        objects.disruption_budget(server),
+        objects.claim(server),
+        objects.download_job(server, CONFIG),
+        pod.workload(server, CONFIG),
     ]
     return [body for body in made if body is not None]
 

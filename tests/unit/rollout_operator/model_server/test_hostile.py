@@ -7,10 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_operator.cache import Cache
-from rollout_operator.memory import Memory
 from rollout_operator.model_server import observe, plan
 from rollout_operator.model_server.problems import parse
-from rollout_operator.world import World
+from rollout_operator.world import Memory, World
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NOW, manifest
 
 LEAST = {"model": {"name": "m"}, "engine": {"image": "v", "version": "0.26.0"}}

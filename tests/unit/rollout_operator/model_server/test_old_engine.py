@@ -3,7 +3,7 @@
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_operator.model_server.control import Address, Control, Look
+from rollout_operator.model_server.control import Address, Control
 
 
 async def test_an_engine_without_weight_versions_has_its_own_weights_and_becomes_ready() -> None:
@@ -20,6 +20,6 @@ async def test_an_engine_without_weight_versions_has_its_own_weights_and_becomes
     async with TestServer(app) as server:
         try:
             found = await control.look(Address("old-0", str(server.make_url("")).rstrip("/"), "t"))
-            assert found == Look("a-process", paused=False, version=0, opened=None)
+            assert (found.process, found.paused, found.version, found.opened) == ("a-process", False, 0, None)
         finally:
             await control.close()

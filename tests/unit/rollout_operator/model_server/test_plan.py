@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
-from rollout_operator.model_server.network import policies
-from rollout_operator.model_server.operations import Known
-from rollout_operator.model_server.policy_seen import Call, Runner, Said
+from rollout_operator.model_server.objects import policies
 from rollout_operator.model_server.problems import parse
 from rollout_operator.model_server.status import story
+from rollout_operator.model_server.update_state import Call, Runner, ServerContact, ServerReport
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NAMESPACE, SPECS, Cluster, model_server
 
 CACHED = SPECS["cache-and-token"]
@@ -173,7 +172,9 @@ def test_a_server_that_finds_no_place_is_told_in_the_schedulers_words_also_where
     words = "0/3 nodes are available: 3 cannot allocate all claims."
     cluster = running(SMALL)
     pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
-    cluster.asked[pod, 0] = Known(said=Said(at=cluster.now, paused=False, version=0, checked=True, opened=0))
+    cluster.asked[pod, 0] = ServerContact(
+        report=ServerReport(at=cluster.now, paused=False, version=0, checked=True, opened=0)
+    )
     cluster.spec(replicas=2)
     cluster.settle()
     cluster.start_pods()
@@ -192,10 +193,12 @@ def test_a_server_that_finds_no_place_is_told_in_the_schedulers_words_also_where
 def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
     cluster = running(SMALL)
     assert cluster.gates == [""]
-    asked = [action.errand.call for action in cluster.look().actions if isinstance(action, Ask)]
+    asked = [action.operation.call for action in cluster.look().actions if isinstance(action, Ask)]
     assert asked == [Call.LOOK]
     pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
-    cluster.asked[pod, 0] = Known(said=Said(at=cluster.now, paused=False, version=0, checked=True, opened=0))
+    cluster.asked[pod, 0] = ServerContact(
+        report=ServerReport(at=cluster.now, paused=False, version=0, checked=True, opened=0)
+    )
     cluster.settle()
     assert cluster.gates == ["True"]
     assert cluster.condition("Ready")["status"] == "True"

@@ -5,7 +5,7 @@ from datetime import timedelta
 from rollout_api.model_server import Gate, PolicyStep, ServerState, TransferMode
 from rollout_operator.model_server.control import version_of
 from rollout_operator.model_server.policy import decide
-from rollout_operator.model_server.policy_seen import Call, Said
+from rollout_operator.model_server.update_state import Call, ServerReport
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
 
@@ -130,7 +130,7 @@ def test_an_operator_that_dies_between_a_load_and_its_name_does_not_trust_the_ol
     while fleet.under_way:
         fleet.step(0)
     decision = fleet.round()
-    assert [task.errand.call for task in decision.tasks] == [Call.LOAD]
+    assert [task.operation.call for task in decision.tasks] == [Call.LOAD]
 
 
 def test_one_that_only_names_the_version_is_told_by_its_checksums() -> None:
@@ -150,7 +150,7 @@ def test_weights_are_not_resumed_before_servers_say_that_they_have_them() -> Non
     fleet.acknowledge(0)
     until(fleet, PolicyStep.LOADING)
     decision = fleet.round()
-    assert [task.errand.call for task in decision.tasks] == [Call.LOAD] * 3
+    assert [task.operation.call for task in decision.tasks] == [Call.LOAD] * 3
     assert fleet.status.policy.step is PolicyStep.LOADING
 
 
@@ -161,16 +161,16 @@ def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_th
     fleet.acknowledge(0)
     until(fleet, PolicyStep.RESUMING)
     before = fleet.now - timedelta(seconds=1)
-    for said, asked in (
-        (Said(fleet.now, paused=True, version=2, checked=True), Call.RESUME),
-        (Said(before, paused=False, version=2, checked=True), Call.LOOK),
-        (Said(fleet.now, paused=False, version=2, checked=False), Call.CHECK),
-        (Said(fleet.now, paused=False, version=2, checked=True), Call.OPEN),
+    for report, asked in (
+        (ServerReport(fleet.now, paused=True, version=2, checked=True), Call.RESUME),
+        (ServerReport(before, paused=False, version=2, checked=True), Call.LOOK),
+        (ServerReport(fleet.now, paused=False, version=2, checked=False), Call.CHECK),
+        (ServerReport(fleet.now, paused=False, version=2, checked=True), Call.OPEN),
     ):
-        fleet.said = {engine.key: said for engine in fleet.engines}
+        fleet.reports = {engine.key: report for engine in fleet.engines}
         decision = decide(fleet.seen())
         assert decision.policy.gate is Gate.SHUT
-        assert [task.errand.call for task in decision.tasks] == [asked] * 3
+        assert [task.operation.call for task in decision.tasks] == [asked] * 3
 
 
 def test_a_new_server_with_a_version_that_was_given_up_gets_no_calls_until_it_has_the_current_one() -> None:
@@ -178,10 +178,10 @@ def test_a_new_server_with_a_version_that_was_given_up_gets_no_calls_until_it_ha
     fleet.kill_engine(0)
     fleet.start_engines()
     newcomer = fleet.engines[0]
-    fleet.said[newcomer.key] = Said(fleet.now, paused=False, version=2, checked=True)
+    fleet.reports[newcomer.key] = ServerReport(fleet.now, paused=False, version=2, checked=True)
     decision = fleet.round()
     assert [entry.ready for entry in fleet.status.servers] == [False, True, True]
-    assert [task.errand.call for task in decision.tasks if task.servers[0].key == newcomer.key] == [Call.LOAD]
+    assert [task.operation.call for task in decision.tasks if task.servers[0].key == newcomer.key] == [Call.LOAD]
 
 
 def test_a_newer_version_takes_the_place_of_one_that_is_not_loaded_yet() -> None:
@@ -226,7 +226,7 @@ def test_a_trainer_that_dies_while_it_sends_costs_no_server_however_long_it_is_a
     fleet.trainer_away = True
     asked = 0
     for _ in range(3000):
-        asked += sum(task.errand.call is Call.LOAD for task in fleet.round().tasks)
+        asked += sum(task.operation.call is Call.LOAD for task in fleet.round().tasks)
         while fleet.under_way:
             fleet.step(0)
         fleet.now += timedelta(seconds=1)

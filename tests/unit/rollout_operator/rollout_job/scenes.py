@@ -9,10 +9,9 @@ from rollout_api.cluster import JOB_LABEL, MANAGED_BY, shard_name
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Event, Patch, Plan, Remember
 from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
-from rollout_operator.memory import Memory
 from rollout_operator.rollout_job import observe, plan
 from rollout_operator.rollout_job.observe import Observed
-from rollout_operator.world import World
+from rollout_operator.world import Memory, World
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 UID = "5f0c2c1e-0000-4000-8000-000000000001"

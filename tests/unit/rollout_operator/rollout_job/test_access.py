@@ -4,8 +4,8 @@ import json
 
 from rollout_api.manifest import validate
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.rollout_job.access import access, secret, shards
 from rollout_operator.rollout_job.resolve import resolve
+from rollout_operator.rollout_job.runner_objects import access, secret, shards
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, config, manifest
 
 SHARDS = ("sums-5f0c2c1e-0", "sums-5f0c2c1e-1")

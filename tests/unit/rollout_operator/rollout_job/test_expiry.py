@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_operator.rollout_job.expiry import seconds_left
+from rollout_operator.rollout_job.plan import seconds_left
 
 ENDED = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -1,7 +1,7 @@
 """No sandbox can speak to a runner, which holds the job's credentials."""
 
-from rollout_operator.rollout_job.network import runner_policy
 from rollout_operator.rollout_job.resolve import resolve
+from rollout_operator.rollout_job.runner_objects import runner_policy
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, manifest
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.rollout_job import Restarts
-from rollout_operator.rollout_job.failure_limit import failures, limit, mark
+from rollout_operator.rollout_job.verdict import count_from, failure_limit, failures_since
 
 
 def restarts(failed_pods: int, sealed: int) -> Restarts:
@@ -13,28 +13,28 @@ def restarts(failed_pods: int, sealed: int) -> Restarts:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50))
 def test_a_job_that_gets_on_is_never_given_up(failures_before_each_seal: list[int]) -> None:
-    since, failed = mark(None, 0, 0, suspended=False), 0
+    since, failed = count_from(None, 0, 0, suspended=False), 0
     for sealed, more in enumerate(failures_before_each_seal):
         for _ in range(more):
             failed += 1
-            since = mark(since, failed, sealed, suspended=False)
-            assert failures(since, failed) < limit(1)
-        since = mark(since, failed, sealed + 1, suspended=False)
+            since = count_from(since, failed, sealed, suspended=False)
+            assert failures_since(since, failed) < failure_limit(1)
+        since = count_from(since, failed, sealed + 1, suspended=False)
 
 
 def test_ten_failures_in_a_row_are_enough_for_a_few_runners() -> None:
-    assert (limit(0), limit(1), limit(3)) == (10, 10, 10)
+    assert (failure_limit(0), failure_limit(1), failure_limit(3)) == (10, 10, 10)
 
 
 @given(st.integers(1, 256))
 def test_one_outage_that_ends_all_runners_at_once_is_no_reason_to_give_up(runners: int) -> None:
-    assert runners < 2 * runners < limit(runners)
+    assert runners < 2 * runners < failure_limit(runners)
 
 
 def test_pods_that_a_suspension_ended_are_no_failures() -> None:
-    since = mark(restarts(0, 5), 64, 5, suspended=True)
-    assert failures(mark(since, 64, 5, suspended=False), 64) == 0
+    since = count_from(restarts(0, 5), 64, 5, suspended=True)
+    assert failures_since(count_from(since, 64, 5, suspended=False), 64) == 0
 
 
 def test_a_runner_job_made_anew_counts_from_zero() -> None:
-    assert failures(mark(restarts(9, 5), 0, 5, suspended=False), 0) == 0
+    assert failures_since(count_from(restarts(9, 5), 0, 5, suspended=False), 0) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_api.keys import MODEL_KEY_VARIABLE, mcp_key_variable
 from rollout_operator.rollout_job.resolve import resolve
-from rollout_operator.rollout_job.runner_job import runner_job
+from rollout_operator.rollout_job.runner_objects import runner_job
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, config, manifest
 
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rollout_api.records import Outcome
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
-from rollout_operator.rollout_job.totals import add_up
+from rollout_operator.rollout_job.status import add_up
 
 counts = st.integers(0, 10**6)
 reports = st.lists(

@@ -4,11 +4,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rollout_operator.cache import Cache
+from rollout_operator.conditions import timestamp
 from rollout_operator.config import OperatorConfig
-from rollout_operator.memory import Memory
 from rollout_operator.prune import prune
-from rollout_operator.sandbox.conditions import timestamp
-from rollout_operator.world import World
+from rollout_operator.world import Memory, World
 
 Json = dict[str, Any]
 

@@ -2,22 +2,23 @@
 
 from datetime import timedelta
 
-from rollout_operator.sandbox.clocks import seconds_kept, seconds_to_start, seconds_until_missed
-from rollout_operator.sandbox.conditions import condition, merged
+from rollout_operator.conditions import condition
+from rollout_operator.sandbox.plan import KEPT_AFTER_FINISHED, MISSED_AFTER, seconds_left
+from rollout_operator.sandbox.status import merged
 from tests.unit.rollout_operator.sandbox.objects import NOW
 
 
 def test_the_start_deadline_counts_from_when_it_was_asked_for() -> None:
-    assert seconds_to_start(NOW, 600, NOW + timedelta(seconds=100)) == 500
-    assert seconds_to_start(NOW, 600, NOW + timedelta(seconds=601)) == -1
+    assert seconds_left(NOW, timedelta(seconds=600), NOW + timedelta(seconds=100)) == 500
+    assert seconds_left(NOW, timedelta(seconds=600), NOW + timedelta(seconds=601)) == -1
 
 
 def test_a_sandbox_that_has_ended_can_be_read_for_a_minute() -> None:
-    assert seconds_kept(NOW, NOW + timedelta(seconds=59)) == 1
-    assert seconds_kept(NOW, NOW + timedelta(seconds=60)) == 0
+    assert seconds_left(NOW, KEPT_AFTER_FINISHED, NOW + timedelta(seconds=59)) == 1
+    assert seconds_left(NOW, KEPT_AFTER_FINISHED, NOW + timedelta(seconds=60)) == 0
 
 
 def test_a_pod_that_was_never_seen_is_not_missed_in_the_first_moment() -> None:
     (ready,) = merged([], [condition("Ready", True, "Running")], NOW, 1)
-    assert seconds_until_missed(ready, NOW) > 0
-    assert seconds_until_missed(ready, NOW + timedelta(seconds=5)) <= 0
+    assert seconds_left(ready.last_transition_time, MISSED_AFTER, NOW) > 0
+    assert seconds_left(ready.last_transition_time, MISSED_AFTER, NOW + timedelta(seconds=5)) <= 0

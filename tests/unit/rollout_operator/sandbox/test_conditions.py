@@ -5,7 +5,8 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_operator.sandbox.conditions import MOST_CHARACTERS, condition, find, holds, merged, timestamp
+from rollout_operator.conditions import MOST_CHARACTERS, condition, find, holds, timestamp
+from rollout_operator.sandbox.status import merged
 from tests.unit.rollout_operator.sandbox.objects import NOW
 
 LATER = NOW + timedelta(minutes=1)

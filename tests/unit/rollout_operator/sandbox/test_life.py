@@ -15,10 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Create, Delete, EnsureKey, Plan, ReadKey, Remember
 from rollout_operator.cache import Cache
-from rollout_operator.memory import Memory
+from rollout_operator.conditions import timestamp
 from rollout_operator.sandbox import observe, plan
-from rollout_operator.sandbox.conditions import timestamp
-from rollout_operator.world import World
+from rollout_operator.world import Memory, World
 from tests.unit.rollout_operator.sandbox.objects import (
     CONFIG,
     KEY,

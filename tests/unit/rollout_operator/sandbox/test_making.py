@@ -8,11 +8,10 @@ import pytest
 
 from rollout_api.sandbox import SandboxSpec
 from rollout_operator.actions import Create, EnsureKey, ReadKey, Remember
-from rollout_operator.memory import Memory
 from rollout_operator.sandbox import observe
 from rollout_operator.sandbox.making import Invalid, lessons, make_pod
 from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, VARIANTS, overlay_refused, pod_refused
-from rollout_operator.world import World
+from rollout_operator.world import Memory, World
 from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, node, pod, rollout_job, sandbox, world
 
 

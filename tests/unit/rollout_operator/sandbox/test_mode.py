@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rollout_api.sandbox import WorkspaceMode
 from rollout_operator.nodes import NodeCounts
-from rollout_operator.sandbox.mode import Choice, choose
+from rollout_operator.sandbox.pod import Choice, choose
 from tests.unit.rollout_operator.sandbox.objects import Json, node
 
 AUTO, OVERLAY, PLAIN = WorkspaceMode.AUTO, WorkspaceMode.OVERLAY, WorkspaceMode.PLAIN

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent_runtime.executor.network.rules import METADATA
 from rollout_api.sandbox import Network
 from rollout_operator.config import KUBE_DNS, DnsServer
-from rollout_operator.sandbox.network import METADATA_V4, METADATA_V6, plain_caveat, policy, problems, reach_of
+from rollout_operator.sandbox.network import METADATA_V4, METADATA_V6, plain_caveat, policy_spec, problems, reach_of
 
 DNS = [KUBE_DNS]
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(lambda address: address.exploded)
@@ -25,10 +25,10 @@ NETWORKS = st.builds(Network, setup=ACCESS, agent=ACCESS, verifier=ACCESS)
 
 def reaches(network: Network, address: str, port: int, protocol: str = "TCP") -> bool:
     """Whether a pod with the policy of `network` gets to an address outside the cluster."""
-    made = policy("p", "ns", {}, {}, {}, None, reach_of(network), DNS)
-    assert made["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    made = policy_spec({}, None, reach_of(network), DNS)
+    assert made["policyTypes"] == ["Ingress", "Egress"]
     host = ipaddress.ip_address(address)
-    for rule in made["spec"]["egress"]:
+    for rule in made["egress"]:
         ports = rule.get("ports")
         blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
         if (not ports or {"protocol": protocol, "port": port} in ports) and any(
@@ -74,7 +74,7 @@ def test_public_reaches_the_open_internet(address: str) -> None:
 
 
 def test_without_any_access_nothing_can_be_reached_not_even_a_resolver() -> None:
-    assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()), DNS)["spec"]["egress"] == []
+    assert policy_spec({}, None, reach_of(Network()), DNS)["egress"] == []
 
 
 METADATA_ADDRESSES = (
@@ -135,7 +135,7 @@ def test_an_entry_that_can_never_work_is_refused_with_its_field(entry: str, says
 def test_names_are_looked_up_where_the_chart_says() -> None:
     openshift = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
     dns = [KUBE_DNS, DnsServer(peer=openshift, port=5353)]
-    rules = policy("p", "ns", {}, {}, {}, None, reach_of(Network(agent=["pypi.org:443"])), dns)["spec"]["egress"]
+    rules = policy_spec({}, None, reach_of(Network(agent=["pypi.org:443"])), dns)["egress"]
     both = [(rule["to"], [(port["protocol"], port["port"]) for port in rule["ports"]]) for rule in rules[-2:]]
     assert both == [([KUBE_DNS.peer], [("UDP", 53), ("TCP", 53)]), ([openshift], [("UDP", 5353), ("TCP", 5353)])]
 
@@ -152,17 +152,17 @@ def test_pods_share_a_policy_only_when_they_may_reach_the_same(one: Network, oth
 
 
 def test_only_the_jobs_own_runners_get_in_and_only_to_the_executor() -> None:
-    made = policy("p", "ns", {}, {}, {"a": "b"}, {"matchLabels": {"runner": "mine"}}, reach_of(Network()), DNS)
-    (rule,) = made["spec"]["ingress"]
+    made = policy_spec({"a": "b"}, {"matchLabels": {"runner": "mine"}}, reach_of(Network()), DNS)
+    (rule,) = made["ingress"]
     assert rule == {
         "from": [{"podSelector": {"matchLabels": {"runner": "mine"}}}],
         "ports": [{"protocol": "TCP", "port": 8470}],
     }
-    assert made["spec"]["podSelector"] == {"matchLabels": {"a": "b"}}
+    assert made["podSelector"] == {"matchLabels": {"a": "b"}}
 
 
 def test_a_sandbox_that_names_no_clients_lets_nobody_in() -> None:
-    assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()), DNS)["spec"]["ingress"] == []
+    assert policy_spec({}, None, reach_of(Network()), DNS)["ingress"] == []
 
 
 def test_plain_mode_says_what_its_one_policy_cannot_keep() -> None:

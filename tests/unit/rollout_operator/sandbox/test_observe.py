@@ -4,9 +4,9 @@ from datetime import timedelta
 
 from rollout_api.sandbox import Security
 from rollout_operator.actions import Ref, Remember
-from rollout_operator.memory import Memory
 from rollout_operator.sandbox import observe
 from rollout_operator.sandbox.observe import exec_failed, overlay_refused, trial_failed_on, trials_fail
+from rollout_operator.world import Memory
 from tests.unit.rollout_operator.sandbox.objects import KEY, NOW, RUNNING, node, pod, rollout_job, sandbox, world
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Create, Delete, Plan, Ref, Remember
-from rollout_operator.memory import Memory
 from rollout_operator.sandbox import observe, plan
 from rollout_operator.sandbox.making import REFUSAL_SECONDS
 from rollout_operator.sandbox.observe import VARIANTS, pod_refused
+from rollout_operator.world import Memory
 from tests.unit.rollout_operator.sandbox.objects import (
     NOW,
     RUNNING,

@@ -11,8 +11,7 @@ from agent_runtime.executor.config import read_config
 from rollout_api.base import quantity_value
 from rollout_api.cluster import executor_token, token_sha256
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
-from rollout_operator.sandbox.mode import Choice
-from rollout_operator.sandbox.pod import Identity, pod_for
+from rollout_operator.sandbox.pod import Choice, Identity, pod_for
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
 
 WHO = Identity("s", "lab", "uid-s", KEY, {}, "abcd1234")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollout_api.base import quantity_value
 from rollout_api.sandbox import Resources
-from rollout_operator.sandbox.resources import EXECUTOR_MEMORY, bytes_of, needs_of, quantity
+from rollout_operator.sandbox.pod import EXECUTOR_MEMORY, bytes_of, needs_of, quantity
 
 QUANTITIES = st.builds(lambda n, unit: f"{n}{unit}", st.integers(1, 10**4), st.sampled_from(["", "k", "Mi", "Gi", "M"]))
 

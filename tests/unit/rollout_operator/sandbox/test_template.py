@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
-from rollout_operator.sandbox.mode import Choice
-from rollout_operator.sandbox.pod import OVERLAY_CAPABILITIES, Identity, pod_for
+from rollout_operator.sandbox.pod import OVERLAY_CAPABILITIES, Choice, Identity, pod_for
 from rollout_operator.sandbox.template import merge, refusals, well_formed, without_nulls
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
 

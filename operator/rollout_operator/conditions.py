@@ -1,0 +1,66 @@
+"""Conditions of objects, and what a pod's status says of its start."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, Final
+
+from rollout_api.conditions import Condition
+
+MOST_CHARACTERS = 1024
+"""Of a message. What a registry or a webhook says can be pages; a status is held in memory thousands of times."""
+_ON_ITS_WAY: Final = ("ContainerCreating", "PodInitializing")
+
+
+def condition(kind: str, holds: bool, reason: str, message: str = "", most: int = MOST_CHARACTERS) -> Condition:
+    """A condition, its message cut to `most` characters."""
+    words = message.strip()
+    if len(words) > most:
+        words = f"{words[: most - 1]}…"
+    return Condition(type=kind, status="True" if holds else "False", reason=reason, message=words)
+
+
+def stamped(fresh: Condition, before: Condition | None, now: datetime, generation: int | None) -> Condition:
+    """A condition with its generation and time: the time of the one before it while the status is the same."""
+    since = before.last_transition_time if before is not None and before.status == fresh.status else None
+    change = {"observed_generation": generation, "last_transition_time": since or timestamp(now)}
+    return fresh.model_copy(update=change)
+
+
+def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    return next((found for found in conditions if found.type == kind), None)
+
+
+def holds(conditions: Iterable[Condition], kind: str) -> bool:
+    """Whether a condition of that type is there and True."""
+    found = find(conditions, kind)
+    return found is not None and found.status == "True"
+
+
+def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The conditions of an object's status that are True, by type."""
+    return {found["type"]: found for found in status.get("conditions") or () if found["status"] == "True"}
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in whole seconds, as Kubernetes writes it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why a pod does not start: a reason, and words of whoever said it. None while nothing is wrong."""
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("reason", "Unschedulable"), condition.get("message", "")
+    containers = chain(status.get("initContainerStatuses") or (), status.get("containerStatuses") or ())
+    for container in containers:
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "ContainerCreating")
+        if reason not in _ON_ITS_WAY:
+            # The kubelet goes back and forth between the two.
+            return "ImagePullBackOff" if reason == "ErrImagePull" else reason, waiting.get("message", "")
+    return None

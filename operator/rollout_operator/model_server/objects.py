@@ -1,0 +1,312 @@
+"""The objects of a ModelServer beside its pods: Services, NetworkPolicies, disruption budget, and the download of weights.
+
+Sandboxes never reach its pods, whatever is asked for: they run untrusted code.
+
+With a cache, or a claim that has them already, accelerators are taken only when all weights are in place: one Job without
+accelerators writes, and servers mount read-only. Without a cache each pod downloads for itself, before its engine starts.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from rollout_api.base import API_GROUP
+from rollout_api.cluster import (
+    MANAGED_BY,
+    MODEL_CONTROL_PORT,
+    MODEL_DOWNLOAD_ROLE,
+    MODEL_PORT,
+    MODEL_SERVER_LABEL,
+    MODEL_SERVER_ROLE,
+    MODEL_SERVER_UID_LABEL,
+    MODEL_WORKER_ROLE,
+    ROLE_LABEL,
+    RUNNER_ROLE,
+)
+from rollout_api.model_server import ModelServer
+from rollout_api.selectors import NetworkPeer
+from rollout_operator.config import OperatorConfig
+from rollout_operator.kinds import NOT_SANDBOX, Json, owned_object, owner_reference, tcp
+
+DIGEST: Final = f"{API_GROUP}/digest"
+"""Annotation: digest of what an object was made of. Another one: it is made anew."""
+
+WORKLOAD_KINDS: Final = ("StatefulSet", "LeaderWorkerSet")
+
+
+def api_name(server: str) -> str:
+    """The Service in front of all servers. NAME itself is the headless one: LeaderWorkerSet names its own so."""
+    return f"{server}-api"
+
+
+def claim_name(server: str) -> str:
+    """The PersistentVolumeClaim that is made for `cache.size`."""
+    return f"{server}-weights"
+
+
+def download_name(server: str) -> str:
+    """The Job that fetches the model's weights, and the NetworkPolicy of its pod."""
+    return f"{server}-download"
+
+
+def labels(server: ModelServer, role: str = MODEL_SERVER_ROLE) -> dict[str, str]:
+    """Labels of a pod with that role, and of what goes with it."""
+    return {**MANAGED_BY, **selector(server, role), MODEL_SERVER_UID_LABEL: server.metadata.uid or ""}
+
+
+def selector(server: ModelServer, role: str = MODEL_SERVER_ROLE) -> dict[str, str]:
+    """Labels that find pods of that role."""
+    return {MODEL_SERVER_LABEL: server.metadata.name, ROLE_LABEL: role}
+
+
+def owned(server: ModelServer, kind: str, name: str, role: str = MODEL_SERVER_ROLE, **body: Any) -> Json:
+    """An object which garbage collection removes with the ModelServer."""
+    owner = owner_reference("ModelServer", server.metadata.name, server.metadata.uid)
+    return owned_object(kind, name, server.metadata.namespace, owner, labels(server, role), **body)
+
+
+def with_digest(body: dict[str, Any], source: Any = None) -> dict[str, Any]:
+    """The object with the digest of `source`, or of itself, on it."""
+    digest = digest_of(body if source is None else source)
+    return {**body, "metadata": {**body["metadata"], "annotations": {DIGEST: digest}}}
+
+
+def digest_of(value: Any) -> str:
+    """Sixteen hexadecimal digits that differ when the value does."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def noted_digest(obj: Mapping[str, Any]) -> str | None:
+    annotations: Mapping[str, str] = obj["metadata"].get("annotations") or {}
+    return annotations.get(DIGEST)
+
+
+_SERVING: Final = [MODEL_SERVER_ROLE, MODEL_WORKER_ROLE]
+
+
+def url(server: ModelServer) -> str:
+    """Of the Service in front of all servers."""
+    return f"http://{api_name(server.metadata.name)}.{server.metadata.namespace}.svc:{MODEL_PORT}"
+
+
+def services(server: ModelServer) -> list[Json]:
+    """The Service in front of all ready servers, and the headless one by which each has a name.
+
+    A LeaderWorkerSet makes its headless Service itself.
+    """
+    name = server.metadata.name
+    front = _service(server, api_name(name), {})
+    # Also of pods that are not ready: an engine that starts is known by name to what starts beside it.
+    headless = _service(server, name, {"clusterIP": "None", "publishNotReadyAddresses": True})
+    return [front] if server.spec.parallelism.nodes > 1 else [headless, front]
+
+
+def disruption_budget(server: ModelServer) -> Json | None:
+    """The PodDisruptionBudget, where one is asked for."""
+    budget = server.spec.pod_disruption_budget
+    if budget is None:
+        return None
+    spec = {
+        "maxUnavailable": budget.max_unavailable,
+        "selector": {
+            "matchLabels": {MODEL_SERVER_LABEL: server.metadata.name},
+            # Of a server on several nodes all pods count: each one takes the others with it.
+            "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": _SERVING}],
+        },
+        # A server that never came up must not keep a node from being drained.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return with_digest(owned(server, "PodDisruptionBudget", server.metadata.name, spec=spec))
+
+
+def _service(server: ModelServer, name: str, more: Json) -> Json:
+    ports = [{"name": "model", "port": MODEL_PORT, "targetPort": MODEL_PORT, "protocol": "TCP"}]
+    return with_digest(owned(server, "Service", name, spec={**more, "selector": selector(server), "ports": ports}))
+
+
+OPERATOR: Final = {"app.kubernetes.io/name": "agent-rollouts", "app.kubernetes.io/component": "operator"}
+"""Labels of the operator's pods, as the chart sets them."""
+
+FIRST_PORT, LAST_PORT = 1024, 65_535
+"""Ports that NCCL may choose for the engine's end of a connection."""
+
+
+def policies(server: ModelServer, config: OperatorConfig) -> list[Json]:
+    """Of the servers, and of the download's pod, which nobody calls.
+
+    What they may reach is open: stores, hubs and trainers are anywhere.
+    """
+    name = server.metadata.name
+    return [
+        _policy(server, name, {"matchLabels": {MODEL_SERVER_LABEL: name}}, list(_ingress(server, config))),
+        _policy(server, download_name(name), {"matchLabels": selector(server, MODEL_DOWNLOAD_ROLE)}, []),
+    ]
+
+
+def _ingress(server: ModelServer, config: OperatorConfig) -> Iterator[Json]:
+    spec = server.spec
+    runners = {"podSelector": {"matchLabels": {ROLE_LABEL: RUNNER_ROLE}}}
+    yield {"from": [runners, *map(_without_sandboxes, spec.clients)], "ports": [tcp(MODEL_PORT)]}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": config.lease.namespace}},
+        "podSelector": {"matchLabels": OPERATOR},
+    }
+    yield {"from": [operator], "ports": [tcp(MODEL_CONTROL_PORT)]}
+    if spec.weight_transfer.push and spec.weight_transfer.push.peers is not None:
+        trainer = _without_sandboxes(NetworkPeer(pod_selector=spec.weight_transfer.push.peers))
+        yield {"from": [trainer], "ports": _tensor_ports(spec.weight_transfer.push.ports)}
+    if spec.parallelism.nodes > 1:
+        own = {"podSelector": {"matchLabels": {MODEL_SERVER_LABEL: server.metadata.name}}}
+        yield {"from": [own], "ports": _tensor_ports([])}
+
+
+def _tensor_ports(ports: list[int]) -> list[Json]:
+    """These, or all that an engine may open; never the data and control ports."""
+    if ports:
+        return [tcp(port) for port in ports]
+    return [
+        {"protocol": "TCP", "port": FIRST_PORT, "endPort": MODEL_PORT - 1},
+        {"protocol": "TCP", "port": MODEL_CONTROL_PORT + 1, "endPort": LAST_PORT},
+    ]
+
+
+def _without_sandboxes(peer: NetworkPeer) -> Json:
+    """The peer without pods that are sandboxes; a peer without a pod selector means all pods of its namespaces."""
+    pods = peer.pod_selector.wire() if peer.pod_selector else {}
+    pods["matchExpressions"] = [*pods.get("matchExpressions", ()), NOT_SANDBOX]
+    namespaces = {"namespaceSelector": peer.namespace_selector.wire()} if peer.namespace_selector else {}
+    return {**namespaces, "podSelector": pods}
+
+
+def _policy(server: ModelServer, name: str, pods: Json, ingress: list[Json]) -> Json:
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress}
+    return with_digest(owned(server, "NetworkPolicy", name, spec=spec))
+
+
+USER: Final = 65532
+"""The user of the runtime image; engine and gateway of a pod share it, so that one may read what the other has fetched."""
+MODELS: Final = "/models"
+"""Where the volume with the weights is mounted."""
+VOLUME: Final = "weights"
+DOWNLOAD: Final = "download"
+"""Name of the container that brings the weights, for `podTemplate`."""
+RETRIES: Final = 6
+"""Kubernetes' own default for Jobs: pods that fail, each a little later than the one before, for some ten minutes."""
+RESTRICTED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model's weights in one of its pods."""
+
+    path: str
+    volume: Json
+    init_containers: tuple[Json, ...] = ()
+
+    @property
+    def mount(self) -> Json:
+        return {"name": VOLUME, "mountPath": MODELS, "readOnly": True}
+
+
+def weights(server: ModelServer, config: OperatorConfig) -> Weights:
+    if (claimed := _claimed(server)) is not None:
+        claim, folder = claimed
+        return Weights(f"{MODELS}/{folder}".rstrip("/"), _claim_volume(claim))
+    if server.spec.cache is not None:
+        return Weights(_folder(server), _claim_volume(_cache_claim(server)))
+    container = _download_container(server, config)
+    return Weights(_folder(server), {"name": VOLUME, "emptyDir": {}}, (container,))
+
+
+def claim(server: ModelServer) -> Json | None:
+    """The PersistentVolumeClaim, if one is to be made."""
+    cache = server.spec.cache
+    if cache is None or cache.size is None or _claimed(server) is not None:
+        return None
+    spec = {
+        "accessModes": [cache.access_mode.value],
+        **({"storageClassName": cache.storage_class_name} if cache.storage_class_name else {}),
+        "resources": {"requests": {"storage": cache.size}},
+    }
+    name = claim_name(server.metadata.name)
+    return owned(server, "PersistentVolumeClaim", name, MODEL_DOWNLOAD_ROLE, spec=spec)
+
+
+def download_job(server: ModelServer, config: OperatorConfig) -> Json | None:
+    """The Job that fills the cache; None where there is no cache to fill."""
+    if server.spec.cache is None or _claimed(server) is not None:
+        return None
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "containers": [_download_container(server, config)],
+        "volumes": [_claim_volume(_cache_claim(server))],
+    }
+    spec = {
+        "backoffLimit": RETRIES,
+        # One writer: the next pod starts when the last one has ended for certain.
+        "podReplacementPolicy": "Failed",
+        "template": {"metadata": {"labels": labels(server, MODEL_DOWNLOAD_ROLE)}, "spec": pod},
+    }
+    return with_digest(owned(server, "Job", download_name(server.metadata.name), MODEL_DOWNLOAD_ROLE, spec=spec))
+
+
+def pod_security() -> Json:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        # Changing the owner of every file of a large model takes minutes, at every start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
+    model = server.spec.model
+    revision = [f"--revision={model.revision}"] if model.revision else []
+    return {
+        "name": DOWNLOAD,
+        "image": config.images.runtime,
+        "imagePullPolicy": config.images.pull_policy,
+        "command": ["python3", "-m", "agent_runtime.serving.download"],
+        "args": [
+            f"--uri={server.spec.weights_uri}",
+            *revision,
+            f"--folder={_folder(server)}",
+            # What one pod has left half done, the next one of the same server goes on with.
+            f"--writer={server.metadata.uid}",
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "envFrom": [{"secretRef": {"name": model.secret_ref}}] if model.secret_ref else [],
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
+        "securityContext": {**RESTRICTED, "readOnlyRootFilesystem": True},
+        "volumeMounts": [{"name": VOLUME, "mountPath": MODELS}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _folder(server: ModelServer) -> str:
+    """Named by what is in it: servers that share a claim share equal weights, and never mix others."""
+    return f"{MODELS}/{digest_of([server.spec.weights_uri, server.spec.model.revision])}"
+
+
+def _claimed(server: ModelServer) -> tuple[str, str] | None:
+    """Claim and folder of a `pvc://` URI."""
+    uri = urlsplit(server.spec.weights_uri)
+    return (uri.netloc, uri.path.strip("/")) if uri.scheme == "pvc" else None
+
+
+def _cache_claim(server: ModelServer) -> str:
+    assert server.spec.cache is not None
+    return server.spec.cache.claim_name or claim_name(server.metadata.name)
+
+
+def _claim_volume(name: str) -> Json:
+    return {"name": VOLUME, "persistentVolumeClaim": {"claimName": name}}

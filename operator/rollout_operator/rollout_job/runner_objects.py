@@ -1,0 +1,226 @@
+"""The runners of a job: their Indexed Job, rights, Secret with the job, RolloutShards and NetworkPolicy.
+
+Completion, restart of an index, suspension and eviction are Kubernetes' own.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rollout_api.base import API_GROUP, quantity_value
+from rollout_api.cluster import (
+    JOB_FILE,
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    MANAGED_BY,
+    ROLE_LABEL,
+    RUNNER_FOLDER,
+    RUNNER_METRICS_PORT,
+    RUNNER_ROLE,
+    SUSPEND_ANNOTATION,
+    runner_name,
+    shard_name,
+)
+from rollout_api.conditions import Metadata
+from rollout_api.keys import named_keys
+from rollout_api.rollout_job import RolloutJob
+from rollout_operator.config import OperatorConfig, RunnerDefaults
+from rollout_operator.kinds import NOT_SANDBOX, Json, owned_object, owner_reference, tcp
+from rollout_operator.sandbox import template
+
+
+def labels(job: Metadata) -> dict[str, str]:
+    """Labels of whatever belongs to a job's runners."""
+    return {**MANAGED_BY, JOB_LABEL: job.name, JOB_UID_LABEL: job.uid or "", ROLE_LABEL: RUNNER_ROLE}
+
+
+def owned(
+    job: Metadata, kind: str, name: str | None = None, labelled: Mapping[str, str] | None = None, **body: Any
+) -> Json:
+    """An object that garbage collection removes with the job. Name and labels default to those of its runners."""
+    owner = owner_reference("RolloutJob", job.name, job.uid)
+    return owned_object(kind, name or runner_name(job.name), job.namespace, owner, labelled or labels(job), **body)
+
+
+def job_file(job: RolloutJob) -> str:
+    """The job as its runners run it, as JSON."""
+    return json.dumps(job.wire(), ensure_ascii=False, separators=(",", ":"))
+
+
+def secret(job: RolloutJob) -> Json:
+    """The runners' Secret without its key. It is fixed at the start: what runs does not change under way."""
+    return owned(job.metadata, "Secret", type="Opaque", immutable=True, stringData={JOB_FILE: job_file(job)})
+
+
+def service_account_name(job: RolloutJob) -> str:
+    """The account of the runner pods: the user's own, or one of the job's."""
+    return job.spec.runners.service_account_name or runner_name(job.metadata.name)
+
+
+def access(job: RolloutJob, config: OperatorConfig) -> list[Json]:
+    """ServiceAccount (unless the user names one), Role and RoleBinding of the runners."""
+    account = owned(job.metadata, "ServiceAccount", automountServiceAccountToken=False)
+    account["metadata"]["annotations"] = config.runner.service_account_annotations
+    subject = {"kind": "ServiceAccount", "name": service_account_name(job), "namespace": job.metadata.namespace}
+    role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": runner_name(job.metadata.name)}
+    role = owned(job.metadata, "Role", rules=_rules(job))
+    binding = owned(job.metadata, "RoleBinding", roleRef=role_ref, subjects=[subject])
+    return [role, binding] if job.spec.runners.service_account_name else [account, role, binding]
+
+
+def shards(job: Metadata, replicas: int) -> list[Json]:
+    """The objects in which the runners report, one for each: reports must not rewrite the job with all its tasks."""
+    return [owned(job, "RolloutShard", shard_name(job.name, job.uid or "", index)) for index in range(replicas)]
+
+
+def runner_policy(job: RolloutJob) -> Json:
+    """The NetworkPolicy of the runner pods: whoever collects metrics reaches them, and no sandbox.
+
+    What they may reach is open: models and stores are anywhere.
+    """
+    collectors = {"namespaceSelector": {}, "podSelector": {"matchExpressions": [NOT_SANDBOX]}}
+    spec = {
+        "podSelector": {"matchLabels": {JOB_UID_LABEL: job.metadata.uid, ROLE_LABEL: RUNNER_ROLE}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [collectors], "ports": [tcp(RUNNER_METRICS_PORT)]}],
+    }
+    return owned(job.metadata, "NetworkPolicy", spec=spec)
+
+
+def _rules(job: RolloutJob) -> list[Json]:
+    def rule(resource: str, *verbs: str, only: Sequence[str] = ()) -> Json:
+        names = {"resourceNames": list(only)} if only else {}
+        return {"apiGroups": [API_GROUP], "resources": [resource], "verbs": list(verbs), **names}
+
+    own_shards = [shard["metadata"]["name"] for shard in shards(job.metadata, job.spec.runners.replicas)]
+    return [
+        rule("sandboxes", "get", "list", "watch", "create", "delete"),
+        rule("rolloutjobs", "get", only=[job.metadata.name]),
+        rule("rolloutshards", "get", only=own_shards),
+        rule("rolloutshards/status", "patch", only=own_shards),
+        rule("modelservers", "get", "list", "watch"),
+    ]
+
+
+PARTS: Final = template.OwnParts("runner", ("job", "tmp"), RUNNER_FOLDER)
+"""What `runners.podTemplate` may not replace."""
+
+KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+"""Of the labels that name a job's queue and priority."""
+
+USER: Final = 65532
+"""The user of the runtime image, by number: `runAsNonRoot` cannot check a name."""
+
+ROLLOUT_MEBIBYTES: Final = 2
+"""Memory of one rollout in a runner. A short conversation was measured at 0.13 MB (docs/benchmarks.md); a long one, with
+token ids and logprobs, holds a few."""
+
+UNLIMITED: Final = 2**31 - 1
+"""Restarts that Kubernetes grants. How many are too many is decided by what the runners achieve (verdict.py)."""
+
+LOST_NODE_SECONDS: Final = 30
+"""How long a node may be silent before its runner is started elsewhere; Kubernetes' own default is 300."""
+
+GRACE_SECONDS: Final = 30
+"""A runner finishes its turns within 25 s of SIGTERM."""
+
+
+def runner_job(
+    job: RolloutJob, config: OperatorConfig, *, suspend: bool, job_labels: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """The batch/v1 Job of a resolved RolloutJob. Kueue queues it as the `job_labels` of the RolloutJob say."""
+    replicas = job.spec.runners.replicas
+    queue = {key: value for key, value in job_labels.items() if key.startswith(KUEUE_PREFIX)}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": replicas,
+        "parallelism": replicas,
+        "backoffLimit": UNLIMITED,
+        # Not `Failed`: it would wait for ever for a pod on a dead node.
+        "podReplacementPolicy": "TerminatingOrFailed",
+        "suspend": suspend,
+        "template": template.merge(
+            {"metadata": {"labels": labels(job.metadata)}, "spec": _pod(job, config)},
+            template.without_nulls(job.spec.runners.pod_template or {}),
+        ),
+    }
+    body = owned(job.metadata, "Job", labelled=labels(job.metadata) | queue, spec=spec)
+    body["metadata"] |= suspension(suspend=suspend)["metadata"]
+    return body
+
+
+def suspension(*, suspend: bool) -> dict[str, Any]:
+    """The fields of a Job that suspend or resume it: the value, and a note that the operator set it."""
+    return {"metadata": {"annotations": {SUSPEND_ANNOTATION: str(suspend).lower()}}, "spec": {"suspend": suspend}}
+
+
+def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
+    runners = job.spec.runners
+    return {
+        "restartPolicy": "Never",
+        "serviceAccountName": service_account_name(job),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "imagePullSecrets": [{"name": name} for name in runners.image_pull_secrets],
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "tolerations": [
+            {
+                "key": f"node.kubernetes.io/{trouble}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": LOST_NODE_SECONDS,
+            }
+            for trouble in ("not-ready", "unreachable")
+        ],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(job, config)],
+        "volumes": [
+            # 0440: through fsGroup the runner reads it, and nobody writes it.
+            {"name": "job", "secret": {"secretName": runner_name(job.metadata.name), "defaultMode": 0o440}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+
+
+def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
+    own_image = job.spec.runners.image
+    return {
+        "name": PARTS.container,
+        "image": own_image or config.images.runtime,
+        # A user's image keeps Kubernetes' own rule: Always for :latest, else IfNotPresent.
+        **({} if own_image else {"imagePullPolicy": config.images.pull_policy}),
+        "env": [{"name": "HOME", "value": "/tmp"}, *_keys(job)],
+        "envFrom": [{"secretRef": {"name": job.spec.output.secret_ref}}] if job.spec.output.secret_ref else [],
+        "ports": [{"name": "metrics", "containerPort": RUNNER_METRICS_PORT, "protocol": "TCP"}],
+        "resources": {"requests": _requests(config.runner, job.spec.runners.concurrency)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "job", "mountPath": RUNNER_FOLDER, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _keys(job: RolloutJob) -> list[dict[str, Any]]:
+    return [
+        {"name": key.variable, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+        for key in named_keys(job)
+        if (secret := key.source.secret_key_ref) is not None
+    ]
+
+
+def _requests(base: RunnerDefaults, concurrency: int) -> dict[str, str]:
+    mebibytes = math.ceil(quantity_value(base.memory) / 2**20) + ROLLOUT_MEBIBYTES * concurrency
+    return {"cpu": base.cpu, "memory": f"{mebibytes}Mi"}
