@@ -46,7 +46,7 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is no number of JSON's")
 
 
 def _form_of(content: Json) -> TrajectoryFormat | None:
