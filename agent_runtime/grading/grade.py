@@ -379,7 +379,7 @@ class _Grading:
             if found is None:
                 return None
             if found.type != "file" or found.size > limit:
-                raise _Failed(f"{path} must be a file of at most {limit} bytes")
+                raise _Failed(f"{path} is no file of at most {limit} bytes")
             return await self.workspace.read(path, limit=limit)
         except FileError as error:
             raise _Failed(f"{path} cannot be read: {error}") from error

@@ -25,7 +25,7 @@ def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
         path.mkdir(parents=True, exist_ok=True)
         return
     if not (member.isreg() or member.islnk()):
-        raise UnsafeMember(f"{member.name!r} is neither a file nor a folder")
+        raise UnsafeMember(f"{member.name!r} is no file and no folder")
     try:
         content = archive.extractfile(member)
     except (KeyError, RecursionError):  # a hard link to what the archive does not hold, or back to itself
