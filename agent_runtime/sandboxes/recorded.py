@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.hosting import Executors, HostedProvider, Hosting
 from agent_runtime.sandboxes.images.store import ImageStore
 from rollout_api.sandbox import SandboxTemplate
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    RecordT = TypeVar("RecordT", bound=DataclassInstance)
-else:
-    RecordT = TypeVar("RecordT")
+RecordT = TypeVar("RecordT")
+"""A dataclass of plain values."""
 
 
 class ExecutorRecords(Generic[RecordT]):
@@ -52,7 +47,7 @@ class ExecutorRecords(Generic[RecordT]):
         path = self.path(name)
         partial = path.with_suffix(".partial")
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
-            target.write(json.dumps(asdict(record)))
+            target.write(json.dumps(vars(record)))
         partial.replace(path)
         return path
 
