@@ -18,7 +18,13 @@ _SCRIPT_CHARACTERS = 1 << 20
 """Longest base64 of a hidden file in which folders are looked for."""
 
 _WORD = r"""((?:`pwd`|\$\(pwd\)|[^\s'"`;&|()]|"[^"\n]*"|'[^'\n]*')+)"""
-_SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH)={_WORD}")
+_LOADERS = (
+    "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT BASH_ENV HOME XDG_CONFIG_HOME GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_EXEC_PATH "
+    "PYTHONHOME PERL5LIB PERLLIB RUBYLIB LUA_PATH LUA_CPATH CLASSPATH"
+)
+LOADERS = tuple(_LOADERS.split())
+"""Variables that say where programs find libraries, scripts and settings, which they load unasked."""
+_SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH|{'|'.join(LOADERS)})={_WORD}")
 _ENTERED = re.compile(rf"(?:(?<![\w.-])(?:cd|pushd)(?:[ \t]+--)?[ \t]+|\bchdir\(|\bcwd=){_WORD}")
 _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
 
@@ -52,6 +58,19 @@ def starts_tools(spec: TaskVerifier) -> bool:
     texts = [_text(file) for file in spec.files]
     scripts = [text for file, text in zip(spec.files, texts, strict=True) if _is_shell(file.path, text)]
     return any(_STARTS_TOOL.search(_COMMENT.sub("", text)) for text in (*spec.commands, *scripts))
+
+
+def loads_agents_work(task: Task, working_dir: str, variables: Mapping[str, str]) -> bool:
+    """Whether the verifier's programs load libraries, scripts or settings from a folder that the artifacts come into.
+
+    `variables` are the `LOADERS` that its commands have.
+    """
+    texts = [*task.verifier.commands, *map(_text, task.verifier.files)] if task.verifier else []
+    searched = _searched(working_dir, variables, texts)
+    base, paths = artifact_paths(task, working_dir)
+    places = [working_dir, *(posixpath.join(base, path) for path in paths)]
+    found = (posixpath.join(path, "any") for name in LOADERS for path in searched[name] if not re.search(r"[$`]", path))
+    return any(is_below(path, place) for path in found for place in places)
 
 
 def _is_shell(path: str, text: str) -> bool:
@@ -123,7 +142,7 @@ def _text(file: TaskFile) -> str:
 
 
 def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[str]) -> dict[str, list[str]]:
-    """The folders in which the verifier looks for commands and modules: what its `PATH` and `PYTHONPATH` have.
+    """The folders in which the verifier looks for commands, modules and what else programs load, by variable.
 
     Python also imports from the folder that it is started in.
     """
@@ -132,10 +151,10 @@ def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[st
     for entered in _ENTERED.findall(text):
         path = _path(entered)
         folders += [posixpath.join(folder, path) for folder in dict.fromkeys((working_dir, folders[-1]))]
-    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": [*folders]}
+    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": [*folders], **{name: [] for name in LOADERS}}
     given = [(name, variables[name]) for name in searched if name in variables]
     for name, value in [*given, *_SEARCHED.findall(text)]:
-        paths = map(_path, value.split(":"))
+        paths = map(_path, re.split("[:;]", value))
         searched[name] += [posixpath.join(folder, path) for path in paths for folder in folders]
     return {name: [*dict.fromkeys(map(posixpath.normpath, found))] for name, found in searched.items()}
 

@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from agent_runtime.grading import reward_file
-from agent_runtime.grading.artifacts import artifact_paths, asks_for_files, is_below, starts_tools
+from agent_runtime.grading.artifacts import (
+    LOADERS,
+    artifact_paths,
+    asks_for_files,
+    is_below,
+    loads_agents_work,
+    starts_tools,
+)
 from agent_runtime.grading.junit import (
     REPORT_BYTES,
     ReportedTest,
@@ -88,13 +95,14 @@ async def grade(
     *,
     key_turn: int,
     apart: int = 0,
+    variables: Mapping[str, str] | None = None,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
 
-    `apart`: the uid of the workspace's user where that is not root and the verifier's is, else 0 (`require_startable` says
-    so). Root takes the working directory, so that code under test cannot reach the report or the hidden files.
+    `apart` and `variables` are what `require_startable` returned. Where `apart` is not 0, root takes the working directory,
+    so that code under test cannot reach the report or the hidden files.
 
     The caller has brought the workspace into its verifier phase and, in `Shared`, ended the agent's processes. The same
     call with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -113,6 +121,7 @@ async def grade(
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
     runs_agents_code = imports_packages(task.verifier) or starts_tools(task.verifier)
+    runs_agents_code = runs_agents_code or loads_agents_work(task, workspace.working_dir, variables or {})
     forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or runs_agents_code
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
@@ -124,14 +133,15 @@ def imports_packages(spec: TaskVerifier) -> bool:
     return not above <= {"", ".", "test", "tests"}
 
 
-async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> tuple[int, Mapping[str, str]]:
     """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
 
     Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict. Returns
-    the uid of the workspace's user where that is not root and the verifier's is, else 0.
+    the uid of the workspace's user where that is not root, and cannot become root, and the verifier's is, else 0; and the
+    verifier's `LOADERS`.
     """
     if (spec := task.verifier) is None:
-        return 0
+        return 0, {}
     env = {variable.name: variable.value for variable in spec.env}
     brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
     key = f"{key_turn}:verifier-probe"
@@ -142,12 +152,17 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
             "or to the task's setup"
         )
     if spec.user is None:
-        return 0
+        return 0, {}
     deadline = PROBE_SECONDS
-    own = await workspace.run("id -u", key=f"{key}-own-id", deadline_seconds=deadline)
-    verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
-    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and verifiers.stdout.strip() == b"0"
-    return int(own.stdout) if is_apart else 0
+    # Code under test may do what its user may: as root where that one needs no password.
+    highest = "sudo -n id -u 2>/dev/null || id -u"
+    own = await workspace.run(highest, key=f"{key}-own-id", deadline_seconds=deadline)
+    show = "printf '%s\\0'" + "".join(f' "${name}"' for name in LOADERS) + "; id -u"
+    verifiers = await workspace.run(show, key=f"{key}-id", deadline_seconds=deadline, user=spec.user, env=env)
+    *values, uid = verifiers.stdout.decode(errors="replace").split("\0")
+    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and uid.strip() == "0"
+    variables = {name: value for name, value in zip(LOADERS, values, strict=False) if value}
+    return int(own.stdout) if is_apart else 0, variables
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
@@ -227,9 +242,19 @@ class _Grading:
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             user=self.spec.user,
         )
+        self.require_started(result, "the working directory cannot be given to the verifier's user")
         if not result.ok:
             output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
             raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
+
+    def require_started(self, result: CommandResult, what: str) -> None:
+        """Raise for a command that did not start. `what` is what it means for the grading."""
+        if result.exit_code is None and result.signal is None and result.cause not in _USED_UP:
+            message = f"{what}: {result.stderr.decode(errors='replace').strip() or result.cause}"
+            if self.rules.mode is VerifierMode.SHARED:
+                raise _Failed(message)
+            # The artifacts may keep it from starting, or a machine that has no process left for it.
+            raise SandboxFailure("ExecutorFailed", message)
 
     @contextlib.contextmanager
     def needed(self, what: str) -> Iterator[None]:
@@ -292,13 +317,7 @@ class _Grading:
                 head_bytes=OUTPUT_BYTES,
                 tail_bytes=OUTPUT_BYTES,
             )
-            if result.exit_code is None and result.signal is None and result.cause not in _USED_UP:
-                why = result.stderr.decode(errors="replace").strip() or result.cause
-                message = f"command {number + 1} could not be started: {why}"
-                if self.rules.mode is VerifierMode.SHARED:
-                    raise _Failed(message)
-                # The artifacts may keep it from starting, or a machine that has no process left for it.
-                raise SandboxFailure("ExecutorFailed", message)
+            self.require_started(result, f"command {number + 1} could not be started")
             left -= result.seconds
             self.commands.append(_command_verdict(command, result))
             if self.watch is not None:

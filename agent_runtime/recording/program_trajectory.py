@@ -34,7 +34,7 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
     found = _form_of(content)
     if found is None or form not in (None, found):
         raise UnreadableTrajectory(
-            f"its keys ({', '.join(map(repr, list(content)[:8]))}) are those of {found or 'no known form'}, "
+            f"its keys ({', '.join(repr(key[:40]) for key in list(content)[:8])}) are those of {found or 'no known form'}, "
             f"and {form or 'one of ' + ', '.join(TrajectoryFormat)} was expected"
         )
     try:
@@ -71,22 +71,47 @@ def _from_atif(content: Json) -> Json:
     return content
 
 
+class _Steps:
+    """The steps so far. A result finds its step in the same time, however many steps there are."""
+
+    def __init__(self) -> None:
+        self.all: list[Json] = []
+        self._latest: Json | None = None
+        """The agent's latest step."""
+        self._asked: dict[str, Json] = {}
+        """The latest step that has a call, by the id of the call."""
+
+    def add(self, step: Json) -> None:
+        self.all.append(step)
+        if step["source"] == "agent":
+            self._latest = step
+            self._asked.update((call["tool_call_id"], step) for call in step.get("tool_calls", []))
+
+    def observe(self, call_id: object, text: str) -> None:
+        """Add a result to the step whose call it answers; without such a call the latest agent's step has it."""
+        asked = self._asked.get(call_id) if isinstance(call_id, str) else None
+        if (step := asked or self._latest) is None:
+            raise ValueError("it has the result of a tool before any answer")
+        result = {"content": text} if asked is None else {"source_call_id": call_id, "content": text}
+        step.setdefault("observation", {"results": []})["results"].append(result)
+
+
 def _from_mini_swe_agent(content: Json) -> Json:
     info = content["info"]
     config, spent = info.get("config") or {}, info.get("model_stats") or {}
-    steps: list[Json] = []
+    steps = _Steps()
     for message in content["messages"]:
         if (result := _tool_result(message)) is not None:
-            _observe(steps, *result)
+            steps.observe(*result)
         elif message.get("object") == "response":
-            steps.append(_response_step(message))
+            steps.add(_response_step(message))
         else:
-            steps.append(_chat_step(message))
+            steps.add(_chat_step(message))
     return _trajectory(
         name="mini-swe-agent",
         version=info.get("mini_version"),
         model=(config.get("model") or {}).get("model_name"),
-        steps=steps,
+        steps=steps.all,
         cost=spent.get("instance_cost"),
         ending={"exit_status": info.get("exit_status"), "submission": info.get("submission")},
     )
@@ -149,11 +174,13 @@ def _response_step(response: Json) -> Json:
 def _from_swe_agent(content: Json) -> Json:
     info = content.get("info") or {}
     spent = info.get("model_stats") or {}
-    steps = list(_before_the_first_answer(content["history"]))
+    steps = _Steps()
+    for step in _before_the_first_answer(content["history"]):
+        steps.add(step)
     for entry in content["trajectory"]:
         action, thought, response = (text_of(entry.get(name)) for name in ("action", "thought", "response"))
         calls = [tool_call(None, "action", {"command": action}, 0)] if action else []
-        steps.append(
+        steps.add(
             {
                 "source": "agent",
                 "message": response or thought,
@@ -164,12 +191,12 @@ def _from_swe_agent(content: Json) -> Json:
             }
         )
         if observation := text_of(entry.get("observation")):
-            _observe(steps, calls[0]["tool_call_id"] if calls else None, observation)
+            steps.observe(calls[0]["tool_call_id"] if calls else None, observation)
     return _trajectory(
         name="SWE-agent",
         version=info.get("swe_agent_version"),
         model=None,
-        steps=steps,
+        steps=steps.all,
         cost=spent.get("instance_cost"),
         totals=(spent.get("tokens_sent"), spent.get("tokens_received")),
         ending={
@@ -225,19 +252,6 @@ def _trajectory(
         },
         **given(extra=given(**ending)),
     }
-
-
-def _observe(steps: list[Json], call_id: object, text: str) -> None:
-    """Add a result to the step whose call it answers; without such a call the latest agent's step has it."""
-    agents = [step for step in reversed(steps) if step["source"] == "agent"]
-    asked = (step for step in agents if any(c["tool_call_id"] == call_id for c in step.get("tool_calls", [])))
-    if (step := next(asked, None)) is not None:
-        result = {"source_call_id": call_id, "content": text}
-    elif agents:
-        step, result = agents[0], {"content": text}
-    else:
-        raise ValueError("it has the result of a tool before any answer")
-    step.setdefault("observation", {"results": []})["results"].append(result)
 
 
 def _metrics(prompt: object, completion: object, cost: object) -> Json:

@@ -205,6 +205,30 @@ async def test_private_files_of_the_agent_stay_readable_for_its_user(provider_of
     assert (verdict.passed, verdict.forgeable) == (True, False), verdict
 
 
+HOME_OF_AGENT = {"name": "HOME", "value": "/srv/agent/work/home"}
+
+
+@pytest.mark.parametrize(("env", "reward", "forgeable"), [([HOME_OF_AGENT], 1, True), ([], 0, False)])
+async def test_a_verdict_is_forgeable_where_programs_load_what_the_agent_left(
+    provider_of: Callable[..., LocalProvider], env: list[dict[str, str]], reward: float, forgeable: bool
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            ["mkdir home && echo exit > home/.bash_profile"],
+            setup=[],
+            user="1000:1000",
+            verifier_user="0",
+            commands=["bash -lc 'test -e solved'"],
+            env=env,
+        )
+    finally:
+        await provider.close()
+    assert (verdict.reward, verdict.forgeable) == (reward, forgeable), verdict
+
+
 WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
 
 

@@ -165,7 +165,25 @@ async def test_a_command_that_the_machine_cannot_start_is_no_verdict(
     with pytest.raises(SandboxFailure, match="Resource temporarily unavailable") as failure:
         await verdict(workspace, commands)
     assert failure.value.evidence is Evidence.UNEXPLAINED, "done again alone; the second time alone is a failed verdict"
+    with pytest.raises(SandboxFailure, match="cannot be given to the verifier's user"):
+        await grade(task(**commands), SEPARATE, workspace, key_turn=8, apart=1000)
     assert (await verdict(workspace, commands, SHARED)).reward == 0, "a policy could mask itself"
+
+
+@pytest.mark.parametrize(("sudo", "apart"), [("false", 1000), ("echo 0", 0)])
+async def test_user_who_becomes_root_without_password_is_not_kept_apart(
+    workspace: Any, monkeypatch: pytest.MonkeyPatch, sudo: str, apart: int
+) -> None:
+    run = workspace.run
+
+    async def run_with_sudo(command: str, *, user: str | None = None, **options: Any) -> Any:
+        uid = "0" if user == "root" else "1000"
+        return await run(f"sudo() {{ {sudo}; }}; id() {{ echo {uid}; }}; {command}", **options)
+
+    monkeypatch.setattr(workspace, "run", run_with_sudo)
+    spec = task(commands=["true"], user="root", env=[{"name": "PERL5LIB", "value": "lib"}])
+    found, variables = await require_startable(spec, workspace, key_turn=1)
+    assert (found, variables["PERL5LIB"]) == (apart, "lib")
 
 
 async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
+from agent_runtime.recording.program_trajectory import UnreadableTrajectory, _Steps, to_atif
 from rollout_api.rollout_job import TrajectoryFormat
 from tests.unit.recording.strategies import json_values
 from tests.unit.recording.test_atif import AtifTrajectory
@@ -118,6 +118,32 @@ def test_a_file_of_swe_agent_keeps_actions_observations_and_what_it_cost() -> No
 def test_a_file_that_is_atif_already_stays_as_it_is() -> None:
     own = converted(mini({"role": "user", "content": "hi"})) | {"session_id": "its own"}
     assert converted(own) == own
+
+
+def test_reading_takes_no_longer_for_each_result_with_more_steps() -> None:
+    read = list[str]()
+
+    class Counted(str):
+        def __eq__(self, other: object) -> bool:
+            read.append(self)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    steps = _Steps()
+    for number in range(1000):
+        call_id = Counted(f"call-{number}")
+        steps.add({"source": "agent", "tool_calls": [{"tool_call_id": call_id}]})
+        steps.observe(call_id, "own")
+        steps.observe("of no call", "latest")
+    assert len(read) < 10_000
+    assert [result["content"] for result in steps.all[0]["observation"]["results"]] == ["own", "latest"]
+
+
+def test_message_about_a_file_is_short_when_its_keys_are_long() -> None:
+    with pytest.raises(UnreadableTrajectory) as raised:
+        to_atif(json.dumps({"A" * 100_000: 1}).encode(), None, "run/0")
+    assert len(str(raised.value)) < 1000
 
 
 ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
