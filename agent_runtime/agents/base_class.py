@@ -55,8 +55,9 @@ def truncated(limit: ContextLimit, messages: Sequence[Message], head: int, token
     """
     starts = [position for position in range(head, len(messages)) if messages[position].get("role") == "assistant"]
     kept = starts[-1:]
+    lengths = [len(json.dumps(message, default=str)) for message in messages]
     for start in reversed(starts[:-1]):
-        if not _fits(limit, messages, head, start, tokens):
+        if not _fits(limit, lengths, head, start, tokens):
             break
         kept = [start]
     if not kept or kept[0] <= head:
@@ -69,11 +70,10 @@ def summarised(messages: Sequence[Message], head: int, summary: str) -> list[Mes
     return [*messages[:head], {"role": "user", "content": SUMMARY.format(summary=summary)}]
 
 
-def _fits(limit: ContextLimit, messages: Sequence[Message], head: int, start: int, tokens: int) -> bool:
+def _fits(limit: ContextLimit, lengths: Sequence[int], head: int, start: int, tokens: int) -> bool:
     if limit.max_messages is not None:
-        return head + 1 + len(messages) - start <= limit.max_messages * KEPT_FRACTION
+        return head + 1 + len(lengths) - start <= limit.max_messages * KEPT_FRACTION
     # The server counts whole prompts alone: a part of one has its share by the length of its text.
-    lengths = [len(json.dumps(message, default=str)) for message in messages]
     share = (sum(lengths[:head]) + sum(lengths[start:])) / sum(lengths)
     return share * tokens <= (limit.max_tokens or 0) * KEPT_FRACTION
 

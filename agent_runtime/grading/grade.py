@@ -121,8 +121,8 @@ async def grade(
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
     runs_agents_code = imports_packages(task.verifier) or starts_tools(task.verifier)
-    runs_agents_code = runs_agents_code or loads_agents_work(task, workspace.working_dir, variables or {})
-    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or runs_agents_code
+    loads_it = loads_agents_work(task, workspace.working_dir, variables or {})
+    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or runs_agents_code or loads_it
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 
@@ -154,9 +154,9 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     if spec.user is None:
         return 0, {}
     deadline = PROBE_SECONDS
-    # Code under test may do what its user may: as root where that one needs no password.
-    highest = "sudo -n id -u 2>/dev/null || id -u"
-    own = await workspace.run(highest, key=f"{key}-own-id", deadline_seconds=deadline)
+    # The code under test may do what its user may: also as root, where that takes no password.
+    own_id = "sudo -n id -u 2>/dev/null || id -u"
+    own = await workspace.run(own_id, key=f"{key}-own-id", deadline_seconds=deadline)
     show = "printf '%s\\0'" + "".join(f' "${name}"' for name in LOADERS) + "; id -u"
     verifiers = await workspace.run(show, key=f"{key}-id", deadline_seconds=deadline, user=spec.user, env=env)
     *values, uid = verifiers.stdout.decode(errors="replace").split("\0")

@@ -161,7 +161,7 @@ async def test_a_command_that_the_machine_cannot_start_is_no_verdict(
         return not_started("program the shell: Resource temporarily unavailable")
 
     monkeypatch.setattr(workspace, "run", run)
-    commands = {"kind": "commands", "commands": ["true"]}
+    commands: dict[str, Any] = {"kind": "commands", "commands": ["true"]}
     with pytest.raises(SandboxFailure, match="Resource temporarily unavailable") as failure:
         await verdict(workspace, commands)
     assert failure.value.evidence is Evidence.UNEXPLAINED, "done again alone; the second time alone is a failed verdict"
