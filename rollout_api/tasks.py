@@ -119,6 +119,9 @@ class TaskVerifier(ApiModel):
     """User of the verifier's commands; that of all others when left out."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the workspace that grades, for mode Separate; the task's own when left out."""
+    isolated: bool = False
+    """The task's author states that nothing which the verifier's user runs or loads comes from the agent. Every verdict is
+    forgeable without it (docs/verification.md)."""
 
     @field_validator("artifacts")
     @classmethod

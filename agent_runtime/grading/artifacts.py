@@ -12,30 +12,15 @@ from typing import Any
 
 from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task, TaskFile, TaskVerifier, VerifierKind
+from rollout_api.tasks import Task, TaskFile, VerifierKind
 
 _SCRIPT_CHARACTERS = 1 << 20
 """Longest base64 of a hidden file in which folders are looked for."""
 
 _WORD = r"""((?:`pwd`|\$\(pwd\)|[^\s'"`;&|()]|"[^"\n]*"|'[^'\n]*')+)"""
-_LOADERS = (
-    "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT BASH_ENV HOME XDG_CONFIG_HOME GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_EXEC_PATH "
-    "PYTHONHOME PERL5LIB PERLLIB RUBYLIB LUA_PATH LUA_CPATH CLASSPATH"
-)
-LOADERS = tuple(_LOADERS.split())
-"""Variables that say where programs find libraries, scripts and settings, which they load unasked."""
-_SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH|{'|'.join(LOADERS)})={_WORD}")
+_SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH)={_WORD}")
 _ENTERED = re.compile(rf"(?:(?<![\w.-])(?:cd|pushd)(?:[ \t]+--)?[ \t]+|\bchdir\(|\bcwd=){_WORD}")
 _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
-
-# Tools that take programs or settings from the working directory, under more names than hidden files can replace.
-_TOOLS = (
-    "make gmake cmake ctest ninja meson node npm npx pnpm yarn bun bunx deno tsx ts-node jest vitest mocha cargo go mvn "
-    "mvnw gradle gradlew ant sbt lein bazel scons bundle rake rspec composer phpunit dotnet msbuild swift dart mix erl "
-    "rebar3 cabal zig Rscript octave tsc eslint prettier uv tox nox poetry invoke behave mypy pyright ruff flake8 pylint"
-)
-_STARTS_TOOL = re.compile(rf"(?:^|[\s;&|(`'\"/])(?:{_TOOLS.replace(' ', '|')})(?![\w.=/-])")
-_COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
 
 
 def _given(task: Task, working_dir: str) -> set[str]:
@@ -51,30 +36,6 @@ def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
         return verifier.artifacts != ["."]
     paths = _given(task, working_dir)
     return any("." in posixpath.basename(path)[1:] or any(is_below(path, other) for other in paths) for path in paths)
-
-
-def starts_tools(spec: TaskVerifier) -> bool:
-    """Whether a command or a hidden shell script starts a tool that lets the working directory decide what it runs."""
-    texts = [_text(file) for file in spec.files]
-    scripts = [text for file, text in zip(spec.files, texts, strict=True) if _is_shell(file.path, text)]
-    return any(_STARTS_TOOL.search(_COMMENT.sub("", text)) for text in (*spec.commands, *scripts))
-
-
-def loads_agents_work(task: Task, working_dir: str, variables: Mapping[str, str]) -> bool:
-    """Whether the verifier's programs load libraries, scripts or settings from a folder that the artifacts come into.
-
-    `variables` are the `LOADERS` that its commands have.
-    """
-    texts = [*task.verifier.commands, *map(_text, task.verifier.files)] if task.verifier else []
-    searched = _searched(working_dir, variables, texts)
-    base, paths = artifact_paths(task, working_dir)
-    places = [working_dir, *(posixpath.join(base, path) for path in paths)]
-    found = (posixpath.join(path, "any") for name in LOADERS for path in searched[name] if not re.search(r"[$`]", path))
-    return any(is_below(path, place) for path in found for place in places)
-
-
-def _is_shell(path: str, text: str) -> bool:
-    return path.endswith(".sh") or re.match(r"#!.*sh\b", text) is not None
 
 
 def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
@@ -151,7 +112,7 @@ def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[st
     for entered in _ENTERED.findall(text):
         path = _path(entered)
         folders += [posixpath.join(folder, path) for folder in dict.fromkeys((working_dir, folders[-1]))]
-    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": [*folders], **{name: [] for name in LOADERS}}
+    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": [*folders]}
     given = [(name, variables[name]) for name in searched if name in variables]
     for name, value in [*given, *_SEARCHED.findall(text)]:
         paths = map(_path, re.split("[:;]", value))

@@ -10,12 +10,9 @@ from typing import Protocol
 
 from agent_runtime.grading import reward_file
 from agent_runtime.grading.artifacts import (
-    LOADERS,
     artifact_paths,
     asks_for_files,
     is_below,
-    loads_agents_work,
-    starts_tools,
 )
 from agent_runtime.grading.junit import (
     REPORT_BYTES,
@@ -95,14 +92,13 @@ async def grade(
     *,
     key_turn: int,
     apart: int = 0,
-    variables: Mapping[str, str] | None = None,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
 
-    `apart` and `variables` are what `require_startable` returned. Where `apart` is not 0, root takes the working directory,
-    so that code under test cannot reach the report or the hidden files.
+    `apart` is what `require_startable` returned. Where it is not 0, root takes the working directory: code under test cannot
+    reach the report or the hidden files.
 
     The caller has brought the workspace into its verifier phase and, in `Shared`, ended the agent's processes. The same
     call with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -120,28 +116,21 @@ async def grade(
     # Tests of other languages are carried as ordinary work: where none is named, those that the agent added count as well.
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
-    runs_agents_code = imports_packages(task.verifier) or starts_tools(task.verifier)
-    loads_it = loads_agents_work(task, workspace.working_dir, variables or {})
-    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or runs_agents_code or loads_it
+    # Nothing outside of a verifier can tell whether it loads or runs what the agent left: its author says so.
+    is_isolated = task.verifier.isolated and bool(apart)
+    forgeable = not is_isolated or is_outside or counts_agents_tests or is_asked_for
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 
 
-def imports_packages(spec: TaskVerifier) -> bool:
-    """Whether pytest may import the agent's packages by itself, because hidden tests lie in them."""
-    above = {folder for file in spec.files if file.path.endswith(".py") for folder in file.path.split("/")[:-1]}
-    return not above <= {"", ".", "test", "tests"}
-
-
-async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> tuple[int, Mapping[str, str]]:
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
     """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
 
     Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict. Returns
-    the uid of the workspace's user where that is not root, and cannot become root, and the verifier's is, else 0; and the
-    verifier's `LOADERS`.
+    the uid of the workspace's user where that is not root, and cannot become root, and the verifier's is, else 0.
     """
     if (spec := task.verifier) is None:
-        return 0, {}
+        return 0
     env = {variable.name: variable.value for variable in spec.env}
     brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
     key = f"{key_turn}:verifier-probe"
@@ -152,17 +141,14 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
             "or to the task's setup"
         )
     if spec.user is None:
-        return 0, {}
+        return 0
     deadline = PROBE_SECONDS
     # The code under test may do what its user may: also as root, where that takes no password.
     own_id = "sudo -n id -u 2>/dev/null || id -u"
     own = await workspace.run(own_id, key=f"{key}-own-id", deadline_seconds=deadline)
-    show = "printf '%s\\0'" + "".join(f' "${name}"' for name in LOADERS) + "; id -u"
-    verifiers = await workspace.run(show, key=f"{key}-id", deadline_seconds=deadline, user=spec.user, env=env)
-    *values, uid = verifiers.stdout.decode(errors="replace").split("\0")
-    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and uid.strip() == "0"
-    variables = {name: value for name, value in zip(LOADERS, values, strict=False) if value}
-    return int(own.stdout) if is_apart else 0, variables
+    verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
+    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and verifiers.stdout.strip() == b"0"
+    return int(own.stdout) if is_apart else 0
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:

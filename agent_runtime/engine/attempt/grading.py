@@ -123,7 +123,7 @@ async def grade_artifacts(
             workspace = await provider.acquire(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
-            apart, variables = await require_startable(task, workspace, key_turn=turn)
+            apart = await require_startable(task, workspace, key_turn=turn)
             await require_preparable(task, verifier, workspace, key_turn=turn)
             # From here on, what cannot start or is lost may be so because of what the policy made.
             exposed = True
@@ -131,9 +131,7 @@ async def grade_artifacts(
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
-            return await grade(
-                task, verifier, workspace, key_turn=turn, apart=apart, variables=variables, dropped=dropped, watch=watch
-            )
+            return await grade(task, verifier, workspace, key_turn=turn, apart=apart, dropped=dropped, watch=watch)
         except Exception as error:
             is_alone = workspace is not None and workspace.alone
             ruling = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))

@@ -64,7 +64,9 @@ async def graded(
     **verifier: Any,
 ) -> Verdict:
     """The verdict of a rollout whose agent ran those commands."""
-    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"user": verifier_user, **verifier}})
+    task = Task.model_validate(
+        {"name": "t", "prompt": "p", "verifier": {"user": verifier_user, "isolated": True, **verifier}}
+    )
     prepared = spec(working_dir="/srv/agent/work", setup=setup, user=user, network={"verifier": "None"})
     agent = await provider.acquire(prepared, attempt="0-1", fence=FIRST, name="agent")
     for number, command in enumerate(work):
@@ -205,28 +207,25 @@ async def test_private_files_of_the_agent_stay_readable_for_its_user(provider_of
     assert (verdict.passed, verdict.forgeable) == (True, False), verdict
 
 
-HOME_OF_AGENT = {"name": "HOME", "value": "/srv/agent/work/home"}
-
-
-@pytest.mark.parametrize(("env", "reward", "forgeable"), [([HOME_OF_AGENT], 1, True), ([], 0, False)])
-async def test_a_verdict_is_forgeable_where_programs_load_what_the_agent_left(
-    provider_of: Callable[..., LocalProvider], env: list[dict[str, str]], reward: float, forgeable: bool
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
+    provider_of: Callable[..., LocalProvider], isolated: bool
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")
     await provider.open()
     try:
         verdict = await graded(
             provider,
-            ["mkdir home && echo exit > home/.bash_profile"],
+            ["touch solved"],
             setup=[],
             user="1000:1000",
             verifier_user="0",
-            commands=["bash -lc 'test -e solved'"],
-            env=env,
+            commands=["test -e solved"],
+            isolated=isolated,
         )
     finally:
         await provider.close()
-    assert (verdict.reward, verdict.forgeable) == (reward, forgeable), verdict
+    assert (verdict.reward, verdict.forgeable) == (1, not isolated), verdict
 
 
 WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
