@@ -8,6 +8,7 @@ Plain), the original, which is as it was, goes on.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import os
@@ -99,6 +100,8 @@ def _live(end: socket.socket) -> NoReturn:
             with contextlib.suppress(OSError):  # of SIGKILL, SIGSTOP, and the two that the C library keeps
                 signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
+    # Who starts us without standard streams leaves their numbers to the channel.
+    end = socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)

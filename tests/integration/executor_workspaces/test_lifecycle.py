@@ -8,6 +8,7 @@ import os
 import signal
 import string
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -196,6 +197,24 @@ async def test_a_misspelt_user_is_told_to_who_uses_it_and_is_no_reason_against_o
             await run(await Inside(host).make(), "true")
     finally:
         await host.close()
+
+
+_WITHOUT_STREAMS = """
+import asyncio, os, sys
+os.closerange(0, 2)
+from agent_runtime.executor.overlay import open_host, start_zygote
+from agent_runtime.executor.overlay.config import HostConfig
+start_zygote()
+async def main():
+    host, _ = await open_host(HostConfig(state_dir=sys.argv[1], mode="Overlay"))
+    await host.close()
+asyncio.run(main())
+"""
+
+
+def test_overlay_works_without_standard_streams(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_STREAMS, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:
