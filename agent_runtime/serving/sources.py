@@ -74,7 +74,7 @@ class HubSource:
     async def files(self) -> Sequence[RemoteFile]:
         """All files of the revision. A branch is looked up once: all files are of one commit."""
         url = f"{self._hub}/api/models/{self._repository}/revision/{quote(self._revision, safe='')}?blobs=true"
-        body: dict[str, Any] = json.loads(b"".join([piece async for piece in self._get(url)]))
+        body: dict[str, Any] = json.loads(b"".join([piece async for piece in self._get(url, is_whole=True)]))
         self._commit = str(body["sha"])
         return [
             RemoteFile(sibling["rfilename"], sibling.get("size"), (sibling.get("lfs") or {}).get("sha256"))
@@ -85,14 +85,20 @@ class HubSource:
         """A file's bytes, in pieces."""
         return self._get(f"{self._hub}/{self._repository}/resolve/{self._commit}/{quote(path)}")
 
-    async def _get(self, url: str) -> AsyncIterator[bytes]:
-        """The body in pieces. A connection that breaks is made again, and continues where it broke."""
+    async def _get(self, url: str, *, is_whole: bool = False) -> AsyncIterator[bytes]:
+        """The body in pieces. A connection that breaks is made again, and continues where it broke.
+
+        With `is_whole` it is one piece, and asked for from its beginning: a listing may be another one the next time.
+        """
         done = tries = 0
         while True:
             try:
                 headers = self._headers | ({"Range": f"bytes={done}-"} if done else {})
                 async with self._session.get(url, headers=headers) as response:
                     await self._check(response)
+                    if is_whole:
+                        yield await response.read()
+                        return
                     repeated = done if response.status == 200 else 0
                     async for piece in response.content.iter_chunked(PART_BYTES):
                         new = piece[repeated:]

@@ -1,5 +1,6 @@
 """Models from a hub: all files of one commit, gated ones with a token, and connections that break are made again."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +22,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.needs_token = False
-        self.breaks = 0
+        self.breaks = self.listing_breaks = 0
         self.busy = 0
         self.asked: list[str] = []
         app = web.Application()
@@ -41,13 +42,22 @@ class Hub:
         if self.needs_token and request.headers.get("Authorization") != "Bearer secret":
             raise web.HTTPUnauthorized(text="gated")
 
-    async def model(self, request: web.Request) -> web.Response:
+    async def model(self, request: web.Request) -> web.StreamResponse:
         self.check(request)
         assert request.query_string == "blobs=true"
         if request.match_info["revision"] != "main":
             raise web.HTTPNotFound
         siblings = [{"rfilename": name, "size": len(data)} for name, data in FILES.items()]
-        return web.json_response({"sha": COMMIT, "siblings": siblings})
+        listing = {"downloads": len(self.asked) * 1000, "sha": COMMIT, "siblings": siblings}
+        if self.listing_breaks:
+            self.listing_breaks -= 1
+            answer = web.StreamResponse(headers={"Content-Length": "500"})
+            await answer.prepare(request)
+            await answer.write(json.dumps(listing).encode()[:50])
+            assert request.transport is not None
+            request.transport.close()
+            return answer
+        return web.json_response(listing)
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         self.check(request)
@@ -94,6 +104,13 @@ async def test_a_connection_that_breaks_goes_on_where_it_was_however_often(hub: 
     await fetch(hub, tmp_path / "m")
     assert there(tmp_path / "m") == FILES
     assert any("bytes=" in asked for asked in hub.asked)
+
+
+async def test_listing_that_breaks_is_requested_from_its_beginning(hub: Hub, tmp_path: Path) -> None:
+    hub.listing_breaks = 3
+    await fetch(hub, tmp_path / "m")
+    assert there(tmp_path / "m") == FILES
+    assert not any("bytes=" in asked for asked in hub.asked)
 
 
 async def test_a_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
