@@ -1,6 +1,6 @@
-"""One call of any model implementation: its reply in a form that a record can hold, or an error that says whose it is.
+"""Answers of all model implementations, as records can hold them, and as later calls can send them back.
 
-An answer as it can be sent back: what a server gave out, another call of it may still refuse. Pure.
+A server may refuse in a conversation what it has given out itself.
 """
 
 import json

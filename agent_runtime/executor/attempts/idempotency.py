@@ -1,12 +1,10 @@
-"""Which calls of an attempt were made, so that the same one made again is answered and never run twice.
+"""Which calls of an attempt were made, and their replies: the same call made again is answered and never run twice.
 
 The memory is bounded by design, not by eviction: nothing above the watermark is ever dropped, because a dropped key would
 be a second run. Instead an attempt may hold at most MAX_KEYS of them; a further call is refused until its runner
 acknowledges a turn. An entry keeps a digest, not the request; a process start keeps a reference to the process, whose
 output has caps of its own; a reply of more than SMALL_REPLY_BYTES lies in a file of the state folder. So the worst attempt
 costs MAX_KEYS * (SMALL_REPLY_BYTES + about 1 KiB), 12 MiB, and the usual one, a few keys a turn, some kilobytes.
-
-Replies that are kept until their turn is acknowledged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a workspace may reach in a phase. Pure; `network_proxy` opens the connections."""
+"""What a workspace may reach in a phase. Pure; `proxy` opens the connections."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Calls that wait for a place at a server, and their places.
 
-Which waiting call gets a free place: one whose group prefers that server, unless another waits for much longer. Pure.
-
-In order of arrival alone, a freed place would go to whichever group is next: with all servers at their limits, soon every
-server would hold every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right one.
+A free place goes to a call whose group prefers that server, unless another call waits for much longer. In order of arrival
+alone, a freed place would go to whichever group is next: with all servers at their limits, soon every server would hold
+every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right one.
 """
 
 import asyncio

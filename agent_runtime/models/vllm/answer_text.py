@@ -1,9 +1,8 @@
-"""What ended an answer, and where its text ends. Pure.
+"""The text of an answer: what ended it, where it ends, and what of it can be shown while it arrives.
 
 The ids of an answer have all that was sampled: the token that closed it, or the stop string that ended it, in whichever
 tokens. Its text has neither (vLLM, vllm/v1/engine/detokenizer.py), unless `include_stop_str_in_output` asks for it.
-
-Plain text of an answer as it arrives, while what is or may become a tool call is held back.
+What is or may become a tool call is held back while it arrives.
 """
 
 import asyncio
