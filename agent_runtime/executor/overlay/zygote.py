@@ -132,7 +132,7 @@ class _Zygote:
         self._channel = channel
         self._base: BaseLayers | None = None
         self._spares: list[_Spare] = []
-        # So many are to wait; they are made, one after the other, when it has been calm until then.
+        # So many are to wait. They are made one by one, when it has been calm until then and none makes itself ready.
         self._wanted, self._calm_at = 0, 0.0
         self._layers = itertools.count(1)
         # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
@@ -150,7 +150,8 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, self._reap)
         while True:
             left = max(0.0, self._calm_at - time.monotonic())
-            ready = self._poll.poll(1000 * left if len(self._spares) < self._wanted else None)
+            is_short = len(self._spares) < self._wanted and not self._unmapped
+            ready = self._poll.poll(1000 * left if is_short else None)
             if not ready and self._base is not None:
                 self._restock(self._base)
             for descriptor, _ in ready:
