@@ -15,8 +15,6 @@ only so does the conversation extend the tokens that the engine saw.
 `{"role": "prompt", "token_ids": [...]}`. It is no role of any template, so such a call never counts as the beginning of
 a chat, and is recorded as what it was. A model that can go on from a bare prompt is a `PromptModel`; for any other the
 call is refused (ErrorKind.BAD_REQUEST).
-
-The text of a streamed answer, as the client has it.
 """
 
 import json

@@ -8,6 +8,7 @@ ended: entries without a seal are ignored, and seals without an entry are read.
 import asyncio
 import hashlib
 import json
+import re
 import sqlite3
 import weakref
 from collections import Counter
@@ -170,11 +171,11 @@ def parse_seal(key: str, data: bytes) -> Seal:
 
 async def _sealed(store: Store) -> list[int]:
     """The rollouts that are sealed. Raises RecordCorrupt for other names, but for what file managers leave in folders."""
-    names = [meta.key.removeprefix("seals/").removesuffix(".json") for meta in await store.list("seals")]
+    names = [meta.key.removeprefix("seals/") for meta in await store.list("seals")]
     seals = [name for name in names if not name.startswith(".")]
-    if other := next((name for name in seals if not name.isdigit()), None):
+    if other := next((name for name in seals if not re.fullmatch(r"[0-9]+\.json", name)), None):
         raise RecordCorrupt(f"seals/{other}", "seals are named INDEX.json")
-    return list(map(int, seals))
+    return [int(name.removesuffix(".json")) for name in seals]
 
 
 async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, bytes]]:

@@ -1,8 +1,7 @@
-"""What the watches have told so far: plain dicts, one index (who controls what), no copies.
+"""What the watches have shown so far: plain dicts, one index (who controls what), no copies.
 
-Objects are JSON as the API server sent it, without the fields that nobody reads (`prune.py`). Whoever reads them must not
-change them.
-`wakes` says which objects have to be planned again when one changes.
+Objects are JSON as the API server sent it, without the fields that the operator does not read (`prune.py`). Readers must not
+change them. `wakes` says which objects have to be planned again when one changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

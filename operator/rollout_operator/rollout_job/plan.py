@@ -1,7 +1,4 @@
-"""What to do about a RolloutJob now.
-
-When a finished job is deleted.
-"""
+"""What to do about a RolloutJob now, up to its deletion some time after its end."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -65,9 +65,13 @@ async def test_only_what_file_managers_leave_among_seals_is_passed_over(memory: 
     found = SealedResults(memory)
     await found.load()
     assert (list(found), list(await read_seals(memory))) == ([0], [0])
-    await memory.put("seals/notes.txt", b"")
-    with pytest.raises(RecordCorrupt, match=r"seals/notes\.txt"):
-        await found.load()
+    for name in ("notes.txt", "notes.json", "1", "١.json"):
+        await memory.put(f"seals/{name}", b"")
+        with pytest.raises(RecordCorrupt, match=f"^seals/{name}: seals are named INDEX.json"):
+            await found.load()
+        await memory.delete([f"seals/{name}"])
+    await memory.put("seals/.json", b"")
+    await found.load()
 
 
 async def test_damaged_index_costs_requests_and_no_result(memory: Store, make_result: MakeResult) -> None:
