@@ -117,8 +117,13 @@ class ModelReply:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
+        """The tool calls of the answer, in order. Arguments that are not text become JSON text."""
         return [
-            ToolCall(call.get("id") or f"call-{position}", function.get("name") or "", function.get("arguments") or "")
+            ToolCall(
+                call.get("id") or f"call-{position}",
+                function.get("name") or "",
+                given if isinstance(given := function.get("arguments") or "", str) else json.dumps(given),
+            )
             for position, call in enumerate(self.message.get("tool_calls") or [])
             if isinstance(function := call.get("function"), dict)
         ]

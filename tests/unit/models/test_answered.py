@@ -28,3 +28,11 @@ def test_arguments_of_a_tool_call_may_be_a_dict_and_nothing_else_but_text() -> N
     assert ToolCall("1", "bash", given_as_dict).arguments == '{"command": "ls"}'  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ToolCall bash: arguments are list, expected a dict or its JSON text"):
         ToolCall("1", "bash", [])  # type: ignore[arg-type]
+
+
+def test_answers_tool_calls_can_be_read_whatever_type_their_arguments_have() -> None:
+    calls = [
+        {"id": "1", "function": {"name": "bash", "arguments": arguments}} for arguments in (["ls"], 1, {"a": 1}, None)
+    ]
+    reply = ModelReply({"role": "assistant", "tool_calls": calls}, "tool_calls")
+    assert [call.arguments for call in reply.tool_calls] == ['["ls"]', "1", '{"a": 1}', ""]
