@@ -1,6 +1,7 @@
 """Where a task source lies: its bytes, from a local file or from object storage."""
 
 import contextlib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,8 @@ from agent_runtime.recording.remote_objects import SCHEMES, remote_objects
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourceUnavailable
 from rollout_api.tasks import TaskSource
 
-CHUNK_BYTES = 1 << 20
-READ_BYTES = 8 << 20
-"""Of one request, where a library reads an object from wherever it likes."""
+CHUNK_BYTES = 8 << 20
+"""Of one request, where an object is read from beginning to end."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SourcePlace:
     def chunks(self) -> Iterator[bytes]:
         """The bytes of the file. Raises TaskSourceError naming it, whatever goes wrong."""
         with self.open() as file:
-            while chunk := bytes(file.read(CHUNK_BYTES)):
+            while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
     @contextlib.contextmanager
@@ -104,13 +104,28 @@ class SourcePlace:
         return remote_objects(scheme, bucket, self.environ, prefix=prefix or None)
 
 
-class _Remote:
-    """An object as a file. obstore's own reader lacks `closed`, without which pyarrow takes a file for a closed one."""
-
-    closed = False
+class _Remote(io.RawIOBase):
+    """An object as a file. A read is one request, for its bytes alone: Parquet is read in small pieces, far apart."""
 
     def __init__(self, store: Any, name: str) -> None:
-        self._file = obstore.open_reader(store, name, buffer_size=READ_BYTES)
+        self._store, self._name, self._position = store, name, 0
+        self._size = int(obstore.head(store, name)["size"])
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._size, self._position + len(buffer))
+        if end <= self._position:
+            return 0
+        found = bytes(obstore.get_range(self._store, self._name, start=self._position, end=end))
+        buffer[: len(found)] = found
+        self._position += len(found)
+        return len(found)

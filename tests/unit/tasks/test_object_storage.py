@@ -3,8 +3,10 @@
 import asyncio
 import io
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pyarrow as pa
@@ -38,6 +40,11 @@ def s3() -> Iterator[S3]:
         pq.write_table(pa.table({"name": ["a", "b"], "prompt": ["p", "q"], "other": [1, 2]}), parquet)
         obstore.put(store, "data/tasks.parquet", parquet.getvalue())
         obstore.put(store, "data/broken.parquet", parquet.getvalue()[:-20])
+        wide = io.BytesIO()
+        names = [f"t{number}" for number in range(100)]
+        other = [random.randbytes(20_000) for _ in names]
+        pq.write_table(pa.table({"name": names, "prompt": names, "other": other}), wide, row_group_size=5)
+        obstore.put(store, "data/wide.parquet", wide.getvalue())
         yield server
 
 
@@ -58,6 +65,21 @@ def test_parquet_is_read_there_too(s3: S3, tmp_path: Path) -> None:
     ]
     with pytest.raises(TaskSourceError, match="it is no readable Parquet file"):
         load_tasks(source(s3.uri("data/broken.parquet")), tmp_path, s3.environ())
+
+
+def test_only_the_columns_of_parquet_that_are_needed_are_fetched(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, get_range = list[int](), obstore.get_range
+
+    def counted(store: Any, name: str, *, start: int, end: int) -> Any:
+        fetched.append(end - start)
+        return get_range(store, name, start=start, end=end)
+
+    monkeypatch.setattr(obstore, "get_range", counted)
+    tasks = Tasks.model_validate({"from": {"uri": s3.uri("data/wide.parquet"), "columns": {"prompt": "prompt"}}})
+    assert len(load_tasks(tasks, tmp_path, s3.environ()).tasks) == 100
+    assert 0 < sum(fetched) < 200_000  # of 2 MB
 
 
 def test_a_missing_object_and_a_wrong_key_are_told_with_the_uri(s3: S3, tmp_path: Path) -> None:
