@@ -182,7 +182,7 @@ class Admin:
             check_key(settings, key)
         if settings is None:
             raise _no_such(name)
-        records = await store.records(name)
+        records = await store.folder(settings).records()
         if target.action == "traces":
             return json_reply(200, traces_view(settings, records))
         return json_reply(200, session_view(settings, records, completed=await store.is_completed(name)))

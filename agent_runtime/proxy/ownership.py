@@ -3,9 +3,9 @@
 docs/session-proxy.md says how a session changes its owner. The store has a folder for each session, in which everything is
 written once and never changed:
 
-    session.json           what fixes the session, with the digest of its key
-    epoch-<e>.json …       its records, as recording/epoch_log.py has them; a claim says where its holder is reached
-    completed.json         its end
+    session.json             what fixes the session, with the digest of its key
+    <digest>/epoch-<e>.json… its records, as recording/epoch_log.py has them; a claim says where its holder is reached
+    completed.json           its end
 """
 
 import asyncio
@@ -40,8 +40,9 @@ class SessionStore:
 
     store: Store
 
-    def folder(self, session: str) -> AttemptFolder:
-        return AttemptFolder(self.store, f"sessions/{session}")
+    def folder(self, settings: SessionSettings) -> AttemptFolder:
+        """Of this session alone: a holder of an earlier one of its name, which hung meanwhile, may still write."""
+        return AttemptFolder(self.store, f"sessions/{settings.id}/{settings.key_digest[:16]}")
 
     async def register(self, settings: SessionSettings) -> bool:
         """Write what fixes a session; False where one of that name is there."""
@@ -62,10 +63,6 @@ class SessionStore:
 
     async def is_completed(self, session: str) -> bool:
         return await self.store.get(self._completed_key(session)) is not None
-
-    async def records(self, session: str) -> list[Record]:
-        """What is durable of it at this moment. Raises RecordCorrupt."""
-        return await self.folder(session).records()
 
     async def delete(self, session: str) -> None:
         """Remove it; its name is free again. Interrupted, the session has ended, and has to be deleted again."""
@@ -137,14 +134,12 @@ class StoredSessions:
         return True
 
     async def find(self, session: str, key: str | None) -> Session | Owner:
-        if (held := self._held.get(session)) is not None:
+        held = self._held.get(session)
+        if held is not None and _may_have(held.session.settings, key):
             check_key(held.session.settings, key)
             held.used = time.monotonic()
             return held.session
-        settings, claim = await self._look_up(session)
-        if key is not None and not matches(key, settings.key_digest):
-            self.forget(session)  # it may have been deleted, and registered anew with another key
-            settings, claim = await self._look_up(session)
+        settings, claim = await self._look_up(session, key)
         check_key(settings, key)
         if claim is not None and claim.address not in (None, self.address):
             return _Elsewhere(self, self._peers, settings, claim)
@@ -163,7 +158,7 @@ class StoredSessions:
         """End a session that is owned here. Raises Superseded where it no longer is."""
         await session.end()
         held = self._held.get(session.settings.id)
-        if held is None or await self.store.folder(session.settings.id).latest_epoch() != held.epoch:
+        if held is None or await self.store.folder(session.settings).latest_epoch() != held.epoch:
             # An end needs no append, so nothing else would have told.
             self._lose(session)
             raise Superseded(f"session {session.settings.id}: another replica has taken it over")
@@ -183,14 +178,14 @@ class StoredSessions:
         async def give_up(held: _Held) -> None:
             await self._let_go(held.session)
             # An epoch without an address is nobody's: whoever is called next takes the one after it.
-            folder, name = self.store.folder(held.session.settings.id), f"session {held.session.settings.id}"
+            folder, name = self.store.folder(held.session.settings), f"session {held.session.settings.id}"
             with contextlib.suppress(StorageError):
                 await EpochLog.claim_after(held.epoch, folder, name)
 
         await asyncio.gather(*(give_up(held) for held in list(self._held.values())))
 
-    async def has_moved(self, session: str, claim: Claim) -> bool:
-        return await self.store.folder(session).latest_claim(claim.epoch) != claim
+    async def has_moved(self, settings: SessionSettings, claim: Claim) -> bool:
+        return await self.store.folder(settings).latest_claim(claim.epoch) != claim
 
     async def _let_go(self, session: Session) -> None:
         with contextlib.suppress(Superseded, StorageError):
@@ -204,15 +199,15 @@ class StoredSessions:
             del self._held[session.settings.id]
         self.forget(session.settings.id)
 
-    async def _look_up(self, session: str) -> tuple[SessionSettings, Claim | None]:
-        if (known := self._known.get(session)) is not None:
+    async def _look_up(self, session: str, key: str | None) -> tuple[SessionSettings, Claim | None]:
+        if (known := self._known.get(session)) is not None and _may_have(known[0], key):
             return known
         if (settings := await self.store.settings(session)) is None:
             raise unknown_key()
         if await self.store.is_completed(session):
             # The key is checked by who asks next, so that only its holder learns of the end.
             return settings, None
-        known = settings, await self.store.folder(session).latest_claim()
+        known = settings, await self.store.folder(settings).latest_claim()
         self._known[session] = known
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
@@ -230,7 +225,7 @@ class StoredSessions:
         if await self.store.is_completed(settings.id):
             raise ended(settings.id)
         log = await EpochLog.claim_after(
-            claim.epoch if claim else 0, self.store.folder(settings.id), f"session {settings.id}", self.address
+            claim.epoch if claim else 0, self.store.folder(settings), f"session {settings.id}", self.address
         )
         if log is None:
             return None
@@ -238,8 +233,9 @@ class StoredSessions:
             recorded = await log.begin()
         except Superseded:
             return None
-        if await self.store.settings(settings.id) is None:
-            raise unknown_key()  # deleted meanwhile
+        registered = await self.store.settings(settings.id)
+        if registered is None or registered.key_digest != settings.key_digest:
+            raise unknown_key()  # deleted meanwhile, and perhaps registered anew
         session = Session(settings, self._model, _Fenced(log, lambda: self._lose(session)), recorded, meter=self._meter)
         self._held[settings.id] = _Held(session, log.epoch, time.monotonic())
         return session
@@ -248,6 +244,11 @@ class StoredSessions:
         _LOG.warning("Session %s was taken over by another replica.", session.settings.id)
         session.drop()
         self._release(session)
+
+
+def _may_have(settings: SessionSettings, key: str | None) -> bool:
+    """Whether the key may be that session's: if not, it may have been deleted, and registered anew."""
+    return key is None or matches(key, settings.key_digest)
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ class _Elsewhere:
                 self.claim.address,
                 self.settings,
                 request,
-                lambda: self.sessions.has_moved(self.settings.id, self.claim),
+                lambda: self.sessions.has_moved(self.settings, self.claim),
             )
         except PeerLost:
             await self.sessions.take_over(self.settings, self.claim)

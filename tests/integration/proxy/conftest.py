@@ -47,7 +47,9 @@ class Proxy:
 
     async def records(self, name: str) -> list[Record]:
         """What is durable of a session."""
-        return await self.store.records(name)
+        settings = await self.store.settings(name)
+        assert settings is not None
+        return await self.store.folder(settings).records()
 
     async def metric(self, name: str) -> float:
         """A metric's value."""

@@ -159,7 +159,9 @@ async def recorded(replicas: Replicas, name: str) -> list[str]:
     store = SessionStore(Store.open(replicas.uri, {}))
     settings = await store.settings(name)
     assert settings is not None
-    return [trace["response_message"]["content"] for trace in traces_view(settings, await store.records(name))]
+    return [
+        trace["response_message"]["content"] for trace in traces_view(settings, await store.folder(settings).records())
+    ]
 
 
 async def test_replicas_killed_under_load_lose_no_acknowledged_turn_and_double_none(replicas: Replicas) -> None:
@@ -234,6 +236,44 @@ async def test_session_registered_again_under_its_name_is_served_by_all_replicas
             async with client.delete(f"http://127.0.0.1:{replicas.ports[0]}/sessions/s", headers=ADMIN) as reply:
                 assert reply.status == 200
     assert statuses == [200] * 6
+
+
+async def test_session_registered_again_is_its_own_when_an_owner_hangs(replicas: Replicas) -> None:
+    first, other, third = replicas.ports
+    async with aiohttp.ClientSession() as client:
+        old = await registered(client, replicas, "s")
+        replicas.ports = [other]  # which learns who the owner is
+        await old.turn("of the old session", stream=False)
+        async with client.delete(f"http://127.0.0.1:{first}/sessions/s", headers=ADMIN) as reply:
+            assert reply.status == 200
+        replicas.ports = [third]
+        second = await registered(client, replicas, "s")
+        replicas.pause(first, signal.SIGSTOP)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "by the old key"}]}
+        async with client.post(f"http://127.0.0.1:{other}{old.base_path}/chat/completions", json=body) as reply:
+            assert reply.status == 401
+        for port in (third, other, third):
+            replicas.ports = [port]
+            await second.turn(f"through {port}", stream=False)
+        replicas.pause(first, signal.SIGCONT)
+        acknowledged = [message["content"] for message in second.messages if message["role"] == "assistant"]
+        assert await recorded(replicas, "s") == acknowledged
+
+        replicas.pause(third, signal.SIGSTOP)  # it holds the second session, and misses its end
+        async with client.delete(f"http://127.0.0.1:{other}/sessions/s", headers=ADMIN) as reply:
+            assert reply.status == 200
+        replicas.ports = [other]
+        latest = await registered(client, replicas, "s")
+        replicas.pause(third, signal.SIGCONT)
+        async with client.post(f"http://127.0.0.1:{third}{second.base_path}/chat/completions", json=body):
+            pass  # whatever it gets, it changes nothing of the latest
+        for port in (third, other, third):
+            replicas.ports = [port]
+            await latest.turn(f"through {port}", stream=False)
+    assert latest.retries == 0
+    acknowledged = [message["content"] for message in latest.messages if message["role"] == "assistant"]
+    assert await recorded(replicas, "s") == acknowledged
+    replicas.ports = [first, other, third]
 
 
 async def test_a_client_that_leaves_another_replica_stops_the_model_at_the_owner(replicas: Replicas) -> None:

@@ -14,8 +14,8 @@ async def test_name_stays_taken_when_deletion_is_interrupted(tmp_path: Path, mon
     sessions = SessionStore(Store.open(str(tmp_path), {}))
     first, second = (SessionSettings(id="s", key_digest=digit * 64, created=0.0) for digit in "12")
     assert await sessions.register(first)
-    for name in ("epoch-1.json", "1-0.jsonl.zst"):
-        await sessions.store.create(f"sessions/s/{name}", b"a record")
+    for key in (sessions.folder(first).claim_key(1), sessions.folder(first).segment_key(1, 0)):
+        await sessions.store.create(key, b"a record")
     await sessions.complete("s")
     delete = Store.delete
 
