@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from agent_runtime.proxy import keys
 from agent_runtime.proxy.chat import BadRequest, ErrorKind, Refused, decoded
 from agent_runtime.proxy.history import History, Turn
-from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, SessionPath, json_reply, request_key
+from agent_runtime.proxy.http import Incoming, Reply, SessionPath, json_reply, request_key
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.proxy.ownership import StoredSessions
 from agent_runtime.proxy.session import Session, SessionSettings
@@ -208,10 +208,7 @@ def _no_such(name: str) -> Refused:
 
 
 async def _registration(request: Incoming) -> Registration:
-    try:
-        body = await request.read(_BODY_BYTES)
-    except BodyTooLarge:
-        raise Refused(ErrorKind.TOO_LARGE, f"a registration has at most {_BODY_BYTES} bytes") from None
+    body = await request.read(_BODY_BYTES)
     if not body.strip():
         return Registration()
     try:

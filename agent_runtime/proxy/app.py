@@ -1,14 +1,17 @@
 """The proxy on a socket: aiohttp's requests in, the handler's replies out, and the route at which workers connect."""
 
 import asyncio
+import logging
 import resource
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from agent_runtime.proxy import keys
+from agent_runtime.proxy.chat import BadRequest
 from agent_runtime.proxy.handler import Handler
 from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, request_key
 from agent_runtime.proxy.peers import PeerLost
@@ -61,13 +64,25 @@ def make_app(handler: Handler, hub: Hub | None = None, admin_key: str | None = "
     return app
 
 
+_MALFORMED: Final = (HttpProcessingError, web.RequestPayloadError)
+_LOG: Final = logging.getLogger(__name__)
+_LOG.addFilter(lambda entry: not (entry.exc_info and isinstance(entry.exc_info[1], _MALFORMED)))
+
+
+def server_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.AppRunner:
+    """Serves an application; a client's going away cancels its handler. Paths and malformed requests may have keys in them,
+    and clients could fill a log with them, so that neither is logged."""
+    return web.AppRunner(
+        app, handler_cancellation=True, access_log=None, logger=_LOG, shutdown_timeout=shutdown_seconds
+    )
+
+
 async def serving(
     handler: Handler, host: str, port: int, hub: Hub | None = None, admin_key: str | None = ""
 ) -> tuple[web.AppRunner, int]:
     """Serve until the runner is cleaned up; the port that is listened on."""
     _allow_descriptors()
-    # Paths may have keys in them, so there is no access log.
-    runner = web.AppRunner(make_app(handler, hub, admin_key), handler_cancellation=True, access_log=None)
+    runner = server_runner(make_app(handler, hub, admin_key))
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024).start()
     return runner, int(runner.addresses[0][1])
@@ -124,12 +139,15 @@ def _incoming(request: web.Request) -> Incoming:
         nonlocal body
         if body is None:
             if (request.content_length or 0) > most:
-                raise BodyTooLarge
+                raise BodyTooLarge(most)
             received = bytearray()
-            async for chunk in request.content.iter_any():
-                received += chunk
-                if len(received) > most:
-                    raise BodyTooLarge
+            try:
+                async for chunk in request.content.iter_any():
+                    received += chunk
+                    if len(received) > most:
+                        raise BodyTooLarge(most)
+            except web.RequestPayloadError as error:
+                raise BadRequest(f"the body cannot be read: {error}") from error
             body = bytes(received)
         return body
 

@@ -11,7 +11,6 @@ from agent_runtime.proxy.http import (
     EVENT_STREAM_HEADERS,
     JSON_HEADERS,
     ApiCall,
-    BodyTooLarge,
     Incoming,
     PlainPath,
     Reply,
@@ -103,13 +102,7 @@ class Handler:
         translation = self._translations.get(target.api)
         if translation is None or request.method != "POST":
             raise _nothing_there(request)
-        try:
-            body = await request.read(found.settings.limits.body_bytes)
-        except BodyTooLarge:
-            most = found.settings.limits.body_bytes
-            raise Refused(
-                ErrorKind.TOO_LARGE, f"the body has more than the {most} bytes that this session may send"
-            ) from None
+        body = await request.read(found.settings.limits.body_bytes)
         identity = Identity.of(target.api, request.headers, body)
         asked = translation.parse(decoded(body), found.earlier)
         call = found.begin(asked, identity)

@@ -18,7 +18,10 @@ EVENT_STREAM_HEADERS: Mapping[str, str] = {
 
 
 class BodyTooLarge(Exception):
-    """The request's body has more bytes than asked for."""
+    """The request's body has more bytes than may be read; the message says how many may be."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the body has more than the {most} bytes that a request may have here")
 
 
 @dataclass(slots=True)

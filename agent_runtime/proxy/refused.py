@@ -2,6 +2,7 @@
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.proxy.chat import ErrorKind, Refused
+from agent_runtime.proxy.http import BodyTooLarge
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 
@@ -11,6 +12,8 @@ def refused(error: Exception) -> Refused:
     match error:
         case Refused():
             return error
+        case BodyTooLarge():
+            return Refused(ErrorKind.TOO_LARGE, str(error))
         case ContextExceeded():
             return Refused(ErrorKind.CONTEXT_EXCEEDED, str(error))
         case ContentFiltered():

@@ -5,14 +5,11 @@ key, and continues the journal. Only an answer that was being sent when the runn
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-
-from aiohttp import web
 
 from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt.agent_clock import TICK_SECONDS, AgentClock, agent_seconds_of
@@ -23,7 +20,7 @@ from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.program.program_rules import CALLS_A_TURN, PROMPT_FILE, Ended, filled, is_cut, stop_of
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.models.base import Model, ModelError
-from agent_runtime.proxy.app import make_app
+from agent_runtime.proxy.app import make_app, server_runner
 from agent_runtime.proxy.handler import Handler
 from agent_runtime.proxy.keys import digest, key_of
 from agent_runtime.proxy.limits import Exhausted, Limits
@@ -44,10 +41,6 @@ from rollout_api.records import (
 from rollout_api.rollout_job import AgentTrajectory
 
 KEY_PURPOSE = "model key"
-
-# What aiohttp says of malformed requests, which programs could fill the runner's log with. The proxy logs its own defects.
-_MALFORMED = logging.getLogger(f"{__name__}.malformed")
-_MALFORMED.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -108,9 +101,7 @@ async def serve_model(
     sessions = LocalSessions(model)
     opened = sessions.open(settings, journal, recorded, on_over_budget)
     # Nothing is left to wait for at the end: the workspace's connections are cut by then.
-    runner = web.AppRunner(
-        make_app(Handler(sessions)), handler_cancellation=True, access_log=None, logger=_MALFORMED, shutdown_timeout=0.0
-    )
+    runner = server_runner(make_app(Handler(sessions)), 0.0)
     await runner.setup()
     assert runner.server is not None
     try:

@@ -21,6 +21,7 @@ from agent_runtime.integrations.harbor_server.plan import SessionUrl
 from agent_runtime.integrations.harbor_server.runs import SessionModel
 from agent_runtime.integrations.harbor_server.settings import RemoteSettings
 from agent_runtime.models.base import ModelConfigError, ModelReply, ModelRequest, RequestRefused
+from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.proxy.relay.worker import Worker
@@ -58,8 +59,7 @@ class Front:
                 return
             app = web.Application(client_max_size=0)
             app.router.add_route("*", "/{path:.*}", self._carry)
-            # Paths may have keys in them, so there is no access log.
-            self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
+            self._runner = server_runner(app, 0.0)
             await self._runner.setup()
             await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
             self.url = f"http://{self._known_as}:{self._runner.addresses[0][1]}"

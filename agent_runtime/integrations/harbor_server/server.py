@@ -19,6 +19,7 @@ from agent_runtime.integrations.harbor_server.archive import BadArchive
 from agent_runtime.integrations.harbor_server.plan import RunRefused
 from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs
 from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, PATH, RunRequest, RunResult, RunStatus
+from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key
 
 METADATA_BYTES: Final = 1 << 20
@@ -196,7 +197,7 @@ def _detail(status: int, text: str, headers: dict[str, str] | None = None) -> we
 async def serving(runs: Runs, key: str, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Open the runs and serve them until the runner is cleaned up; the port that is listened on."""
     await runs.open()
-    runner = web.AppRunner(make_app(runs, key), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = server_runner(make_app(runs, key), 1.0)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     listening = int(runner.addresses[0][1])

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from yarl import URL
 
 from agent_runtime.models.base import ContextExceeded, ModelError
 from agent_runtime.proxy.session import GRACE_SECONDS
@@ -166,6 +167,24 @@ async def test_sessions_are_registered_read_and_deleted_by_their_administrator_a
     with pytest.raises(openai.AuthenticationError):
         await client.chat.completions.create(model="tiny", messages=HELLO)
     assert await proxy.store.store.list("sessions") == []
+
+
+async def test_malformed_request_leaves_no_key_in_the_log(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    base_path = await proxy.register("s")
+    address = URL(proxy.url)
+    for malformed in (
+        f"GET {URL(base_path).path}/models HTTP/9.x\r\n\r\n",
+        "GET / HTTP/1.1\r\nx-api-key: the-admin-key\0\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(malformed.encode())
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    headers = {"Content-Encoding": "gzip"}
+    async with proxy.http.post(f"{base_path}/chat/completions", data=b"no gzip", headers=headers) as reply:
+        assert reply.status == 400
+    assert "sk-s." not in caplog.text
+    assert "the-admin-key" not in caplog.text
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(proxy: Proxy) -> None:
