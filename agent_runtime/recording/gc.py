@@ -115,14 +115,14 @@ def plan(
 
 
 async def delete_run(store: Store, run: Run) -> bool:
-    """Delete a run's folder; False, and nothing deleted, when it was written to since it was listed."""
+    """Delete a run's folder; False where some of it stays: it was written to since it was listed, or has links in it."""
     objects = await store.list(run.folder)
     if max((meta.modified for meta in objects), default=0.0) > run.last_write:
         return False
     # `job.json` last: an interrupted deletion leaves a run that the next one still recognises.
     job_file = f"{run.folder}/job.json"
     await store.delete([*(meta.key for meta in objects if meta.key != job_file), job_file])
-    return True
+    return not await store.list(run.folder)
 
 
 async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: float) -> list[ObjectMeta]:

@@ -1,7 +1,7 @@
-"""Create-only writes of small files in a local folder, on the thread of who asks.
+"""Create-only writes of small files in a local folder, on the thread of who asks, and deletions in it.
 
-obstore does the same, but hands each write to a thread of its own and waits for it, which takes three times as long as the
-write itself.
+obstore writes the same, but hands each write to a thread of its own and waits for it, which takes three times as long as
+the write itself. Its deletions follow links.
 """
 
 import array
@@ -22,6 +22,8 @@ GET_FLAGS: Final = 0x8000_6601 | struct.calcsize("l") << 16
 _SET_FLAGS: Final = 0x4000_6602 | struct.calcsize("l") << 16
 TOP_FOLDER: Final = 0x0002_0000
 
+_REAL_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def is_plain(key: str) -> bool:
     """Whether the key is also the file's path. obstore escapes other characters, and refuses `..`."""
@@ -39,6 +41,24 @@ def create(path: str, data: bytes) -> None:
         os.link(staging, path)
     finally:
         os.unlink(staging)
+
+
+def delete(folder: str, key: str) -> None:
+    """Remove a file below a folder, and the folders above it that are empty then.
+
+    Raises NotADirectoryError for what lies behind a link: others may write to the folder, and their links lead anywhere.
+    """
+    *above, name = key.split("/")
+    with contextlib.ExitStack() as stack:
+        opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        for part in above:
+            stack.callback(os.close, opened[-1])
+            opened.append(os.open(part, _REAL_FOLDER, dir_fd=opened[-1]))
+        stack.callback(os.close, opened[-1])
+        os.unlink(name, dir_fd=opened[-1])
+        with contextlib.suppress(OSError):  # one that is not empty
+            for parent, part in zip(opened[-2::-1], above[::-1], strict=True):
+                os.rmdir(part, dir_fd=parent)
 
 
 def _written(path: str, data: bytes) -> str:

@@ -180,7 +180,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise StorageError(f"{uri}: the folder {folder} cannot be written; change its rights or the URI")
-            return cls(uri.rstrip("/"), LocalStore(folder, automatic_cleanup=True), "", patience_seconds)
+            return cls(uri.rstrip("/"), LocalStore(folder), "", patience_seconds)
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{uri}: cannot be opened: {_first_line(error)}") from error
 
@@ -308,15 +308,15 @@ class Store:
         return await self._retried("list", prefix, read)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there are passed over."""
+        """Delete objects; those that are not there, or that lie behind a link in a local folder, are passed over."""
         for start in range(0, len(keys), 1000):  # S3 deletes at most 1,000 in one request
             batch = [self.prefix + key for key in keys[start : start + 1000]]
 
             async def remove(batch: Sequence[str] = batch) -> None:
                 if isinstance(self.objects, LocalStore):
                     for path in batch:
-                        with contextlib.suppress(FileNotFoundError):
-                            obstore.delete(self.objects, path)
+                        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                            local_files.delete(self._folder, path)
                 else:
                     await obstore.delete_async(self.objects, batch)
 

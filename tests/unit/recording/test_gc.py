@@ -1,6 +1,7 @@
 """Deleting is the one thing that cannot be taken back: only whole runs go, only by the rule, and never one at work."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,24 @@ async def test_only_runs_are_deleted_and_nothing_beside_them(
     decided = await collect(folder, keep_newest=0, dry_run=False)
     assert [each.folder for each in decided.delete] == [record.folder]
     assert sorted(meta.key for meta in await folder.list("")) == ["layers/abc.tar.zst", "mine/notes.txt"]
+
+
+async def test_gc_deletes_nothing_behind_a_link(
+    folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path
+) -> None:
+    record = await JobRecord.open(folder, make_job(), tasks)
+    await record.finish(0)
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    (mine / "deep" / "precious").write_text("precious")
+    shutil.copytree(tmp_path / "out" / record.folder, mine / "run")
+    (tmp_path / "out" / record.folder / "attempts").mkdir(exist_ok=True)
+    (tmp_path / "out" / record.folder / "attempts" / "9").symlink_to(mine)
+    (tmp_path / "out" / "fix-00000000").symlink_to(mine / "run")
+    before = sorted(mine.rglob("*"))
+    decided = await collect(folder, keep_newest=0, dry_run=False)
+    assert sorted(mine.rglob("*")) == before
+    assert {each.folder for each in decided.spared} == {record.folder, "fix-00000000"}
 
 
 async def test_after_a_deletion_the_name_can_be_used_again(folder: Store, make_job: MakeJob, tasks: list[Task]) -> None:
