@@ -13,6 +13,8 @@ UNPACKED_BYTES: Final = 1 << 30
 """Most bytes of a task's files, of which each has at most 64 MiB (docs/harbor.md); what is larger belongs into its image."""
 MEMBERS: Final = 20_000
 """Most entries: each is a file to be made."""
+DEPTH: Final = 100
+"""Most folders above an entry. Python looks through folders, and removes them, recursively: 1,000 are too many for it."""
 BETWEEN_BYTES: Final = 1 << 20
 """Most bytes that are no file's content: the headers of one entry, which `tarfile` reads into memory, or the tar's end."""
 
@@ -64,6 +66,10 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise BadArchive(
                         f"{member.name!r} is no file and no folder; put the file itself into the task's folder"
                     )
+                if member.name.count("/") > DEPTH:
+                    raise BadArchive(
+                        f"{member.name[:DEPTH]!r} … lies below more than {DEPTH} folders; take it out of the archive"
+                    )
                 content.left = member.size + BETWEEN_BYTES
                 extract_member(tar, member, folder, real)
             while content.read(BETWEEN_BYTES):  # to the checksum: a tar that is cut off in a header looks whole
@@ -72,5 +78,5 @@ def unpack(archive: Path, folder: Path) -> None:
         raise
     except UnsafeMember as error:
         raise BadArchive(f"{error}; take it out of the archive") from error
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
         raise BadArchive(f"the archive is no tar.gz of a task's folder: {error}") from error

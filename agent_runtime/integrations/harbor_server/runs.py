@@ -155,7 +155,8 @@ class Runs:
         await asyncio.to_thread(unpack, archive, incoming / _TASK)
         archive.unlink()
         digest = await asyncio.to_thread(_digest, request, incoming / _TASK)
-        run_id = f"run-{hashlib.sha256(key.encode()).hexdigest()[:24] if key else secrets.token_hex(12)}"
+        of_key = hashlib.sha256((key or "").encode(errors="surrogateescape")).hexdigest()
+        run_id = f"run-{of_key[:24] if key else secrets.token_hex(12)}"
         if (known := self._known_digest(run_id)) is not None:
             if known != digest:
                 raise Conflict("this Idempotency-Key came with another request before; use a new one")

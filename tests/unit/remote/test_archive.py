@@ -40,3 +40,13 @@ def test_header_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
         file.write(header.tobuf() + bytes(4 << 20))
     with pytest.raises(BadArchive, match="no file's content"):
         unpack(archive, tmp_path / "unpacked")
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("d/" * 600 + "file", 0), ("file", 2**64)])
+def test_entry_that_python_cannot_make_or_remove_is_refused(tmp_path: Path, name: str, seconds: int) -> None:
+    archive, entry = tmp_path / "task.tar.gz", tarfile.TarInfo(name)
+    entry.mtime = seconds
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(entry)
+    with pytest.raises(BadArchive):
+        unpack(archive, tmp_path / "unpacked")
