@@ -14,6 +14,7 @@ from rolloutctl.client import RunAborted
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.job_stream import JobStream
 from rolloutctl.ui.console import Form, FormOption, answer_stream, number, out, say
+from rolloutctl.ui.transcript import json_text
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Feed a job that stays open, and follow it.")
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder of its run, its manifest, or its name.")]
@@ -70,7 +71,7 @@ async def close(job: JobArgument) -> None:
 
 def _print(group: FinishedGroup, form: Form) -> None:
     if form is Form.JSON:
-        answer_stream().write(json.dumps(_wire(group), ensure_ascii=False) + "\n")
+        answer_stream().write(json_text(_wire(group)) + "\n")
         answer_stream().flush()
     else:
         rewards = [result.reward for result in group.results if result.reward is not None]

@@ -1,7 +1,6 @@
 """Where a command's words go: what was asked for to standard output, everything else to standard error."""
 
 import contextlib
-import json
 import os
 import sys
 import textwrap
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rolloutctl.ui.transcript import harmless
+from rolloutctl.ui.transcript import harmless, json_text
 
 PIPE_WIDTH = 200
 """Columns for tables that go into a file or a pipe, where nothing wraps; COLUMNS overrides it."""
@@ -78,14 +77,14 @@ def say(message: str, style: str = "") -> None:
 
 def answer_json(value: Any) -> None:
     """The answer as JSON: the only thing on standard output."""
-    answer_stream().write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    answer_stream().write(json_text(value, indent=2) + "\n")
 
 
 def answer_json_list(values: Iterable[Any]) -> None:
     """As `answer_json` of a list, of which one item is in memory at a time."""
     stream, before = answer_stream(), "["
     for value in values:
-        stream.write(before + "\n" + textwrap.indent(json.dumps(value, ensure_ascii=False, indent=2), "  "))
+        stream.write(before + "\n" + textwrap.indent(json_text(value, indent=2), "  "))
         before = ","
     stream.write("\n]\n" if before == "," else "[]\n")
 

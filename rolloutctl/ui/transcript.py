@@ -131,7 +131,13 @@ def readable_arguments(arguments: str) -> list[tuple[str, str]]:
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 # Control characters, and those that reorder text around them: both let text from a sandbox forge what a person sees.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that cannot steer a terminal either: json itself escapes no control characters above 127."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _HIDDEN.sub(lambda found: found[0] if found[0] >= "\ud800" else f"\\u{ord(found[0]):04x}", text)
 
 
 def harmless(text: str) -> str:

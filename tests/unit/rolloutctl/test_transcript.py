@@ -16,7 +16,7 @@ from rollout_api.records import (
     StopReason,
     StopRecord,
 )
-from rolloutctl.ui.transcript import harmless, readable_arguments, steps, text_of
+from rolloutctl.ui.transcript import harmless, json_text, readable_arguments, steps, text_of
 
 
 def call(call_id: str, arguments: str = "{}") -> dict[str, object]:
@@ -118,3 +118,11 @@ def test_text_from_a_model_cannot_steer_a_terminal(text: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"])))
 def test_ordinary_text_is_shown_unchanged(text: str) -> None:
     assert harmless(text) == text
+
+
+@given(st.text(st.characters(codec=None) | st.sampled_from("\x1b]\x07\x7f\x9b\u061c\u202e")))
+def test_json_cannot_steer_a_terminal_and_is_the_same_value(text: str) -> None:
+    shown = json_text([text])
+    assert json.loads(shown) == [text]
+    assert not [letter for letter in shown if unicodedata.category(letter) == "Cc"]
+    assert not set(shown) & set("\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
