@@ -26,7 +26,7 @@ for name in sys.argv[1:]:
 """
 PACKAGES = {
     "operator": ["rollout_api", "rollout_operator"],
-    "runtime": ["rollout_api", "agent_runtime", "rolloutctl", "agent_rollouts"],
+    "runtime": ["rollout_api", "agent_runtime", "agent_rollouts"],
     "vllm-standin": ["tests.support.vllm_server"],
 }
 
