@@ -26,7 +26,7 @@ READY_POLL_SECONDS = 0.01
 # Ending hundreds of workspaces takes a third of a second; beyond this it hangs and is killed, workspaces included.
 STOP_SECONDS = 10.0
 LOG_TAIL_BYTES = 2000
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
