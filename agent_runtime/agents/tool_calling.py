@@ -28,7 +28,7 @@ NOTHING_DONE = (
 
 
 class SWE(ToolCalling):
-    """Tool calls until the model answers without one. An answer before the first call is told to be none."""
+    """Tool calls until the model answers without one. An answer before the first call is rejected."""
 
     system_prompt = """\
 You are a software engineer. You resolve an issue in a git repository, with tools, in a sandbox without a network. The \

@@ -26,7 +26,7 @@ class Conversation:
         self._messages: list[Message] = []
         self._tools: list[dict[str, Any]] | None = None
         self._asked: tuple[int, list[Message], list[dict[str, Any]]] = -1, [], []
-        """The latest call, which nothing goes on from before it is answered: an agent may give a call up."""
+        """The latest call. No call follows it before it is answered, because an agent may give a call up."""
         self.turn: int | None = None
         """Its latest answered turn."""
 
@@ -64,7 +64,7 @@ class Conversation:
 
 
 def _copied(value: Any) -> Any:
-    """The same value in containers of its own, as the journal gives it back: tuples become lists."""
+    """A copy of the value as the journal returns it: tuples become lists."""
     if isinstance(value, Mapping):
         return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

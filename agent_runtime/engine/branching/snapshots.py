@@ -180,7 +180,7 @@ class Keeping:
     snapshots: Snapshots
     checkpoints: Checkpoints
     moved: Callable[[Workspace], AttemptRecord]
-    """Told of the workspace in which the agent goes on; gives the record that says so."""
+    """Called with the workspace in which the agent continues; returns the record of it."""
 
 
 class WorkspaceStates:

@@ -19,7 +19,7 @@ from agent_runtime.executor.sandbox import Sandbox, WorkspaceEntry
 # docs/executor.md: JSON bodies of up to 1 MiB, standard input of up to 8 MiB.
 MAX_JSON_BYTES = 1024 * 1024
 MAX_INPUT_BYTES = 8 * 1024 * 1024
-# Longer waits gain nothing over asking again, and every proxy on the way has a limit of its own.
+# Longer waits gain nothing over asking again, and every proxy on the way has its limit.
 MAX_WAIT_SECONDS = 3600.0
 
 _decode = json.JSONDecoder().decode

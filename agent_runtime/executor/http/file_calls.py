@@ -120,7 +120,7 @@ class _Download:
         if self._is_closed:
             return
         self._is_closed = True
-        # The operation may be in the middle of a write; with nobody to read it, that ends.
+        # The operation may be in the middle of a write, which ends when its reader is gone.
         os.close(self._descriptor)
         await _ended(self._task)
 

@@ -21,7 +21,7 @@ __all__ = ["HostFailure", "open_host", "start_zygote"]
 
 
 class HostFailure(Exception):
-    """No host can be had as configured; the message says why, and what to do."""
+    """The configured host cannot be opened; the message says why, and what to do."""
 
 
 async def open_host(config: HostConfig) -> tuple[Host, str | None]:
