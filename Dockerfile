@@ -29,8 +29,9 @@ ENTRYPOINT ["/executor"]
 # Apart, so that only a change of the requirements themselves has them installed again.
 FROM base AS requirements
 WORKDIR /build
-COPY pyproject.toml hack/images/requirements.py ./
-RUN python3 requirements.py cluster environments mcp terminal > runtime.txt && python3 requirements.py operator > operator.txt
+COPY pyproject.toml hack/images/requirements.py hack/images/entry_points.py ./
+RUN python3 requirements.py cluster environments mcp terminal > runtime.txt && python3 requirements.py operator > operator.txt \
+    && python3 entry_points.py
 
 # What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
 FROM base AS runtime-dependencies
@@ -63,6 +64,7 @@ COPY --from=runtime-dependencies /opt/venv /opt/venv
 COPY agent_runtime agent_runtime
 COPY rolloutctl rolloutctl
 COPY agent_rollouts agent_rollouts
+COPY --from=requirements /build/agent_rollouts.dist-info agent_rollouts.dist-info
 RUN python3 -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]

@@ -4,15 +4,23 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -q
+# Tests start hundreds of Python processes: compiling the same modules anew in each of them takes half of their start.
+unexport PYTHONDONTWRITEBYTECODE
+# mypy reads what has changed since its last run, also in a fresh clone: it compares contents, its own version and settings.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agent-rollouts/mypy
+# uv where it is: it resolves in a second.
+UV := $(shell command -v uv)
+INSTALL := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet \
+	--disable-pip-version-check) -c constraints.txt
 
-.PHONY: help quickstart install install-test test check docs unit integration e2e cluster-tests test-kind cluster images test-full \
-	bench crds format clean
+.PHONY: help quickstart install install-test test check ruff mypy lint-imports docs unit integration workspaces parts e2e laptop pages \
+	cluster-tests test-kind cluster images release test-full bench crds format clean
 
 help:
 	@echo 'make quickstart   install into .venv and run the example job on this machine'
-	@echo 'make test         install what the tests need and run all of them'
-	@echo 'make test-full    the long counts: 100 kills, whole benchmarks'
+	@echo 'make test         install what the tests need, and run all of them that do not take long'
+	@echo 'make test-full    also what takes long: 100 kills, the soak, whole trainings and benchmarks'
 	@echo 'make cluster      start a real Kubernetes on this machine and install the chart there (Linux, root, Go)'
 	@echo 'make images       build the images'
 	@echo 'make check|docs|unit|integration|e2e|cluster-tests|test-kind|bench|crds|format|clean'
@@ -35,39 +43,51 @@ INSTALLED := pyproject.toml constraints.txt agent_runtime/executor/init/subreape
 	$(INSTALL) -e '.[test]'
 	@touch .venv/installed $@
 
+# The documentation's tools are installed apart: a conflict among them does not stop the tests.
+.venv/installed-docs: $(INSTALLED) | .venv/installed-test
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
 install: .venv/installed
 install-test: .venv/installed-test
 
 test: install-test
-	$(MAKE) --no-print-directory check
 	hack/install-test-tools
 	hack/test
 
-check: install-test docs
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+# A target each: with --keep-going, what fails holds none of the others.
+check: ruff mypy lint-imports
+ruff: install-test
+	hack/part ruff $(BIN)/ruff check .
+	hack/part 'ruff format' $(BIN)/ruff format --check .
+mypy: install-test
+	hack/part mypy $(BIN)/mypy
+lint-imports: install-test
+	hack/part lint-imports $(BIN)/lint-imports
 
 # With --strict by its settings: a link or an anchor that leads nowhere fails. The variable spares us an advertisement.
-docs: install-test
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 hack/part documentation $(BIN)/mkdocs build --quiet
 
 unit: install-test
-	$(BIN)/python -m pytest tests/unit -n 2 -q
+	hack/part unit $(PYTEST) tests/unit -n 2
 
 # Workspaces are forked from the process that tests them, and their memory limits count what it has: a small one, then.
 WORKSPACES := tests/integration/executor_workspaces
 # Where there is root, as for the cluster: those that make images and containers.
 ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images \
 	integration/oci integration/containers e2e/cluster)
-integration: install-test
-	hack/pytest $(WORKSPACES)
-	hack/pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 3 --dist loadfile
+integration: workspaces parts
+workspaces: install-test
+	hack/part 'integration: workspaces' $(PYTEST) $(WORKSPACES)
+parts: install-test
+	hack/part 'integration: parts' $(PYTEST) tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 2 --dist loadfile
 
-e2e: install-test
-	hack/pytest tests/e2e --ignore tests/e2e/docs $(ON_CLUSTER)
-	hack/pytest tests/e2e/docs -n 2
+e2e: laptop pages
+laptop: install-test
+	hack/part 'e2e: laptop' $(PYTEST) tests/e2e --ignore tests/e2e/docs $(ON_CLUSTER)
+pages: install-test
+	hack/part 'e2e: pages' $(PYTEST) tests/e2e/docs -n 2
 
 cluster-tests: install-test
 	hack/cluster-tests
@@ -78,6 +98,9 @@ test-kind: install-test
 cluster: install-test
 	hack/cluster/up
 	hack/install-on-cluster
+
+release: install-test
+	$(BIN)/python hack/release
 
 images:
 	hack/images/build

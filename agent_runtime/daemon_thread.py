@@ -1,4 +1,4 @@
-"""Blocking work that may never end."""
+"""Blocking calls that may never return."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Names in a manifest that stand for Python objects: built-ins, entry points, `module:name`, and what was registered."""
+"""Names in a manifest that refer to Python objects: built-ins, entry points, `module:name`, and registered ones."""
 
 import asyncio
 import contextlib
@@ -7,22 +7,25 @@ import importlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any
 
 _TRACEBACK_FRAMES = 20
+_LONGEST_NAME = 100
+"""Characters of a name that is compared with others. A model chooses the length, and comparing takes time."""
 
 
 class ExtensionError(Exception):
-    """A name in the manifest stands for nothing that can be loaded; the message says why and what to do."""
+    """A name in the manifest cannot be loaded; the message has the reason and a remedy."""
 
 
 @contextlib.contextmanager
 def contained(*also: type[BaseException]) -> Iterator[None]:
-    """Turn what a user's code raises that is no Exception into an ordinary error of that code.
+    """Convert a BaseException of user code into an ordinary error of that code.
 
-    `sys.exit()`, or `pytest.fail()`, in one rollout would end the run with all rollouts. A CancelledError of the code would
-    look like a cancellation of the rollout, which would never get a result. A real cancellation passes, and what Python
-    itself raises (KeyboardInterrupt, GeneratorExit), unless it is one of `also`.
+    `sys.exit()` or `pytest.fail()` in one rollout would otherwise end the run with all rollouts. A CancelledError of
+    the code would look like a cancellation of the rollout, which would never get a result. A real cancellation passes,
+    and so do exceptions of Python itself (KeyboardInterrupt, GeneratorExit), unless one of `also`.
     """
     try:
         yield
@@ -37,21 +40,21 @@ def contained(*also: type[BaseException]) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """Its type and its words; also of an error of others whose `__str__` raises."""
+    """Return an error's type and message, even if its `__str__` raises."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 
 def traceback_of(error: BaseException) -> str:
-    """The last frames of an error's traceback, and the error itself."""
+    """Return the last frames of an error's traceback, and the error itself."""
     return "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).strip()
 
 
 def load_object(reference: str, what: str) -> Any:
-    """The object at `module:name`. `what` says what it is for (`tool`, `agent`). Raises ExtensionError."""
+    """Return the object at `module:name`. `what` is its kind for messages (`tool`, `agent`). Raises ExtensionError."""
     module_name, _, name = reference.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a script calls sys.exit() where it is run and not imported
+    except (Exception, SystemExit) as error:  # importing a script may call sys.exit()
         hint = ""
         if isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == (error.name or "").split(".")[0]:
             hint = "; install the package, or put the folder of the module on PYTHONPATH"
@@ -67,33 +70,40 @@ def load_object(reference: str, what: str) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)` when a known name is close, else nothing."""
+    """Return ` (did you mean ...?)` if a known name is similar, else an empty string."""
+    if len(name) > _LONGEST_NAME:
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 class Registry:
-    """One kind of extension. `builtin` maps names to `module:name`, so that only what is used is imported."""
+    """One kind of extension. `builtin` maps names to `module:name`, so that only what is used is imported.
 
-    def __init__(self, what: str, group: str, builtin: Mapping[str, str]) -> None:
-        self.what, self.group, self.builtin = what, group, builtin
+    `optional` names what an entry point of an optional part provides, each with the requirement that installs it.
+    """
+
+    def __init__(
+        self, what: str, group: str, builtin: Mapping[str, str], optional: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.what, self.group, self.builtin, self.optional = what, group, builtin, optional
         self._registered: dict[str, Any] = {}
 
     def register(self, name: str, thing: Any) -> None:
-        """Make `thing` known in this process. Registering a name again replaces it, as a notebook cell run twice does.
+        """Register `thing` in this process. Registering a name again replaces it, as when a notebook cell runs twice.
 
         Raises ExtensionError for the name of a built-in: a manifest must mean the same everywhere.
         """
-        if name in self.builtin:
+        if name in self.builtin or name in self.optional:
             raise ExtensionError(f"{self.what} {name!r} is a built-in; register yours under another name")
         self._registered[name] = thing
 
     def names(self) -> list[str]:
-        """Every name that can be used, `module:name` apart."""
+        """Return every usable name, except `module:name`."""
         return sorted({*self.builtin, *self._registered, *(entry.name for entry in entry_points(group=self.group))})
 
     def find(self, name: str) -> Any:
-        """What a name stands for. Raises ExtensionError."""
+        """Return the object with a name. Raises ExtensionError."""
         if ":" in name:
             return load_object(name, self.what)
         if name in self._registered:
@@ -106,6 +116,11 @@ class Registry:
             raise ExtensionError(f"{self.what} {name!r} comes from {owners}; uninstall one, or name yours module:name")
         if entries:
             return load_object(entries[0].value, f"{self.what} {name!r} =")
+        if name in self.optional:
+            raise ExtensionError(
+                f"{self.what} {name!r} is not installed: no installed package has an entry point of this name in the group "
+                f"{self.group}. Run: pip install '{self.optional[name]}'. In a checkout, run: pip install -e ."
+            )
         raise ExtensionError(
             f"no {self.what} is named {name!r}{nearest(name, self.names())}. Known are {', '.join(self.names())}. "
             f"A package adds one by an entry point in the group {self.group}; module:name always works"

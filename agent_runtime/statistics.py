@@ -1,4 +1,4 @@
-"""The statistics that users see, scalars for a training curve, and advantages. Pure. None where one is not defined.
+"""Statistics for users, scalars of a training curve, and advantages. Pure. Undefined values are None.
 
 A rollout without a reward (lost to infrastructure, not gradable, cancelled) takes no part in any statistic and gets no
 advantage; so a failure of a node cannot make its neighbours look better or worse. Advantages equal those of ROLL
@@ -15,20 +15,20 @@ from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalizatio
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The arithmetic mean; None of no values."""
+    """Return the arithmetic mean; None without values."""
     return statistics.fmean(values) if values else None
 
 
 def sample_std(values: Sequence[float]) -> float | None:
-    """The standard deviation of a sample (n - 1), as torch's `std`; None of fewer than two values."""
+    """Return the standard deviation of a sample (n - 1), like torch's `std`; None for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
-    """The standard error of the mean over all values, where those of a group are not independent of one another.
+    """Return the standard error of the mean over all values, where those of a group are not independent.
 
-    Clustered by group as in Miller 2024 (arXiv 2411.00640), with the correction G/(G - 1) for few groups. Where each group
-    has one value, that is the sample standard deviation over √n. None of fewer than two groups with values.
+    Clustered by group as in Miller 2024 (arXiv 2411.00640), with the correction G/(G - 1) for few groups. If each group
+    has one value, that is the sample standard deviation over √n. None for fewer than two groups with values.
     """
     filled = [group for group in groups if group]
     if len(filled) < 2:
@@ -40,7 +40,7 @@ def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def pass_at_k(graded: int, passed: int, k: int) -> float:
-    """The chance that at least one of k rollouts, drawn without replacement from the graded ones, passed.
+    """Return the probability that at least one of k rollouts, drawn without replacement from the graded ones, passed.
 
     The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). Needs 1 ≤ k ≤ graded.
     """
@@ -48,7 +48,7 @@ def pass_at_k(graded: int, passed: int, k: int) -> float:
 
 
 def scalars(results: Sequence[Result]) -> dict[str, float]:
-    """Means over these rollouts, and the same by first tag as `env/TAG/...`; seconds are of wall time."""
+    """Return means over these rollouts, and the same by first tag as `env/TAG/...`; seconds are wall time."""
     found = {"rollouts": float(len(results))}
     if results:
         found["masked"] = sum(result.outcome is not Outcome.COMPLETED for result in results) / len(results)
@@ -86,13 +86,13 @@ def _means(prefix: str, results: Sequence[Result]) -> dict[str, float]:
 
 
 EPSILON = 1e-6
-"""Added to the standard deviation, and the least that counts as one; both as in ROLL and in verl's GRPO."""
+"""Added to the standard deviation, and its minimum; both as in ROLL and in verl's GRPO."""
 LOWEST, HIGHEST = -1.0, 3.0
 """Bounds of `AsymClip`, as in RAGEN, from which ROLL has it."""
 
 
 def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: float | None = None) -> list[float]:
-    """The advantages of rewards that are compared with one another, in their order."""
+    """Return the advantages of rewards that are compared with one another, in their order."""
     if method is NormalizationMethod.IDENTITY or not rewards:
         values = list(rewards)
     else:
@@ -107,9 +107,9 @@ def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: floa
 
 
 def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int, float]:
-    """The advantage of each rollout that has a reward, by index.
+    """Return the advantage of each rollout with a reward, by index.
 
-    All that is compared must be there: the whole group for `Group`, the whole batch for `Batch` and `Tag`.
+    All compared rollouts must be included: the whole group for `Group`, the whole batch for `Batch` and `Tag`.
     """
     compared: dict[object, dict[int, float]] = defaultdict(dict)
     for result in results:
@@ -123,20 +123,20 @@ def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int
 
 
 def with_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
-    """The results, in their order, with their advantages. Goes through them twice, and keeps none."""
+    """Yield the results in order, with their advantages. Reads them twice, and keeps none."""
     found = {} if spec is None else advantages(results, spec)
     for result in results:
         yield result if spec is None else result.model_copy(update={"advantage": found.get(result.index)})
 
 
 def with_group_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
-    """A finished group's results: with advantages where they need no other group."""
+    """Return a finished group's results, with advantages if these need no other group."""
     return with_advantages(results, spec if spec is not None and spec.group_by is GroupBy.GROUP else None)
 
 
 def _key(result: Result, group_by: GroupBy) -> object:
     if group_by is GroupBy.GROUP:
         return result.group
-    # Tags are compared within a batch: what was sampled with other weights is another batch.
+    # Tags are compared within a batch: rollouts that were sampled with other weights belong to another batch.
     tag = result.tags[0] if result.tags and group_by is GroupBy.TAG else None
     return result.batch, tag

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME…] [--json FILE]`: measure ourselves beside the peers, in one run, on this machine."""
+"""`python -m benchmarks [NAME…] [--json FILE]`: measure this engine and its peers in one run on this machine."""
 
 import argparse
 import subprocess
@@ -29,9 +29,9 @@ COMPARED = (
     "journal",
 )
 ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
-"""These need the test cluster."""
+"""Benchmarks that need the test cluster."""
 PRINTED = "workspaces"
-"""Prints a table of its own, in a process of its own: its zygote is forked before anything is imported."""
+"""Benchmark with its own table and process: its zygote is forked before anything is imported."""
 ALL = (*COMPARED, *ON_CLUSTER, PRINTED)
 PLAIN_WIDTH = 150  # columns of the table where there is no terminal to ask
 

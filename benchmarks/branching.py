@@ -29,7 +29,7 @@ A_FIFTH = Target("at most", 0.2)
 
 
 class Instant:
-    """A model that answers at once: with a call of bash in each turn up to a last one, then with text."""
+    """A model that answers at once: with a bash call in each turn up to the last one, then with text."""
 
     def __init__(self, last_turn: int) -> None:
         self._last_turn = last_turn
@@ -53,7 +53,7 @@ class Instant:
 
 
 class Brancher:
-    """Works for eleven turns, then goes back to their end sixteen times for one more; its message has the seconds."""
+    """Works for eleven turns, then returns to their end sixteen times for one more turn; its message has the seconds."""
 
     async def run(self, context: AgentContext) -> str:
         async def turn(number: int) -> None:
@@ -72,7 +72,7 @@ class Brancher:
 
 
 def measure() -> list[Row]:
-    """Seconds until all branches have their first result, and the ratio to copying."""
+    """Return the seconds until all branches have their first result, and the ratio to copying."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder, serve_s3() as s3:
         copied = _copy(Path(folder))
         own = asyncio.run(_in_its_own_sandbox(Path(folder)))
@@ -114,7 +114,7 @@ async def _in_its_own_sandbox(folder: Path) -> float:
 
 
 async def _from_another_sandbox(folder: Path, uri: str, environ: Mapping[str, str]) -> tuple[float, float]:
-    """Seconds from the start of the job to the first and to the last branch's first tool result."""
+    """Return the seconds from the start of the job to the first and to the last branch's first tool result."""
     source = _job({"inline": [_TASK]}, f"{uri}/source", sandbox={"snapshotEveryTurns": TURN + 1})
     run = ""
     seconds: list[float] = []

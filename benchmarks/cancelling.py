@@ -1,6 +1,4 @@
-"""What a cancelled job leaves running at its model server: how long tokens are still made, and how many nobody will
-read.
-"""
+"""Work that a cancelled job leaves at its model server: how long tokens are generated, and how many are wasted."""
 
 import asyncio
 import os
@@ -32,7 +30,7 @@ LONGEST_SECONDS = 60.0  # until all calls run, or none does any more
 
 
 def measure() -> list[Row]:
-    """Seconds until the last token, and the share of tokens that nobody reads."""
+    """Return the seconds until the last token, and the share of wasted tokens."""
     with _vllm() as url:
         return asyncio.run(_measure(url))
 
@@ -68,11 +66,7 @@ async def _measure(url: str) -> list[Row]:
             served = await _get(client, "served")
     late = [max(0.0, request["last_token"] - cancelled) for request in served if request["aborted"]]
     return [
-        Row(
-            f"a cancelled job of {ROLLOUTS} calls: until its last token, p99",
-            quantile(late, 0.99) * 1e3,
-            "ms",
-        ),
+        Row(f"a cancelled job of {ROLLOUTS} calls: until its last token, p99", quantile(late, 0.99) * 1e3, "ms"),
         Row(
             f"tokens made after a cancellation, of all of a run of {RUN_SECONDS:g} s",
             (after - before) / after * 100,
@@ -84,7 +78,7 @@ async def _measure(url: str) -> list[Row]:
 
 
 async def _until(client: aiohttp.ClientSession, reached: Callable[[int], bool]) -> None:
-    """Until so many requests run at the server. Raises TimeoutError."""
+    """Wait until this many requests run at the server. Raises TimeoutError."""
     async with asyncio.timeout(LONGEST_SECONDS):
         while not reached((await _get(client, "state"))["running"]):  # noqa: ASYNC110 in another process
             await asyncio.sleep(POLL_SECONDS)

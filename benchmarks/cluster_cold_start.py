@@ -1,4 +1,4 @@
-"""A sandbox that does not exist yet: from asking for it to its first tool result, beside a bare pod of the same image."""
+"""A new sandbox, from its request to the first tool result, compared with a bare pod of the same image."""
 
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import any_cluster, runner_process

@@ -1,4 +1,4 @@
-"""Whole jobs whose agent does nothing: rollouts a minute and API writes, a pod for each rollout beside shared ones."""
+"""Jobs whose agent does nothing: rollouts a minute and API writes, with a pod for each rollout and with shared pods."""
 
 import time
 from collections import Counter
@@ -16,7 +16,7 @@ SEALED_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Run:
-    """One job: how long it took, and what was written meanwhile (`AuditLog.writes`)."""
+    """One job: its duration, and the writes meanwhile (`AuditLog.writes`)."""
 
     seconds: float
     writes: Counter[str]
@@ -31,7 +31,7 @@ class Run:
 
 
 def measure() -> list[Row]:
-    """Writes of a sandbox, of a rollout and of a job; rollouts a minute."""
+    """Return writes of a sandbox, of a rollout and of a job; rollouts a minute."""
     cluster = harness_cluster()
     overlay, plain = (_run(cluster, mode) for mode in ("Overlay", "Plain"))
     rows = []

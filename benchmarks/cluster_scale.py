@@ -1,6 +1,4 @@
-"""The operator with thousands of Sandboxes on simulated nodes (kwok): how fast, how large, and whether it stays as it
-is.
-"""
+"""The operator with thousands of Sandboxes on simulated nodes (kwok): speed, memory, and stability."""
 
 import asyncio
 import contextlib
@@ -46,7 +44,7 @@ ON_KWOK = {
 
 @dataclass(frozen=True)
 class Filled:
-    """So many Sandboxes were created and became Ready."""
+    """Timing of Sandboxes that were created and became Ready."""
 
     count: int
     created_seconds: float
@@ -60,7 +58,7 @@ class Filled:
 
 
 def measure() -> list[Row]:
-    """Time, memory, reconcile time and writes with many Sandboxes, beside those with few."""
+    """Return time, memory, reconcile time and writes with many Sandboxes, compared with few."""
     cluster = harness_cluster()
     with _simulated_nodes(cluster), _without_installed_operator(cluster), tempfile.TemporaryDirectory() as folder:
         with new_namespace(cluster) as namespace, Operator(cluster, Path(folder)) as operator:
@@ -99,7 +97,7 @@ def _restart_rows(seconds: float, peak_bytes: int) -> list[Row]:
 
 
 class Operator:
-    """`python -m rollout_operator` as a process here. A context manager, entered when its cache is complete."""
+    """`python -m rollout_operator` as a local process. A context manager, entered when its cache is complete."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         found = cluster.get("configmap", RELEASE, OPERATOR_NAMESPACE)
@@ -144,11 +142,11 @@ class Operator:
         return found
 
     def ready(self) -> int:
-        """Sandboxes that are Ready, as it sees them at the API server."""
+        """Return the number of Ready Sandboxes in the API server."""
         return int(self.metrics().get("rollout_sandboxes", {}).get((("state", "Ready"),), 0))
 
     def reconcile_p99(self) -> float:
-        """Seconds; interpolated within the histogram's bucket, as Prometheus does."""
+        """Return seconds, interpolated within the histogram's bucket as in Prometheus."""
         buckets = self.metrics()["rollout_controller_reconcile_time_seconds_bucket"]
         counts = sorted(
             (float(dict(labels)["le"]), count)
@@ -172,7 +170,7 @@ class Operator:
 
 
 def interpolated(buckets: list[tuple[float, float]], fraction: float) -> float:
-    """A quantile of a cumulative histogram, (upper bound, count) in order, the last bound infinite."""
+    """Return a quantile of a cumulative histogram, (upper bound, count) in order, the last bound infinite."""
     wanted = buckets[-1][1] * fraction
     low, below = 0.0, 0.0
     for bound, count in buckets:

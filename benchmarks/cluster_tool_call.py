@@ -1,4 +1,6 @@
-"""A tool call in a pod: `true` through the executor beside `pods/exec` of the same pod, both from a runner's pod."""
+"""A tool call in a pod: `true` through the executor, compared with `pods/exec` of the same pod, both from a runner's
+pod.
+"""
 
 from benchmarks.conversation import Process
 from benchmarks.measuring import quantile
@@ -12,7 +14,7 @@ OURS, EXEC = "our executor", "pods/exec"
 
 
 def measure() -> list[Row]:
-    """p50 and p99 one at a time, p50 with 8 at once, and ours against pods/exec."""
+    """Return p50 and p99 one at a time, p50 with 8 at once, and the ratio to pods/exec."""
     with runner_process(any_cluster()) as (runner, _):
         seconds = {at_once: _rounds(runner, at_once) for at_once in (1, 8)}
     rows = []

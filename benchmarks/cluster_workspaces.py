@@ -1,4 +1,4 @@
-"""A workspace on a sandbox that is up, as a runner gets it: from asking for it to the result of its first tool call."""
+"""A workspace on a running sandbox, as a runner gets it: from its request to the result of its first tool call."""
 
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import AuditLog, any_cluster, runner_process
@@ -9,7 +9,9 @@ BURSTS, BURST = 20, 10
 
 
 def measure() -> list[Row]:
-    """p50 and p99 one at a time, p50 of bursts, each for a prepared group and for new ones; and API writes meanwhile."""
+    """Return p50 and p99 one at a time, p50 of bursts, each for a prepared group and for new ones; and API writes
+    meanwhile.
+    """
     cluster = any_cluster()
     with runner_process(cluster) as (runner, job):
         runner.ask(call="workspaces", times=BURST, at_once=BURST, new_group=False)  # makes the sandbox, warms it up

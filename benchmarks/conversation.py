@@ -1,4 +1,4 @@
-"""A process that is asked to measure something: one line of JSON in, one out.
+"""A process that measures something on request: one line of JSON in, one out.
 
 Whatever is measured runs in a process of its own, and a peer in its own interpreter, so that libraries, memory and event
 loops stay apart; and being asked again and again lets one run alternate between all of them. Standard library alone.
@@ -23,11 +23,11 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class SubjectFailed(Exception):
-    """The process ended without an answer; the message ends with its last words."""
+    """The process ended without an answer; the message ends with its last output."""
 
 
 class Process:
-    """A program that is asked line by line. A context manager: leaving it ends the program."""
+    """A program that is queried line by line. A context manager, whose end ends the program."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Process:
         )
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Its answer to one question. Raises SubjectFailed."""
+        """Return its answer to one request. Raises SubjectFailed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -76,7 +76,7 @@ class Subject(Process):
 
 
 async def answer_questions(handle: Handler) -> None:
-    """The other side: answers every line of standard input until it ends. What else is printed goes to standard error."""
+    """Answer every line of standard input until it ends. Other output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     loop = asyncio.get_running_loop()

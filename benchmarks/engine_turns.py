@@ -1,4 +1,4 @@
-"""What a turn costs the engine: rollouts side by side against a model that answers at once, and verifiers beside it."""
+"""The engine's cost of a turn: concurrent rollouts with a model that answers at once, compared with verifiers."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ ENGINE = "benchmarks.subjects.engine"
 
 
 def measure() -> list[Row]:
-    """Turns per second and core, processor time of a turn, and memory of a rollout; ours and theirs."""
+    """Return turns per second and core, processor time of a turn, and memory of a rollout; ours and theirs."""
     with instant_model(TURNS) as warming, instant_model(TURNS, together=ROLLOUTS) as base_url:
         ours = _ours(warming, base_url)
         with Subject("benchmarks.subjects.verifiers_env", installed(VERIFIERS)) as peer:

@@ -1,4 +1,4 @@
-"""Rollouts in environments a second: FrozenLake against a model that answers at once, verifiers beside it, and a bare
+"""Rollouts in environments per second: FrozenLake with a model that answers at once, compared with verifiers and a bare
 loop.
 """
 
@@ -25,7 +25,7 @@ ACTION = "Right"
 
 
 def measure() -> list[Row]:
-    """Rollouts a second of ours, of theirs, and of a Gymnasium loop without any model."""
+    """Return rollouts a second of ours, of theirs, and of a Gymnasium loop without any model."""
     with instant_model(1, text=f"<answer>{ACTION}</answer>") as base_url:
         ours = _ours(base_url)
         with Subject("benchmarks.subjects.verifiers_lake", installed(VERIFIERS_PROGRAMS)) as peer:

@@ -1,5 +1,5 @@
-"""How long an executor takes from its start to its first answer: it is injected into every sandbox, and adds that to
-each. `Plain`, as in a sandbox of one workspace.
+"""Time from an executor's start to its first answer, which it adds to every sandbox. `Plain`, as in a sandbox of one
+workspace.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def _bare() -> float:
 
 
 def _executor() -> float:
-    """Until the ready file is there: it listens by then."""
+    """Wait for the ready file, which appears when it listens."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
         root, state, ready = (Path(folder) / name for name in ("root", "state", "ready"))
         root.mkdir()

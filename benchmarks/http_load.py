@@ -1,6 +1,6 @@
-"""Requests at a fixed rate, side by side, or as streams, over plain HTTP/1.1 connections that stay open.
+"""Requests at a fixed rate, concurrently, or as streams, over persistent HTTP/1.1 connections.
 
-Written on asyncio's streams alone: a client library would cost more than what is measured.
+It only uses asyncio's streams: a client library would cost more than what is measured.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 class BadReply(Exception):
-    """Not status 200; the message has what came instead."""
+    """The status is not 200; the message has the response."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, request: Request) -> bytes:
-        """The body of the answer. Raises BadReply."""
+        """Return the body of the answer. Raises BadReply."""
         return b"".join([piece async for piece in self.pieces(request)])
 
     async def pieces(self, request: Request) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises BadReply."""
+        """Yield the body as it arrives. Raises BadReply."""
         reader, writer = await self._open(request.url)
         writer.write(request.encoded())
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -88,9 +88,9 @@ class Pool:
 
 
 async def at_rate(requests: Sequence[Request], per_second: float) -> list[float]:
-    """Seconds of each request from the moment at which it was due, so that a server that falls behind is seen to.
+    """Return the seconds of each request from the moment at which it was due, so that a slow server is noticed.
 
-    Open loop: a request is sent when it is due, whatever became of those before it.
+    Open loop: a request is sent when it is due, whatever the state of earlier ones.
     """
     pool, clock = Pool(), time.perf_counter
     seconds: list[float] = []
@@ -115,7 +115,7 @@ async def at_rate(requests: Sequence[Request], per_second: float) -> list[float]
 
 
 async def in_turns(requests: Sequence[Request], at_once: int) -> list[float]:
-    """Seconds of each request; so many connections send one after another."""
+    """Return the seconds of each request; this many connections send one after another."""
     waiting, seconds = iter(requests), list[float]()
 
     async def work() -> None:
@@ -133,7 +133,7 @@ async def in_turns(requests: Sequence[Request], at_once: int) -> list[float]:
 
 
 async def streams(requests: Sequence[Request], all_begun: Callable[[], None]) -> list[float]:
-    """Seconds from each stream's request to its first piece; `all_begun` is called when all have one."""
+    """Return the seconds from each stream's request to its first piece; `all_begun` is called when all have one."""
     waiting, seconds = len(requests), list[float]()
 
     async def read(request: Request) -> None:

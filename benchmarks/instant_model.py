@@ -1,4 +1,4 @@
-"""A model server that answers at once, so that what is left of a turn's time is the cost of whoever drives it.
+"""A model server that answers at once, so that the rest of a turn's time is the cost of the engine.
 
 Speaks as much of OpenAI's chat completions as the peers and we need: keep-alive, plain bodies, and streams, which are slow
 on purpose: a word a second. A conversation's answers are tool calls of `noop`, until the last of its turns, which is text.
@@ -27,7 +27,7 @@ MODEL_CORE = 1  # what is measured keeps the first core for itself
 
 
 def answer_body(turn: int, turns: int) -> bytes:
-    """The completion of a turn, counted from 0: `BODY_BYTES` of JSON."""
+    """Return the completion of a turn, counted from 0: `BODY_BYTES` of JSON."""
     call = {"id": f"c{turn}", "type": "function", "function": {"name": TOOL, "arguments": "{}"}}
     return _completion({"content": "done"} if turn + 1 >= turns else {"tool_calls": [call]}).ljust(BODY_BYTES)
 
@@ -72,7 +72,7 @@ def _stream(write: Callable[[bytes], None]) -> None:
 
 
 def _said(text: str) -> tuple[bytes, bytes]:
-    """The whole answer of that text, and the whole stream of it."""
+    """Return the whole answer with that text, and its whole stream."""
     stream = _STREAM_HEAD + _event({"role": "assistant", "content": text}) + _STREAM_END
     return _http(_completion({"content": text})), stream
 
@@ -149,9 +149,10 @@ class _Server:
 def instant_model(
     turns: int, *, delay_seconds: float = 0.0, together: int = 0, text: str | None = None
 ) -> AbstractContextManager[str]:
-    """The base URL of such a server, in a process of its own on another core.
+    """Yield the base URL of such a server, in a separate process on another core.
 
-    `together`: hold the first answers until so many conversations wait for theirs. `text`: say that at once, always.
+    `together`: hold the first answers until this many conversations wait for theirs. `text`: always answer with it at
+    once.
     """
     options = ["--turns", str(turns), "--delay", str(delay_seconds), "--together", str(together)]
     options += [] if text is None else ["--text", text]
@@ -160,7 +161,7 @@ def instant_model(
 
 @contextmanager
 def server_process(module: str, options: Sequence[str]) -> Iterator[str]:
-    """A server on the model's core, in a process of its own, that prints its URL as its first line: that URL."""
+    """Start a server on the model's core, in a separate process that prints its URL as its first line; return that URL."""
     command = [sys.executable, "-m", module, *options]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin_to_core(MODEL_CORE)

@@ -1,4 +1,4 @@
-"""What recording costs, alone."""
+"""The cost of recording alone."""
 
 import asyncio
 import time
@@ -23,18 +23,18 @@ COMMAND = '{"command": "python -m pytest -q tests/test_parser.py -k unicode 2>&1
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one place. Requests are None where nobody counts them."""
+    """Cost with one kind of storage. Requests are None if they are not counted."""
 
     append_seconds: list[float]
     cpu_seconds: float | None
-    """Of this process, an append; None where the proxy runs in it too."""
+    """Processor time of this process for an append; None if the proxy runs in it too."""
     requests_a_turn: float | None
     requests_a_rollout: int | None
-    """Beside its turns: claim, start, trajectory, seal."""
+    """Requests besides its turns: claim, start, trajectory, seal."""
 
 
 def measure() -> list[Row]:
-    """Milliseconds of an append in each place, and requests to S3."""
+    """Return milliseconds of an append for each storage, and requests to S3."""
     rows = []
     for place, cost in asyncio.run(_all_places()).items():
         rows += [
@@ -99,7 +99,7 @@ def _requests(proxy: FaultProxy | None) -> int:
 
 
 def _turn(turn: int) -> tuple[list[Record], list[Record]]:
-    """The two segments of a turn: what the previous one's tools returned with this one's intent, and the answer."""
+    """Return the two segments of a turn: the previous tools' results with this turn's intent, and the answer."""
     previous, now = f"call-{turn - 1}", time.time()
     answer = said(
         turn,

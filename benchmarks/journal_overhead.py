@@ -1,4 +1,6 @@
-"""What recording costs a rollout whose model thinks for a second a turn: the same job with and without its journal."""
+"""The cost of recording for a rollout whose model takes a second for each turn: the same job with and without its
+journal.
+"""
 
 import asyncio
 import tempfile
@@ -23,7 +25,7 @@ ENGINE = "benchmarks.subjects.engine"
 
 @dataclass(frozen=True)
 class _Turns:
-    """One run: mean seconds from one turn's answer to the next one's, how many turns, and requests to the store."""
+    """One run: mean seconds from one turn's answer to the next one's, number of turns, and requests to the store."""
 
     seconds: float
     turns: int
@@ -31,7 +33,7 @@ class _Turns:
 
 
 def measure() -> list[Row]:
-    """Seconds of a turn with and without journal on each store, and the requests of a turn."""
+    """Return seconds of a turn with and without journal on each store, and the requests of a turn."""
     with instant_model(TURNS, delay_seconds=TURN_SECONDS) as base_url:
         folder = asyncio.run(_on_folder(base_url))
         bucket = asyncio.run(_on_s3(base_url))

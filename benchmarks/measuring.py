@@ -1,6 +1,6 @@
-"""What a process costs while it works: the same code on our side and, in a peer's own interpreter, on theirs.
+"""A process's cost of its work: the same code for our side and, in a peer's own interpreter, for theirs.
 
-Standard library alone, because peers do not have our packages.
+Standard library only, because peers do not have our packages.
 """
 
 import os
@@ -18,7 +18,7 @@ RESET_PEAK = "5"  # proc(5): written to clear_refs it sets the peak of the resid
 
 @dataclass(frozen=True)
 class Cost:
-    """Wall and processor seconds of this process (all threads, no children), and bytes resident before and at most."""
+    """Wall and processor seconds of this process (all threads, no children), and its resident bytes before and at most."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -27,7 +27,7 @@ class Cost:
 
 
 class Meter:
-    """Measures from its creation on; `read` may be called more than once."""
+    """Measures from its creation on; `read` may be called repeatedly."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
@@ -41,13 +41,13 @@ class Meter:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, all its threads and the kernel's share included."""
+    """Return the processor time of a process so far, with all its threads and the kernel's share."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(field: str, pid: int | str = "self") -> int:
-    """Bytes of a process: VmRSS, which are resident, or VmHWM, the most that ever were."""
+    """Return bytes of a process: VmRSS, the resident ones, or VmHWM, their maximum."""
     status = Path(f"/proc/{pid}/status")
     for line in status.read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -57,10 +57,11 @@ def memory(field: str, pid: int | str = "self") -> int:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A temporary folder in memory.
+    """Yield a temporary folder in memory.
 
-    Not on a disk: for every file that ext4 makes, it looks through all that were deleted there in the last five minutes,
-    so that a run would measure the removal of the one before it (seen: 5 times the processor time of a write).
+    Not on a disk: for every file that ext4 creates, it looks through all that were deleted there in the last five
+    minutes, so that a run would measure the deletion of the previous run (measured: 5 times the processor time of a
+    write).
     """
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-", dir=MEMORY) as folder:
         yield Path(folder)
@@ -68,9 +69,10 @@ def memory_folder() -> Iterator[Path]:
 
 @contextmanager
 def disk_folder() -> Iterator[Path]:
-    """A temporary folder on the disk that the checkout is on, removed at the end.
+    """Yield a temporary folder on the disk of the checkout, removed at the end.
 
-    Only for what spreads its folders over the disk (recording/local_files.py): else see `memory_folder`.
+    Only for benchmarks that spread their folders over the disk (recording/local_files.py): otherwise see
+    `memory_folder`.
     """
     DISK.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=DISK) as folder:
@@ -88,13 +90,13 @@ def file_system(folder: Path) -> str:
 
 
 def pin_to_core(number: int) -> None:
-    """Keep this process, threads to come included, on one core, counted among those that it may use."""
+    """Pin this process and its future threads to one core, counted among those that it may use."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least this fraction of all is not above. Raises ValueError without values."""
+    """Return the smallest value that is at least this fraction of all values. Raises ValueError without values."""
     if not values:
         raise ValueError("no values were measured")
     ordered = sorted(values)

@@ -1,6 +1,6 @@
-"""The test cluster as the benchmarks use it: a namespace, a job that stays open, and a process in its runner's pod.
+"""The test cluster for the benchmarks: a namespace, an open job, and a process in its runner's pod.
 
-What a runner is measured for is measured where runners are: in a runner's pod, with its rights, its key and its network.
+Measurements of a runner run in a runner's pod, with its rights, its key and its network.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tests.support.cluster import (
 
 SUBJECT = "benchmarks.subjects.runner_pod"
 SUBJECT_FILES = ("conversation.py", "subjects/runner_pod.py", "__init__.py", "subjects/__init__.py")
-"""What that module imports of the benchmarks; the rest is in the runtime image."""
+"""Benchmark files that the module imports; the rest is in the runtime image."""
 PLACES = 16  # workspaces of a sandbox: more than any benchmark has at once
 START_SECONDS = 180.0
 END_SECONDS = 1200.0
@@ -37,11 +37,11 @@ OPERATOR = "system:serviceaccount:agent-rollouts:agent-rollouts"
 
 
 class NoCluster(Exception):
-    """There is no cluster for this benchmark; the message says how to get one."""
+    """There is no cluster for this benchmark; the message says how to start one."""
 
 
 def any_cluster() -> Cluster:
-    """The harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names. Raises NoCluster."""
+    """Return the harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names. Raises NoCluster."""
     found = find_cluster()
     if found is None:
         raise NoCluster("no cluster runs here: `make cluster` brings one up, ROLLOUT_TEST_KUBECONFIG names another")
@@ -49,7 +49,7 @@ def any_cluster() -> Cluster:
 
 
 def harness_cluster() -> Cluster:
-    """The harness's cluster, whose audit log can be read. Raises NoCluster."""
+    """Return the harness's cluster, whose audit log can be read. Raises NoCluster."""
     found = any_cluster()
     if not found.details:
         raise NoCluster(
@@ -60,7 +60,7 @@ def harness_cluster() -> Cluster:
 
 @contextlib.contextmanager
 def new_namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace that admits both modes, with the storage's Secret; gone, with all in it, when left."""
+    """Yield a namespace that admits both modes, with the storage's Secret; deleted at the end."""
     name = f"benchmark-{secrets.token_hex(3)}"
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
@@ -74,7 +74,7 @@ def new_namespace(cluster: Cluster) -> Iterator[str]:
 
 
 def job_in(cluster: Cluster, namespace: str, name: str, spec: Mapping[str, Any]) -> Job:
-    """A job of the quickstart's image whose results go to the cluster's storage, applied."""
+    """Apply a job with the quickstart's image whose results go to the cluster's storage."""
     sandbox = {"image": QUICKSTART_IMAGE, **spec.get("sandbox", {})}
     output = {"uri": f"s3://{cluster.bucket}/{namespace}", "secretRef": STORAGE_SECRET}
     manifest: Object = {
@@ -89,7 +89,7 @@ def job_in(cluster: Cluster, namespace: str, name: str, spec: Mapping[str, Any])
 def open_job(
     cluster: Cluster, namespace: str, *, mode: str = "Overlay", sandbox: Mapping[str, Any] | None = None
 ) -> Job:
-    """A job to which nobody submits anything: its runner waits, and its Sandboxes are the benchmark's to make."""
+    """Yield a job without submitted tasks: its runner waits, and the benchmark creates its Sandboxes."""
     workspaces = {"mode": mode, "perSandbox": PLACES}
     spec = {"tasks": {"stream": {}}, "sandbox": {"workspaces": workspaces, **(sandbox or {})}}
     job = job_in(cluster, namespace, "open", spec)
@@ -99,7 +99,7 @@ def open_job(
 
 @contextlib.contextmanager
 def runner_process(cluster: Cluster, *, mode: str = "Overlay") -> Iterator[tuple[Process, Job]]:
-    """`benchmarks.subjects.runner_pod` in the pod of an open job's runner, to be asked; and the job."""
+    """Yield `benchmarks.subjects.runner_pod` in the pod of an open job's runner, ready for requests; and the job."""
     with new_namespace(cluster) as namespace:
         job = open_job(cluster, namespace, mode=mode)
         cluster.apply(*_peers_rights(job))
@@ -129,7 +129,7 @@ def _subject_files() -> bytes:
 
 
 def _peers_rights(job: Job) -> tuple[Object, Object]:
-    """What pods/exec and bare pods, which runners do not use, take beside a runner's own rights."""
+    """Return rights for pods/exec and bare pods besides a runner's own, which does not use them."""
     metadata = {"name": "benchmark", "namespace": job.namespace}
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
@@ -150,14 +150,16 @@ def _peers_rights(job: Job) -> tuple[Object, Object]:
 
 
 class AuditLog:
-    """Writes to the API server from its creation on, as its audit log has them."""
+    """Writes to the API server since its creation, from the API server's audit log."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._path = Path(cluster.details["auditLog"])
         self._from = self._path.stat().st_size
 
     def writes(self, namespace: str, *, operator: str = OPERATOR) -> Counter[str]:
-        """By `verb resource[/subresource]`: those of the operator and of runners' accounts, in one namespace."""
+        """Return counts by `verb resource[/subresource]`: those of the operator and of runners' accounts, in one
+        namespace.
+        """
         ours = (operator, f"system:serviceaccount:{namespace}:")
         found: Counter[str] = Counter()
         with self._path.open("rb") as file:
@@ -174,12 +176,12 @@ class AuditLog:
 
 
 def of_sandboxes(writes: Counter[str]) -> int:
-    """Those that made, told of or deleted Sandboxes and their pods."""
+    """Return writes that created, reported or deleted Sandboxes and their pods."""
     return sum(count for what, count in writes.items() if what.split()[1].startswith(("sandboxes", "pods")))
 
 
 def operator_kubeconfig(cluster: Cluster, place: Path) -> Path:
-    """A kubeconfig of the operator's own account, so that it works with its own rights and name outside a pod."""
+    """Return a kubeconfig of the operator's own account, so that it works with its own rights and name outside a pod."""
     namespace, account = OPERATOR.split(":")[2:]
     admin = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json").stdout)
     token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration", "2h").stdout.strip()

@@ -1,4 +1,4 @@
-"""Jobs with large inline tasks on a real API server, without nodes: what reports add to etcd, and the operator's
+"""Jobs with large inline tasks on a real API server without nodes: growth of etcd by reports, and the operator's
 memory.
 """
 
@@ -20,17 +20,17 @@ from tests.integration.operator_core.control_plane import ControlPlane, running,
 
 JOBS = 500
 TASKS, PROMPT = 140, "x" * 1000
-"""Of one job: nearly the 200 KB that inline tasks may take."""
+"""Of one job: nearly the 200 KB limit of inline tasks."""
 RUNNERS, REPORTS, SECONDS_APART = 16, 600, 0.1
 NAMESPACE = "jobs"
 LIMIT_MIB = 512
-"""Of the operator's memory, in the chart."""
+"""The operator's memory limit in the chart."""
 OLD_REPORTS_MB = 326
-"""What 600 reports in a job's own status added to etcd before there were RolloutShards."""
+"""Growth of etcd by 600 reports when they were in a job's own status, before RolloutShards."""
 
 
 def measure() -> list[Row]:
-    """Megabytes of etcd that 600 reports take; mebibytes of an operator with 500 jobs."""
+    """Return megabytes of etcd for 600 reports; mebibytes of an operator with 500 jobs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for plane in running(folder, ("operator",)):

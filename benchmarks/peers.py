@@ -1,4 +1,4 @@
-"""The peers that the benchmarks measure beside us, each at a fixed version in a virtual environment of its own."""
+"""The compared peers, each at a fixed version in its own virtual environment."""
 
 import os
 import subprocess
@@ -11,18 +11,18 @@ INSTALL_SECONDS = 1800.0  # verifiers brings pandas, pyarrow and sympy
 
 
 class PeerError(Exception):
-    """A peer could not be installed; the message ends with pip's last words."""
+    """A peer could not be installed; the message ends with pip's last output."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A package by name and version, and what must be installed beside it because it does not ask for it itself."""
+    """A package by name and version, and additional packages that it needs but does not declare."""
 
     name: str
     version: str
     also: tuple[str, ...] = ()
     extra: str = ""
-    """Of the package: `pip install name[extra]`."""
+    """Extra of the package: `pip install name[extra]`."""
 
     @property
     def folder(self) -> Path:
@@ -43,7 +43,7 @@ ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM)
 
 
 def installed(peer: Peer) -> Path:
-    """The peer's interpreter; installed at the first call, which takes a minute. Raises PeerError."""
+    """Return the peer's interpreter; installed at the first call, which takes a minute. Raises PeerError."""
     done = peer.folder / "installed"
     python = peer.folder / "bin" / "python"
     if done.exists():

@@ -1,6 +1,4 @@
-"""How often a turn finds its group's prefix: the share of turns that reach the first server of their group's full
-order.
-"""
+"""How often a turn finds its group's prefix: the share of turns at the first server in their group's full order."""
 
 import heapq
 import random
@@ -37,24 +35,26 @@ class _Runner:
 
 @dataclass
 class _Run:
-    """What a simulated run came to."""
+    """Result of a simulated run."""
 
     turns: int = 0
     reached: int = 0
     """Turns at the first server of their group."""
     busiest: float = 0.0
-    """Most calls of a server, in means of all."""
+    """Most calls of a server, relative to the mean of all."""
     longest: float = 0.0
-    """Seconds that a call has waited."""
+    """Longest wait of a call, in seconds."""
 
     @property
     def share(self) -> float:
-        """Per cent of turns that reached their group's first server."""
+        """Return the percentage of turns that reached their group's first server."""
         return 100 * self.reached / self.turns
 
 
 def measure() -> list[Row]:
-    """The share with all groups at once, with one server away for a tenth of the run and without, and with full servers."""
+    """Return the share with all groups at once, with and without one server missing for a tenth of the run, and with
+    full servers.
+    """
     target = Target("at least", 95.0)
     disturbed = _simulate(AWAY, UNLIMITED)
     rows = [
@@ -75,7 +75,9 @@ def measure() -> list[Row]:
 
 
 def _simulate(away: float, limit: int | None, *, in_order: bool = False) -> _Run:
-    """One run. `limit` is the most calls of a runner at a server; None: as admission.py has it. `in_order`: of arrival."""
+    """Simulate one run. `limit` is the most calls of a runner at a server; None: as in admission.py. `in_order`: by
+    arrival.
+    """
     clock, run = random.Random(0), _Run()
     start = INITIAL_CALLS if limit is None else limit
     runners = [

@@ -1,4 +1,4 @@
-"""What the benchmarks found: one row a figure, with its target beside it."""
+"""Results of the benchmarks: one row for each figure, with its target."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Target:
-    """What a row should reach: its ratio where it has one, else its figure."""
+    """The target of a row: for its ratio if it has one, else for its figure."""
 
     bound: Literal["at most", "at least"]
     number: float
@@ -24,7 +24,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is what it stands in to `against`, which names the other side and its figure."""
+    """One figure. `ratio` compares it with `against`, which names the other side and its figure."""
 
     what: str
     figure: float
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None without a target."""
+        """Whether the target is met; None without one."""
         if self.target is None:
             return None
         return self.target.met(self.figure if self.ratio is None else self.ratio)
@@ -44,13 +44,15 @@ class Row:
 def beside(
     what: str, figure: float, unit: str, who: str, theirs: float, target: Target | None = None, *, inverse: bool = False
 ) -> Row:
-    """A figure and that of another, in the same unit; the ratio is ours to theirs, or with `inverse` theirs to ours."""
+    """Return a figure and that of another side in the same unit; the ratio is ours to theirs, or with `inverse` theirs
+    to ours.
+    """
     ratio = theirs / figure if inverse else figure / theirs
     return Row(what, figure, unit, f"{who} {theirs:.3g} {unit}", ratio, target)
 
 
 def print_table(found: Mapping[str, Sequence[Row]], console: Console) -> None:
-    """One table of everything, and what the machine had to do beside it."""
+    """Print one table with all rows, and the machine's other load."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     table = Table(title=f"{cores} cores, load {load:.1f} at the end", title_justify="left")
     for column in ("benchmark", "what", "figure", "against", "ratio", "target", "met"):

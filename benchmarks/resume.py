@@ -1,4 +1,4 @@
-"""Going on with a large job: how long a restarted runner takes until its first rollout runs, by what is sealed already."""
+"""Resuming a large job: time of a restarted runner until its first rollout runs, by the number of sealed rollouts."""
 
 import json
 import tempfile
@@ -18,7 +18,7 @@ ENGINE = "benchmarks.subjects.engine"
 
 
 def measure() -> list[Row]:
-    """Seconds to the first rollout at each size, and the growth between the smallest and the largest."""
+    """Return seconds to the first rollout at each size, and the growth from the smallest to the largest."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
         tasks = Path(folder) / "tasks.jsonl"
         lines = (json.dumps({"name": f"task-{n:06}", "prompt": PROMPT}) + "\n" for n in range(SEALED[-1] + LEFT))
@@ -40,7 +40,7 @@ def measure() -> list[Row]:
 
 
 def _taken_up(job: dict[str, Any]) -> tuple[int, float]:
-    """The job's seals, and the seconds that a new process needs from its call to its first rollout."""
+    """Return the job's seals, and a new process's seconds from its call to its first rollout."""
     tries = []
     for _ in range(TRIES):
         with Subject(ENGINE) as runner:

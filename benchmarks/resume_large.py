@@ -1,5 +1,5 @@
-"""Resuming a job of 100,000 rollouts from S3 that is 30 ms away: seconds until the first rollout runs, and the most
-memory; then the same for the end of that job, when its results and statistics are written.
+"""Resuming a job of 100,000 rollouts from S3 with 30 ms latency: seconds until the first rollout runs, and peak memory;
+then the same for the end of that job, when its results and statistics are written.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ ENGINE = "benchmarks.subjects.engine"
 
 
 def measure() -> list[Row]:
-    """Seconds and bytes of the resume and of the end."""
+    """Return seconds and bytes of the resume and of the end."""
     return asyncio.run(_measured())
 
 
@@ -65,7 +65,7 @@ async def _asked(job: dict[str, Any], s3: S3, port: int, *, stop_after: int | No
 
 
 def _leave_behind(run: Path) -> None:
-    """What runners leave that sealed so many rollouts and were killed."""
+    """Write what killed runners leave after sealing this many rollouts."""
     for folder in ("seals", INDEX):
         (run / folder).mkdir(exist_ok=True)
     entries: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What the session proxy adds to a model call, and how much of it one process bears; LiteLLM's proxy beside it."""
+"""The session proxy's added time of a model call, and its capacity; compared with LiteLLM's proxy."""
 
 import asyncio
 import contextlib
@@ -44,19 +44,19 @@ LEAST_RATIO = 10.0
 FLAT = 1.1  # times the memory when all streams have begun
 
 PROXY_KEY = f"sk-{secrets.token_urlsafe(16)}"
-"""The administrator's of both."""
+"""The admin key of both proxies."""
 
 
 @dataclass(frozen=True)
 class _Proxy:
-    """A proxy that runs."""
+    """A running proxy."""
 
     url: str
     pid: int
 
 
 def measure() -> list[Row]:
-    """Added latency, saturation and memory of streams."""
+    """Return added latency, saturation and memory of streams."""
     with instant_model(TURNS) as model_url, memory_folder() as shm, disk_folder() as disk:
         pin_to_core(MODEL_CORE)
         try:
@@ -135,7 +135,7 @@ async def _in_a_folder(proxy: _Proxy) -> _Found:
 
 
 async def _saturation(proxy: _Proxy, calls: Sequence[Request]) -> tuple[float, float]:
-    """Calls a second, and processor seconds of a call."""
+    """Return calls a second, and processor seconds of a call."""
     began, cpu = time.perf_counter(), cpu_seconds(proxy.pid)
     await in_turns(calls, SIDE_BY_SIDE)
     return len(calls) / (time.perf_counter() - began), (cpu_seconds(proxy.pid) - cpu) / len(calls)
@@ -172,7 +172,7 @@ async def _on_s3(model_url: str, folder: Path) -> list[float]:
 
 
 def _bodies() -> list[bytes]:
-    """The requests of one conversation: each has the answers before it, and what the tool returned."""
+    """Return the requests of one conversation: each has the earlier answers and the tools' results."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "Call noop until told otherwise."}]
     bodies = []
     for turn in range(TURNS):
@@ -184,7 +184,9 @@ def _bodies() -> list[bytes]:
 
 
 async def _conversations(proxy: _Proxy, calls: int) -> list[Request]:
-    """Calls of new sessions, a conversation each. Those at work take turns, so that none has two calls at once."""
+    """Yield calls of new sessions, one conversation each. Active sessions take turns, so that none has two calls at
+    once.
+    """
     bodies, at_work = _bodies(), 4 * SIDE_BY_SIDE
     urls = await _register(proxy, -(-calls // TURNS))
     requests = []

@@ -1,6 +1,6 @@
-"""A way to a server that is as far away as real object storage: what a client sends arrives some time later, in order.
+"""A connection with the latency of remote object storage: sent data arrives some time later, in order.
 
-Written on asyncio's transports alone: a proxy that reads the requests bears fewer of them than what is measured.
+It only uses asyncio's transports: a proxy that parses requests would be slower than what is measured.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, closing
 
 @asynccontextmanager
 async def slow_link(port: int, seconds: float) -> AsyncIterator[int]:
-    """The port of a listener whose connections lead to `port` of this machine. Answers come back at once."""
+    """Yield the port of a listener whose connections lead to `port` of this machine. Answers are not delayed."""
     loop = asyncio.get_running_loop()
     opened: set[asyncio.Task[None]] = set()
 
@@ -31,13 +31,13 @@ async def slow_link(port: int, seconds: float) -> AsyncIterator[int]:
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection: what it receives goes to the other end after `seconds`."""
+    """One end of a connection: received data goes to the other end after `seconds`."""
 
     def __init__(self, seconds: float, accepted: "Callable[[_End], None] | None" = None) -> None:
         self._seconds, self._accepted = seconds, accepted
         self._other: _End | None = None
         self._early: list[Callable[[_End], None]] = []
-        """What came before there was another end."""
+        """Data received before the other end existed."""
 
     def lead_to(self, other: "_End") -> None:
         self._other = other

@@ -1,4 +1,6 @@
-"""Loading 10,000 instances in SWE-bench's form from Parquet, each validated, beside reading the same file with pyarrow."""
+"""Loading 10,000 validated instances in SWE-bench's format from Parquet, compared with reading the same file with
+pyarrow.
+"""
 
 import json
 import random
@@ -20,7 +22,7 @@ MB = 1e6
 
 
 def measure() -> list[Row]:
-    """Seconds and memory of all three."""
+    """Return seconds and memory of all three."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
         file, small = Path(folder) / "instances.parquet", Path(folder) / "small.parquet"
         write_instances(file, INSTANCES)
@@ -60,7 +62,7 @@ def _ask(reader: str, file: Path, small: Path) -> dict[str, float]:
 
 
 def write_instances(file: Path, count: int) -> None:
-    """A file of instances with texts of their own, the same for every call."""
+    """Write a file of instances with distinct texts, the same in every call."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

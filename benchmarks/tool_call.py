@@ -1,4 +1,4 @@
-"""A tool call's cost: `true`, run with its output read, bare, through our executor, and through SWE-ReX."""
+"""The cost of a tool call: `true` with its output read, as a bare process, through our executor, and through SWE-ReX."""
 
 import asyncio
 import tempfile

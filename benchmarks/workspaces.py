@@ -1,6 +1,6 @@
-"""What workspaces cost on this machine, beside the obvious alternatives, all in one run.
+"""The cost of workspaces on this machine, compared with common alternatives in one run.
 
-    sudo python -m benchmarks.workspaces [--state-dir DIR] [--count N]
+sudo python -m benchmarks.workspaces [--state-dir DIR] [--count N]
 
 Prints a table: p50, p99, and the ratio to what it is compared with. The machine's load moves all of them alike, so only
 figures of one run may be compared.
@@ -35,7 +35,7 @@ _PAUSE_SECONDS = 0.005
 
 
 async def timed(count: int, work: Callable[[int], Awaitable[object]]) -> list[float]:
-    """Milliseconds of each of `count` runs, one after the other."""
+    """Return milliseconds of each of `count` sequential runs."""
     times = []
     for index in range(count):
         began = time.perf_counter()
@@ -52,7 +52,7 @@ def report(name: str, times: list[float], beside: tuple[str, list[float]] | None
 
 
 async def run(workspace: Workspace, argv: list[str] | str) -> None:
-    """A command in a workspace, its output read to the end, as a tool call does it."""
+    """Run a command in a workspace and read its whole output, as a tool call does."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
     child = await spawn(workspace, argv, stdin=null, stdout=writable, stderr=os.dup(null))
@@ -76,7 +76,7 @@ async def bubblewrap() -> None:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of a process that it shares with nobody; 0 when it has gone."""
+    """Return the memory that a process shares with no other; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_"))

@@ -1,4 +1,4 @@
-"""Of links that leave docs/, the site shows the path alone: on it there is no repository to lead to."""
+"""Shows links that leave docs/ as plain paths, because the site has no repository to link to."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every type of the contract shares: frozen, camelCase on the wire, unknown fields refused."""
+"""Base of the contract's types: frozen, camelCase on the wire, unknown fields refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -30,7 +30,7 @@ class ApiModel(BaseModel):
 
 
 def exactly_one(fields: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless one of these fields alone has a value; it names those that have one."""
+    """Raise ValueError unless exactly one of these fields has a value. The message names the fields that have one."""
     names, given = list(fields), [name for name, value in fields.items() if value is not None]
     if len(given) != 1:
         found = f"{' and '.join(given)} are" if given else "none is"
@@ -38,7 +38,7 @@ def exactly_one(fields: Mapping[str, Any]) -> None:
 
 
 def distinct(key: str, message: str) -> AfterValidator:
-    """Refuses a list of which two entries are equal in attribute `key`; the message is formatted with its value."""
+    """Reject lists in which two entries are equal in attribute `key`. The value is formatted into the message."""
 
     def check(entries: Sequence[Any]) -> Sequence[Any]:
         seen: set[Any] = set()
@@ -53,7 +53,7 @@ def distinct(key: str, message: str) -> AfterValidator:
 
 # Kubernetes object names are DNS labels here, not subdomains: they become parts of pod names and label values.
 ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=52)]
-"""A DNS-1123 label; 52 leaves 11 characters of the 63 for the suffixes of pods."""
+"""A DNS-1123 label. A maximum of 52 leaves 11 of the 63 characters for the suffixes of pods."""
 Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$", max_length=200)]
@@ -73,7 +73,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} |
 
 
 def quantity_value(quantity: str) -> float:
-    """The number that a quantity stands for: bytes for memory, cores for cpu."""
+    """Return the number of a quantity: bytes for memory, cores for cpu."""
     if quantity.endswith("m"):
         return float(quantity[:-1]) / 1000
     digits = quantity.rstrip("kKMGTPi")

@@ -1,4 +1,4 @@
-"""What operator and runners agree on beyond the resources themselves: labels, names, ports, paths and the token rule."""
+"""What operator and runners share beyond the resources themselves: labels, names, ports, paths and the token rule."""
 
 import hashlib
 import hmac
@@ -7,59 +7,66 @@ from rollout_api.base import API_GROUP
 
 JOB_LABEL = f"{API_GROUP}/job"
 JOB_UID_LABEL = f"{API_GROUP}/job-uid"
-"""Selectors use the uid: two jobs may have the same name over time."""
+"""Selectors use the uid, because a later job may reuse a name."""
 ROLE_LABEL = f"{API_GROUP}/role"
 RUNNER_ROLE, SANDBOX_ROLE = "runner", "sandbox"
 SUSPEND_ANNOTATION = f"{API_GROUP}/suspend"
 """On the runners' Job: the value of spec.suspend that the operator last set. Another value comes from another manager."""
 RUNNER_LABEL = f"{API_GROUP}/runner"
-"""Index of the runner that asked for a Sandbox."""
+"""Index of the runner that requested a Sandbox."""
 SANDBOX_LABEL = f"{API_GROUP}/sandbox"
 NETWORK_LABEL = f"{API_GROUP}/network"
-"""Digest of what a sandbox pod may reach: one NetworkPolicy serves all pods that need the same."""
+"""Digest of a sandbox pod's allowed destinations. Pods with equal destinations share one NetworkPolicy."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "agent-rollouts"}
 
 EXECUTOR_PORT = 8470
 EXECUTOR_PATH = "/.rollout/executor"
-"""Where the executor's bundle is mounted in a sandbox pod; its launcher is the file `executor` in it."""
+"""Mount path of the executor's bundle in a sandbox pod. Its launcher is the file `executor` in that folder."""
 EXECUTOR_STATE = "/.rollout/state"
 """The emptyDir with the writable layers."""
 RUNNER_METRICS_PORT = 9090
 MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"
 MODEL_SERVER_UID_LABEL = f"{API_GROUP}/model-server-uid"
-"""On its pods: two servers may have the same name over time."""
+"""Label on its pods. A later server may reuse a name."""
 MODEL_SERVER_ROLE, MODEL_WORKER_ROLE, MODEL_DOWNLOAD_ROLE = "model-server", "model-worker", "model-download"
-"""Of pods that answer, of the further pods of a server that spans several nodes, and of the one that fetches weights."""
+"""Roles of the serving pods, of the further pods of a multi-node server, and of the pod that downloads weights."""
 MODEL_PORT = 8000
-"""Of a model server's pod: the routes that runners may call."""
+"""Port of a model server's pod with the routes that runners may call."""
 MODEL_CONTROL_PORT = 8001
-"""Of a model server's pod: pause, load, resume; the operator alone, with the token of its Secret."""
+"""Control port of a model server's pod: pause, load, resume. Only the operator calls it, with the token of its Secret.
+"""
 MODEL_ENGINE_PORT = 8002
-"""Of a model server's pod, on its loopback: the engine itself."""
+"""Loopback port of the inference engine in a model server's pod."""
 POLICY_VERSION_HEADER = "X-Policy-Version"
-"""Of a model server's answers: the policy that it served when the request was let in."""
+"""Response header of a model server: the policy version that it served when it admitted the request."""
 ENGINE_PROCESS_HEADER = "X-Engine-Process"
-"""Of a request to the control port: it is meant for this process of the engine, and for none that came after it."""
+"""Request header of the control port: the engine process for which the request is meant. Later processes refuse it."""
 SERVER_NOT_READY = "server_not_ready"
-"""Type of the error with which a model server refuses calls while it was not verified to serve a policy."""
+"""Error type with which a model server refuses calls until it is verified to serve a policy."""
 MODEL_TOKEN_FILE = "token"
-"""Key, in the Secret `model_control_name`, of the bearer token that the control port wants."""
+"""Key, in the Secret `model_control_name`, of the control port's bearer token."""
 POLICY_LOADED = f"{API_GROUP}/policy-loaded"
-"""Readiness gate of a model server's pod, set by the operator: it serves the current policy, and was asked."""
+"""Readiness gate of a model server's pod. The operator sets it when the server reports the current policy."""
 POLICY_FOLDER = "/policies"
-"""In a model server's pod: VERSION/ below it holds what was fetched for that version; the engine reads it there."""
+"""Folder in a model server's pod. `VERSION/` in it holds the fetched files of that version, which the engine reads."""
+ADAPTER_SUFFIX = ".policy"
+"""Suffix of the model's name that names the LoRA adapter of a policy in the engine. Since 0.31 vLLM refuses an adapter with
+the name of its base model. Clients use the model's name, which the gateway replaces.
+"""
 RUNNER_FOLDER = "/var/run/rollout"
-"""Secret volume of a runner pod: `key`, the job's key, and `job.json`, the job as it is to be run."""
+"""Secret volume of a runner pod: `key` is the job's key, and `job.json` is the resolved job."""
 KEY_FILE, JOB_FILE = "key", "job.json"
 
 
 def runner_name(job: str) -> str:
-    """Name of what belongs to a job's runners: Job, ServiceAccount, Role, RoleBinding, Secret, NetworkPolicy."""
+    """Name of a runner's objects: Job, ServiceAccount, Role, RoleBinding, Secret, NetworkPolicy."""
     return f"{job}-runner"
 
 
 def shard_name(job: str, uid: str, index: int) -> str:
-    """Name of the RolloutShard of one runner. With the start of the job's uid: a later job may have the same name."""
+    """Name of the RolloutShard of one runner. It includes the start of the job's uid, because a later job may reuse a
+    name.
+    """
     return f"{job}-{uid[:8]}-{index}"
 
 
@@ -74,15 +81,15 @@ def model_control_name(server: str) -> str:
 
 
 def by_hand_name(sandbox: str) -> str:
-    """Name of what belongs to a Sandbox without an owning job: its key Secret and its NetworkPolicy."""
+    """Name of the key Secret and the NetworkPolicy of a Sandbox without an owning job."""
     return f"{sandbox}-sandbox"
 
 
 def executor_token(key: str, sandbox: str, uid: str) -> str:
-    """The bearer token of a sandbox's executor. Only who has the job's key can make it; the pod carries its digest."""
+    """Return the bearer token of a sandbox's executor. It derives from the job's key; the pod only has its digest."""
     return hmac.new(key.encode(), f"{sandbox}/{uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def token_sha256(token: str) -> str:
-    """What an executor is told about its token."""
+    """Return the token's digest, which the executor's configuration has."""
     return hashlib.sha256(token.encode()).hexdigest()

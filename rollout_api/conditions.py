@@ -1,7 +1,8 @@
-"""Kubernetes object metadata and conditions, as far as this project reads and writes them."""
+"""Kubernetes object metadata and conditions, reduced to the fields that this project reads and writes."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
@@ -22,14 +23,14 @@ Timestamp = Annotated[
 
 
 class Metadata(ApiModel):
-    """Object metadata. What the API server adds to it is accepted and left out."""
+    """Object metadata. Other fields that the API server adds are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
     name: ObjectName
     """Name of the object."""
     namespace: Namespace | None = None
-    """Namespace; a laptop has none."""
+    """Namespace; empty on a laptop."""
     uid: Annotated[str, StringConstraints(max_length=64)] | None = None
     """Set by the API server, or by the first run of a job on a laptop."""
     labels: dict[str, Annotated[str, StringConstraints(max_length=63)]] = {}
@@ -44,12 +45,17 @@ class Condition(ApiModel):
     type: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
     """What is observed."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition is true."""
     reason: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=128)]
-    """Why, one word for machines."""
+    """Machine-readable reason, in one word."""
     message: Annotated[str, StringConstraints(max_length=4096)] = ""
-    """Why, for people."""
+    """Explanation for people."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """Generation of the spec that was looked at."""
+    """Generation of the spec to which this condition applies."""
     last_transition_time: Timestamp | None = None
     """When the status last changed, RFC 3339."""
+
+
+def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The conditions of an object's status that are True, by type."""
+    return {found["type"]: found for found in status.get("conditions") or () if found["status"] == "True"}

@@ -15,17 +15,11 @@ from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.model import MODEL_SOURCES
-from rollout_api.model_server import (
-    NAME_RULE,
-    OLDEST,
-    OWNED_FLAGS,
-    RESERVED_SUFFIXES,
-    SUPPORTS_UPDATES,
-    ModelServer,
-)
+from rollout_api.model_server import NAME_RULE, OWNED_FLAGS, RESERVED_SUFFIXES, ModelServer
 from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec, RolloutShard
 from rollout_api.sandbox import Sandbox
 from rollout_api.tasks import TASK_SOURCES
+from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, dotted
 
 Schema = dict[str, Any]
 
@@ -44,7 +38,7 @@ _IMMUTABLE: Schema = {"rule": "self == oldSelf", "message": "cannot be changed; 
 
 
 def _immutable_but(model: type[BaseModel], *mutable: str) -> list[Schema]:
-    """A rule for every field but those named, so that the message can say which one was changed."""
+    """Return one rule for each field except those named, so that the message can name the changed field."""
     fields = [info.alias or name for name, info in model.model_fields.items()]
     return [_immutable(field, "delete the job and create another") for field in fields if field not in mutable]
 
@@ -58,13 +52,9 @@ def _unchanged(field: str) -> str:
 
 
 def _at_least(release: tuple[int, int]) -> str:
-    """An engine's version compared with the first one that can do something."""
+    """Return a CEL expression that compares an engine's version with the first one that has a feature."""
     major, minor = (f"int(self.engine.version.split('.')[{part}])" for part in (0, 1))
     return f"({major} > {release[0]} || {major} == {release[0]} && {minor} >= {release[1]})"
-
-
-def _dotted(release: tuple[int, int]) -> str:
-    return ".".join(map(str, release))
 
 
 _OWNED = "|".join(sorted(flag.replace("-", "[-_]") for flag in OWNED_FLAGS))
@@ -87,10 +77,10 @@ _MODEL_SERVER_RULES: list[Schema] = [
         "rule": "self.weightTransfer.mode != 'Pull' || self.weightTransfer.pull.form != 'Adapter' || has(self.lora)",
         "message": "lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank",
     },
-    {"rule": _at_least(OLDEST), "message": f"engine.version is too old, expected {_dotted(OLDEST)} or newer"},
+    {"rule": _at_least(OLDEST), "message": f"engine.version is too old, expected {dotted(OLDEST)} or newer"},
     {
         "rule": f"self.policy.version == 0 && self.weightTransfer.mode == 'Pull' || {_at_least(SUPPORTS_UPDATES)}",
-        "message": f"policy updates need engine.version {_dotted(SUPPORTS_UPDATES)} or newer",
+        "message": f"policy updates need engine.version {dotted(SUPPORTS_UPDATES)} or newer",
     },
     {
         "rule": f"!self.extraArgs.exists(argument, argument.matches('^({_OWNED})(=.*)?$'))",
@@ -103,7 +93,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
     },
     {
         "rule": "self.policy.version >= oldSelf.policy.version",
-        "message": "cannot fall: versions tell apart what was sampled; to go back, give the old weights a new version",
+        "message": "cannot decrease: versions identify sampled tokens; to go back, give the old weights a new version",
         "fieldPath": ".policy.version",
     },
     {
@@ -128,7 +118,7 @@ RULES: dict[str, list[Schema]] = {
         },
         {
             "rule": "has(self.model) || self.agent.type in ['Oracle', 'Nop']",
-            "message": "model is needed for this agent; only Oracle and Nop do without",
+            "message": "model is needed for this agent; only Oracle and Nop need none",
         },
         {
             "rule": "!has(self.model) || !has(self.model.server) || has(self.model.server.toolCallParser) "
@@ -138,7 +128,7 @@ RULES: dict[str, list[Schema]] = {
         },
         {
             "rule": "self.agent.type != 'Command' || !has(self.tasks.environments)",
-            "message": "tasks.environments cannot be acted in by an agent of type Command",
+            "message": "an agent of type Command cannot act in tasks.environments",
         },
         {
             "rule": "(self.agent.type == 'Command') == (self.agent.command.size() > 0)",
@@ -146,7 +136,7 @@ RULES: dict[str, list[Schema]] = {
         },
         {
             "rule": "self.agent.type == 'Command' ? !has(self.agent.systemPrompt) : self.agent.install.size() == 0",
-            "message": "agent.install is for type Command alone, and agent.systemPrompt is not for it",
+            "message": "agent.install is only for type Command, and agent.systemPrompt is not for it",
         },
     ],
     "SandboxSpec": [_IMMUTABLE],
@@ -182,7 +172,9 @@ RULES: dict[str, list[Schema]] = {
 """CEL rules by model."""
 
 ONE_OF: dict[str, tuple[str, ...]] = {"TaskFile": ("content", "contentBase64")}
-"""Unions in plain schema: there may be millions of these objects, more than the API server's cost limit for CEL allows."""
+"""Unions expressed in plain schema. There may be millions of these objects, which would exceed the API server's cost
+limit for CEL.
+"""
 
 LIST_KEYS: dict[tuple[str, str], str] = {
     ("RolloutJobStatus", "conditions"): "type",
@@ -197,15 +189,15 @@ LIST_KEYS: dict[tuple[str, str], str] = {
     ("Task", "files"): "path",
     ("RolloutJobSpec", "plugins"): "name",
 }
-"""Lists of named objects by model and field: the field of their entries that must differ. All other lists are atomic."""
+"""Lists of named objects by model and field: the field by which entries must differ. All other lists are atomic."""
 
 
 def structural(model: type[BaseModel]) -> Schema:
-    """The structural schema of a resource."""
+    """Return the structural schema of a resource."""
     source = model.model_json_schema(by_alias=True, mode="validation")
     definitions = source.get("$defs", {})
     schema = _node({**source, "title": model.__name__}, definitions)
-    # The API server has a schema of its own for metadata, and takes only these two fields here.
+    # The API server has its own schema for metadata, and accepts only these two fields here.
     rules = {}
     if "Metadata" in definitions:
         name = definitions["Metadata"]["properties"]["name"]
@@ -232,7 +224,7 @@ _KEPT = (
 
 
 def _node(source: Schema, definitions: Schema) -> Schema:
-    """One node of pydantic's schema, and all below it, as a structural one."""
+    """Convert one node of pydantic's schema, and all nodes below it, into a structural one."""
     nullable = False
     description = source.get("description")
     default = source.get("default")
@@ -298,7 +290,7 @@ def _object(source: Schema, definitions: Schema) -> Schema:
 
 
 def _untyped(members: list[Schema]) -> Schema:
-    """A union of different types: any value, within the bounds that each type puts on values of its own kind."""
+    """Convert a union of different types into an untyped node that keeps the bounds of each type."""
     schema: Schema = {"x-kubernetes-preserve-unknown-fields": True}
     for member in members:
         if "enum" in member:
@@ -321,7 +313,7 @@ def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -
 def _definition(
     model: type[BaseModel], plural: str, short: str, columns: list[Schema], scale: Schema | None = None
 ) -> tuple[str, Schema]:
-    """A definition, and the name of its file."""
+    """Return a definition and its file name."""
     kind = model.__name__
     names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
     version = {
@@ -390,7 +382,7 @@ _SERVER_SCALE = {
 
 
 def definitions() -> dict[str, Schema]:
-    """The CustomResourceDefinitions by file name."""
+    """Return the CustomResourceDefinitions by file name."""
     return dict(
         [
             _definition(RolloutJob, "rolloutjobs", "roj", _JOB_COLUMNS),
@@ -402,14 +394,14 @@ def definitions() -> dict[str, Schema]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated values out: an API server reads no aliases."""
+    """Writes repeated values in full, because an API server reads no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def render(definition: Schema) -> str:
-    """A definition as it stands in its file."""
+    """Return the text of a definition's file."""
     head = "# Generated from the models by `python -m rollout_api.crd`; edit those.\n"
     return head + yaml.dump(definition, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 

@@ -11,7 +11,7 @@ from rollout_api.base import ApiModel
 EnvironmentId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w./-]*(:[A-Za-z_][\w.-]*)?$", max_length=512)]
 
 ENVIRONMENT_PROMPT = "{feedback}\n{observation}"
-"""What the model is told each turn when nothing else is asked for."""
+"""Default prompt for each turn."""
 
 
 class RunIn(StrEnum):
@@ -27,12 +27,14 @@ class TaskEnvironment(ApiModel):
     id: EnvironmentId
     """`FrozenLake`, `Sokoban`, a registered Gymnasium id, or module:Class."""
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """What it is reset with, the same for every member of a group."""
+    """Seed of the reset, the same for every member of a group."""
     max_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
-    """Steps after which it is over."""
+    """Steps after which the episode ends."""
     format_penalty: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 0
-    """Added to the reward of a step whose answer had no action that the environment knows; mostly negative."""
+    """Added to the reward of a step whose answer contains no valid action; usually negative."""
     config: dict[str, Any] = {}
-    """Its options, passed as they stand."""
+    """Options of the environment, passed unchanged."""
     run_in: RunIn = RunIn.RUNNER
-    """`Sandbox` for what is not trusted: its image needs Python 3.10 or newer and what the environment imports."""
+    """`Sandbox` for untrusted environments. Its image needs Python 3.10 or newer and the modules that the environment
+    imports.
+    """

@@ -1,4 +1,4 @@
-"""The keys that a job names and does not hold: which fields name one, and where runner pods find it."""
+"""Keys that a job refers to but does not contain: which fields refer to one, and where runner pods find it."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from rollout_api.model import ApiKeySource
 from rollout_api.rollout_job import RolloutJob
 
 MODEL_KEY_VARIABLE = "ROLLOUT_MODEL_API_KEY"
-"""Runner pods, and those of the session proxy, have the model's key in this variable."""
+"""Environment variable with the model's key, in runner pods and pods of the session proxy."""
 
 
 class NamedKey(NamedTuple):
-    """A field that names a key, and the variable of runner pods that holds it when it comes from a Secret."""
+    """A field that refers to a key, and the runner pods' variable that holds it if it comes from a Secret."""
 
     field: str
     source: ApiKeySource
@@ -18,12 +18,12 @@ class NamedKey(NamedTuple):
 
 
 def mcp_key_variable(server: str) -> str:
-    """The variable for the MCP server of that name; names have no underscore, so no two servers share one."""
+    """Return the variable of an MCP server's key. Server names have no underscore, so no two servers share one."""
     return f"ROLLOUT_MCP_API_KEY_{server.replace('-', '_')}"
 
 
 def named_keys(job: RolloutJob) -> list[NamedKey]:
-    """Every key that the job names."""
+    """Return every key that the job refers to."""
     endpoint = job.spec.model.endpoint if job.spec.model else None
     found = [("spec.model.endpoint", endpoint.api_key_from, MODEL_KEY_VARIABLE)] if endpoint else []
     for index, server in enumerate(job.spec.agent.mcp_servers):

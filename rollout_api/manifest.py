@@ -1,4 +1,4 @@
-"""Reading a manifest: YAML or JSON in, a RolloutJob out, or every problem at once, each with its field and line.
+"""Read a manifest: YAML or JSON in, a RolloutJob out, or all problems at once, each with its field and line.
 
 The text is read as strictly as an API server reads it: a number where text belongs is refused and not converted, so a
 manifest that runs on a laptop is one that a cluster takes.
@@ -27,13 +27,13 @@ MANIFEST_BYTES = 3 * 1024 * 1024
 """Most bytes of a manifest: the largest request that an API server accepts."""
 
 MANIFEST_VALUES = 1_000_000
-"""Most values in a manifest, aliases written out: a few lines of nested aliases can stand for billions of values."""
+"""Most values in a manifest, with aliases expanded. A few lines of nested aliases can stand for billions of values."""
 
 MANIFEST_DEPTH = 100
 """Deepest nesting of a manifest; the contract's own types need less than 20."""
 
 SHOWN_CHARACTERS = 60
-"""Most of a wrong value that a message repeats."""
+"""Most characters of an invalid value that a message repeats."""
 
 Location = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -41,10 +41,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a manifest."""
+    """One problem of a manifest."""
 
     path: str
-    """The field as one would look for it, `spec.tasks.inline[0].name`; empty for the manifest as a whole."""
+    """Path of the field, such as `spec.tasks.inline[0].name`; empty for the manifest as a whole."""
     message: str
     line: int | None = None
     """Line of the text, from 1."""
@@ -55,7 +55,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; `problems` has all that is wrong with it, in the order of its lines."""
+    """An invalid manifest. `problems` has all its problems in the order of its lines."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "manifest") -> None:
         self.problems = sorted(problems, key=lambda problem: problem.line or 0)
@@ -88,18 +88,18 @@ def load_manifest(path_or_text: str | Path) -> RolloutJob:
 
 
 def located(path: Path, found: Iterable[tuple[Location, str]]) -> list[Problem]:
-    """What is wrong with fields of a manifest that can be read, with their lines in its file."""
+    """Return problems found in a parsed manifest, with the lines of their fields."""
     document = _parse(*_read(path))
     return [Problem(path_of(location), message, document.line(location)) for location, message in found]
 
 
 def validate(model: type[Model], value: Any) -> Model:
-    """Check a parsed value, strictly and by the names of the wire. Raises pydantic's ValidationError."""
+    """Validate a parsed value strictly, by wire names. Raises pydantic's ValidationError."""
     return model.model_validate_json(json.dumps(value), strict=True, by_alias=True, by_name=False)
 
 
 def path_of(location: Location) -> str:
-    """A location as a dotted path, `tasks.inline[0].name`; a name that would be misread is quoted, `labels["a.b"]`."""
+    """Format a location as a dotted path, such as `tasks.inline[0].name`. Ambiguous names are quoted: `labels["a.b"]`."""
     parts = (
         f".{part}" if isinstance(part, str) and re.fullmatch(r"[\w-]+", part) else f"[{json.dumps(part)}]"
         for part in location
@@ -112,7 +112,7 @@ def path_of(location: Location) -> str:
 
 @dataclass
 class _Document:
-    """A parsed text: its value, and the line of each field."""
+    """A parsed text: its value and the line of each field."""
 
     value: Any = None
     lines: dict[Location, int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class _Document:
     values: int = 0
 
     def line(self, location: Location) -> int | None:
-        """Line of a field, or of the nearest thing around it that the text has."""
+        """Return the line of a field, or of the nearest enclosing field in the text."""
         while location not in self.lines:
             if not location:
                 return None
@@ -129,7 +129,7 @@ class _Document:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Resolves plain scalars as `kubectl` does, and not as PyYAML does, to which 2026-01-31 is a date and 12:30 is 750."""
+    """Resolves plain scalars as `kubectl` does. PyYAML would read 2026-01-31 as a date and 12:30 as 750."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
@@ -161,7 +161,7 @@ def _read(path_or_text: str | Path) -> tuple[str, str]:
 
 
 def _parse(text: str, source: str) -> _Document:
-    """The single YAML or JSON document of a text. Raises ManifestError where there is no value to look at."""
+    """Parse the single YAML or JSON document of a text. Raises ManifestError if there is no value."""
     if len(text.encode(errors="replace")) > MANIFEST_BYTES:
         message = f"is larger than {MANIFEST_BYTES} bytes; put the tasks into a file and use tasks.from"
         raise ManifestError([Problem("", message)], source)
@@ -196,7 +196,7 @@ class _Unreadable(Exception):
 
 
 def _refuse_depth(text: str) -> None:
-    """Look at the depth before any tree is made: PyYAML's composer calls itself, in C, until the stack is used up."""
+    """Check the depth before a tree is built: PyYAML's composer, in C, recurses until the stack overflows."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -206,7 +206,9 @@ def _refuse_depth(text: str) -> None:
 
 
 def _json_as_yaml(text: str) -> str:
-    """JSON is YAML but for tabs between tokens and escaped surrogate pairs; a valid JSON text has no other tabs."""
+    """Convert JSON into YAML. They differ in tabs between tokens and in escaped surrogate pairs; valid JSON has no
+    other tabs.
+    """
 
     def character(match: re.Match[str]) -> str:
         pair: str = match.group()
@@ -248,7 +250,7 @@ def _mapping(node: yaml.MappingNode, location: Location, document: _Document, de
                 merged = _mapping(source, location, document, depth + 1) | merged
             continue
         if key_node.tag != f"{_TAG}str":
-            problem = f"field name {_shown(key_node.value)} is no text; put it into quotes"
+            problem = f"field name {_shown(key_node.value)} is not text; put it in quotes"
             document.problems.append(Problem(path_of(location), problem, line))
             continue
         key = key_node.value
@@ -263,7 +265,7 @@ def _mapping(node: yaml.MappingNode, location: Location, document: _Document, de
 
 
 def _scalar(node: yaml.Node) -> tuple[Any, str | None]:
-    """The value of a scalar, or None and what is wrong with it."""
+    """Return the value of a scalar, or None and its problem."""
     text: str = node.value
     kind = node.tag.removeprefix(_TAG)
     try:
@@ -288,7 +290,7 @@ def _scalar(node: yaml.Node) -> tuple[Any, str | None]:
 
 
 def _header_problems(document: _Document) -> list[Problem]:
-    """What shows that this is no RolloutJob at all: then its fields need no looking at."""
+    """Return problems that show that the document is not a RolloutJob, so that its fields need no checks."""
     value = document.value
     if not isinstance(value, dict):
         return [Problem("", f"is {_kind(value)}, expected a mapping with apiVersion, kind, metadata and spec", 1)]
@@ -307,13 +309,13 @@ def _header_problems(document: _Document) -> list[Problem]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], value: Any) -> list[tuple[Location, str]]:
-    """The field and the message of everything that pydantic found wrong with a value, in plain words."""
+    """Return field and message of each of pydantic's errors, in plain words."""
     found: dict[Location, list[str]] = {}
     located = [(_location(details, value), details) for details in error.errors(include_url=False)]
     parents = {location[:length] for location, _ in located for length in range(len(location))}
     for location, details in located:
         if details["type"] in ("literal_error", "enum") and location in parents:
-            continue  # the list was meant, and what is wrong in it is told by itself
+            continue  # the list was meant, and its errors are reported separately
         message = _wording(details, location, model)
         if message not in found.setdefault(location, []):
             found[location].append(message)
@@ -322,7 +324,7 @@ def explain(error: ValidationError, model: type[BaseModel], value: Any) -> list[
 
 
 def _location(details: ErrorDetails, value: Any) -> Location:
-    """Where the error is in the value: pydantic's location without the names of union members."""
+    """Return the location of an error in the value: pydantic's location without the names of union members."""
     location: list[str | int] = []
     for part in details["loc"]:
         if _has(value, part):
@@ -423,7 +425,7 @@ def _unknown_field(model: type[BaseModel], location: Location) -> str:
     return f"is not a known field; known are {', '.join(known)}"
 
 
-# The JSON schema of the model tells which fields there are and what they are for
+# The model's JSON schema has the fields and their descriptions
 
 
 @cache
@@ -432,7 +434,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _alternatives(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A schema with its references followed; each member of a union."""
+    """Return a schema with its references resolved; each member of a union."""
     if reference := schema.get("$ref"):
         name = reference.removeprefix("#/$defs/")
         yield from _alternatives(model, _schema(model)["$defs"][name])
@@ -442,7 +444,7 @@ def _alternatives(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[di
 
 
 def _schemas(model: type[BaseModel], location: Location) -> list[dict[str, Any]]:
-    """What the contract says about a field: one schema for each thing that may stand there."""
+    """Return the schemas of a field, one for each allowed type."""
     current = list(_alternatives(model, _schema(model)))
     for part in location:
         inner = [
@@ -454,14 +456,14 @@ def _schemas(model: type[BaseModel], location: Location) -> list[dict[str, Any]]
 
 
 def _description(model: type[BaseModel], location: Location) -> str:
-    """The field's own description, before that of its type, on one line."""
+    """Return the field's own description, or that of its type, on one line."""
     found = [schema["description"] for schema in _schemas(model, location) if "description" in schema]
     return " ".join(str(found[-1]).split()) if found else ""
 
 
 @cache
 def _fields(model: type[BaseModel]) -> list[Location]:
-    """All fields that are not below a list, the shallowest first."""
+    """Return all fields outside lists, the shallowest first."""
     found: list[Location] = []
     level: list[tuple[Location, dict[str, Any]]] = [((), _schema(model))]
     while level:

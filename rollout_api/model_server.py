@@ -9,16 +9,10 @@ from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Second
 from rollout_api.conditions import Condition, Metadata, Timestamp
 from rollout_api.sandbox import DISTINCT_VARIABLES, EnvVar
 from rollout_api.selectors import LabelSelector, NetworkPeer
-
-OLDEST: Final = (0, 14)
-"""Oldest vLLM that is started: the first one known to have `/pause` and `/is_paused` (its documentation of that version);
-the flags of several nodes are older (vLLM pull request 23691)."""
-SUPPORTS_UPDATES: Final = (0, 26)
-"""First vLLM whose weights have a version that can be set and asked for: `/finish_weight_update` with `weight_version`,
-`/weight_info` (vLLM pull request 49040)."""
+from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, dotted
 
 RESERVED_SUFFIXES: Final = ("-api", "-download", "-runner", "-sandbox")
-"""Ends of the names of Services and NetworkPolicies that are made beside those that have an object's own name."""
+"""Suffixes of the names of further Services and NetworkPolicies. A ModelServer's own name may not end in one."""
 NAME_RULE: Final = (
     f"must begin with a letter and not end in {', '.join(RESERVED_SUFFIXES)}: "
     "Services and NetworkPolicies are named after it"
@@ -39,7 +33,7 @@ _FIELDS_OF_FLAGS: Final = {
 }
 _OPERATORS_OWN: Final = (
     *("--host", "--port", "--uds", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--root-path"),
-    *("--config", "--scheduling-policy", "--shutdown-timeout"),
+    *("--config", "--scheduling-policy", "--shutdown-timeout", "--api-server-count"),
 )
 OWNED_FLAGS = {flag: f"use {field}" for field, flags in _FIELDS_OF_FLAGS.items() for flag in flags}
 OWNED_FLAGS |= dict.fromkeys(_OPERATORS_OWN, "the operator decides it")
@@ -47,17 +41,18 @@ OWNED_FLAGS |= dict.fromkeys(_OPERATORS_OWN, "the operator decides it")
 
 
 class ModelSource(ApiModel):
-    """What is served."""
+    """The model to serve."""
 
     name: ShortText
-    """Name under which clients know it."""
+    """Name that clients use for the model."""
     uri: (
         Annotated[str, StringConstraints(pattern=r"^(hf|s3|gs|az|pvc)://[^/\s]+(/[^\s]*)?$", max_length=2048)] | None
     ) = None
-    """Its weights: `hf://ORG/NAME`, `s3://`, `gs://`, `az://` with a prefix, or `pvc://CLAIM/FOLDER`, which is not copied.
-    Left out: `hf://` and the name."""
+    """Weights of the model: `hf://ORG/NAME`, `s3://`, `gs://`, `az://` with a prefix, or `pvc://CLAIM/FOLDER`, which is
+    used in place. Left out: `hf://` and the name.
+    """
     revision: Annotated[str, StringConstraints(pattern=r"^[\w./-]+$", max_length=256)] | None = None
-    """Commit, branch or tag of a hub's repository."""
+    """Commit, branch or tag of a hub repository."""
     secret_ref: ObjectName | None = None
     """Secret whose keys are environment variables of downloads: HF_TOKEN, AWS_ACCESS_KEY_ID and so on."""
 
@@ -66,9 +61,9 @@ class Engine(ApiModel):
     """The inference engine: vLLM."""
 
     image: ShortText
-    """Image of vLLM's server; its entry point is `vllm serve`."""
+    """Image of vLLM's server. Its entry point must be `vllm serve`."""
     version: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}(\.[0-9]{1,4})?$", max_length=16)]
-    """vLLM's version in that image, `0.26.0`: it decides which flags there are."""
+    """vLLM's version in that image, such as `0.32.0`. It determines which flags exist."""
 
     @property
     def release(self) -> tuple[int, int]:
@@ -81,28 +76,28 @@ Ways = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Parallelism(ApiModel):
-    """How one server is spread over accelerators."""
+    """How one server is distributed over accelerators."""
 
     tensor: Ways = 1
-    """Each layer over so many."""
+    """Accelerators over which each layer is split."""
     pipeline: Ways = 1
-    """Layers over so many."""
+    """Stages over which the layers are distributed."""
     data: Ways = 1
-    """So many copies behind one address."""
+    """Replicas of the model behind one address."""
     nodes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pods of one server; more than one needs LeaderWorkerSet in the cluster."""
+    """Pods of one server. More than one needs LeaderWorkerSet in the cluster."""
 
     @property
     def accelerators(self) -> int:
-        """Of one server."""
+        """Return the accelerators of one server."""
         return self.tensor * self.pipeline * self.data
 
 
 class Accelerator(ApiModel):
-    """What one server computes on."""
+    """Accelerators of a server."""
 
     count: Annotated[int, Field(ge=0, le=65_536)] | None = None
-    """Of one server: tensor × pipeline × data, as when left out; 0: an engine that runs on CPUs."""
+    """Accelerators of one server: tensor × pipeline × data, which is also the default; 0: the engine runs on CPUs."""
     resource_name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=253)] = (
         "nvidia.com/gpu"
     )
@@ -110,20 +105,20 @@ class Accelerator(ApiModel):
     product: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)] | None
     ) = None
-    """Nodes whose label RESOURCE.product has this value, such as `NVIDIA-H100-80GB-HBM3`."""
+    """Selects nodes whose label RESOURCE.product has this value, such as `NVIDIA-H100-80GB-HBM3`."""
     runtime_class_name: ObjectName | None = None
-    """RuntimeClass of the pods, such as `nvidia`, where the device plugin needs one."""
+    """RuntimeClass of the pods, such as `nvidia`, if the device plugin needs one."""
     claim_template: ObjectName | None = None
-    """ResourceClaimTemplate with all accelerators of one pod (dynamic resource allocation), in place of the resource."""
+    """ResourceClaimTemplate with all accelerators of one pod (dynamic resource allocation), instead of the resource."""
 
 
 class ServerResources(ApiModel):
-    """What the engine of one pod asks for beside accelerators."""
+    """Resources of one pod's engine besides accelerators."""
 
     cpu: Quantity | None = None
     """Requested cores."""
     memory: Quantity | None = None
-    """Requested memory, and its limit; the shared memory counts."""
+    """Requested memory and its limit, including shared memory."""
     shared_memory: Quantity = "8Gi"
     """Size of /dev/shm."""
 
@@ -136,16 +131,16 @@ class CacheAccess(StrEnum):
 
 
 class WeightCache(ApiModel):
-    """A volume that all servers share: weights are downloaded once, before accelerators are taken."""
+    """A volume that all servers share. Weights are downloaded once, before accelerators are allocated."""
 
     claim_name: ObjectName | None = None
-    """A PersistentVolumeClaim of yours."""
+    """Name of an existing PersistentVolumeClaim."""
     size: Quantity | None = None
-    """Or the size of one that is made, and goes with the server."""
+    """Size of a PersistentVolumeClaim to create. It is deleted with the server."""
     storage_class_name: ObjectName | None = None
-    """Its storage class; the cluster's default when left out."""
+    """Storage class of the created claim; the cluster's default when left out."""
     access_mode: CacheAccess = CacheAccess.READ_WRITE_MANY
-    """How the volume is shared."""
+    """How pods share the volume."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -154,12 +149,12 @@ class WeightCache(ApiModel):
 
 
 class Lora(ApiModel):
-    """Adapters that the engine may load."""
+    """LoRA adapters that the engine may load."""
 
     max_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
-    """Highest rank; vLLM knows these."""
+    """Highest rank, one of the values that vLLM supports."""
     max_adapters: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Adapters in one batch."""
+    """Most adapters in one batch."""
 
 
 class TransferMode(StrEnum):
@@ -177,40 +172,41 @@ class PullForm(StrEnum):
 
 
 class Pull(ApiModel):
-    """How servers fetch a policy."""
+    """How servers fetch a policy in mode Pull."""
 
     form: PullForm = PullForm.WEIGHTS
     """What `policy.uri` contains."""
     secret_ref: ObjectName | None = None
-    """Secret whose keys are the store's own environment variables, such as AWS_ACCESS_KEY_ID."""
+    """Secret whose keys are environment variables of the store, such as AWS_ACCESS_KEY_ID."""
     timeout_seconds: Seconds = 720
-    """Of one fetch."""
+    """Time limit of one fetch."""
 
 
 class Push(ApiModel):
-    """How the trainer sends a policy."""
+    """How the trainer sends a policy in mode Push."""
 
     hook: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/[^\s]*)?$", max_length=2048)]
-    """URL of the trainer: called when all servers are paused, answers what the update consists of, then sends it."""
+    """URL of the trainer. It is called when all servers are paused, returns the contents of the update, then sends it.
+    """
     timeout_seconds: Seconds = 720
-    """From the call of the hook to the last server's having the weights."""
-    backend: Annotated[str, StringConstraints(pattern=r"^[a-z_]+$", max_length=64)] = "nccl"
-    """vLLM's backend of weight transfer."""
+    """Time limit from the call of the hook until the last server has the weights."""
+    backend: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$", max_length=64)] = "nccl"
+    """vLLM's weight transfer backend."""
     peers: LabelSelector | None = None
     """Label selector of the trainer's pods, which exchange tensors with the engines."""
     ports: Annotated[list[Annotated[int, Field(ge=1024, le=65_535)]], Field(max_length=64)] = []
-    """Ports of the engines that are open to these peers; all but the pod's own three when empty."""
+    """Ports of the engines that are open to these peers. Empty: all except the pod's own three."""
 
 
 class WeightTransfer(ApiModel):
-    """How a new policy gets into the servers."""
+    """How a new policy is transferred to the servers."""
 
     mode: TransferMode = TransferMode.PULL
-    """Who moves the bytes."""
+    """Whether servers fetch the weights or the trainer sends them."""
     pull: Pull = Pull()
-    """For mode Pull."""
+    """Settings of mode Pull."""
     push: Push | None = None
-    """For mode Push."""
+    """Settings of mode Push."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -218,64 +214,72 @@ class WeightTransfer(ApiModel):
             raise ValueError("push is needed for mode Push, and for no other mode")
         return self
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether policies are LoRA adapters of the model."""
+        return self.mode is TransferMode.PULL and self.pull.form is PullForm.ADAPTER
+
 
 class Policy(ApiModel):
-    """The weights that servers are to have."""
+    """The weights that servers should have."""
 
     version: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Grows with every change; 0: the model's own weights."""
+    """Version of the policy. It must grow with every change; 0: the model's own weights."""
     uri: Annotated[str, StringConstraints(pattern=r"^(s3|gs|az|file)://[^\s]+$", max_length=2048)] | None = None
-    """Folder of the weights or the adapter, for mode Pull; in Push it is handed to the trainer."""
+    """Folder of the weights or the adapter in mode Pull. In mode Push it is passed to the trainer."""
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)] | None = None
-    """SHA-256 of the folder's file SHA256SUMS, which lists all others. That file is obeyed also without this."""
+    """SHA-256 of the folder's file SHA256SUMS, which lists all other files. Files are checked against SHA256SUMS even
+    without this field.
+    """
     min_ready: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Servers that must have the version before the gate opens again; half of them when left out."""
+    """Servers that must have the version before the gate opens again; half of the servers when left out."""
 
 
 class DisruptionBudget(ApiModel):
-    """What a node's drain may take away at once."""
+    """Limit of servers that node drains may evict at once."""
 
     max_unavailable: Annotated[int, Field(ge=0, le=256)] = 1
-    """Servers (pods, where one spans several nodes); 0: no drain goes past them."""
+    """Most unavailable servers (pods, if a server spans several nodes); 0: drains evict none."""
 
 
 class ModelServerSpec(ApiModel):
-    """What is served, and on what."""
+    """The model to serve, and its resources."""
 
     model: ModelSource
-    """What is served."""
+    """The model to serve."""
     engine: Engine
-    """By what."""
+    """The inference engine."""
     replicas: Annotated[int, Field(ge=0, le=256)] = 1
-    """Servers."""
+    """Number of servers."""
     parallelism: Parallelism = Parallelism()
-    """Spread of one server over accelerators."""
+    """How one server is distributed over accelerators."""
     accelerator: Accelerator = Accelerator()
-    """What one server computes on."""
+    """Accelerators of a server."""
     resources: ServerResources = ServerResources()
-    """What else it asks for."""
+    """Other resources of a server."""
     cache: WeightCache | None = None
-    """Where weights are kept; left out, each pod downloads them for itself."""
+    """Volume for weights. Left out, each pod downloads them itself."""
     sleep: bool = False
-    """Let the engine give its accelerators' memory back."""
+    """Allow the engine to release its accelerators' memory."""
     lora: Lora | None = None
-    """Adapters."""
+    """LoRA adapters."""
     tool_call_parser: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = None
-    """vLLM's parser of the model's tool calls, such as `hermes`; jobs whose agent calls tools need it."""
+    """vLLM's parser for the model's tool calls, such as `hermes`. Jobs whose agent calls tools need it."""
     extra_args: Annotated[list[ShortText], Field(max_length=64)] = []
-    """Further arguments of `vllm serve`; what the fields here decide is refused."""
+    """Further arguments of `vllm serve`. Arguments that other fields determine are refused."""
     env: Annotated[list[EnvVar], Field(max_length=64), DISTINCT_VARIABLES] = []
     """Environment of the engine."""
     weight_transfer: WeightTransfer = WeightTransfer()
-    """How a new policy gets into the servers."""
+    """How a new policy is transferred to the servers."""
     policy: Policy = Policy()
-    """The weights that servers are to have."""
+    """The weights that servers should have."""
     clients: Annotated[list[NetworkPeer], Field(max_length=16)] = []
-    """Who may call beside runners of the same namespace: peers as in a NetworkPolicy; sandboxes never."""
+    """Further clients besides runners of the same namespace: peers as in a NetworkPolicy. Sandboxes can never connect.
+    """
     pod_disruption_budget: DisruptionBudget | None = None
-    """Protection from drains of nodes; none when left out."""
+    """Protection from node drains; none when left out."""
     pod_template: dict[str, Any] | None = None
-    """Merged over the pods that the operator builds, containers by name: `engine`, `gateway`."""
+    """Merged into the pods that the operator builds, containers by name: `engine`, `gateway`."""
 
     @field_validator("extra_args")
     @classmethod
@@ -303,35 +307,31 @@ class ModelServerSpec(ApiModel):
                 raise ValueError(
                     "policy.uri is needed for mode Pull; only version 0, the model's own weights, has none"
                 )
-            if self.weight_transfer.pull.form is PullForm.ADAPTER and self.lora is None:
+            if self.weight_transfer.has_adapters and self.lora is None:
                 raise ValueError("lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank")
         if self.engine.release < OLDEST:
-            raise ValueError(f"engine.version is {self.engine.version}, expected {_dotted(OLDEST)} or newer")
+            raise ValueError(f"engine.version is {self.engine.version}, expected {dotted(OLDEST)} or newer")
         updates = self.policy.version > 0 or self.weight_transfer.mode is TransferMode.PUSH
         if updates and self.engine.release < SUPPORTS_UPDATES:
             raise ValueError(
                 f"engine.version is {self.engine.version}; vLLM can be given new weights, and asked which it has, from "
-                f"{_dotted(SUPPORTS_UPDATES)} on: take a newer image, or leave policy and weightTransfer out"
+                f"{dotted(SUPPORTS_UPDATES)} on: take a newer image, or leave policy and weightTransfer out"
             )
         return self
 
     @property
     def weights_uri(self) -> str:
-        """Where the model's weights are."""
+        """Return the URI of the model's weights."""
         return self.model.uri or f"hf://{self.model.name}"
 
     @property
     def min_ready(self) -> int:
-        """Servers that must have a policy's version before the gate opens again."""
+        """Return how many servers must have a policy's version before the gate opens again."""
         return min(self.policy.min_ready or (self.replicas + 1) // 2, self.replicas)
 
 
-def _dotted(release: tuple[int, int]) -> str:
-    return f"{release[0]}.{release[1]}"
-
-
 class Gate(StrEnum):
-    """`Open`: runners may call the servers. `Shut`: runners start no call, and servers hold those that run."""
+    """`Open`: runners may call the servers. `Shut`: runners start no calls, and servers pause the running ones."""
 
     OPEN = "Open"
     SHUT = "Shut"
@@ -348,7 +348,7 @@ class PolicyStep(StrEnum):
 
 
 class PolicySource(ApiModel):
-    """Where the weights of one version are: a part of `spec.policy`, which may name a newer one by then."""
+    """Where the weights of one version are: a copy of part of `spec.policy`, which may name a newer version by now."""
 
     version: Annotated[int, Field(ge=0)]
     """Version."""
@@ -359,36 +359,36 @@ class PolicySource(ApiModel):
 
 
 class PolicyStatus(ApiModel):
-    """The policy update that is under way, or the last one."""
+    """The current policy update, or the last one."""
 
     current: Annotated[int, Field(ge=0)] = 0
     """Version that ready servers serve."""
     target: Annotated[int, Field(ge=0)] = 0
-    """Version that the update leads to; equal to `current` when none is under way."""
+    """Version of the update; equal to `current` without one."""
     gate: Gate = Gate.OPEN
-    """`Shut`: runners start no call, and those that run are held by the servers."""
+    """`Shut`: runners start no calls, and servers pause the running ones."""
     update: Annotated[int, Field(ge=0)] = 0
-    """Counts the updates; runners acknowledge this number."""
+    """Number of the update, which runners acknowledge."""
     paused: bool = False
-    """All servers are paused: a stream that falls silent from now on has no more tokens of `current` to come."""
+    """All servers are paused. A stream that is silent from now on has delivered all its tokens of version `current`."""
     mixed: Annotated[list[Annotated[str, StringConstraints(max_length=128)]], Field(max_length=1024)] = []
-    """Runners (`<job uid>/<index>`) that were not waited for any longer: where their calls change version is unknown."""
+    """Runners (`<job uid>/<index>`) that did not acknowledge in time. Where their calls change version is unknown."""
     step: PolicyStep | None = None
-    """What is being done; None when no update is under way."""
+    """The current step; None without an update."""
     since: Timestamp | None = None
     """When this step began, RFC 3339."""
     needed: Annotated[int, Field(ge=0)] = 0
     """Servers that must have `target` before the gate opens."""
     failed: Annotated[int, Field(ge=0)] | None = None
-    """Version that too few servers could load; it is not tried again."""
+    """Version that too few servers could load. It is not retried."""
     failed_because: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """How they failed."""
+    """Why they failed."""
     sources: Annotated[list[PolicySource], Field(max_length=2)] = []
-    """Where the weights of `current` and of `target` are."""
+    """Sources of the weights of `current` and `target`."""
 
 
 class ServerState(StrEnum):
-    """`Starting`: no answer yet. `PendingWeights`: it lacks the current policy. `Ready`: it takes calls.
+    """`Starting`: no response yet. `PendingWeights`: lacks the current policy. `Ready`: accepts calls.
 
     `Evicted`: it failed to load the policy and takes no calls.
     """
@@ -403,40 +403,40 @@ class ServerStatus(ApiModel):
     """One server."""
 
     name: Annotated[str, StringConstraints(max_length=253)]
-    """Its pod."""
+    """Name of its pod."""
     url: Annotated[str, StringConstraints(max_length=2048)]
-    """Where runners reach it."""
+    """URL for runners."""
     uid: Annotated[str, StringConstraints(max_length=64)] = ""
-    """Uid of its pod: another one is another server."""
+    """Uid of its pod. A pod with another uid is another server."""
     policy_version: Annotated[int, Field(ge=0)] | None = None
-    """Version that it was last verified to serve; None: it has had no traffic since it started."""
+    """Version that it was last verified to serve; None: no traffic since it started."""
     ready: bool = False
-    """Serves `policy.current`, verified; runners call no other."""
+    """Verified to serve `policy.current`. Runners call no other server."""
     state: ServerState = ServerState.STARTING
-    """What it is good for."""
+    """State of the server."""
     restarts: Annotated[int, Field(ge=0)] = 0
-    """Of its engine, when it was verified: an engine that has started again has lost its weights."""
+    """Restarts of its engine when it was verified. A restarted engine has lost its weights."""
     weights_digest: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """SHA-256 over the engine's own checksums of its weights; None where the engine makes none."""
+    """SHA-256 over the engine's own checksums of its weights; None if the engine provides none."""
 
 
 class ModelServerStatus(ApiModel):
-    """What the operator has seen."""
+    """Observed state of a ModelServer."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
-    """Ready and what leads there."""
+    """Ready, and the conditions that lead to it."""
     url: Annotated[str, StringConstraints(max_length=2048)] | None = None
-    """Service in front of all servers, for clients that do not choose among them."""
+    """Service in front of all servers, for clients that do not select one."""
     servers: Annotated[list[ServerStatus], Field(max_length=256)] = []
     """The servers, by name."""
     policy: PolicyStatus = PolicyStatus()
-    """Version, and the gate that runners watch."""
+    """Policy version, and the gate that runners watch."""
     replicas: Annotated[int, Field(ge=0)] = 0
-    """Pods; for the scale subresource."""
+    """Number of pods, for the scale subresource."""
     selector: Annotated[str, StringConstraints(max_length=1024)] = ""
-    """Label selector of the pods; for the scale subresource."""
+    """Label selector of the pods, for the scale subresource."""
 
 
 class ModelServer(ApiModel):
@@ -446,6 +446,6 @@ class ModelServer(ApiModel):
     kind: Literal["ModelServer"] = "ModelServer"
     metadata: Metadata
     spec: ModelServerSpec
-    """What is asked for."""
+    """Desired state."""
     status: ModelServerStatus | None = None
-    """What is there."""
+    """Observed state."""

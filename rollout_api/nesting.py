@@ -1,4 +1,4 @@
-"""How deeply JSON may be nested, so that what is recorded can be read back."""
+"""Limit of JSON nesting, so that everything that is recorded can be read back."""
 
 import json
 import re
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 DEEPEST: Final = 128
-"""Levels of objects and lists. Pydantic's JSON parser ends at 200 (jiter's recursion limit), and a record adds some."""
+"""Levels of objects and lists. Pydantic's JSON parser stops at 200 (jiter's recursion limit), and a record adds some.
+"""
 
 _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]|[^][{}"]+', re.DOTALL)
 
 
 def read_json(data: bytes) -> Any:
-    """Parse JSON from an API server, which stores objects of any depth that a tenant writes.
+    """Parse JSON from an API server, which stores tenants' objects at any depth.
 
     Where Python's parser gives up, null takes the place of everything below twice DEEPEST levels.
     """
@@ -37,7 +38,7 @@ def _without_depths(data: bytes, most: int) -> bytes:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether a value is nested more than DEEPEST levels deep. Takes no stack of its own, however deep it is."""
+    """Whether a value is nested more than DEEPEST levels deep. Does not recurse."""
     level = [value]
     for _ in range(DEEPEST):
         level = [
@@ -53,7 +54,7 @@ def too_deep(value: Any) -> bool:
 
 
 def record_json(value: Any) -> str:
-    """The value as JSON. Raises TypeError, ValueError for what no record could hold: it is too deep, or no JSON."""
+    """Serialize a value as JSON. Raises TypeError or ValueError if it is too deep or cannot be represented."""
     if too_deep(value):
         raise ValueError(f"it is nested more than {DEEPEST} levels deep; make it flatter")
     return json.dumps(value, default=_object)
@@ -62,4 +63,4 @@ def record_json(value: Any) -> str:
 def _object(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+    raise TypeError(f"a value of type {type(value).__name__} is not JSON")

@@ -1,7 +1,7 @@
-"""What is written down of a rollout: the records of an attempt's journal, and the seal that ends it.
+"""The records of a rollout: those of an attempt's journal, and the seal that ends it.
 
 A journal is a sequence of records. Nothing is acted on before it is durable, so a runner that takes an attempt over
-replays them and goes on (docs/recording.md).
+replays them and continues (docs/recording.md).
 """
 
 from enum import StrEnum
@@ -13,23 +13,23 @@ from rollout_api.base import ApiModel
 from rollout_api.tasks import Task, VerifierMode
 
 RECORD_VERSION = 1
-"""Version of the forms in this file; readers refuse a newer one."""
+"""Version of the formats in this file. Readers refuse newer ones."""
 
 Message = dict[str, Any]
 """A chat message in OpenAI's form: role, content, tool_calls, tool_call_id."""
 
 
 class Outcome(StrEnum):
-    """How a rollout ended, as a trainer needs to know it."""
+    """How a rollout ended, as a trainer needs it."""
 
     COMPLETED = "Completed"
-    """The policy's own doing, whatever it was: trained, with the verifier's reward."""
+    """The policy caused the end, whatever it was: trained, with the verifier's reward."""
     INFRA_FAILED = "InfraFailed"
-    """Not the policy's doing, and all attempts used up: masked, outside its group's mean."""
+    """The policy did not cause the failures, and all attempts are used up: masked, outside its group's mean."""
     VERIFIER_FAILED = "VerifierFailed"
-    """Could not be graded: masked."""
+    """The rollout could not be graded: masked."""
     CANCELLED = "Cancelled"
-    """Not wanted any more: masked."""
+    """The rollout is no longer needed: masked."""
 
 
 class StopReason(StrEnum):
@@ -56,15 +56,15 @@ class Usage(ApiModel):
 
 
 class McpRecord(ApiModel):
-    """An MCP server as it introduced itself, which it does once."""
+    """An MCP server's introduction, which happens once."""
 
     server: str
     process: str | None = None
-    """Where it runs in the workspace; None where it is reached by HTTP."""
+    """Its process in the workspace; None if it is reached by HTTP."""
     initialized: dict[str, Any]
-    """Its answer to `initialize`."""
+    """Its response to `initialize`."""
     tools: list[dict[str, Any]]
-    """As it listed them."""
+    """Its list of tools."""
 
 
 class AttemptRecord(ApiModel):
@@ -75,27 +75,27 @@ class AttemptRecord(ApiModel):
     """Unix seconds."""
     runner: str
     workspace: dict[str, Any]
-    """The provider's handle, by which another process reattaches."""
+    """The provider's handle, with which another process reattaches."""
     sandbox: dict[str, Any] = {}
-    """What the sandbox really was: provider, mode, root or image."""
+    """Description of the sandbox: provider, mode, root or image."""
     task: Task | None = None
-    """The task as plugins changed it, used to the end of the rollout; None where none did."""
+    """The task as changed by plugins, used until the rollout ends; None if unchanged."""
     mcp: list[McpRecord] = []
     """The servers of `agent.mcpServers`."""
     boot_seconds: float = 0
-    """From asking for the workspace until it was there, before `time`."""
+    """Seconds from the request for the workspace until it was ready, before `time`."""
 
 
 class PolicySpan(ApiModel):
-    """Sampled tokens in a row that one policy version made."""
+    """Consecutive sampled tokens of one policy version."""
 
     tokens: int
     version: str | None
-    """None where it is not known, and for tokens copied from another rollout: such tokens are not trained."""
+    """None if unknown, and for tokens copied from another rollout. Such tokens are not trained on."""
 
 
 class IntentRecord(ApiModel):
-    """A model call that is about to be made."""
+    """A model call that is about to start."""
 
     type: Literal["intent"] = "intent"
     turn: int
@@ -103,30 +103,34 @@ class IntentRecord(ApiModel):
     conversation: int = 0
     """The conversation that this call belongs to, named by the turn of its first call."""
     parent: int | None = None
-    """The turn of that conversation whose messages and answer this call goes on from; None for the first one. `keep`,
-    `tools` and the response's `promptKeep` are relative to it."""
+    """The turn of that conversation whose messages and answer this call extends; None for the first. `keep`, `tools`
+    and the response's `promptKeep` are relative to it.
+    """
     keep: int
-    """Messages of the parent turn, its answer included, that stand unchanged at the head of this call's."""
+    """Number of messages of the parent turn, its answer included, that begin this call unchanged."""
     messages: list[Message]
-    """The messages after those."""
+    """Messages after the kept ones."""
     tools: list[dict[str, Any]] | None = None
-    """Tool definitions; None when they are the parent turn's."""
+    """Tool definitions; None if they equal the parent turn's."""
     repeated: dict[int, tuple[int, int]] = {}
-    """In segments alone: by position among the messages and then the tools, the turn and position at which an earlier record
-    has the same one."""
+    """Only in segments. Maps positions among messages and then tools to the turn and position of an earlier equal one.
+    """
     branch: int = 0
-    """Set by `message_tree.linear`, not in the journal: counts up each time the messages do not extend the turn before."""
+    """Set by `message_tree.linear`, not stored in the journal. Increases each time the messages do not extend the
+    previous turn.
+    """
     request_digest: str | None = None
-    """SHA-256 of the client's request, by which a proxy knows its retry."""
+    """SHA-256 of the client's request, with which a proxy detects its retry."""
     idempotency_key: str | None = None
-    """The client's own name for the request."""
+    """The client's idempotency key."""
     agent_seconds: float | None = None
-    """How much of its time (`timeouts.agentSeconds`) the agent had used; the next runner continues from here. The answer and
-    the tools' results have it too."""
+    """Part of `timeouts.agentSeconds` that the agent had used. The next runner continues from it. The response and the
+    tools' results have the same field.
+    """
 
 
 class ResponseRecord(ApiModel):
-    """What the model answered, as the server returned it."""
+    """The model's response, as the server returned it."""
 
     type: Literal["response"] = "response"
     turn: int
@@ -137,29 +141,34 @@ class ResponseRecord(ApiModel):
     model: str = ""
     usage: Usage = Usage()
     prompt_keep: int = 0
-    """Ids of the previous response with ids, prompt and completion, that stand unchanged at the head of this prompt."""
+    """Number of ids of the previous response with ids, prompt and completion, that begin this prompt unchanged."""
     prompt_token_ids: list[int] | None = None
-    """The prompt's ids after those."""
+    """The prompt's ids after the kept ones."""
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
-    """One for each completion token."""
+    """One entry for each completion token."""
     policy_spans: list[PolicySpan] = []
-    """Which version made which completion token, in order; empty where the server does not say."""
+    """Policy version of each completion token, in order; empty if the server does not report it."""
     stop_sequence: str | None = None
-    """The stop string that ended the answer, where it is known."""
+    """The stop string that ended the answer, if known."""
     agent_seconds: float | None = None
     """See `IntentRecord`."""
 
 
 class DeliveryRecord(ApiModel):
-    """Whether an answer reached the client of a proxy; the latest one of a turn counts. A call that failed, or that its
-    client gave up, has one too: the runner did not end in the middle of it."""
+    """Whether an answer reached the client of a proxy. The latest record of a turn counts. A call that failed, or that
+    its client cancelled, has one too: it shows that the runner did not die during the call.
+    """
 
     type: Literal["delivery"] = "delivery"
     turn: int
     time: float
     delivered: bool
-    """False: the connection was gone. Unless the client goes on from that answer, no export has it."""
+    """False: the connection was closed. Exports omit the answer unless the client continues from it."""
+    abandoned_pieces: int = 0
+    """Pieces of an answer that had been streamed when its client hung up, each at least one token. Such an answer is not
+    recorded, and counts as a turn with so many tokens.
+    """
 
 
 class Observation(ApiModel):
@@ -168,16 +177,17 @@ class Observation(ApiModel):
     call_id: str
     tool: str
     content: str
-    """What the model sees."""
+    """Text that the model sees."""
     error: bool = False
-    """The call itself failed: unknown tool, bad arguments, a tool that raised."""
+    """The call itself failed: unknown tool, invalid arguments, or an exception of the tool."""
     stop: bool = False
     """The tool ended the rollout as Finished."""
     seconds: float = 0
+    """0 if the call was not run: refused by a plugin, or beyond the limit of one answer."""
     data: dict[str, Any] = {}
-    """What the tool has to say to machines, such as an exit code."""
+    """Machine-readable output of the tool, such as an exit code."""
     traceback: str | None = None
-    """Where the tool's own code raised."""
+    """Traceback of the tool's own exception."""
 
 
 class ObservationsRecord(ApiModel):
@@ -187,7 +197,7 @@ class ObservationsRecord(ApiModel):
     turn: int
     time: float
     seconds: float = 0
-    """Wall time of all of them together."""
+    """Wall time of all calls together."""
     results: list[Observation]
     agent_seconds: float | None = None
     """See `IntentRecord`."""
@@ -200,13 +210,13 @@ class PluginCall(ApiModel):
     hook: str
     seconds: float
     did: Literal["Refused", "Changed", "Stopped", "Failed"] | None = None
-    """A tool call refused, a tool call or task changed, a group ended early; or it failed."""
+    """Effect of the call: a tool call refused, a tool call or task changed, a group ended early, or a failure."""
     message: str = ""
-    """Why."""
+    """Explanation."""
 
 
 class PluginsRecord(ApiModel):
-    """Calls of plugins since the last such record."""
+    """Plugin calls since the last such record."""
 
     type: Literal["plugins"] = "plugins"
     time: float
@@ -214,12 +224,12 @@ class PluginsRecord(ApiModel):
 
 
 class Layer(ApiModel):
-    """A tar in object storage, `layers/<digest>.tar.zst` beside the runs: what was changed over the layers below it."""
+    """A tar in object storage, `layers/<digest>.tar.zst` beside the runs, with the changes over the layers below it."""
 
     digest: str
     """SHA-256 of the tar, 64 hex characters."""
     bytes: int
-    """Of the tar."""
+    """Size of the tar."""
 
 
 class SnapshotRecord(ApiModel):
@@ -229,29 +239,31 @@ class SnapshotRecord(ApiModel):
     turn: int
     time: float
     layers: list[Layer] = []
-    """Lowest first; empty where it could not be taken."""
+    """Lowest first; empty if the snapshot failed."""
     mode: str = ""
-    """Mode of the workspace, and of those that it can be restored into: `Overlay` or `Plain`."""
+    """Mode of the workspace, which a restored workspace must have too: `Overlay` or `Plain`."""
     seconds: float = 0
     message: str = ""
-    """Why it could not be taken."""
+    """Why the snapshot failed."""
 
 
 class CheckpointRecord(ApiModel):
-    """A state of the workspace that the agent keeps to go back to. It goes on in the workspace of the next AttemptRecord."""
+    """A workspace state that the agent keeps as a checkpoint. The agent continues in the workspace of the next
+    AttemptRecord.
+    """
 
     type: Literal["checkpoint"] = "checkpoint"
     name: str
     turn: int
     time: float
     workspace: str
-    """The provider's name of the frozen workspace, in `Overlay`."""
+    """In `Overlay`: the provider's handle of the frozen workspace."""
     layers: list[Layer] = []
-    """In `Plain`: the snapshot, lowest layer first."""
+    """In `Plain`: the snapshot's layers, lowest first."""
 
 
 class ReturnRecord(ApiModel):
-    """The agent goes back to a checkpoint."""
+    """The agent returns to a checkpoint."""
 
     type: Literal["return"] = "return"
     checkpoint: str
@@ -260,7 +272,7 @@ class ReturnRecord(ApiModel):
 
 
 class BranchRecord(ApiModel):
-    """The attempt goes on from a turn of another rollout. Records up to that turn are copies of that rollout's."""
+    """The attempt continues from a turn of another rollout. Records up to that turn are copies from it."""
 
     type: Literal["branch"] = "branch"
     time: float
@@ -269,15 +281,15 @@ class BranchRecord(ApiModel):
     index: int
     attempt: int
     turn: int
-    """The last turn that is copied."""
+    """The last copied turn."""
     snapshot_turn: int | None = None
-    """Turn of the snapshot that was restored; None where all tool calls were run again."""
+    """Turn of the restored snapshot; None if all tool calls were run again."""
     differences: list[str] = []
-    """Tool calls that were run again and did not give what is recorded."""
+    """Repeated tool calls whose results differ from the recorded ones."""
 
 
 class ObjectDigest(ApiModel):
-    """An object that a seal vouches for; its key is relative to the job's folder."""
+    """Digest of an object that a seal lists. Its key is relative to the job's folder."""
 
     key: str
     sha256: str
@@ -285,83 +297,85 @@ class ObjectDigest(ApiModel):
 
 
 class ProgramTrajectory(ApiModel):
-    """What became of the trajectory file that a program wrote of itself."""
+    """The trajectory file that a program wrote, and its conversion."""
 
     file: ObjectDigest | None = None
-    """The file as it was, in zstd frames."""
+    """The unchanged file, in zstd frames."""
     bytes: int = 0
-    """Of the file."""
+    """Size of the file."""
     format: str | None = None
-    """A value of `agent.trajectory.format`; None where it is no known one."""
+    """A value of `agent.trajectory.format`; None for an unknown format."""
     atif: ObjectDigest | None = None
-    """The same as ATIF."""
+    """The trajectory converted to ATIF."""
     note: str = ""
-    """Why one of these is missing."""
+    """Why the file or its conversion is missing."""
 
 
 class StopRecord(ApiModel):
-    """The agent is done; what follows is grading."""
+    """The agent has ended; its artifacts are stored next. The last one counts: storing them may add to it."""
 
     type: Literal["stop"] = "stop"
     time: float
     stop_reason: StopReason
     message: str = ""
     traceback: str | None = None
-    """Where the agent's own code raised (AgentError)."""
+    """Traceback of the agent's own exception (AgentError)."""
     agent_seconds: float = 0
     program_trajectory: ProgramTrajectory | None = None
-    """Where `agent.trajectory` asks for it."""
+    """Set if `agent.trajectory` is configured."""
 
 
 class ArtifactsRecord(ApiModel):
-    """The declared artifacts are stored; the agent's workspace is not needed any more."""
+    """The declared artifacts are stored. The agent's workspace is no longer needed."""
 
     type: Literal["artifacts"] = "artifacts"
     time: float
     key: str | None = None
-    """Object, or None where there is nothing to carry (`Shared`, no verifier)."""
+    """Key of the object; None if there is nothing to carry (`Shared`, or no verifier)."""
     bytes: int = 0
+    message: str = ""
+    """Why nothing is left to grade: the verdict is a failed one."""
 
 
 class Unexplained(StrEnum):
-    """What failed after the policy had acted, for no known reason."""
+    """What failed for an unknown reason after the policy had acted."""
 
     SANDBOX = "Sandbox"
-    """It was lost with something in it that the policy made."""
+    """A sandbox was lost that contained the policy's work."""
     REQUEST = "Request"
-    """The model failed at it, and answered another one right afterwards."""
+    """The model failed at this request but answered another one right afterwards."""
     ACTION = "Action"
-    """The environment failed at it."""
+    """The environment failed at this action."""
 
 
 class FailedRecord(ApiModel):
-    """The attempt is lost to infrastructure; another one may follow."""
+    """An attempt was lost to infrastructure; another one may follow."""
 
     type: Literal["failed"] = "failed"
     time: float
     reason: str
     message: str = ""
     counted: bool = True
-    """It uses up one of `attempts.limit`. Interruptions of the runner do not."""
+    """Whether it counts towards `attempts.limit`. Interruptions of the runner do not."""
     unexplained: Unexplained | None = None
-    """What failed, where nothing says whether the policy caused it."""
+    """What failed, if it is unknown whether the policy caused it."""
     alone: bool = False
-    """The sandbox hosted no other attempt."""
+    """Whether the sandbox hosted no other attempt."""
 
 
 class CommandVerdict(ApiModel):
-    """One verifier command."""
+    """Result of one verifier command."""
 
     command: str
     exit_code: int | None
     seconds: float
     output: str
-    """Head and tail of what it printed."""
+    """Beginning and end of its output."""
     cause: str | None = None
 
 
 class TestVerdict(ApiModel):
-    """One test, as reported."""
+    """Result of one test, as reported."""
 
     __test__ = False  # not a test class of pytest's
 
@@ -371,26 +385,26 @@ class TestVerdict(ApiModel):
 
 
 class Verdict(ApiModel):
-    """The grading of one rollout."""
+    """The verdict on one rollout."""
 
     reward: float
     rewards: dict[str, float] = {}
-    """Further named rewards of a reward file."""
+    """Further named rewards from a reward file."""
     passed: bool
-    """Everything that was asked for passed."""
+    """Whether everything that was required passed."""
     commands: list[CommandVerdict] = []
     tests: list[TestVerdict] = []
     mode: VerifierMode | None = None
-    """Where it was graded; None for an environment, which grades itself."""
+    """Where it was graded; None for an environment, whose own rewards count."""
     forgeable: bool = False
-    """The code that was graded could reach what the verdict is read from (docs/verification.md)."""
+    """Whether the graded code could change the source of the verdict (docs/verification.md)."""
     dropped: list[str] = []
-    """Artifacts that were not carried over, because the test runner would load them by itself."""
+    """Artifacts that were not carried over because the test runner would load them automatically."""
     message: str = ""
 
 
 class StepRecord(ApiModel):
-    """A task's step, in up to three records: its workspace is ready, its grading begins, its verdict.
+    """One step of a task, in up to three records: its workspace is ready, its grading begins, its verdict.
 
     A task without steps that is graded in place (`Shared`) has the second one alone.
     """
@@ -400,10 +414,10 @@ class StepRecord(ApiModel):
     step: str
     """Name of the step, or of the task."""
     verdict: Verdict | None = None
-    """None: it has begun, or it has no verifier."""
+    """None: the step has begun, or has no verifier."""
     ended: bool = False
     grading: bool = False
-    """The verifier is about to run in the agent's workspace, which is then no longer as the agent left it."""
+    """The verifier is about to run in the agent's workspace and will change it."""
 
 
 Record = Annotated[
@@ -434,23 +448,23 @@ class AttemptSummary(ApiModel):
 
 
 class PluginReport(ApiModel):
-    """What one plugin did in a rollout, and what it has to say of it."""
+    """Effects and outputs of one plugin in a rollout."""
 
     calls: int = 0
-    """Times that a hook of it was called in the sealed attempt."""
+    """Calls of its hooks in the sealed attempt."""
     seconds: float = 0
     refused: int = 0
-    """Tool calls."""
+    """Refused tool calls."""
     changed: int = 0
-    """Tool calls, and the task."""
+    """Changed tool calls, and the task if changed."""
     failed: int = 0
-    """Calls in which it raised, took too long, or returned what it may not."""
+    """Calls that raised, timed out, or returned an invalid value."""
     error: str | None = None
-    """Of the first failure."""
+    """Error of the first failure."""
     scores: dict[str, float] = {}
-    """Of an EpisodeEvaluator; the reward is the verifier's alone."""
+    """Scores of an EpisodeEvaluator. The reward comes from the verifier alone."""
     analysis: dict[str, Any] = {}
-    """Of a TrajectoryAnalyzer."""
+    """Output of a TrajectoryAnalyzer."""
 
 
 class Result(ApiModel):
@@ -466,60 +480,63 @@ class Result(ApiModel):
     mode: str
     """Train | Eval."""
     seed: int
-    """Seed that this rollout was sampled with."""
+    """Sampling seed of this rollout."""
     outcome: Outcome
     stop_reason: StopReason | None = None
     reason: str | None = None
-    """Why it is not Completed: one word for machines."""
+    """Machine-readable reason if it is not Completed."""
     message: str = ""
     traceback: str | None = None
-    """Where the agent's own code raised (AgentError)."""
+    """Traceback of the agent's own exception (AgentError)."""
     tool_tracebacks: dict[str, str] = {}
-    """By tool: where its own code raised first."""
+    """First traceback of each tool whose own code raised."""
     reward: float | None = None
-    """The verifier's; null unless Completed and graded."""
+    """Reward from the verifier; null unless Completed and graded."""
     rewards: dict[str, float] = {}
     passed: bool | None = None
     forgeable: bool = False
     attempt: int
-    """The attempt that was sealed."""
+    """Number of the sealed attempt."""
     failed_attempts: list[AttemptSummary] = []
     turns: int = 0
     tool_calls: int = 0
     usage: Usage = Usage()
     branches: int = 1
-    """Samples that this rollout gives: 1 and one for each fork of its token sequence."""
+    """Samples of this rollout: 1, plus one for each fork of its token sequence."""
     token_forks: int = 0
-    """Of these forks, those in which the messages went on and the server's prompt ids did not: a tokenizer or chat
-    template that does not give back what was sampled. Those of an agent that rewrote its history are not in it."""
+    """Forks in which the messages continued but the server's prompt ids did not: a tokenizer or chat template that does
+    not reproduce sampled tokens. Forks by agents that rewrite their history are not counted.
+    """
     policy_versions: list[str] = []
     stale: bool = False
-    """When it ended, its first token's policy was more than `model.maxPolicyLag` versions old."""
+    """Whether, at its end, its first token's policy was more than `model.maxPolicyLag` versions old."""
     token_capture: str = "TextOnly"
-    """Tokens | Chat | TextOnly: how token ids were recorded."""
+    """How token ids were recorded: Tokens | Chat | TextOnly."""
     sandbox: dict[str, Any] = {}
-    """Provider, mode and the real root of the sandbox."""
+    """Provider, mode and actual root of the sandbox."""
     seconds: dict[str, float] = {}
     """Seconds of the sealed attempt by part (`engine/attempt/results.py`): boot, agent, model, tools, verifier, total."""
     started: float | None = None
-    """Unix seconds at which its workspace was asked for."""
+    """Unix time at which its workspace was requested."""
     ended: float | None = None
     trajectory: str | None = None
     """Key of the ATIF trajectory, relative to the job's folder."""
     plugins: dict[str, PluginReport] = {}
-    """Of each plugin that was called, by name."""
+    """Reports of the called plugins, by name."""
     batch: str | None = None
-    """Label that its group was submitted with."""
+    """Label with which its group was submitted."""
     advantage: float | None = None
-    """The reward as `spec.reward` normalises it. In results and exports, never in a seal: it needs the other rollouts."""
+    """The reward as normalised by `spec.reward`. In results and exports, never in a seal, because it depends on other
+    rollouts.
+    """
     branched_from: BranchRecord | None = None
-    """Where it went on from. Turns, tool calls, usage and seconds count what came after."""
+    """Where the branch started. Turns, tool calls, usage and seconds count only what followed."""
     program_trajectory: ProgramTrajectory | None = None
-    """The trajectory that the program of `Command` wrote of itself."""
+    """The trajectory that the program of `Command` wrote."""
 
 
 class Seal(ApiModel):
-    """The create-only end of a rollout. What it lists is the rollout; nothing else counts."""
+    """The create-only end of a rollout. Only the objects that it lists belong to the rollout."""
 
     version: int = RECORD_VERSION
     result: Result

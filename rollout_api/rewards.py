@@ -1,4 +1,4 @@
-"""How rewards become advantages."""
+"""Computation of advantages from rewards."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,8 +9,9 @@ from rollout_api.base import ApiModel
 
 
 class GroupBy(StrEnum):
-    """`Batch`: rewards of rollouts submitted under one label, else of the whole job. `Group`: of one task. `Tag`: of tasks
-    with the same first tag."""
+    """`Batch`: rollouts submitted under one label, else the whole job. `Group`: rollouts of one task. `Tag`: rollouts
+    of tasks with the same first tag.
+    """
 
     BATCH = "Batch"
     GROUP = "Group"
@@ -18,7 +19,8 @@ class GroupBy(StrEnum):
 
 
 class NormalizationMethod(StrEnum):
-    """`Identity`: the reward itself. `Mean`: less the mean. `MeanStd`: that, over the sample's standard deviation.
+    """`Identity`: the reward itself. `Mean`: minus the mean. `MeanStd`: also divided by the sample's standard
+    deviation.
 
     `AsymClip`: `MeanStd`, kept between -1 and 3.
     """
@@ -30,11 +32,13 @@ class NormalizationMethod(StrEnum):
 
 
 class RewardNormalization(ApiModel):
-    """How rewards become advantages. What has no reward takes no part in the statistics, and gets no advantage."""
+    """Computation of advantages from rewards. Rollouts without a reward are outside the statistics and get no
+    advantage.
+    """
 
     group_by: GroupBy = GroupBy.GROUP
-    """Whose rewards are compared."""
+    """Which rollouts' rewards are compared."""
     method: NormalizationMethod = NormalizationMethod.MEAN_STD
-    """What is made of them."""
+    """How the reward is normalised."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Most that an advantage may be, above and below 0."""
+    """Largest absolute value of an advantage."""

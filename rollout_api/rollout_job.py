@@ -23,7 +23,7 @@ class Mode(StrEnum):
 
 AGENTS_WITHOUT_MODEL = frozenset({"Oracle", "Nop"})
 TOOL_CALLING_AGENTS = ("ToolCalling", "Coding", "SWE")
-"""Built-in agents that call tools by the model's own means; ReAct calls them in text."""
+"""Built-in agents that use the model's native tool calls; ReAct writes calls as text."""
 COMMAND_AGENT = "Command"
 """The agent that is a program in the sandbox."""
 # A built-in name, the name of an entry point, or module:Class.
@@ -42,32 +42,32 @@ class TrajectoryFormat(StrEnum):
 
 
 class AgentTrajectory(ApiModel):
-    """The trajectory file that the program of `Command` writes of itself."""
+    """The trajectory file that the program of `Command` writes."""
 
     path: Path
     """Relative to the working directory."""
     format: TrajectoryFormat | None = None
-    """Recognised by what is in the file when left out."""
+    """Detected from the file's contents when left out."""
 
 
 class ContextMethod(StrEnum):
-    """`Truncate`: the oldest turns are left out. `Summarize`: the model writes a summary in place of all earlier turns."""
+    """`Truncate`: drop the oldest turns. `Summarize`: replace all earlier turns by a summary that the model writes."""
 
     TRUNCATE = "Truncate"
-    """The oldest turns are left out."""
+    """Drop the oldest turns."""
     SUMMARIZE = "Summarize"
-    """The model writes a summary, a turn of its own, which stands for all earlier turns."""
+    """The model writes a summary in a turn of its own, which replaces all earlier turns."""
 
 
 class ContextLimit(ApiModel):
-    """How long a conversation may become; exactly one of `maxTokens` and `maxMessages`."""
+    """Longest conversation; exactly one of `maxTokens` and `maxMessages`."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of a call and its answer, as the server counts them; looked at before the next call."""
+    """Tokens of a call and its answer, as counted by the server; checked before the next call."""
     max_messages: Annotated[int, Field(ge=4)] | None = None
     """Messages of the next call."""
     method: ContextMethod = ContextMethod.TRUNCATE
-    """What is done beyond it. The system prompt and the task always stay."""
+    """How a longer conversation is shortened. The system prompt and the task always remain."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -76,64 +76,70 @@ class ContextLimit(ApiModel):
 
 
 class McpServer(ApiModel):
-    """A server of tools that speaks the Model Context Protocol; either `command` or `url`."""
+    """A tool server that speaks the Model Context Protocol; either `command` or `url`."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$", max_length=32)]
     """Its tools are named `<name>__<tool>`."""
     command: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=64)
     ] = []
-    """Program and arguments, started in the workspace of each rollout; its standard input and output are the connection."""
+    """Program and arguments, started in the workspace of each rollout. Its standard input and output are the
+    connection.
+    """
     url: Annotated[str, StringConstraints(pattern=r"^https?://", max_length=2048)] | None = None
-    """A Streamable HTTP endpoint, asked by the runner."""
+    """A Streamable HTTP endpoint that the runner calls."""
     api_key_from: ApiKeySource | None = None
-    """Where the key is read that is sent to `url` as a bearer token."""
+    """Source of the key that is sent to `url` as a bearer token."""
     tools: Annotated[list[ShortText], Field(min_length=1, max_length=256)] | None = None
-    """Those that the model is offered; all when left out."""
+    """Tools offered to the model; all when left out."""
 
     @model_validator(mode="after")
     def _one_transport(self) -> Self:
         if bool(self.command) == (self.url is not None):
             raise ValueError("give exactly one of command (in the sandbox) and url (HTTP)")
         if self.command and self.api_key_from is not None:
-            raise ValueError("apiKeyFrom is sent to a url; what a command needs in the sandbox is sandbox.env")
+            raise ValueError("apiKeyFrom is only for url; set variables of a command in sandbox.env")
         return self
 
 
 class Agent(ApiModel):
-    """Who works on the tasks."""
+    """The agent that works on the tasks."""
 
     type: ExtensionName = "ToolCalling"
-    """`ToolCalling`, `ReAct`, `Coding`, `SWE`, `Environment` (acts by text in `tasks.environments`), `Command` (a program in
-    the sandbox), `Oracle` (runs the task's solution), `Nop`, an entry point, or module:Class."""
+    """`ToolCalling`, `ReAct`, `Coding`, `SWE`, `Environment` (acts by text in `tasks.environments`), `Command` (a
+    program in the sandbox), `Oracle` (runs the task's solution), `Nop`, an entry point, or module:Class.
+    """
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
-    """Built-in tools, entry points, or module:Class. A `Command` brings its own."""
+    """Built-in tools, entry points, or module:Class. A `Command` has its own tools."""
     command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
     """The program of `Command` and its arguments, started without a shell; `{prompt}`, `{promptFile}` (a path) and `{model}`
     are filled in."""
     install: Annotated[list[Command], Field(max_length=64)] = []
-    """Shell commands that bring that program, run after the task's setup and like it."""
+    """Shell commands that install the program, run after the task's setup in the same way."""
     system_prompt: Annotated[str, StringConstraints(max_length=204_800)] | None = None
-    """Replaces the agent's own system prompt."""
+    """Replaces the agent's system prompt."""
     max_turns: Annotated[int, Field(ge=1, le=100_000)] = 30
-    """Model calls of one rollout."""
+    """Most model calls of one rollout."""
     token_budget: Annotated[int, Field(ge=1)] | None = None
-    """Tokens, prompt and completion, of one rollout."""
+    """Most tokens, prompt and completion, of one rollout. Calls that run at the same time may exceed it together."""
     max_format_errors: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Malformed answers in a row after which the rollout ends with ToolFormat."""
+    """Consecutive malformed answers after which the rollout ends with ToolFormat."""
     config: dict[str, Any] = {}
     """Options of a custom agent."""
     trajectory: AgentTrajectory | None = None
-    """What the program of `Command` writes of itself: kept with the rollout, and converted to ATIF."""
+    """Trajectory file that the program of `Command` writes. It is kept with the rollout and converted to ATIF."""
 
     mcp_servers: Annotated[list[McpServer], Field(max_length=16)] = []
-    """Servers whose tools stand beside `tools`. Needs `pip install 'agent-rollouts[mcp]'` where the runner is."""
+    """Servers whose tools are added to `tools`. Needs `pip install 'agent-rollouts[mcp]'` in the runner's environment.
+    """
     context: ContextLimit | None = None
-    """Keeps the conversation short; each cut begins a new branch. The server's own limit ends a rollout without it."""
+    """Limits the length of the conversation. Each cut begins a new branch. Without it, the server's own limit ends the
+    rollout.
+    """
 
     @property
     def is_command(self) -> bool:
-        """A program in the sandbox is the agent."""
+        """Whether the agent is a program in the sandbox."""
         return self.type == COMMAND_AGENT
 
     @model_validator(mode="after")
@@ -143,15 +149,15 @@ class Agent(ApiModel):
                 "command, which begins with the name of a program, is needed for type Command, and for no other type"
             )
         if self.install and not self.is_command:
-            raise ValueError("install is for type Command; what a task needs is brought by its setup")
+            raise ValueError("install is only for type Command; use the task's setup instead")
         if len({server.name for server in self.mcp_servers}) < len(self.mcp_servers):
             raise ValueError("mcpServers: two have the same name; their tools could not be told apart")
         if self.context is not None and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
-            raise ValueError(f"context is not for type {self.type}, which holds no conversation of ours; leave it out")
+            raise ValueError(f"context is not for type {self.type}, whose conversation is not managed here; remove it")
         if self.mcp_servers and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
-            raise ValueError(f"mcpServers is not for type {self.type}, which calls no tools of ours; leave it out")
+            raise ValueError(f"mcpServers is not for type {self.type}, which does not call our tools; remove it")
         if self.trajectory and not self.is_command:
-            raise ValueError("trajectory is for type Command; what any other agent does is recorded as it is")
+            raise ValueError("trajectory is only for type Command; other agents are always recorded")
         if self.is_command and self.system_prompt is not None:
             raise ValueError("systemPrompt is not for type Command, whose program has its own; leave it out")
         return self
@@ -161,51 +167,56 @@ class Verifier(ApiModel):
     """How all tasks are graded."""
 
     mode: VerifierMode | None = None
-    """Where the grading runs, whatever a task says; left out: where the task says, else `Separate`."""
+    """Where the grading runs, overriding tasks. Left out: where the task says, else `Separate`."""
     artifacts: Annotated[list[Path], Field(min_length=1, max_length=64)] = ["."]
-    """What is carried from the agent's workspace to the grading one: paths in the working directory; `*` is any text."""
+    """Paths to carry from the agent's workspace to the grading workspace, relative to the working directory; `*` is any
+    text.
+    """
     artifacts_limit: Quantity = "1Gi"
-    """Most bytes of artifacts; a rollout over it is Completed with ResourceLimit."""
+    """Most bytes of artifacts. A rollout beyond it is Completed with ResourceLimit."""
     reward: RewardRule = RewardRule.FRACTION
-    """How the verdicts become a reward."""
+    """How verdicts are converted into a reward."""
 
 
 class Attempts(ApiModel):
-    """New tries after infrastructure failures; what the policy caused is never tried again."""
+    """Retries after infrastructure failures. Failures that the policy caused are never retried."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 3
-    """Attempts of one rollout."""
+    """Most attempts of one rollout."""
     backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 1
-    """Before the second attempt; doubles from then on, with jitter."""
+    """Seconds before the second attempt; doubled for each further one, with jitter."""
 
 
 class Completion(ApiModel):
-    """When a group, and the job, is done."""
+    """When a group, and the job, is complete."""
 
     min_completed_per_group: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Completed members that make a group complete; all of them when left out."""
     cancel_stragglers: bool = False
-    """Cancel the members that still run when their group is complete."""
+    """Cancel members that still run when their group is complete."""
     max_infra_failure_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Abort the job when more of its ended rollouts are lost to infrastructure; judged from 20 ended ones on."""
+    """Abort the job when more than this fraction of its ended rollouts is lost to infrastructure; judged after 20 ended
+    rollouts.
+    """
 
 
 class Runners(ApiModel):
     """The processes that drive the agents."""
 
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
-    """Runner pods; groups are sharded among them. A laptop has one."""
+    """Runner pods, among which groups are sharded. A laptop has one."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Rollouts that one runner works on at once."""
+    """Rollouts that one runner works on concurrently."""
     image: ShortText | None = None
-    """Image of the runner pods, with your own agents, tools and plugins in it."""
+    """Image of the runner pods, including your own agents, tools and plugins."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of the runner pods, for workload identity."""
     image_pull_secrets: Annotated[list[ObjectName], Field(max_length=16)] = []
     """Pull secrets of the runner pods."""
     pod_template: dict[str, Any] | None = None
-    """Merged over the runner pods: limits of container `runner`, tolerations, nodeSelector, affinity, priorityClassName and
-    the like. The same fields are refused as in a sandbox's template."""
+    """Merged into the runner pods: limits of container `runner`, tolerations, nodeSelector, affinity, priorityClassName
+    and the like. The fields that a sandbox's template may not have are refused here too.
+    """
 
 
 class PluginUse(ApiModel):
@@ -214,7 +225,7 @@ class PluginUse(ApiModel):
     name: ExtensionName
     """`PerformanceStop`, `TrajectoryAnalysis`, `SafetyFilter`, an entry point, or module:Class."""
     config: dict[str, Any] = {}
-    """Its options; `rolloutctl plugins NAME` lists them."""
+    """Time limit of one hook call. A plugin that exceeds it has failed."""
     timeout_seconds: Seconds = 60
     """Time that one call of one of its hooks may take; over it the plugin has failed."""
 
@@ -223,7 +234,7 @@ _DISTINCT_PLUGINS = distinct("name", "{} is given twice; results are kept by nam
 
 
 class Output(ApiModel):
-    """Where results and trajectories go."""
+    """Destination of results and trajectories."""
 
     uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
     """`s3://`, `gs://`, `az://` with a prefix, or a local folder."""
@@ -243,54 +254,55 @@ FINISHED_JOB_SECONDS = 7 * 24 * 3600
 """How long a finished job stays in the cluster by default."""
 
 MUTABLE_FIELDS = ("suspend", "ttlSecondsAfterFinished")
-"""Fields of a job's spec that may change while it runs: they say nothing about its results."""
+"""Fields of a job's spec that may change while it runs, because they do not affect its results."""
 
 
 class RolloutJobSpec(ApiModel):
-    """What is asked for."""
+    """Desired state of a RolloutJob."""
 
     mode: Mode = Mode.TRAIN
-    """What the rollouts are for."""
+    """Purpose of the rollouts."""
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Seed of everything random; member m of a group samples with a seed derived from it."""
+    """Seed of all randomness. Member m of a group samples with a seed derived from it."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 1
     """Rollouts of each task."""
     tasks: Tasks
-    """What is worked on."""
+    """The tasks of the job."""
     model: ModelSpec | None = None
-    """What answers; left out only for the agents that need none."""
+    """The model that the agents call. Optional only for agents that need none."""
     sampling: Sampling = Sampling()
-    """How the model samples."""
+    """Sampling parameters."""
     agent: Agent = Agent()
-    """Who works on the tasks."""
+    """The agent that works on the tasks."""
     sandbox: SandboxTemplate = SandboxTemplate()
-    """Where the tools run."""
+    """The sandbox in which tools run."""
     verifier: Verifier = Verifier()
     """How results are graded."""
     attempts: Attempts = Attempts()
-    """New tries after infrastructure failures."""
+    """Retries after infrastructure failures."""
     completion: Completion = Completion()
-    """When a group is done."""
+    """When a group is complete."""
     runners: Runners = Runners()
     """The processes that drive the agents."""
     output: Output
-    """Where results go."""
+    """Destination of results and trajectories."""
     security: Security = Security.STANDARD
-    """What `sandbox.podTemplate` may change of the sandbox pods."""
+    """Which parts of the sandbox pods `sandbox.podTemplate` may change."""
     suspend: bool = False
-    """Stop the runners after their running turns and give all sandboxes back; `false` again goes on. In a cluster only."""
+    """Stop the runners after their running turns and delete all sandboxes; `false` resumes. Only in a cluster."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=-1, le=2**31 - 1)] = FINISHED_JOB_SECONDS
-    """Delete the job so long after its end; results stay in storage. -1 keeps the job until somebody deletes it. In a
-    cluster only."""
+    """Delete the job this long after its end; results remain in storage. -1 keeps the job until it is deleted by hand.
+    Only in a cluster.
+    """
     plugins: Annotated[list[PluginUse], Field(max_length=32), _DISTINCT_PLUGINS] = []
-    """Code of yours that is called around groups, rollouts, tool calls and verifier commands, in this order."""
+    """Your code that is called around groups, rollouts, tool calls and verifier commands, in this order."""
     reward: RewardNormalization | None = None
-    """How rewards become advantages in results and exports; none are computed when left out."""
+    """How advantages are computed from rewards, for results and exports; none are computed when left out."""
 
     @model_validator(mode="before")
     @classmethod
     def _a_branch_sizes_its_group(cls, value: Any) -> Any:
-        """`count` of `tasks.branch` is the groups' size, which need not be given twice; an API server fills in 1."""
+        """Set the group size from `count` of `tasks.branch`, unless it is given too; an API server fills in 1."""
         branch = (
             value.get("tasks", {}).get("branch")
             if isinstance(value, dict) and isinstance(value.get("tasks"), dict)
@@ -314,7 +326,7 @@ class RolloutJobSpec(ApiModel):
                 f"completion.minCompletedPerGroup is {minimum}, more than groupSize {self.group_size}; lower it"
             )
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
-            raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
+            raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop need none")
         if self.calls_tools and self.model and self.model.server and self.model.server.tool_call_parser is None:
             raise ValueError(
                 f"model.server.toolCallParser is missing: agent {self.agent.type} calls tools, and vLLM finds calls in "
@@ -322,7 +334,7 @@ class RolloutJobSpec(ApiModel):
             )
         if self.agent.is_command and self.tasks.environments:
             raise ValueError(
-                "agent.type Command runs a program in a sandbox, and tasks.environments have to be acted in: use "
+                "agent.type Command runs a program in a sandbox, which cannot act in tasks.environments: use "
                 "Environment (text), ToolCalling (the tool act), or an agent of your own"
             )
         if self.agent.type == "Oracle" and self.tasks.inline:
@@ -342,10 +354,10 @@ class RolloutJobSpec(ApiModel):
             )
 
     def verifier_of(self, task: Task) -> Verifier:
-        """How one task is graded: the job's rules, with what the task itself says in their place."""
+        """Return how one task is graded: the job's rules, overridden by the task's."""
         own = task.verifier
         mode = self.verifier.mode or (own and own.mode) or VerifierMode.SEPARATE
-        # What a step leaves behind is where the next one begins, so it is graded there.
+        # The next step starts from the state that a step leaves, so it is graded there.
         changes: dict[str, Any] = {"mode": VerifierMode.SHARED if task.steps else mode}
         if own is not None and own.reward is not None:
             changes["reward"] = own.reward
@@ -353,23 +365,23 @@ class RolloutJobSpec(ApiModel):
 
     @property
     def calls_tools(self) -> bool:
-        """Whether a built-in agent calls tools by the model's own means."""
+        """Whether a built-in agent uses the model's native tool calls."""
         offered = self.agent.tools or self.agent.mcp_servers or self.tasks.environments
         return self.agent.type in TOOL_CALLING_AGENTS and bool(offered)
 
     @property
     def per_sandbox(self) -> int:
-        """Workspaces of one sandbox at once."""
+        """Return how many workspaces one sandbox hosts at once."""
         return self.sandbox.workspaces.per_sandbox or self.group_size
 
     @property
     def min_completed(self) -> int:
-        """Completed members that make a group complete."""
+        """Return how many completed members make a group complete."""
         return self.completion.min_completed_per_group or self.group_size
 
 
 class RunnerState(StrEnum):
-    """`Running`: working. `Draining`: ending soon. `Completed`: the shard is done. `Aborted`: the shard failed."""
+    """`Running`: working. `Draining`: ending soon. `Completed`: the shard is complete. `Aborted`: the shard failed."""
 
     RUNNING = "Running"
     DRAINING = "Draining"
@@ -378,16 +390,16 @@ class RunnerState(StrEnum):
 
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
-"""Far more than a job can have. The sum over its runners fits into the 64 bits that the API server takes."""
+"""Far more than a job can have. The sum over its runners fits into the API server's 64 bits."""
 
 
 class RunnerReport(ApiModel):
     """What one runner reports of its shard."""
 
     index: Annotated[int, Field(ge=0, le=255)]
-    """The runner."""
+    """Index of the runner."""
     state: RunnerState = RunnerState.RUNNING
-    """How far it is; `Completed` and `Aborted` are its verdict on its shard."""
+    """Progress of the runner. `Completed` and `Aborted` are final for its shard."""
     message: Annotated[str, StringConstraints(max_length=4096)] = ""
     """Why it was aborted, or what it waits for."""
     total: Count | None = None
@@ -395,9 +407,9 @@ class RunnerReport(ApiModel):
     sealed: Count = 0
     """Rollouts that are sealed."""
     running: Count = 0
-    """Rollouts at work."""
+    """Running rollouts."""
     sealed_indexes: Annotated[str, StringConstraints(max_length=4096)] | None = None
-    """Which ones are sealed, as intervals in the shard's own numbering (`0-14,17`); left out where it gets too long."""
+    """Indexes of sealed rollouts as intervals in the shard's own numbering (`0-14,17`); left out if too long."""
     outcomes: Annotated[dict[Outcome, Count], Field(max_length=16)] = {}
     """Sealed rollouts by outcome."""
     reward_sum: float = 0
@@ -405,13 +417,13 @@ class RunnerReport(ApiModel):
     rewarded: Count = 0
     """Rollouts with a reward."""
     token_forks: Count = 0
-    """Times that a prompt's token ids did not extend those before it although the messages did, in its sealed rollouts."""
+    """Prompts in its sealed rollouts whose token ids did not extend the previous ones although the messages did."""
     policy_update: Annotated[int, Field(ge=0)] | None = None
-    """Update of its ModelServer's policy up to which it has settled which version each token has."""
+    """Latest update of its ModelServer's policy for which the policy version of every token is settled."""
 
 
 class Restarts(ApiModel):
-    """Runner pods that failed, and the seals there were when progress was last seen."""
+    """Failed runner pods, and the number of seals when progress was last observed."""
 
     failed_pods: Annotated[int, Field(ge=0)] = 0
     """Failed runner pods at that moment."""
@@ -420,14 +432,14 @@ class Restarts(ApiModel):
 
 
 class RolloutJobStatus(ApiModel):
-    """What has been seen."""
+    """Observed state of a RolloutJob."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
     """Ready, Progressing, Succeeded, Failed, Suspended, Invalid."""
     total: Annotated[int, Field(ge=0)] | None = None
-    """Rollouts in all; unknown while a stream is open."""
+    """Number of rollouts; unknown while a stream is open."""
     sealed: Annotated[int, Field(ge=0)] | None = None
     """Rollouts that are sealed."""
     outcomes: Annotated[dict[Outcome, Annotated[int, Field(ge=0)]], Field(max_length=16)] | None = None
@@ -435,9 +447,9 @@ class RolloutJobStatus(ApiModel):
     mean_reward: float | None = None
     """Mean over the rollouts that have a reward."""
     token_forks: Annotated[int, Field(ge=0)] | None = None
-    """Times that a prompt's token ids did not extend those before it although the messages did."""
+    """Prompts whose token ids did not extend the previous ones although the messages did."""
     restarts: Restarts | None = None
-    """When progress was last seen: ten failed runner pods after it fail the job."""
+    """Counters of the last observed progress. Ten failed runner pods after it fail the job."""
     result_uri: Annotated[Annotated[str, StringConstraints(max_length=2048)] | None, Field(alias="resultURI")] = None
     """Folder of the results."""
 
@@ -449,17 +461,19 @@ class RolloutJob(ApiModel):
     kind: Literal["RolloutJob"]
     metadata: Metadata
     spec: RolloutJobSpec
-    """What is asked for."""
+    """Desired state."""
     status: RolloutJobStatus | None = None
-    """What has been seen."""
+    """Observed state."""
 
 
 class RolloutShard(ApiModel):
-    """One runner's part of a RolloutJob. The operator creates it, its runner reports in it, the job's status sums it up."""
+    """One runner's part of a RolloutJob. The operator creates it, its runner reports in it, and the job's status has
+    the sum.
+    """
 
     api_version: Literal["rollout.dev/v1alpha1"]
     kind: Literal["RolloutShard"]
     metadata: dict[str, Any]
-    """As the operator writes it: the name is longer than that of the job."""
+    """Metadata as the operator writes it. The name is longer than that of the job."""
     status: RunnerReport | None = None
     """The runner's report."""

@@ -10,12 +10,13 @@ from rollout_api.conditions import Condition, Metadata
 from rollout_api.selectors import LabelSelector
 
 WORKING_DIR = "/workspace"
-"""Where commands start when neither the manifest nor the image says."""
+"""Working directory if neither the manifest nor the image sets one."""
 
 
 class Provider(StrEnum):
-    """`Local`: processes of this machine. `Container`: Docker or Podman. `Kodo`: the kodo package. `Cluster`: Sandboxes of a
-    cluster; inside a cluster always this."""
+    """`Local`: processes of this machine. `Container`: Docker or Podman. `Kodo`: the kodo package. `Cluster`: Sandboxes
+    of a cluster, which runner pods always use.
+    """
 
     LOCAL = "Local"
     CONTAINER = "Container"
@@ -24,7 +25,9 @@ class Provider(StrEnum):
 
 
 class WorkspaceMode(StrEnum):
-    """`Overlay`: many isolated workspaces in one sandbox. `Plain`: one, on the sandbox's own root. `Auto` tries."""
+    """`Overlay`: many isolated workspaces in one sandbox. `Plain`: one, on the sandbox's own root. `Auto`: Overlay if
+    possible.
+    """
 
     AUTO = "Auto"
     OVERLAY = "Overlay"
@@ -41,25 +44,25 @@ class EnvVar(ApiModel):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """Name of the variable."""
     value: Annotated[str, StringConstraints(max_length=32_768)] = ""
-    """Its value, taken literally."""
+    """Its literal value."""
 
 
 DISTINCT_VARIABLES = distinct("name", "{} is set twice; keep one of them")
 
 
 class Resources(ApiModel):
-    """What one workspace may use. A sandbox of N workspaces asks for N times cpu, memory and disk."""
+    """Limits of one workspace. A sandbox of N workspaces requests N times cpu, memory and disk."""
 
     cpu: Quantity | None = None
     """Cores, such as `500m` or `2`."""
     memory: Quantity | None = None
-    """Memory, such as `512Mi`. A workspace over it is ended before its sandbox's own limit is hit."""
+    """Memory, such as `512Mi`. A workspace that exceeds it is ended before its sandbox's own limit is reached."""
     disk: Quantity | None = None
     """Bytes that may be written, such as `2Gi`."""
     processes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Processes and threads that may live at once."""
+    """Most processes and threads at once."""
     file_size: Quantity | None = None
-    """The largest single file."""
+    """Size limit of a single file."""
 
 
 # RFC 1123 host name or IPv4 address, or a bracketed IPv6 address; then a port.
@@ -74,11 +77,11 @@ HostPort = Annotated[
 NetworkAccess = (
     Literal["None", "Public"] | Annotated[list[HostPort], Field(min_length=1, max_length=256, fail_fast=True)]
 )
-"""`None`; `Public` (no private, link-local or cluster address); or the host:port pairs that may be reached."""
+"""`None`; `Public` (no private, link-local or cluster address); or a list of reachable host:port pairs."""
 
 
 class Network(ApiModel):
-    """What a workspace may reach, by phase."""
+    """Destinations that a workspace may reach, by phase."""
 
     setup: NetworkAccess = "None"
     """While the task's files and setup commands run: `None`; `Public`, the open internet alone; or a list of `host:port`."""
@@ -92,50 +95,51 @@ class Workspaces(ApiModel):
     """How many workspaces a sandbox hosts and how they are made."""
 
     mode: WorkspaceMode = WorkspaceMode.AUTO
-    """`Auto` takes `Overlay` where the platform can, else `Plain`, with the reason."""
+    """`Auto` uses `Overlay` if the platform supports it, else `Plain`, and reports the reason."""
     per_sandbox: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Workspaces of one sandbox at once; `groupSize` when left out."""
 
 
 class Security(StrEnum):
-    """`Standard`: a pod template cannot lend rights. `Privileged`: it can, in the namespaces that the chart lists."""
+    """`Standard`: a pod template cannot grant rights. `Privileged`: it can, in the namespaces that the chart lists."""
 
     STANDARD = "Standard"
     PRIVILEGED = "Privileged"
 
 
 class SandboxBase(ApiModel):
-    """What a sandbox is, whoever asks for it."""
+    """Fields of every sandbox, of a job or created by hand."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """The task's own root file system: the name of a container image, or for the `Local` provider also a path."""
+    """The task's root file system: the name of a container image, or for the `Local` provider also a path."""
     working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
-    """Folder in which commands start and files are placed; made when missing. Left out: on a laptop the image's own, if it
-    names one, else `/workspace`."""
+    """Folder in which commands start and files are placed; created if missing. Left out: on a laptop the image's own,
+    if it names one, else `/workspace`.
+    """
     user: UserName | None = None
     """User of all commands: a name, a uid or uid:gid. The image's own user when left out."""
     env: Annotated[list[EnvVar], Field(max_length=256), DISTINCT_VARIABLES] = []
     """Environment of all commands."""
     resources: Resources = Resources()
-    """Bounds of one workspace."""
+    """Limits of one workspace."""
     network: Network = Network()
-    """What a workspace may reach, by phase."""
+    """Destinations that a workspace may reach, by phase."""
     start_seconds: Seconds = 600
-    """Time from asking for a sandbox to its being ready; after it the attempt fails as infrastructure."""
+    """Time limit for a sandbox to become ready. Beyond it, the attempt fails as infrastructure."""
     idle_seconds: Seconds = 900
-    """A sandbox to which no runner has spoken for so long ends itself."""
+    """Time without requests from a runner after which a sandbox ends itself."""
     lifetime_seconds: Seconds = 86_400
-    """Hard end of a sandbox's life."""
+    """Longest lifetime of a sandbox."""
     runtime_class_name: ObjectName | None = None
     """Kubernetes RuntimeClass of sandbox pods, such as gvisor."""
     pod_template: dict[str, Any] | None = None
-    """Merged over the pod that the operator builds, containers by name. What would lend rights is refused."""
+    """Merged into the pod that the operator builds, containers by name. Fields that would grant rights are refused."""
     workspaces: Workspaces = Workspaces()
-    """How workspaces are made and packed."""
+    """How workspaces are created and packed into sandboxes."""
 
 
 class KodoBackend(StrEnum):
-    """What the kodo package starts containers with."""
+    """Container backend of the kodo package."""
 
     DOCKER = "Docker"
     KUBERNETES = "Kubernetes"
@@ -149,27 +153,28 @@ class Kodo(ApiModel):
     namespace: ObjectName = "default"
     """Namespace of the pods."""
     node_selector: Annotated[dict[str, Annotated[str, StringConstraints(max_length=63)]], Field(max_length=64)] = {}
-    """Labels of the nodes that pods may run on."""
+    """Labels of the nodes on which pods may run."""
 
 
 class SandboxTemplate(SandboxBase):
-    """The sandbox that every task of a job gets."""
+    """The sandbox of every task of a job."""
 
     provider: Provider = Provider.LOCAL
-    """Where sandboxes come from when the job runs outside a cluster."""
+    """Source of sandboxes when the job runs outside a cluster."""
     snapshot_every_turns: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Store a snapshot of the workspace after every so many turns, for `tasks.branch` to start from; none when left out."""
+    """Store a snapshot of the workspace every this many turns, for `tasks.branch` to start from; none when left out."""
     snapshot_paths: Annotated[list[AbsolutePath], Field(max_length=64)] = []
-    """Folders that a `Plain` workspace's snapshots keep beside the working directory. In `Overlay` they have all that was
-    changed."""
+    """Folders that snapshots of a `Plain` workspace include besides the working directory. In `Overlay` they include
+    all changes.
+    """
     snapshot_limit: Quantity = "10Gi"
-    """Most bytes of one layer of a snapshot; over it, that snapshot is not taken."""
+    """Most bytes of one layer of a snapshot. A larger snapshot is skipped."""
     kodo: Kodo = Kodo()
-    """How the kodo package starts containers, where `provider` is `Kodo`."""
+    """Settings of the kodo package, for provider `Kodo`."""
 
 
 class SandboxOverrides(ApiModel):
-    """What a single task changes of `spec.sandbox`; a field left out keeps the job's value."""
+    """Changes of a single task to `spec.sandbox`. A field left out keeps the job's value."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Container image."""
@@ -178,14 +183,14 @@ class SandboxOverrides(ApiModel):
     user: UserName | None = None
     """User of all commands."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
-    """Added to the job's; the same name replaces it."""
+    """Variables added to the job's. An equal name replaces the job's."""
     resources: Resources | None = None
-    """Bounds of one workspace, all of them."""
+    """Limits of one workspace, which replace the job's as a whole."""
     network: Network | None = None
-    """What a workspace may reach, all phases."""
+    """Destinations by phase, which replace the job's as a whole."""
 
     def apply(self, template: SandboxTemplate) -> SandboxTemplate:
-        """The job's template with this task's changes."""
+        """Return the job's template with this task's changes."""
         names = {variable.name for variable in self.env}
         changes: dict[str, Any] = {
             field: value
@@ -198,47 +203,49 @@ class SandboxOverrides(ApiModel):
 
 
 class WhenFinished(StrEnum):
-    """What becomes of a Sandbox that has ended."""
+    """What happens to a Sandbox that has ended."""
 
     DELETE = "Delete"
     RETAIN = "Retain"
 
 
 class SandboxSpec(SandboxBase):
-    """A Sandbox that is asked for, by a runner or by hand."""
+    """Desired state of a Sandbox that a runner or a person creates."""
 
     clients: LabelSelector | None = None
-    """Selector of the pods that may reach a Sandbox without an owning job; a job's own runners reach its Sandboxes."""
+    """Selector of the pods that may connect to a Sandbox without an owning job. A job's own runners may connect to its
+    Sandboxes.
+    """
     security: Security = Security.STANDARD
-    """What its pod template may change; a job's Sandboxes take it from their RolloutJob."""
+    """What its pod template may change. A job's Sandboxes inherit it from their RolloutJob."""
     when_finished: WhenFinished = WhenFinished.DELETE
-    """`Delete` removes the Sandbox and its pod soon after it has ended; `Retain` keeps the Sandbox, to be read."""
+    """`Delete` removes the Sandbox and its pod soon after it has ended; `Retain` keeps the Sandbox for inspection."""
 
 
 class SandboxPlaces(ApiModel):
     """Workspaces that the sandbox can host. Only its executor knows how many are free."""
 
     total: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Workspaces at once."""
+    """Most workspaces at once."""
 
 
 class SandboxStatus(ApiModel):
-    """What the operator has seen."""
+    """Observed state of a Sandbox."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
     """Scheduled, ImagePulled, Overlay, Ready, Finished."""
     pod_name: Annotated[str, StringConstraints(max_length=253)] | None = None
-    """The pod."""
+    """Name of the pod."""
     pod_ip: Annotated[Annotated[str, StringConstraints(max_length=64)] | None, Field(alias="podIP")] = None
-    """Its address."""
+    """Address of the pod."""
     node_name: Annotated[str, StringConstraints(max_length=253)] | None = None
-    """Its node."""
+    """Node of the pod."""
     mode: WorkspaceMode | None = None
-    """How workspaces are made here."""
+    """Workspace mode of the pod."""
     places: SandboxPlaces | None = None
-    """How many workspaces it hosts."""
+    """Number of workspaces that it hosts."""
 
 
 class Sandbox(ApiModel):
@@ -248,6 +255,6 @@ class Sandbox(ApiModel):
     kind: Literal["Sandbox"] = "Sandbox"
     metadata: Metadata
     spec: SandboxSpec
-    """What is asked for."""
+    """Desired state."""
     status: SandboxStatus | None = None
-    """What is there."""
+    """Observed state."""

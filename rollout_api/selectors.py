@@ -1,4 +1,4 @@
-"""Label selectors in the form of Kubernetes' own."""
+"""Label selectors in Kubernetes' format."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Self
@@ -13,7 +13,9 @@ LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_NAME})?$", max_leng
 
 
 class SelectorOperator(StrEnum):
-    """`In`, `NotIn`: the value is one, or none, of `values`. `Exists`, `DoesNotExist`: the label is present, or not."""
+    """`In`, `NotIn`: the label's value is, or is not, one of `values`. `Exists`, `DoesNotExist`: the label is present,
+    or absent.
+    """
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -27,7 +29,7 @@ class LabelRequirement(ApiModel):
     key: LabelKey
     """Key of the label."""
     operator: SelectorOperator
-    """How the label is compared."""
+    """Comparison of the label."""
     values: Annotated[list[LabelValue], Field(max_length=64)] = []
     """For In and NotIn: the values, at least one."""
 
@@ -39,7 +41,7 @@ class LabelRequirement(ApiModel):
 
 
 class LabelSelector(ApiModel):
-    """Objects whose labels fulfil all conditions; an empty selector selects all."""
+    """Selects objects whose labels meet all conditions. An empty selector selects all."""
 
     match_labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
     """Labels that must have these values."""
@@ -47,7 +49,7 @@ class LabelSelector(ApiModel):
     """Further conditions on labels."""
 
     def wire(self) -> dict[str, Any]:
-        """The JSON form, with the fields that were given."""
+        """Return the JSON form with the fields that were set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 

@@ -1,4 +1,4 @@
-"""What a job works on: tasks, and where they come from."""
+"""The tasks of a job, and their sources."""
 
 import base64
 from enum import StrEnum
@@ -11,13 +11,13 @@ from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
 from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName
 
 INLINE_TASKS_BYTES = 200 * 1024
-"""Most bytes that inline tasks may take: etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
+"""Most bytes of inline tasks. etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
 
 FILE_CHARACTERS = 90_000_000
-"""Longest base64 of one file: 64 MiB. Files of a task folder are held in memory, and are sent in one request."""
+"""Longest base64 of one file: 64 MiB. Files of a task folder are held in memory and sent in one request."""
 
 TASK_FILES = 1024
-"""Most files of one kind that a task brings: each is a request. What needs more belongs into the image."""
+"""Most files of one kind in a task, because each takes one request. Larger sets belong in the image."""
 
 
 def _without_parents(path: str) -> str:
@@ -27,14 +27,14 @@ def _without_parents(path: str) -> str:
 
 
 class TaskFile(ApiModel):
-    """A file put into the workspace."""
+    """A file that is written into the workspace."""
 
     path: Path
-    """Where, relative to the working directory, or absolute."""
+    """Path, absolute or relative to the working directory."""
     content: LongText | None = None
-    """Its text."""
+    """Contents as text."""
     content_base64: Annotated[str, StringConstraints(max_length=FILE_CHARACTERS)] | None = None
-    """Its bytes, base64. Exactly one of `content` and `contentBase64`."""
+    """Contents as base64. Exactly one of `content` and `contentBase64`."""
     mode: Annotated[str, StringConstraints(pattern=r"^0?[0-7]{3}$", max_length=4)] = "644"
     """Permission bits, octal."""
 
@@ -59,14 +59,14 @@ class TaskFile(ApiModel):
         return text
 
     def data(self) -> bytes:
-        """Its bytes."""
+        """Return the contents as bytes."""
         if self.content is not None:
             return self.content.encode()
         return base64.b64decode(self.content_base64 or "")
 
 
 class VerifierKind(StrEnum):
-    """How a verdict is read.
+    """How a verdict is determined.
 
     `commands`: exit codes. `pytest`, `junit`: every test must be reported as passed. `rewardFile`: a file it writes.
     """
@@ -78,14 +78,16 @@ class VerifierKind(StrEnum):
 
 
 class VerifierMode(StrEnum):
-    """`Separate`: graded in a new workspace that gets only the artifacts. `Shared`: in the agent's own, forgeable."""
+    """`Separate`: graded in a new workspace that gets only the artifacts. `Shared`: graded in the agent's workspace,
+    forgeable.
+    """
 
     SEPARATE = "Separate"
     SHARED = "Shared"
 
 
 class RewardRule(StrEnum):
-    """`Fraction` of the commands or tests that passed; `AllOrNothing`: 1 when all did, else 0."""
+    """`Fraction`: share of the commands or tests that passed. `AllOrNothing`: 1 if all passed, else 0."""
 
     FRACTION = "Fraction"
     ALL_OR_NOTHING = "AllOrNothing"
@@ -95,39 +97,41 @@ class TaskVerifier(ApiModel):
     """How the result of a task is graded."""
 
     kind: VerifierKind = VerifierKind.COMMANDS
-    """How a verdict is read: by exit codes, by reported tests, or from a reward file."""
+    """How a verdict is determined: by exit codes, by reported tests, or from a reward file."""
     files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
-    """Hidden files, brought in only to grade; they replace what stands at their path."""
+    """Hidden files, present only during grading. They replace existing files at their paths."""
     commands: Annotated[list[Command], Field(min_length=1, max_length=256)]
-    """Run one after another in the working directory."""
+    """Commands, run in order in the working directory."""
     tests: Annotated[list[ShortText], Field(max_length=10_000)] = []
     """Tests that must be reported as passed (`file::test`); every reported test when left out."""
     report: Path | None = None
-    """`junit`: the report that the commands write, relative to the working directory."""
+    """For `junit`: the report that the commands write, relative to the working directory."""
     collect: Annotated[list[Command], Field(max_length=64)] = []
-    """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
+    """Commands run in the agent's workspace after it has ended, before its artifacts are taken; for mode Separate."""
     artifacts: Annotated[list[Path], Field(max_length=256)] = []
-    """Files and folders that alone go to the same places of the grading, over `spec.verifier.artifacts`. Relative to the
-    working directory, or absolute."""
+    """Files and folders carried to the same paths of the grading workspace, instead of `spec.verifier.artifacts`.
+    Absolute, or relative to the working directory.
+    """
     reward: RewardRule | None = None
-    """How the verdicts become a reward, instead of `spec.verifier.reward`."""
+    """How verdicts are converted into a reward, instead of `spec.verifier.reward`."""
     mode: VerifierMode | None = None
-    """Where this task is graded when `spec.verifier.mode` is left out; `Separate` when both are."""
+    """Where this task is graded if `spec.verifier.mode` is left out; `Separate` if both are."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
-    """Added to the environment of the verifier's commands alone."""
+    """Variables added to the environment of the verifier's commands alone."""
     user: UserName | None = None
-    """User of the verifier's commands; that of all others when left out."""
+    """User of the verifier's commands; the sandbox's user when left out."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Image of the workspace that grades, for mode Separate; the task's own when left out."""
+    """Image of the grading workspace, for mode Separate; the task's own when left out."""
     isolated: bool = False
-    """The task's author states that nothing which the verifier's user runs or loads comes from the agent. Every verdict is
-    forgeable without it (docs/verification.md)."""
+    """The task's author states that nothing which the verifier's user runs or loads comes from the agent. Without this,
+    every verdict is forgeable (docs/verification.md).
+    """
 
     @field_validator("artifacts")
     @classmethod
     def _artifacts_are_below_the_root(cls, paths: list[str]) -> list[str]:
         if any(not path.strip("/.") and path.startswith("/") for path in paths):
-            raise ValueError("the root folder cannot be carried; name what is in it")
+            raise ValueError("the root folder cannot be carried; list files or folders in it")
         return [_without_parents(path) for path in paths]
 
     @model_validator(mode="after")
@@ -140,42 +144,44 @@ class TaskVerifier(ApiModel):
 
 
 class Timeouts(ApiModel):
-    """Seconds that the parts of a rollout may take. Sandbox boot counts for none of them."""
+    """Time limits of the parts of a rollout, in seconds. Starting the sandbox counts for none of them."""
 
     setup_seconds: Seconds = 600
-    """All setup commands."""
+    """All setup commands together."""
     agent_seconds: Seconds = 1800
-    """The agent, all turns; over it the rollout is Completed with AgentTimeout."""
+    """The agent, all turns together. A rollout beyond it is Completed with AgentTimeout."""
     command_seconds: Seconds = 120
     """One tool call."""
     verifier_seconds: Seconds = 600
-    """All verifier commands; over it the verdict is a failed one."""
+    """All verifier commands together. Beyond it the verdict is a failure."""
 
 
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=204_800, pattern=r"\S")]
 
 
 class TaskStep(ApiModel):
-    """One step of a task: a prompt of its own, in the workspace as the step before left it, and graded by itself."""
+    """One step of a task, with its own prompt and verifier, in the workspace that the previous step left."""
 
     name: TaskName
-    """Unique in its task."""
+    """Name, unique in its task."""
     prompt: Prompt
-    """What the agent is asked to do in this step; it does not see what was said in the steps before."""
+    """The agent's instructions for this step. It does not see the conversations of earlier steps."""
     files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
-    """Files put in before the step."""
+    """Files written before the step."""
     setup: Annotated[list[Command], Field(max_length=256)] = []
-    """Commands run before the step, with the network of the agent."""
+    """Commands run before the step, with the agent's network."""
     solution: Annotated[list[Command], Field(max_length=256)] = []
-    """What the Oracle agent runs in this step."""
+    """Commands that the Oracle agent runs in this step."""
     solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Files that this solution needs."""
     verifier: TaskVerifier | None = None
     """How the step is graded."""
     min_rewards: Annotated[dict[str, float], Field(max_length=64)] = {}
-    """The rollout ends after this step unless each of these rewards is at least so high; `reward` is the one that counts."""
+    """The rollout ends after this step unless each of these rewards is at least this high; `reward` is the one that
+    counts.
+    """
     verifier_seconds: Seconds | None = None
-    """Time of this step's verifier; `timeouts.verifierSeconds` when left out."""
+    """Time limit of this step's verifier; `timeouts.verifierSeconds` when left out."""
 
     @field_validator("verifier")
     @classmethod
@@ -189,7 +195,7 @@ class TaskStep(ApiModel):
 
 
 class StepReward(StrEnum):
-    """`Mean` over the steps that were taken; `Final`: that of the last one taken."""
+    """`Mean`: mean over the steps that were taken. `Final`: reward of the last step that was taken."""
 
     MEAN = "Mean"
     FINAL = "Final"
@@ -199,63 +205,66 @@ class Task(ApiModel):
     """One problem: prompt, files, setup and verifier."""
 
     name: TaskName
-    """Unique in its job."""
+    """Name, unique in its job."""
     prompt: Prompt
-    """What the agent is asked to do."""
+    """The agent's instructions."""
     files: Annotated[
         list[TaskFile], Field(max_length=TASK_FILES), distinct("path", "{!r} is given twice; keep one of them")
     ] = []
-    """Files in the workspace from the start."""
+    """Files that the workspace has from the start."""
     setup: Annotated[list[Command], Field(max_length=256)] = []
-    """Commands that prepare the workspace, once for a group."""
+    """Commands that prepare the workspace, once for each group."""
     solution: Annotated[list[Command], Field(max_length=256)] = []
-    """Commands that solve the task: what the Oracle agent runs."""
+    """Commands that solve the task, which the Oracle agent runs."""
     verifier: TaskVerifier | None = None
-    """How the result is graded; reward is null without one."""
+    """How the result is graded. Without it, the reward is null."""
     timeouts: Timeouts = Timeouts()
     """Time limits of this task."""
     sandbox: SandboxOverrides = SandboxOverrides()
-    """What this task changes of `spec.sandbox`."""
+    """Changes to `spec.sandbox` for this task."""
     tags: Annotated[list[ShortText], Field(max_length=64)] = []
     """Labels for statistics."""
     environment: TaskEnvironment | None = None
-    """The task is to act in it: its steps give the reward, and `prompt` is told as that of `tasks.environments` is."""
+    """The task is to act in this environment, whose steps give the reward. `prompt` is used like that of
+    `tasks.environments`.
+    """
     solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
-    """Files that the solution needs, put in only for the Oracle agent."""
+    """Files that the solution needs. Only the Oracle agent gets them."""
     steps: Annotated[
         list[TaskStep], Field(max_length=32), distinct("name", "two steps are named {!r}; names must differ")
     ] = []
-    """Steps taken one after another in one workspace, in place of `prompt`, `solution` and `verifier`. Each is graded where
-    it was worked (mode Shared)."""
+    """Steps in one workspace, instead of `prompt`, `solution` and `verifier`. Each is graded in the agent's workspace
+    (mode Shared).
+    """
     step_reward: StepReward = StepReward.MEAN
-    """How the steps' rewards become the rollout's."""
+    """How the steps' rewards are combined."""
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether a workspace has anything to do."""
+        """Whether the task needs a workspace."""
         return self.environment is None or self.environment.run_in is RunIn.SANDBOX
 
     @property
     def is_graded(self) -> bool:
-        """It has a verifier, one of its steps has, or it is an environment."""
+        """Whether it has a verifier, one of its steps has one, or it is an environment."""
         return any((self.verifier, self.environment, *(step.verifier for step in self.steps)))
 
     @property
     def has_solution(self) -> bool:
-        """The Oracle agent can solve it, every step of it."""
+        """Whether the Oracle agent can solve every step of it."""
         return all(step.solution for step in self.steps) if self.steps else bool(self.solution)
 
     @model_validator(mode="after")
     def _environments_grade_themselves(self) -> Self:
         if self.environment is not None and (self.verifier is not None or self.steps):
             raise ValueError(
-                "the reward of an environment is the sum of its steps; leave verifier and steps out, or it"
+                "the reward of an environment is the sum of its steps; remove verifier and steps, or the environment"
             )
         return self
 
 
 class TaskFormat(StrEnum):
-    """Form of a task source.
+    """Format of a task source.
 
     `Rows`: a row is a task, JSONL or Parquet. `Harbor`, `TerminalBench`: folders. `SWEBench`, `R2E`: rows of those sets.
     """
@@ -274,81 +283,87 @@ class TaskSource(ApiModel):
     """Tasks read from a file or folder."""
 
     uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """A file or folder, relative to the manifest or in object storage."""
+    """File or folder, relative to the manifest or in object storage."""
     format: TaskFormat = TaskFormat.ROWS
-    """How it is read."""
+    """Format of the source."""
     limit: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Only the first so many, after `filter` and `shuffleSeed`."""
+    """Use only the first tasks, after `filter` and `shuffleSeed`."""
     columns: Annotated[dict[str, ShortText], Field(max_length=64)] = {}
-    """The column of a field, as `prompt: question`; a field that is not named has the column of its own name."""
+    """Column of each field, as `prompt: question`. Other fields use the column of the same name."""
     filter: Annotated[dict[str, FilterValues], Field(max_length=64)] = {}
-    """Only rows whose column has one of the values; `*`, `?` and `[…]` match as in file names."""
+    """Use only rows whose column has one of the values; `*`, `?` and `[…]` match as in file names."""
     shuffle_seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    """Another order, the same for the same seed; the order of the source when left out."""
+    """Seed of a shuffled order; the order of the source when left out."""
 
 
 class TaskStream(ApiModel):
-    """Groups are submitted while the job runs; closing the stream completes it."""
+    """Groups are submitted while the job runs. Closing the stream completes the job."""
 
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 1024
-    """Groups that may be submitted and not yet finished."""
+    """Most groups that are submitted and not yet finished."""
 
 
 class EnvironmentGroups(TaskEnvironment):
-    """So many groups of one environment; group g of them is reset with `seed` + g."""
+    """A number of groups of one environment. Group g is reset with `seed` + g."""
 
     tag: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$", max_length=180)] | None = None
-    """Label of its results, and the beginning of its tasks' names. Its id when left out."""
+    """Label of its results, and prefix of its tasks' names. Its id when left out."""
     groups: Annotated[int, Field(ge=1, le=10_000_000)] = 1
-    """Tasks, each with a seed of its own."""
+    """Number of tasks, each with its own seed."""
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=204_800, pattern=r"\S")] = ENVIRONMENT_PROMPT
-    """What the model is told: other agents than `Environment` at the first turn, it at each. `{observation}`, `{feedback}`
-    (what was wrong with the last answer), `{turn}` and `{actionsLeft}` are filled in."""
+    """Prompt of the model: agent `Environment` uses it at each turn, other agents at the first. `{observation}`,
+    `{feedback}` (the problem of the last answer), `{turn}` and `{actionsLeft}` are filled in.
+    """
     timeouts: Timeouts = Timeouts()
-    """Time limits: a reset has `setupSeconds`, a step `commandSeconds`. Over them the environment hangs: InfraFailed."""
+    """Time limits: a reset has `setupSeconds`, a step `commandSeconds`. An environment beyond them fails as
+    InfraFailed.
+    """
 
     @property
     def label(self) -> str:
-        """The tag, or what the id makes of one."""
+        """Return the tag, or one derived from the id."""
         return self.tag or self.id.replace("/", "-").replace(":", ".")
 
 
 class TaskBranch(ApiModel):
-    """A group of rollouts that go on from one turn of a recorded one. Task, image and verifier are those of its job."""
+    """A group of rollouts that continue from one turn of a recorded rollout. Task, image and verifier are those of its
+    job.
+    """
 
     job: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """The run: its folder or URI. One that still runs is branched from what is recorded so far."""
+    """Folder or URI of the run. If it still runs, the branch uses what is recorded so far."""
     index: Annotated[int, Field(ge=0)]
-    """The rollout in it."""
+    """Index of the rollout in the run."""
     turn: Annotated[int, Field(ge=0)]
-    """The last turn that is taken over, its tool results included; turns count from 0."""
+    """The last turn to copy, its tool results included; turns count from 0."""
     count: Annotated[int, Field(ge=1, le=1024)]
-    """Rollouts that go on from there: the group's size, equal for all entries."""
+    """Rollouts that continue from the turn. This is the group size, equal for all entries."""
     strict: bool = False
-    """Refuse to go on where a tool call that had to be run again did not give what is recorded."""
+    """Fail if a tool call that had to be run again gives another result than recorded."""
 
 
 TASK_SOURCES = ("inline", "from", "stream", "environments", "branch")
 _DISTINCT_TASKS = distinct("name", "two tasks are named {!r}; names must differ")
-_DISTINCT_TAGS = distinct("label", "two environments have the tag {!r}; give each a tag of its own")
+_DISTINCT_TAGS = distinct("label", "two environments have the tag {!r}; give each a different tag")
 
 
 class Tasks(ApiModel):
-    """Where the tasks come from: exactly one of the fields."""
+    """Source of the tasks: exactly one of the fields."""
 
     inline: Annotated[list[Task], Field(min_length=1, max_length=4096), _DISTINCT_TASKS] | None = None
-    """The tasks themselves, up to 200 KiB in all."""
+    """Tasks in the manifest, up to 200 KiB together."""
     from_: Annotated[TaskSource | None, Field(alias="from")] = None
     """A file or folder of tasks."""
     stream: TaskStream | None = None
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
     image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case, `{digest}` that of
-    what a task's Dockerfile is built from."""
+    """Image of the tasks in `from` that name none. `{name}` is replaced by the task's name in lower case, `{digest}` by
+    the digest of the inputs of its Dockerfile.
+    """
     environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024), _DISTINCT_TAGS] | None = None
     """Environments to act in: a list of kinds, each with a number of groups."""
     branch: Annotated[list[TaskBranch], Field(min_length=1, max_length=4096)] | None = None
-    """Rollouts that go on from a turn of recorded ones."""
+    """Rollouts that continue from a turn of recorded rollouts."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,3 +1,3 @@
-"""The version of all parts: they are released together."""
+"""The version of all packages, which are released together."""
 
 VERSION = "0.1.0"

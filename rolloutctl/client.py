@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.engine.events import Event, GroupFinished
-from agent_runtime.engine.opening import output_uri
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
 from agent_runtime.models.base import Model
+from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
@@ -36,7 +36,7 @@ __all__ = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAbo
 
 
 class RunAborted(Exception):
-    """Too much was lost to infrastructure; the message says how much. What was finished before is recorded."""
+    """Too many rollouts were lost to infrastructure; the message says how many. Finished rollouts are recorded."""
 
 
 class Client:
@@ -66,7 +66,8 @@ class Client:
         tasks: Iterable[Task | Mapping[str, Any]] | None = None,
         new: bool = False,
     ) -> AsyncGenerator[GroupFinished, None]:
-        """The groups of a job, each as soon as all its members have a result; earlier ones of a resumed run first.
+        """Yield the groups of a job, each as soon as all its members have a result; earlier ones of a resumed run
+        first.
 
         `tasks` take the place of the manifest's: any iterable that ends, of Tasks or of their fields as in a manifest. They
         are stored below the job's output, so that the run can be resumed and read like any other.
@@ -81,11 +82,11 @@ class Client:
             if isinstance(event, GroupFinished):
                 finished.put_nowait(event)
 
-        loaded, base_dir = _loaded(job)
+        loaded, base_dir, private = _loaded(job)
         if tasks is not None:
             loaded = await stored_tasks(loaded, tasks, Store.open(output_uri(loaded, base_dir), self._environ))
         work = asyncio.create_task(
-            run_job(loaded, base_dir=base_dir, new=new, observer=observe, stop=stop, **self._settings)
+            run_job(loaded, base_dir=base_dir, private=private, new=new, observer=observe, stop=stop, **self._settings)
         )
         work.add_done_callback(lambda _: finished.put_nowait(None))
         try:
@@ -99,24 +100,25 @@ class Client:
             await asyncio.gather(work, return_exceptions=True)
 
     async def trajectories(self, job: RolloutJob | str | Path) -> AsyncGenerator[Trajectory, None]:
-        """The sealed rollouts of a job's newest run as lists of steps, by index. Raises NoSuchRun, RecordCorrupt."""
-        loaded, base_dir = _loaded(job)
+        """Yield the sealed rollouts of a job's newest run as lists of steps, by index. Raises NoSuchRun, RecordCorrupt."""
+        loaded, base_dir, _ = _loaded(job)
         run = await open_run(Store.open(output_uri(loaded, base_dir), self._environ), loaded.metadata.name)
         for index in run.seals:
             yield await read_trajectory(run, index)
 
     def session(self, job: RolloutJob | str | Path, *, new: bool = False) -> RolloutSession:
-        """An open run of a job with `tasks: {stream: {maxInFlight: N}}`; an async context manager.
+        """Open a run of a job with `tasks: {stream: {maxInFlight: N}}`; an async context manager.
 
         `submit` a task and get its number, iterate over the finished groups, `use_model` for the next policy, `close`
-        when no more tasks come. Under the same name it goes on with what an earlier session left unfinished.
+        when no more tasks come. With the same name it continues what an earlier session left unfinished.
         """
-        loaded, base_dir = _loaded(job)
-        return RolloutSession(loaded, base_dir=base_dir, new=new, **self._settings)
+        loaded, base_dir, private = _loaded(job)
+        return RolloutSession(loaded, base_dir=base_dir, private=private, new=new, **self._settings)
 
 
-def _loaded(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path]:
+def _loaded(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
+    """The job, where its relative paths start, and its file."""
     if isinstance(job, RolloutJob):
-        return job, Path.cwd()
+        return job, Path.cwd(), []
     path = Path(job).resolve()
-    return load_manifest(path), path.parent
+    return load_manifest(path), path.parent, [path]

@@ -1,4 +1,4 @@
-"""A person's own way into a cluster: by kubeconfig, or from within a pod."""
+"""Access to a cluster as the current user: by kubeconfig, or from within a pod."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespac
 
 
 def connect() -> str:
-    """Let the clients of the kubernetes package talk to the person's cluster; the namespace that is theirs there.
+    """Configure the clients of the kubernetes package for the user's cluster. Returns the user's namespace.
 
     Raises CommandError where the package is missing, or no cluster is named.
     """
@@ -32,7 +32,7 @@ def connect() -> str:
 
 
 def refusal(error: Any) -> str:
-    """What an API server says in a `kubernetes.client.ApiException`."""
+    """Return an API server's message from a `kubernetes.client.ApiException`."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

@@ -1,6 +1,6 @@
-"""A job that stays open, fed from outside of its runners: from a trainer in the cluster, or from a laptop.
+"""A stream job, fed from outside its runners: from a trainer in the cluster, or from a laptop.
 
-    stream = await JobStream.open("s3://bucket/jobs/train-0123abcd")
+stream = await JobStream.open("s3://bucket/jobs/train-0123abcd")
     await stream.submit(task, label="step-1")
     async for group in stream.groups():
         ...
@@ -25,26 +25,31 @@ from rolloutctl.errors import CommandError
 from rolloutctl.runs import find_run_folder
 
 POLL_SECONDS = 0.5
-"""Between two looks at the feed: one request a shard each time. A step of training takes minutes."""
+"""Interval between two reads of the feed, one request for each shard. A training step takes minutes."""
 
 
 class JobStream:
-    """The stream of one run. Several clients may submit at once."""
+    """The stream of one run. Several clients may submit concurrently."""
 
     def __init__(self, run: RunFolder) -> None:
         if run.job.spec.tasks.stream is None:
             raise CommandError(
                 f"{run.folder} has a fixed list of tasks, so nothing can be submitted to it",
-                hint="A job that stays open has tasks: {stream: {}}.",
+                hint="An open job has tasks: {stream: {}}.",
             )
         self._store, self._record = run.store, StreamRecord(run.store)
         self._shards = run.job.spec.runners.replicas
+
+    @property
+    def uri(self) -> str:
+        """URI of the recorded run."""
+        return self._store.uri
 
     @classmethod
     async def open(
         cls, reference: str, environ: Mapping[str, str] | None = None, *, patience_seconds: float = 0
     ) -> Self:
-        """The stream of a run: its URI or folder, its manifest, or its name in ./out.
+        """Open the stream of a run by its URI or folder, its manifest, or its name in ./out.
 
         The run is there once its runners have started; they have `patience_seconds` for that. Raises CommandError and
         NoSuchRun after it, CommandError for a job that is not open, StorageError.
@@ -61,18 +66,18 @@ class JobStream:
                 return cls(run)
 
     async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
-        """Hand a task in, or its fields as in a manifest; durable when this returns its number.
+        """Submit a task, or its fields as in a manifest. Returns its number when it is durable.
 
         Raises StreamClosed, ValidationError.
         """
         return await self._record.submit(Task.model_validate(task), label)
 
     async def close(self) -> int:
-        """Say that nothing more comes; the job completes when all groups are done. Returns how many there are."""
+        """Close the stream; the job completes when all groups are finished. Returns the number of groups."""
         return await self._record.close()
 
     async def groups(self, skip: Collection[int] = ()) -> AsyncIterator[FinishedGroup]:
-        """Finished groups, oldest of each runner first; ends when the stream is closed and all are out.
+        """Yield finished groups, the oldest of each runner first, until the stream is closed and all are finished.
 
         `skip` are the numbers that the trainer's own checkpoint has. Raises RunAborted after the last group of a run that
         was given up.
@@ -98,7 +103,8 @@ class JobStream:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def tokens(self, result: Result) -> list[Branch]:
-        """What to train on of a finished rollout, an entry a branch; empty where the model gave no token ids.
+        """Return the training data of a finished rollout, one entry for each branch; empty if the model gave no token
+        ids.
 
         Raises RecordCorrupt.
         """

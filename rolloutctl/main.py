@@ -1,4 +1,4 @@
-"""`rolloutctl`: the command line. One module a command; here they are put together, and errors become messages."""
+"""`rolloutctl`: the command line. Each command has a module; this one combines them and converts errors into messages."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
+from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.ui.console import only_answers_on_stdout, say
 
 DEBUG = "debug"
 
 
 class LogLevel(StrEnum):
-    """From which level on messages of the engine and its libraries are shown."""
+    """Lowest level of shown log messages of the engine and its libraries."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -54,12 +54,12 @@ COMMANDS = [
     "sandbox",
     "stream",
 ]
-# Those that do not stand in a module of their name.
+# Commands that are not in a module of their name.
 ELSEWHERE = {"validate": "check", "proxy-worker": "proxy"}
 
 
 class Commands(TyperGroup):
-    """The commands; an exception is told in a sentence, a traceback only if asked for."""
+    """The command group. It prints exceptions as messages, and tracebacks only on request."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -88,18 +88,20 @@ class Commands(TyperGroup):
             # The reader of a pipe (head, less) has seen enough.
             raise typer.Exit(Exit.OK) from None
         except Exception as error:
+            from rolloutctl.known_errors import as_command_error
+
             known = as_command_error(error)
             if known is None and type(error).__module__.startswith(("click", "typer")):
-                raise  # usage errors and exits, which typer knows how to tell
+                raise  # usage errors and exits, which typer reports itself
             _tell(error, known, debug=bool(ctx.params.get(DEBUG)))
             raise typer.Exit(known.code if known else Exit.BUG) from None
 
 
 def _leave(code: object) -> NoReturn:
-    """End the process without taking the interpreter down.
+    """End the process without finalising the interpreter.
 
-    obstore's threads may still hand a result back while it goes down, and abort the process (exit code 134 in one of three
-    short commands; PyO3/pyo3-async-runtimes#40). Everything that has to be closed is by now.
+    obstore's threads may still return a result during finalisation and abort the process (exit code 134 in one of three
+    short commands; PyO3/pyo3-async-runtimes#40). Everything that must be closed is closed by now.
     """
     for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a reader of a pipe (head, less) that has seen enough
@@ -131,18 +133,18 @@ app = typer.Typer(
 )
 
 
-@app.callback(help="Agentic rollouts: run a job, see what came of it.")
+@app.callback(help="Agentic rollouts: run a job and show its results.")
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_level: Annotated[
-        LogLevel, typer.Option("--log-level", case_sensitive=False, help="What is logged, on standard error.")
+        LogLevel, typer.Option("--log-level", case_sensitive=False, help="Level of log messages on standard error.")
     ] = LogLevel.WARNING,
 ) -> None:
     logging.basicConfig(level=log_level.value, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def _command(name: str) -> Any:
-    """Imported when it is called: the modules of all of them take as long again as a short command."""
+    """Import a command when it is called. Importing all of them takes as long as a short command."""
     module = importlib.import_module(f"rolloutctl.commands.{ELSEWHERE.get(name, name)}")
     alone = typer.Typer(rich_markup_mode=None)
     if hasattr(module, "app"):

@@ -1,4 +1,4 @@
-"""Manifests as commands take them: read with friendly errors, then changed by the command line's options."""
+"""Read manifests for commands, with readable errors and the command line's options applied."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from rolloutctl.errors import CommandError, did_you_mean
 
 
 def read_manifest(path: Path) -> RolloutJob:
-    """The job in a file. Raises CommandError with every problem as `file:line: field: message`."""
+    """Return the job in a file. Raises CommandError with every problem as `file:line: field: message`."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
@@ -44,7 +44,7 @@ def with_options(
     model_name: str | None = None,
     api_key_env: str | None = None,
 ) -> RolloutJob:
-    """The job with what the command line changes of it. Raises CommandError naming the option that does not fit."""
+    """Return the job with the command line's options applied. Raises CommandError that names an invalid option."""
     document = job.wire()
     spec: dict[str, Any] = document["spec"]
     if output is not None:

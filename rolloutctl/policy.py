@@ -1,6 +1,6 @@
-"""The policy of a ModelServer, changed by a trainer that waits until it is served.
+"""Change the policy of a ModelServer and wait until it is served, from a trainer.
 
-    async with ServedPolicy.connect("qwen") as policy:
+async with ServedPolicy.connect("qwen") as policy:
         await policy.update(7, "s3://bucket/step-7")
 
 Needs `pip install 'agent-rollouts[cluster]'`. What the operator does meanwhile: docs/policy-updates.md.
@@ -18,16 +18,18 @@ from rollout_api.cluster import own_model_server_name
 from rolloutctl.cluster_access import connect, refusal
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at the ModelServer. An update takes seconds."""
+"""Interval between two reads of the ModelServer. An update takes seconds."""
 
 PATIENCE_SECONDS: Final = 1800.0
-"""For one update, or for servers to come up: longer than the operator tries to load (720 s, twice), with time to fetch."""
+"""Time limit for an update or the start of servers: longer than the operator's attempts to load (720 s, twice) and a
+fetch.
+"""
 
 JsonObject = Mapping[str, Any]
 
 
 class PolicyNotServed(Exception):
-    """The servers do not have the version; the message says why, in the operator's words."""
+    """The servers do not serve the version. The message has the operator's reason."""
 
 
 class ServedPolicy:
@@ -48,7 +50,8 @@ class ServedPolicy:
         namespace: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> AsyncIterator[Self]:
-        """Of the ModelServer `server`, or of the one that `job` brings (`model.server`), by kubeconfig or from within a pod.
+        """Connect to the ModelServer `server`, or to that of `job` (`model.server`), by kubeconfig or from within a
+        pod.
 
         Raises CommandError where no cluster is named, or the Kubernetes client is not installed.
         """
@@ -64,11 +67,11 @@ class ServedPolicy:
             yield cls(objects, namespace or place, name, patience_seconds=patience_seconds)
 
     async def update(self, version: int, uri: str | None = None, digest: str | None = None) -> None:
-        """Have all servers load a version, and wait until it is served. Versions grow; `uri` is needed for mode `Pull`.
+        """Have all servers load a version, and wait until it is served. Versions must grow; mode `Pull` needs `uri`.
 
         The same again, as after a crash, goes on waiting. Raises PolicyNotServed.
         """
-        # None takes away what belongs to the version before.
+        # None removes the values of the previous version.
         patch = {"spec": {"policy": {"version": version, "uri": uri, "digest": digest}}}
 
         content_type = "application/merge-patch+json"
@@ -78,7 +81,7 @@ class ServedPolicy:
         await self._served(version, deadline)
 
     async def served(self, version: int) -> None:
-        """Wait until a version is served, such as 0 when servers start. Raises PolicyNotServed."""
+        """Wait until a version is served, for example 0 after the start of servers. Raises PolicyNotServed."""
         await self._served(version, time.monotonic() + self._patience)
 
     async def _served(self, version: int, deadline: float) -> None:
@@ -91,7 +94,7 @@ class ServedPolicy:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _asked(self, ask: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
-        """What the API server answers, once it does."""
+        """Return the API server's response, retrying until there is one."""
         from aiohttp import ClientError
         from kubernetes.aio.client import ApiException
 
@@ -109,12 +112,14 @@ class ServedPolicy:
 
 
 def is_served(found: JsonObject, version: int) -> bool:
-    """Whether a ModelServer, as the API server has it, serves a version. Raises PolicyNotServed where it never will."""
+    """Whether a ModelServer, as read from the API server, serves a version. Raises PolicyNotServed if it never will."""
     name, wanted = found["metadata"]["name"], found["spec"].get("policy", {}).get("version", 0)
     status = found.get("status", {})
     policy = status.get("policy", {})
     if wanted > version:
-        raise PolicyNotServed(f"ModelServer {name}: version {wanted} is wanted by now, in place of {version}")
+        raise PolicyNotServed(
+            f"ModelServer {name}: version {wanted} was requested in the meantime, instead of {version}"
+        )
     if policy.get("failed") == version:
         why = policy.get("failedBecause") or _words(found)
         raise PolicyNotServed(
@@ -132,9 +137,9 @@ def _condition(status: JsonObject, kind: str) -> JsonObject:
 
 
 def _words(found: JsonObject) -> str:
-    """How far it is, as its conditions say."""
+    """Describe its progress from its conditions."""
     said = [_condition(found.get("status", {}), kind) for kind in ("PolicyLoaded", "Ready")]
     return (
         "; ".join(f"{one['reason']}: {one['message']}" for one in said if one)
-        or "the operator has not looked at it yet"
+        or "the operator has not processed it yet"
     )

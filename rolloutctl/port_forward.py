@@ -1,4 +1,4 @@
-"""A pod's port on this machine's loopback, through the API server: what `kubectl port-forward` does."""
+"""Forward a port of a pod to the loopback through the API server, like `kubectl port-forward`."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ PIECE_BYTES = 1 << 16
 
 @contextlib.asynccontextmanager
 async def forwarded_port(core: CoreV1Api, namespace: str, pod: str, port: int) -> AsyncIterator[int]:
-    """A port on 127.0.0.1 whose connections lead to that port of the pod, each through a stream of its own."""
+    """Yield a port on 127.0.0.1 whose connections are forwarded to that port of the pod, each over its own stream."""
     connections: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +41,7 @@ async def _carry(
 ) -> None:
     try:
         stream = await asyncio.to_thread(open_stream)
-        # The library's end of the stream is a socket of its own kind around a real one; this takes it over.
+        # The library's end of the stream is a special socket type around a real one; this takes the real one.
         far = socket.socket(fileno=stream.socket(port).detach())
         far_reader, far_writer = await asyncio.open_connection(sock=far)
     except Exception:  # noqa: BLE001 whatever the API server refused, the caller sees its connection closed

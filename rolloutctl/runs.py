@@ -1,4 +1,4 @@
-"""Which run a person means by `JOB`: a name, a manifest, a folder or a URI."""
+"""Find the run that a user names as `JOB`: by name, manifest, folder or URI."""
 
 import os
 import re
@@ -6,24 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
 
 import typer
 
-from agent_runtime.engine.opening import output_uri
-from agent_runtime.recording.job_record import manifest_changes, read_job_file, run_folder
+from agent_runtime.recording.job_record import is_copy, manifest_changes, output_uri, read_job_file
 from agent_runtime.recording.reader import RunFolder, RunReader, find_folder
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import Store, local_folder
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.manifest import read_manifest
 from rolloutctl.ui.console import say
 
 DEFAULT_OUTPUT = "out"
-"""Where runs are looked for by name: the folder that `rolloutctl init` writes into its manifest."""
+"""Folder in which runs are looked up by name. `rolloutctl init` writes it into its manifest."""
 
 PATIENCE_SECONDS = 20
-"""A person waits at the prompt; a runner would wait for minutes until storage is back."""
+"""Time to wait for storage while a user waits at the prompt; a runner waits for minutes."""
 
 _HELP = "A run: a name in ./out, a manifest (its output.uri), or the folder or URI of a run."
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=_HELP)]
@@ -33,12 +31,12 @@ NewestJobArgument = Annotated[
 ]
 
 _RUN_FOLDER = re.compile(r"(?P<name>.+)-[0-9a-f]{8}")
-"""`<job name>-<first 8 letters of the run's uid>`, as docs/recording.md fixes it."""
+"""`<job name>-<first 8 letters of the run's uid>`, as defined in docs/recording.md."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where to look: storage, and what to look for in it. `name` is a run's folder, a job's name, or None for any."""
+    """Storage, and what to look up in it. `name` is a run's folder, a job's name, or None for any run."""
 
     uri: str
     name: str | None
@@ -46,7 +44,7 @@ class Place:
 
 
 def place_of(reference: str | None) -> Place:
-    """What a person's reference points at. Reads manifests, but no storage. Raises CommandError."""
+    """Resolve a user's reference. Reads manifests, but no storage. Raises CommandError."""
     if reference is None:
         return Place(DEFAULT_OUTPUT, None)
     path = Path(reference)
@@ -64,7 +62,7 @@ def place_of(reference: str | None) -> Place:
 
 
 async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple[Store, Place]:
-    """The storage that a person's reference points at, and what to look for in it. Raises CommandError, StorageError."""
+    """Open the storage of a user's reference, and return what to look up in it. Raises CommandError, StorageError."""
     place = place_of(reference)
     store = open_existing(place.uri, environ)
     if place.name is None and await store.get("job.json") is not None:  # the URI of a run
@@ -75,12 +73,14 @@ async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple
 
 
 async def find_run(reference: str | None, environ: Mapping[str, str] | None = None) -> RunReader:
-    """The run that is meant, with its seals. Raises as `find_run_folder`, and RecordCorrupt."""
+    """Return the referenced run with its seals. Raises as `find_run_folder`, and RecordCorrupt."""
     return await RunReader.of(await find_run_folder(reference, environ))
 
 
 async def find_run_folder(reference: str | None, environ: Mapping[str, str] | None = None) -> RunFolder:
-    """The run that is meant. Raises CommandError naming what there is instead, NoSuchRun and StorageError."""
+    """Return the folder of the referenced run. Raises CommandError that lists the existing runs, NoSuchRun and
+    StorageError.
+    """
     store, place = await open_place(reference, os.environ if environ is None else environ)
     run = await _find(store, place, is_named=reference is not None)
     if place.job is not None and (changed := manifest_changes(run.job_file, place.job)):
@@ -104,18 +104,18 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         raise CommandError(f"{place.uri} holds runs of {_listed(sorted(folders))}; say which one", hint=_HELP)
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [
-        # A copy beside its run is as old, and may have less of it.
-        (job_file.created, folder == run_folder(job_file.manifest["metadata"]["name"], job_file.uid), folder)
+        # A copy of a run in the same folder has the same age, and may be incomplete.
+        (job_file.created, not is_copy(folder, job_file), folder)
         for folder in wanted
         if (job_file := await read_job_file(store, folder))
     ]
-    if not begun:  # what an interrupted deletion left
+    if not begun:  # the rest of an interrupted deletion
         raise CommandError(f"{place.uri} holds no run", hint=_HELP)
     return await find_folder(store, max(begun)[2])
 
 
 async def _runs_by_job(store: Store) -> dict[str, list[str]]:
-    """Folders of runs by the names of their jobs. A folder that was renamed says in its `job.json` what it is."""
+    """Return folders of runs by the names of their jobs. A renamed folder is identified by its `job.json`."""
     runs: dict[str, list[str]] = {}
     for folder in await store.folders():
         if found := _RUN_FOLDER.fullmatch(folder):
@@ -130,10 +130,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def open_existing(uri: str, environ: Mapping[str, str]) -> Store:
-    """Storage to read from. A local folder that is not there is an error and is not made."""
-    local = urlsplit(uri)
-    folder = Path(unquote(local.path) if local.scheme == "file" else uri).expanduser()
-    if local.scheme in ("", "file") and not folder.is_dir():
+    """Open storage for reading. A missing local folder is an error and is not created."""
+    folder = local_folder(uri)
+    if folder is not None and not folder.is_dir():
         raise CommandError(
             f"the folder {uri} does not exist", hint=f"Run a job first, or say where its runs are. {_HELP}"
         )

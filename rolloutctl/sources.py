@@ -1,7 +1,7 @@
-"""A job's tasks, brought to where the job's results go: a file, a folder, or what a program made.
+"""Upload of a job's tasks to its output: a file, a folder, or tasks from a program.
 
-Under `sources/` with the digest of the content as its folder: the same tasks lie there once, and a job that names them
-names exactly these.
+They are stored under `sources/` in a folder named by the digest of the content. Equal tasks are stored once, and a job
+that names them is bound to exactly this content.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A file or folder of this machine, and its place below `output.uri`."""
+    """A file or folder of this machine, and its destination below `output.uri`."""
 
     files: Sequence[tuple[str, Path]]
-    """Key relative to `output.uri`, and the file."""
+    """Files by key relative to `output.uri`."""
     key: str
-    """Of the whole: the one file, or the folder."""
+    """Key of the one file, or of the folder."""
     executables: Sequence[str] = ()
-    """Which of a folder's files may be run, relative to it: what object storage forgets."""
+    """Executable files of a folder, relative to it. Object storage does not keep modes."""
 
 
 def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
-    """What `tasks.from` names on this machine, or None. Raises CommandError where there is nothing of that name."""
+    """Return the local source in `tasks.from`, or None. Raises CommandError if the path does not exist."""
     source = job.spec.tasks.from_
     scheme, separator, path = ("", "", "") if source is None else source.uri.partition("://")
     if source is None or (separator and scheme != "file"):
@@ -67,7 +67,7 @@ def with_source(job: RolloutJob, uri: str) -> RolloutJob:
 
 
 async def upload(source: LocalSource, store: Store) -> int:
-    """Bring the files that are not there yet; how many those were. Raises StorageError."""
+    """Upload missing files; return their number. Raises StorageError."""
     there = {meta.key: meta.size for meta in await store.list(source.key.rpartition("/")[0])}
     missing = [(key, file) for key, file in source.files if there.get(key) != file.stat().st_size]
     if source.executables:
@@ -78,7 +78,9 @@ async def upload(source: LocalSource, store: Store) -> int:
 
 
 async def stored_tasks(job: RolloutJob, tasks: Iterable[Task | Mapping[str, Any]], store: Store) -> RolloutJob:
-    """The job with the tasks that a program gives, stored as rows. Raises TaskSourceError naming each by its number."""
+    """Return the job with tasks from a program, stored as rows. Raises TaskSourceError that names each invalid task by
+    number.
+    """
     wire = (task.wire() if isinstance(task, Task) else task for task in tasks)
     data = b"".join(json.dumps(task, separators=(",", ":")).encode() + b"\n" for task in wire)
     read_rows(iter([data]), "tasks")

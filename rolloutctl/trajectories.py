@@ -1,4 +1,4 @@
-"""A rollout as a list of steps, to be read by a person's own program: observation, thought, action, result, answer.
+"""A rollout as a list of steps for the user's programs: observation, thought, action, result, answer.
 
 The names are those of agentic-rollout-library's `Trajectory`. Everything is derived from what is recorded.
 """
@@ -22,18 +22,18 @@ from rollout_api.records import Message, Observation, Outcome, Record, Result, S
 
 
 class StepType(StrEnum):
-    """What a step is."""
+    """Type of a step."""
 
     OBSERVATION = "observation"
-    """What the model was told that is no tool's result: system prompt, task, reminders."""
+    """Input of the model other than tool results: system prompt, task, reminders."""
     THOUGHT = "thought"
-    """What the model wrote beside its tool calls."""
+    """Text of the model beside its tool calls."""
     ACTION = "action"
     """A tool call."""
     ACTION_RESULT = "action_result"
-    """Its result."""
+    """Result of a tool call."""
     FINAL_ANSWER = "final_answer"
-    """With it the agent finished."""
+    """The agent's final answer."""
 
 
 class TrajectoryStep(ApiModel):
@@ -43,20 +43,20 @@ class TrajectoryStep(ApiModel):
 
     step_type: StepType
     content: str
-    """As the model wrote or saw it; the arguments' JSON of a native tool call."""
+    """Text as the model wrote or saw it; for a native tool call, its arguments as JSON."""
     turn: int | None = None
-    """The model call that it belongs to; None in a step that an agent made itself."""
+    """The model call that it belongs to; None for a step that an agent added itself."""
     metadata: dict[str, Any] = {}
-    """What an agent that made the step itself says about it."""
+    """Metadata from an agent that added the step itself."""
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
-    """None where the model wrote no JSON object; `content` has what it wrote."""
+    """None if the model wrote no JSON object; `content` has the original text."""
     tool_result: dict[str, Any] | None = None
-    """What the tool has to say to machines, such as an exit code."""
+    """Machine-readable output of the tool, such as an exit code."""
     is_error: bool = False
     """The tool call failed."""
     log_probs: list[float] | None = None
-    """Of the sampled tokens of the whole answer, on its first step."""
+    """Log probabilities of all sampled tokens of the answer, on its first step."""
 
     def to_message(self) -> Message:
         """Return the step as a chat message, tool calls and results as text."""
@@ -72,7 +72,7 @@ _MESSAGES: Mapping[StepType, tuple[str, str]] = {
     StepType.ACTION_RESULT: ("user", "Observation: "),
     StepType.FINAL_ANSWER: ("assistant", ""),
 }
-"""Role and first words of a step as a message."""
+"""Role and prefix of each step type as a message."""
 
 
 class Trajectory(ApiModel):
@@ -84,18 +84,21 @@ class Trajectory(ApiModel):
     """`<run's folder>/<rollout's index>`."""
     steps: list[TrajectoryStep] = Field(default=[])
     is_completed: bool = False
-    """The policy's own end, whatever it was; False for what infrastructure lost, which is no training data."""
+    """Whether the policy ended the rollout, in any way; False if it was lost to infrastructure, which makes it useless
+    for training.
+    """
     final_reward: float | None = None
-    """The verifier's; None where there is none, never 0 for a failure of infrastructure."""
+    """The verifier's reward; None without one, never 0 for an infrastructure failure."""
     total_tokens: int = 0
     """Prompt and completion of all calls, as the server counted them."""
     tokens: list[Branch] = Field(default=[])
-    """Ids, mask, logprobs and policy versions to train on, an entry a branch; empty where the model gave no ids."""
+    """Ids, mask, logprobs and policy versions for training, one entry for each branch; empty if the model gave no ids.
+    """
     metadata: dict[str, Any] = Field(default={})
     """The whole result: task, stop reason, usage, times."""
 
     def add_step(self, step: TrajectoryStep) -> None:
-        """Add a step at the end."""
+        """Append a step."""
         self.steps.append(step)
 
     def get_messages(self) -> list[Message]:
@@ -103,36 +106,36 @@ class Trajectory(ApiModel):
         return [step.to_message() for step in self.steps]
 
     def get_final_response(self) -> str:
-        """The final answer; else what the model wrote last; else nothing."""
+        """Return the final answer, else the model's last text, else an empty string."""
         written = (StepType.FINAL_ANSWER, StepType.THOUGHT, StepType.ACTION)
         answers = [step for step in self.steps if step.step_type is StepType.FINAL_ANSWER]
         last = answers or [step for step in self.steps if step.step_type in written]
         return last[-1].content if last else ""
 
     def get_tool_calls(self) -> list[TrajectoryStep]:
-        """The tool calls in order."""
+        """Return the tool calls in order."""
         return [step for step in self.steps if step.step_type is StepType.ACTION]
 
     def get_total_reward(self) -> float | None:
-        """The reward of the whole rollout; None where it was not graded."""
+        """Return the reward of the whole rollout; None if it was not graded."""
         return self.final_reward
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Return all data as JSON types."""
         return self.model_dump(mode="json", by_alias=False)
 
     def to_json(self, indent: int | None = None) -> str:
-        """The same as text."""
+        """Return all data as JSON text."""
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=indent)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave. Raises pydantic's ValidationError."""
+        """Build a trajectory from the result of `to_dict`. Raises pydantic's ValidationError."""
         return cls.model_validate(data)
 
 
 async def read_trajectory(run: RunReader, index: int) -> Trajectory:
-    """A sealed rollout of a run. Raises KeyError for one that is not sealed, RecordCorrupt."""
+    """Read a sealed rollout of a run. Raises KeyError if it is not sealed, RecordCorrupt."""
     result = run.seals[index].result
     return Trajectory(
         request_id=f"{run.folder}/{index}",
@@ -146,7 +149,7 @@ async def read_trajectory(run: RunReader, index: int) -> Trajectory:
 
 
 def steps_of(records: Sequence[Record], result: Result) -> list[TrajectoryStep]:
-    """The steps of an attempt, in order, the final answer last. Several conversations stand one after another."""
+    """Return the steps of an attempt in order, the final answer last. Several conversations follow one another."""
     steps: list[TrajectoryStep] = []
     known: set[str] = set()
     answered: set[str] = set()
@@ -155,13 +158,14 @@ def steps_of(records: Sequence[Record], result: Result) -> list[TrajectoryStep]:
     branch = turn_number = 0
     for turn in fold(records):
         for message in turn.messages[turn.kept :]:
-            # A new branch repeats what stood in an earlier one; within one, what is told twice was told twice.
+            # A new branch repeats messages of an earlier one; within one branch, a repeated message was really sent
+            # twice.
             written = json.dumps(message, sort_keys=True)
             if (turn.branch != branch and written in known) or str(message.get("tool_call_id")) in answered:
                 continue
             known.add(written)
             content = text_of(message.get("content"))
-            # An agent that calls tools in text tells their results as the user; they are steps already.
+            # An agent that calls tools in text sends their results as the user; they are steps already.
             if told and message.get("role") == "user" and told[0].content in content:
                 told = told[1:]
                 continue
@@ -192,7 +196,9 @@ def _with_final_answer(steps: list[TrajectoryStep], result: Result, turn: int) -
 
 
 def _told_step(message: Message, content: str, turn: int, names: Mapping[str, str]) -> TrajectoryStep:
-    """What the model was told by no tool of ours; a program's own tools tell their results so."""
+    """Return the step of a message that is not a result of our tools. Programs report results of their own tools this
+    way.
+    """
     if message.get("role") != "tool":
         return TrajectoryStep(step_type=StepType.OBSERVATION, content=content, turn=turn)
     name = names.get(str(message.get("tool_call_id")))
@@ -200,7 +206,7 @@ def _told_step(message: Message, content: str, turn: int, names: Mapping[str, st
 
 
 def result_step(result: Observation, **fields: Any) -> TrajectoryStep:
-    """A tool call's result as a step, with further fields of it."""
+    """Return a tool call's result as a step with further fields."""
     return TrajectoryStep(
         step_type=StepType.ACTION_RESULT,
         content=result.content,
@@ -233,7 +239,7 @@ def _answer_steps(turn: Turn) -> list[TrajectoryStep]:
 
 
 def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[ToolCall]]:
-    """Text and tool calls of a message. A call in text is one where a tool answered it."""
+    """Return text and tool calls of a message. Text counts as a call if a tool answered it."""
     reply = ModelReply(message, "")
     text = text_of(message.get("content"))
     if reply.tool_calls or not results:

@@ -1,10 +1,11 @@
-"""The loop that most agents share, cut into hooks: override the one that differs.
+"""The loop that most agents share, split into methods that can be overridden.
 
-One instance works on one attempt. The loop is `run_trajectory`; it asks the model with what `format_messages_for_llm`
-returns, has `parse_llm_output` read the answer, and runs tool calls by `execute_tool_call`.
+One instance works on one attempt. The loop is `run_trajectory`; it sends the model the result of
+`format_messages_for_llm`, parses the answer with `parse_llm_output`, and runs tool calls with `execute_tool_call`.
 
-A conversation that has grown too long loses its oldest turns, or all of them for a summary. The next call's messages do not
-extend the last one's then, so a new branch begins: nothing is trained on a context that the model did not have.
+If a conversation is too long, its oldest turns are dropped, or a summary replaces all of them. The next call then
+starts a new branch, because its messages do not extend those of the previous call. So no token is trained on a context
+that the model did not have.
 """
 
 import json
@@ -22,7 +23,9 @@ from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import ContextLimit, ContextMethod
 
 KEPT_FRACTION = 0.5
-"""Of the limit that is left after a cut. A cut begins a branch and costs the server's prefix cache, so it should last."""
+"""Fraction of the limit that remains after a cut. A cut begins a branch and invalidates the server's prefix cache, so
+cuts should be rare.
+"""
 LEFT_OUT = "[Earlier messages were left out here to save space.]"
 SUMMARISE = (
     "The conversation has become too long and will go on without its earlier messages. Call no tool now. Write down all "
@@ -34,24 +37,24 @@ SUMMARY = "Earlier messages were left out. This is your own summary of them:\n\n
 
 @dataclass(frozen=True)
 class Size:
-    """How long a conversation is. `tokens` are the server's count for its latest call and answer; 0 where it gives none."""
+    """Length of a conversation. `tokens` is the server's count for its latest call and answer; 0 if it gives none."""
 
     messages: int
     tokens: int
 
 
 def is_over(limit: ContextLimit, size: Size) -> bool:
-    """Whether something has to go before the next call."""
+    """Whether the conversation must be shortened before the next call."""
     if limit.max_messages is not None:
         return size.messages > limit.max_messages
     return limit.max_tokens is not None and size.tokens > limit.max_tokens
 
 
 def truncated(limit: ContextLimit, messages: Sequence[Message], head: int, tokens: int) -> list[Message]:
-    """The first `head` messages, a note, and as many of the latest whole turns as half the limit has room for.
+    """Return the first `head` messages, a note, and as many of the latest whole turns as fit in half the limit.
 
-    A turn is an answer with what followed it, so that no result stands without its call. The latest turn always stays. The
-    same messages where there is nothing to leave out.
+    A turn is an answer with what followed it, so that each result follows its call. The latest turn is always kept. If
+    nothing must be left out, return the same messages.
     """
     starts = [position for position in range(head, len(messages)) if messages[position].get("role") == "assistant"]
     kept = starts[-1:]
@@ -66,14 +69,14 @@ def truncated(limit: ContextLimit, messages: Sequence[Message], head: int, token
 
 
 def summarised(messages: Sequence[Message], head: int, summary: str) -> list[Message]:
-    """The first `head` messages, and the summary in place of all others."""
+    """Return the first `head` messages, and the summary instead of all others."""
     return [*messages[:head], {"role": "user", "content": SUMMARY.format(summary=summary)}]
 
 
 def _fits(limit: ContextLimit, lengths: Sequence[int], head: int, start: int, tokens: int) -> bool:
     if limit.max_messages is not None:
         return head + 1 + len(lengths) - start <= limit.max_messages * KEPT_FRACTION
-    # The server counts whole prompts alone: a part of one has its share by the length of its text.
+    # The server only counts whole prompts. Estimate a part's tokens by its share of the text.
     share = (sum(lengths[:head]) + sum(lengths[start:])) / sum(lengths)
     return share * tokens <= (limit.max_tokens or 0) * KEPT_FRACTION
 
@@ -84,16 +87,16 @@ CUT_OFF = "Your answer was cut off at its token limit inside of this call. Send 
 
 @dataclass(frozen=True)
 class ParsedAnswer:
-    """What an answer of the model asks for: tool calls, or the end (`final`), or neither.
+    """The contents of a model's answer: tool calls, or the end (`final`), or neither.
 
-    `complaint` tells the model what was wrong with the form of its answer; an answer that has nothing at all is empty.
+    `complaint` tells the model what was wrong with the format of its answer. An answer without any content is empty.
     """
 
     calls: Sequence[ToolCall] = ()
     final: str | None = None
     complaint: str | None = None
     cut_off: bool = False
-    """The answer ended at its token limit, so its last call may be incomplete."""
+    """The answer reached its token limit, so that its last call may be incomplete."""
 
     @property
     def is_empty(self) -> bool:
@@ -102,22 +105,22 @@ class ParsedAnswer:
 
 @dataclass
 class Trajectory:
-    """Where an agent is: all of it follows from what its context returned."""
+    """An agent's state, all of which derives from its context's results."""
 
     messages: list[Message] = field(default_factory=list)
     final: str | None = None
     format_errors: int = 0
-    """Malformed answers in a row."""
+    """Consecutive malformed answers."""
     empty_answers: int = 0
-    """Empty answers in a row."""
+    """Consecutive empty answers."""
     head: int = 0
-    """Messages at the start that are never left out."""
+    """Number of first messages that are never left out."""
     tokens: int = 0
-    """Of the latest call and its answer, as the server counts them; 0 until there is one, and after a cut."""
+    """Tokens of the latest call and its answer, by the server's count; 0 before the first call and after a cut."""
 
 
 class BaseAgent:
-    """An agent that calls the model and its tools in turn until the model gives a final answer."""
+    """An agent that alternates between model and tool calls until the model gives a final answer."""
 
     system_prompt = "You work on a task with the tools that you are given. When you are done, give your final answer."
     tools: Mapping[str, Tool]
@@ -132,19 +135,19 @@ class BaseAgent:
         return self.finalize_trajectory(trajectory)
 
     def set_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Choose the tools that the model is offered; all of the manifest here."""
+        """Select the tools that the model is offered. Default: all of the manifest."""
         self.tools = tools
         self.definitions = [openai_definition(tool) for tool in tools.values()]
 
     def initial_messages(self) -> list[Message]:
-        """What the conversation starts with: the system prompt, if there is one, and the task."""
+        """Return the first messages: the system prompt, if there is one, and the task."""
         prompt = self.context.spec.system_prompt
         system = self.system_prompt if prompt is None else prompt
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         return [*messages, {"role": "user", "content": self.context.task.prompt}]
 
     async def run_trajectory(self, trajectory: Trajectory) -> None:
-        """The loop. Raises Stop with ToolFormat, EmptyAnswer or ContentFilter, and what the context raises."""
+        """Run the loop. Raises Stop with ToolFormat, EmptyAnswer or ContentFilter, and errors of the context."""
         while self.should_continue(trajectory):
             await self.manage_context(trajectory)
             reply = await self.context.call_model(
@@ -158,11 +161,11 @@ class BaseAgent:
             await self._act(trajectory, answer)
 
     def should_continue(self, trajectory: Trajectory) -> bool:
-        """Whether to ask the model once more; budgets are the context's to keep."""
+        """Whether to call the model again. The context enforces budgets."""
         return trajectory.final is None
 
     async def manage_context(self, trajectory: Trajectory) -> None:
-        """Before each call: shorten a conversation that is over `agent.context`, by what that names."""
+        """Before each call: shorten a conversation beyond `agent.context`, by its method."""
         limit = self.context.spec.context
         if limit is None or not is_over(limit, Size(len(trajectory.messages), trajectory.tokens)):
             return
@@ -174,32 +177,34 @@ class BaseAgent:
         if summary:
             trajectory.messages = summarised(trajectory.messages, trajectory.head, summary)
         else:
-            # Asked for, or the model wrote no summary.
+            # The manifest asks for this, or the model wrote no summary.
             trajectory.messages = truncated(limit, trajectory.messages, trajectory.head, trajectory.tokens)
         trajectory.tokens = 0
 
     def format_messages_for_llm(self, trajectory: Trajectory) -> Sequence[Message]:
-        """What is sent. Leaving messages out, or changing them, starts a new branch of the recorded token sequence."""
+        """Return the messages to send. Leaving out or changing messages starts a new branch of the recorded token
+        sequence.
+        """
         return trajectory.messages
 
     def tool_definitions(self, trajectory: Trajectory) -> Sequence[Mapping[str, Any]]:
-        """Tool definitions that are sent, in OpenAI's form."""
+        """Return the tool definitions to send, in OpenAI's format."""
         return self.definitions
 
     def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
-        """Read an answer: its tool calls, else its text as the final answer."""
+        """Parse an answer: its tool calls, or its text as the final answer."""
         if reply.tool_calls:
             return ParsedAnswer(calls=reply.tool_calls, cut_off=reply.finish_reason == "length")
-        # OpenAI's servers put a refusal of the model itself beside the content.
+        # OpenAI's servers return the model's own refusal in a separate field next to the content.
         text = reply.text or str(reply.message.get("refusal") or "")
         return ParsedAnswer(final=text) if text.strip() else ParsedAnswer()
 
     async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
-        """Run the tool calls of one answer, side by side."""
+        """Run the tool calls of one answer concurrently."""
         return await self.context.call_tools(calls)
 
     def observation_message(self, call: ToolCall, observation: Observation) -> Message:
-        """How the model is told the result of a call."""
+        """Return the message that reports a call's result to the model."""
         return {"role": "tool", "tool_call_id": call.id, "content": observation.content}
 
     def finalize_trajectory(self, trajectory: Trajectory) -> str | None:

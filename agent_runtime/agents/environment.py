@@ -17,9 +17,9 @@ NO_ENVIRONMENT = (
 
 
 class Environment(BaseAgent):
-    """Tells the model what is seen, and takes the action in its answer, until the episode is over.
+    """Sends the model each observation, and takes the action in its answer, until the episode is over.
 
-    `agent.config.answerPattern` says where the action stands (`agent_runtime.environments.answers`). An answer without an
+    `agent.config.answerPattern` says where the action is (`agent_runtime.environments.answers`). An answer without an
     action is a step too, and costs `formatPenalty`. With `agent.config.actionSeparator` an answer may have several actions,
     which are taken in order; each is a step.
     """
@@ -49,7 +49,7 @@ class Environment(BaseAgent):
             shown = told(
                 act.template,
                 observation=steps[-1].content,
-                # A plugin may have refused a call: then nothing was taken.
+                # A plugin may have refused a call, so that no action was taken.
                 feedback="" if all(step.data.get("valid") for step in steps) else INVALID,
                 turn=turn + 1,
                 actions_left=left,
@@ -59,7 +59,7 @@ class Environment(BaseAgent):
 
 
 def _actions(action: str | None, separator: str | None) -> list[str | None]:
-    """The actions of an answer; one that is None where it has none."""
+    """Return the actions of an answer; one None if it has none."""
     if action is None or not separator:
         return [action]
     return [part.strip() for part in action.split(separator) if part.strip()] or [None]

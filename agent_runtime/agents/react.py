@@ -26,7 +26,7 @@ COMPLAINT = (
     f"Your answer has neither an Action nor a Final Answer. Answer in this form, one action at a time:\n\n{FORM}"
 )
 
-# At the start of a line, in any case, with the decoration that models like to give: **Action:** `bash`
+# A label at the start of a line, in any case. Models often add Markdown: **Action:** `bash`
 _LABEL = re.compile(
     r"^[ \t>*_#`-]*(thought|action[ \t_]*input|action|final[ \t_]*answer|observation)[ \t*_`]*:[ \t*_]*",
     re.IGNORECASE | re.MULTILINE,
@@ -36,7 +36,7 @@ _FENCE = re.compile(r"^```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True)
 class ReActStep:
-    """One answer: `action` with `action_input` as it stands, or `final_answer`, or neither."""
+    """One answer: `action` with the unchanged `action_input`, or `final_answer`, or neither."""
 
     thought: str = ""
     action: str | None = None
@@ -45,7 +45,9 @@ class ReActStep:
 
 
 def parse_step(text: str) -> ReActStep:
-    """Read an answer. What comes first counts: an observation after it is the model's own invention, and is dropped."""
+    """Parse an answer. The first action or final answer counts. A later observation was invented by the model and is
+    dropped.
+    """
     labels = list(_LABEL.finditer(text))
     if not labels:
         return ReActStep(text.strip())
@@ -58,7 +60,7 @@ def parse_step(text: str) -> ReActStep:
         if name == "thought":
             thought = value
         elif name == "finalanswer":
-            # All the rest belongs to it: an answer may well have lines that look like labels.
+            # A final answer includes all following lines, even if they look like labels.
             return ReActStep(thought, final_answer=text[labels[position].end() :].strip())
         elif name == "action":
             if call := _json_call(_input_text(text, labels[position])):
@@ -75,7 +77,7 @@ def _name(label: re.Match[str]) -> str:
 
 
 def _json_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of an action that is one JSON object, as models write it that were taught so."""
+    """Return name and arguments of an action that is a single JSON object, as some models write it."""
     try:
         call = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -85,7 +87,7 @@ def _json_call(text: str) -> tuple[str, str] | None:
 
 
 def _input_text(text: str, label: re.Match[str]) -> str:
-    """The text of an Action Input: one JSON object where it starts with one, else all up to the next label."""
+    """Return the text of an Action Input: one JSON object if it starts with one, else everything up to the next label."""
     rest = text[label.end() :].lstrip()
     if fence := _FENCE.match(rest):
         rest = fence[1].strip()
@@ -97,7 +99,7 @@ def _input_text(text: str, label: re.Match[str]) -> str:
 
 
 def call_arguments(action_input: str, parameters: Mapping[str, Any]) -> str:
-    """The JSON of a call's arguments. Plain text becomes the tool's one required argument, where that is a text."""
+    """Return a call's arguments as JSON. Plain text becomes the tool's only required argument, if that is a text."""
     required = parameters.get("required", [])
     properties = parameters.get("properties", {})
     try:
@@ -115,7 +117,7 @@ def call_arguments(action_input: str, parameters: Mapping[str, Any]) -> str:
 
 
 class ReAct(BaseAgent):
-    """Thought, Action, Action Input and Observation until a Final Answer.
+    """Repeats Thought, Action, Action Input and Observation until a Final Answer.
 
     Setting `sampling.stop` to "\\nObservation:" keeps models from writing observations themselves.
     """
@@ -123,7 +125,7 @@ class ReAct(BaseAgent):
     system_prompt = "You work on a task with tools."
 
     def initial_messages(self) -> list[Message]:
-        """The base class's, with the tools and the form of an answer told in the system prompt."""
+        """Return the base class's messages. The system prompt also describes the tools and the answer format."""
         messages = super().initial_messages()
         protocol = f"Tools:\n{describe(self.tools)}\n\nAnswer in this form, one action at a time:\n\n{FORM}"
         if messages[0]["role"] != "system":
@@ -131,7 +133,7 @@ class ReAct(BaseAgent):
         return [{"role": "system", "content": f"{messages[0]['content']}\n\n{protocol}"}, *messages[1:]]
 
     def tool_definitions(self, trajectory: Trajectory) -> Sequence[Mapping[str, Any]]:
-        """None: tools are called in text."""
+        """Return None: tools are called in text."""
         return []
 
     def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
@@ -147,12 +149,12 @@ class ReAct(BaseAgent):
         return ParsedAnswer([ToolCall("action", step.action, arguments)], cut_off=reply.finish_reason == "length")
 
     def observation_message(self, call: ToolCall, observation: Observation) -> Message:
-        """As text of the user's."""
+        """Return the result as a user's message."""
         return {"role": "user", "content": f"Observation: {observation.content}"}
 
 
 def describe(tools: Mapping[str, Tool]) -> str:
-    """Names, descriptions and arguments of tools, one a line."""
+    """Return names, descriptions and arguments of tools, one tool per line."""
     return "\n".join(
         f"- {tool.name}: {tool.description} Arguments, as a JSON schema: {json.dumps(tool.parameters)}"
         for tool in tools.values()

@@ -26,7 +26,7 @@ AgentClass = TypeVar("AgentClass", bound=type[Agent])
 
 
 def agent(name: str) -> Callable[[AgentClass], AgentClass]:
-    """Decorate a class of agents to be known by a name in this process. Raises ExtensionError for a built-in's name."""
+    """Register a class of agents under a name in this process. Raises ExtensionError for a built-in's name."""
 
     def register(agent_class: AgentClass) -> AgentClass:
         registry.register(name, agent_class)
@@ -36,7 +36,7 @@ def agent(name: str) -> Callable[[AgentClass], AgentClass]:
 
 
 def find_agent(name: str) -> Callable[[], Agent]:
-    """The class of an agent; each attempt gets an instance of its own. Raises ExtensionError."""
+    """Return the class of an agent. Each attempt has its own instance. Raises ExtensionError."""
     found = registry.find(name)
     if not isinstance(found, type):
         raise ExtensionError(f"agent {name!r} is {found!r}, not a class; see docs/agents-and-tools.md")

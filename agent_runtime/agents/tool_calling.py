@@ -1,15 +1,15 @@
-"""Agents for models that call tools natively, in OpenAI's form: ToolCalling, Coding and SWE."""
+"""Agents for models with native tool calls in OpenAI's format: ToolCalling, Coding and SWE."""
 
 from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer
 from agent_runtime.models.base import ModelReply
 
 
 class ToolCalling(BaseAgent):
-    """Tool calls until the model answers without one; that is the final answer."""
+    """Runs tool calls until the model answers without one, which is the final answer."""
 
 
 class Coding(ToolCalling):
-    """Tool calls until the model answers without one, with a prompt for work on code."""
+    """Like ToolCalling, with a prompt for work on code."""
 
     system_prompt = """\
 You are a software engineer. You work on the task in a sandbox, with tools, in the task's working directory.
@@ -28,7 +28,7 @@ NOTHING_DONE = (
 
 
 class SWE(ToolCalling):
-    """Tool calls until the model answers without one. An answer before the first call is rejected."""
+    """Like ToolCalling, but rejects an answer without a tool call before the first call."""
 
     system_prompt = """\
 You are a software engineer. You resolve an issue in a git repository, with tools, in a sandbox without a network. The \
@@ -49,7 +49,7 @@ words what you changed, without a tool call; that ends the work."""
         self._has_worked = False
 
     def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
-        """Read an answer; the final one counts only after a tool call."""
+        """Parse an answer; a final answer is accepted only after a tool call."""
         answer = super().parse_llm_output(reply)
         self._has_worked |= bool(answer.calls)
         if answer.final is not None and not self._has_worked:

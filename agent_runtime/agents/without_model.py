@@ -12,10 +12,10 @@ class Nop:
 
 
 class Oracle:
-    """Puts the solution's files in and runs `task.solution`, one command after another."""
+    """Writes the solution's files and runs `task.solution`, one command after another."""
 
     async def run(self, context: AgentContext) -> str | None:
-        """Run the commands. Raises Stop with AgentError at the first that fails, and where there is none."""
+        """Run the commands. Raises Stop with AgentError at the first failure, or if there is no solution."""
         if not context.task.solution:
             raise Stop(StopReason.AGENT_ERROR, f"task {context.task.name} has no solution; give it task.solution")
         await context.put_files(context.task.solution_files)

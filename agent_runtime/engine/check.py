@@ -1,4 +1,4 @@
-"""Prove a dataset sound before a model sees it: the task's own solution must score 1, doing nothing less than 1."""
+"""Check a dataset before a model sees it: the task's own solution must score 1, doing nothing must score less."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task, Tasks, VerifierMode
 
-ONLY_SHARED = "can be graded in the agent's own workspace alone (Shared, forgeable)"
-SEPARATE_TOO = "can be graded in a workspace of its own too: give the job verifier.mode Separate"
+ONLY_SHARED = "can only be graded in the agent's own workspace (Shared, forgeable)"
+SEPARATE_TOO = "can also be graded in a separate workspace: give the job verifier.mode Separate"
 SHOWN_OUTPUT = 2000
-"""Characters of a verifier's output: a traceback or the end of a test report."""
+"""Characters shown of a verifier's output: a traceback or the end of a test report."""
 EXPECTED = {"Oracle": "reward 1", "Nop": "reward below 1"}
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One task under one agent. `ok`: it scored as a sound task does."""
+    """One task under one agent. `ok`: it scored as it should."""
 
     task: str
     agent: str
@@ -32,9 +32,9 @@ class CheckRow:
     ok: bool
     message: str
     only_shared: bool = False
-    """It is right in the agent's own workspace alone (mode Shared), where an agent can forge its reward."""
+    """Right only in the agent's own workspace (mode Shared), where an agent can forge its reward."""
     output: str = ""
-    """The end of what the verifier printed, of a row that is not ok."""
+    """The end of the verifier's output, if the row is not ok."""
 
 
 async def check_job(
@@ -45,9 +45,9 @@ async def check_job(
     environ: Mapping[str, str],
     provider: Provider | None = None,
 ) -> list[CheckRow]:
-    """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound.
+    """Run Oracle and Nop over all tasks without writing to the job's output. Tasks without a verifier are not sound.
 
-    An environment is sound when it can be reset.
+    An environment is sound if it can be reset.
     """
     missing = await missing_programs(job, tasks, Surroundings(base_dir, environ, provider))
     broken = {
@@ -58,7 +58,7 @@ async def check_job(
     solvable = [task for task in tasks if task.has_solution]
 
     async def seals(agent: str, tasks: Sequence[Task]) -> dict[str, Seal]:
-        """Seals by the names of their tasks."""
+        """Return seals by the names of their tasks."""
         if not tasks:
             return {}
         with tempfile.TemporaryDirectory(prefix="agent-rollouts-check-") as folder:
@@ -67,7 +67,7 @@ async def check_job(
             run = await open_run(Store.open(folder, {}), job.metadata.name)
         return {seal.result.task: seal for seal in run.seals.values()}
 
-    # What a task may be graded by in Shared alone is a matter of trying: Separate first, where an agent reaches less.
+    # Only a trial shows whether a task needs Shared. Separate goes first, because an agent can reach less there.
     oracle = await seals("Oracle", [_in_separate(job, task) for task in solvable])
     only_shared = {
         task.name
@@ -77,7 +77,7 @@ async def check_job(
     oracle |= await seals("Oracle", [task for task in solvable if task.name in only_shared])
     nop = await seals("Nop", tasks)
     for task in tasks:
-        if task.environment is not None:  # it can be reset; whether it can be solved is not known
+        if task.environment is not None:  # a reset succeeded, which does not show that it can be solved
             rows.append(_row(task, "Nop", nop.get(task.name)))
             continue
         row = _row(task, "Oracle", oracle.get(task.name))
@@ -89,7 +89,7 @@ async def check_job(
 
 
 def _asks_for_shared(job: RolloutJob, task: Task) -> bool:
-    """The task itself, and not the job, says that it is graded where the agent worked."""
+    """Whether the task itself, and not the job, asks for grading in the agent's workspace."""
     return job.spec.verifier.mode is None and not task.steps and job.spec.verifier_of(task).mode is VerifierMode.SHARED
 
 
@@ -100,7 +100,7 @@ def _in_separate(job: RolloutJob, task: Task) -> Task:
 
 
 def _checked_by(agent: str, job: RolloutJob, tasks: Sequence[Task], folder: str) -> RolloutJob:
-    """The job with that agent alone, over those tasks, recorded in a folder."""
+    """Return the job with only that agent, over those tasks, recorded in a folder."""
     spec = job.spec.model_copy(
         update={
             "group_size": 1,
@@ -118,7 +118,7 @@ def _checked_by(agent: str, job: RolloutJob, tasks: Sequence[Task], folder: str)
 
 def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:
     if seal is None:
-        message = "" if task.environment else "has no solution to prove it with; add one"
+        message = "" if task.environment else "has no solution to check it with; add one"
         return CheckRow(task.name, agent, None, "-", False, message)
     result, verdict = seal.result, seal.verdict
     ok, message, reward = False, "", result.reward

@@ -1,12 +1,12 @@
-"""What all rollouts of one run share."""
+"""Objects that all rollouts of one run share."""
 
 import random
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.attempt.assignment import Rollout
-from agent_runtime.engine.branching.snapshots import SnapshotStore
+from agent_runtime.engine.attempt.snapshots import SnapshotStore
 from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
@@ -31,13 +31,13 @@ from rollout_api.tasks import Task
 
 @dataclass
 class RunContext:
-    """One run of one job in this process. `model` may be replaced while it runs; a call takes the one of its moment."""
+    """One run of one job in this process. `model` may be replaced during the run; each call uses the current one."""
 
     job: RolloutJob
     record: JobRecord
     provider: SandboxProvider
     make_agent: Callable[[], Agent] | None
-    """None where a program in the workspace is the agent."""
+    """None if the agent is a program in the workspace."""
     tools: Mapping[str, Tool]
     server_keys: Mapping[str, str] = field(repr=False)
     """Keys of MCP servers, by name."""
@@ -45,13 +45,13 @@ class RunContext:
     observer: Observer
     runner: str
     snapshots: SnapshotStore
-    """Where snapshots of workspaces go."""
+    """Store for snapshots of workspaces."""
     results: SealedResults
-    """Of this shard's sealed rollouts, by whichever process."""
+    """Results of this shard's sealed rollouts, from any process."""
     begun: Set[int] = frozenset()
-    """Rollouts of which earlier processes have claimed an attempt, and none is sealed."""
+    """Unsealed rollouts of which earlier processes have claimed an attempt."""
     told_groups: Set[int] = frozenset()
-    """Groups of whose end plugins have been told by earlier processes."""
+    """Groups whose end earlier processes have reported to plugins."""
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
     watch: ModelWatch = field(default_factory=ModelWatch)
@@ -62,30 +62,32 @@ class RunContext:
     """Labels of submitted groups, by number."""
     environments: EnvironmentPool = field(default_factory=EnvironmentPool)
     origins: Mapping[int, Branching] = field(default_factory=dict)
-    """What groups of `tasks.branch` go on from, by number."""
+    """Origins of the groups of `tasks.branch`, by number."""
+    check_holder: Callable[[], Awaitable[None]] | None = None
+    """Called before an attempt is claimed; raises Superseded if a later session has the run."""
     finished: bool = False
-    """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
+    """The run is complete: live sandboxes need not wait for another process."""
 
     def current_model(self) -> Model | None:
-        """The model that answers from now on."""
+        """Return the current model."""
         return self.model
 
     def plugins_of_group(self, number: int, task: Task) -> GroupPlugins:
-        """What the plugins have to do with a group."""
+        """Return the plugins' interface to a group."""
         return GroupPlugins(self.plugins, GroupInfo(number, task, self.job.spec.group_size), self.record.folder)
 
     def plugins_of_attempt(self, rollout: Rollout, attempt: int) -> RolloutPlugins:
-        """What the plugins have to do with an attempt."""
+        """Return the plugins' interface to an attempt."""
         info = RolloutInfo(rollout.index, rollout.group, rollout.member, attempt, rollout.seed, rollout.task)
         return RolloutPlugins(self.plugins, info, self.record.folder)
 
     def provider_for(self, task: Task) -> SandboxProvider:
-        """Where the workspaces of that task's rollouts come from."""
+        """Return the provider of the workspaces of that task's rollouts."""
         return self.provider if task.needs_sandbox else NoSandboxes()
 
 
 def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
-    """What the rollout's workspaces are made from; the same for all members of its group."""
+    """Return the specification of the rollout's workspaces, which all members of its group share."""
     task = rollout.task
     sandbox = task.sandbox.apply(job.spec.sandbox)
     return WorkspaceSpec(
@@ -95,11 +97,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
         resources=sandbox.resources,
-        network={
-            "setup": sandbox.network.setup,
-            "agent": sandbox.network.agent,
-            "verifier": sandbox.network.verifier,
-        },
+        network={"setup": sandbox.network.setup, "agent": sandbox.network.agent, "verifier": sandbox.network.verifier},
         files=task.files,
         setup=[*task.setup, *job.spec.agent.install],
         setup_seconds=task.timeouts.setup_seconds,

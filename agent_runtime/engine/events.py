@@ -1,4 +1,4 @@
-"""What happens in a run, as it happens: what a progress display or a trainer wants to know."""
+"""Events of a run, for progress displays and trainers."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ class JobStarted:
     resumed: bool
     warnings: tuple[str, ...] = ()
     results: Collection[Result] = ()
-    """What earlier processes sealed; read from the disk each time, so not to be kept."""
+    """Results sealed by earlier processes. They are read from disk each time, so do not store them."""
 
 
 @dataclass(frozen=True)
 class RolloutStarted:
-    """An attempt of a rollout begins, or goes on after a crash."""
+    """An attempt of a rollout begins, or continues after a crash."""
 
     index: int
     task: str
@@ -34,7 +34,7 @@ class RolloutStarted:
 
 @dataclass(frozen=True)
 class TurnEnded:
-    """A model call was answered; `replayed`: by the journal, an earlier process had asked."""
+    """A model call was answered; `replayed`: from the journal of an earlier process."""
 
     index: int
     turn: int
@@ -45,7 +45,7 @@ class TurnEnded:
 
 @dataclass(frozen=True)
 class ModelCallFailing:
-    """A rollout's model call is retried because the server fails; `message` says how. None: that call is over."""
+    """A rollout's model call is retried because the server fails; `message` has the reason. None: that call has ended."""
 
     index: int
     message: str | None
@@ -53,7 +53,7 @@ class ModelCallFailing:
 
 @dataclass(frozen=True)
 class ModelSilent:
-    """Calls to the model at `place` wait, and for `seconds` none has been answered. Repeated while that lasts.
+    """Calls to the model at `place` are waiting, and none has been answered for `seconds`. Repeated while that lasts.
 
     `calls` 0: the model answers again.
     """
@@ -67,7 +67,7 @@ class ModelSilent:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt was lost to infrastructure; `retry` tells whether another one follows."""
+    """An attempt was lost to infrastructure; `retry` says whether another one follows."""
 
     index: int
     attempt: int
@@ -78,7 +78,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True)
 class PluginFailed:
-    """A plugin raised, took too long, or returned what its hook does not allow; `key` names the occasion."""
+    """A plugin raised, timed out, or returned an invalid value; `key` names the occasion."""
 
     plugin: str
     hook: str
@@ -101,12 +101,12 @@ class GroupFinished:
     task: str
     results: tuple[Result, ...]
     earlier: bool = False
-    """All of them were sealed by earlier processes."""
+    """Earlier processes sealed all of them."""
 
 
 @dataclass(frozen=True)
 class JobSummary:
-    """How a run ended. `completed`: every rollout is sealed. `aborted` says why it was given up."""
+    """How a run ended. `completed`: every rollout is sealed. `aborted`: why the run was aborted."""
 
     name: str
     folder: str
@@ -119,7 +119,7 @@ class JobSummary:
     resumable: bool
     stats: Mapping[str, Any] = field(default_factory=dict)
     tracebacks: Mapping[str, int] = field(default_factory=dict)
-    """What the agent's own code raised, and in how many rollouts, most frequent first."""
+    """Tracebacks of the agent's own exceptions and their number of rollouts, most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class WorkspaceAcquired:
-    """A new attempt has its workspace, so many seconds after asking for it."""
+    """A new attempt has its workspace, this many seconds after the request."""
 
     index: int
     seconds: float
@@ -139,7 +139,7 @@ class WorkspaceAcquired:
 
 @dataclass(frozen=True)
 class ToolEnded:
-    """A tool call has its observation. `tool` is the name that the model wrote: it may be none of the job's."""
+    """A tool call has its observation. `tool` is the name that the model wrote, which may be unknown."""
 
     index: int
     tool: str
@@ -149,7 +149,9 @@ class ToolEnded:
 
 @dataclass(frozen=True)
 class StorageRequested:
-    """One request to object storage has ended; a repetition is another one. `failed`: it has to be repeated or given up."""
+    """One request to object storage has ended; a retry is a separate request. `failed`: it must be retried or
+    abandoned.
+    """
 
     operation: str
     """create, put, get, list, delete, head."""

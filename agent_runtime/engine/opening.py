@@ -1,4 +1,4 @@
-"""Open everything that a run needs before its first rollout, and find out whether its verifiers can start."""
+"""Open everything that a run needs before its first rollout, and check whether its verifiers can start."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,14 @@ from agent_runtime.agents.base import Agent
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
+from agent_runtime.engine.attempt.snapshots import SnapshotStore
 from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS
-from agent_runtime.engine.branching.snapshots import SnapshotStore
 from agent_runtime.engine.branching.sources import Origin, fix_origins
 from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.context import RunContext, workspace_spec
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
+from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
@@ -30,7 +31,7 @@ from agent_runtime.models.base import CallHealth, Model, ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.models.providers.scripted import no_script
 from agent_runtime.plugins.plugins import Plugins
-from agent_runtime.recording.job_record import JobRecord
+from agent_runtime.recording.job_record import JobRecord, output_uri
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.store import Store
@@ -48,31 +49,27 @@ from rollout_api.tasks import Task
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a job runs. `model` and a SandboxProvider as `provider` take the place of what the manifest names."""
+    """The environment of a job. `model` and a SandboxProvider as `provider` replace those of the manifest."""
 
     base_dir: Path
-    """Relative paths of the manifest start here."""
+    """Base of the manifest's relative paths."""
     environ: Mapping[str, str] = field(repr=False)
     provider: Provider | SandboxProvider | None = None
     model: Model | None = None
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
     plugins: Sequence[object] = ()
-    """Called after those of the manifest."""
+    """Called after the manifest's plugins."""
     agent: Callable[[], Agent] | None = None
-    """Makes the agent of an attempt, in place of the one that the manifest names."""
+    """Creates the agent of an attempt, instead of the manifest's."""
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    """What names in `agent.tools` stand for in this process alone."""
-
-
-def output_uri(job: RolloutJob, base_dir: Path) -> str:
-    """Where results go; a relative folder starts at the manifest's."""
-    uri = job.spec.output.uri
-    return uri if "://" in uri else str((base_dir / uri).resolve())
+    """Tools for names in `agent.tools`, in this process only."""
+    private: Sequence[Path] = ()
+    """Files and folders of this machine that no workspace may see, such as the manifest, which has hidden tests."""
 
 
 def refuse_text_only(job: RolloutJob, model: Model) -> None:
-    """Raise ModelConfigError where a job of mode Train would record nothing that a trainer could use."""
+    """Raise ModelConfigError if a job of mode Train would record no training data."""
     allowed = job.spec.model is not None and job.spec.model.allow_text_only
     if job.spec.mode is Mode.TRAIN and model.token_capture == "TextOnly" and not allowed:
         raise ModelConfigError(
@@ -85,7 +82,7 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
 async def check_tasks(
     job: RolloutJob, tasks: Sequence[Task], environments: EnvironmentPool, *, has_own_model: bool = False
 ) -> None:
-    """Check that the job's agent, environments and scripted model can take its tasks.
+    """Check that the job's agent, environments and scripted model support its tasks.
 
     `has_own_model`: the job's own model is not used. Raises TaskSourceError with all problems.
     """
@@ -120,9 +117,10 @@ async def open_run(
     observer: Observer,
     origins: Sequence[Origin] = (),
 ) -> AsyncIterator[RunContext]:
-    """A run that is ready to start, closed at the end. `origins` are those of the groups of a job with `tasks.branch`.
+    """Open a run that is ready to start and closed at the end. `origins` are those of the groups of a job with
+    `tasks.branch`.
 
-    Raises what is wrong with any part of it.
+    Raises the errors of all parts.
     """
     is_command = job.spec.agent.is_command
     make_agent = None if is_command else surroundings.agent or find_agent(job.spec.agent.type)
@@ -145,11 +143,11 @@ async def open_run(
         stack.push_async_callback(environments.close)
         await check_tasks(job, tasks, environments, has_own_model=surroundings.model is not None)
         place = _place_of_model(job, surroundings)
-        # Of its own: a server that answers the check's few tokens may still be stuck at a rollout's prompt.
+        # A separate check: a server that answers the short check may still hang at a rollout's prompt.
         model = await _checked_model(job, surroundings, stack, ModelWatch(place, observer))
         starting = stack.enter_context(contextlib.ExitStack())
         if not new and job.metadata.uid is None:
-            # Two first starts at once would find no run yet, and each would begin one.
+            # Two concurrent first starts would both find no run, and each would create one.
             starting.enter_context(start_lock(uri, job.metadata.name, surroundings.shard.index))
         record = await JobRecord.find(store, job, tasks, new=new)
         context: RunContext | None = None
@@ -158,7 +156,7 @@ async def open_run(
             await provider.close(keep=context is None or not context.finished)
 
         stack.enter_context(run_lock(record.uid, surroundings.shard.index, record.folder))
-        provider = await _open_provider(job, tasks, surroundings, uri, record)
+        provider = await _open_provider(job, tasks, surroundings, uri, record, origins)
         stack.push_async_callback(close_provider)
         await record.begin()
         starting.close()
@@ -170,10 +168,14 @@ async def open_run(
             _, claimed = await asyncio.gather(results.load(), record.begun())
             begun = {index for index in claimed if index not in results}
             told_groups = await record.told_groups() if plugins.have("after_group") else told_groups
-            # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
-            await provider.sweep(
-                lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in results
-            )
+
+            def is_unwanted(attempt: str, name: str) -> bool:
+                """Unfinished gradings of an earlier process run again; its sealed rollouts need no workspace."""
+                index = int(attempt.split("-")[0])
+                # Runners of other shards may be at work in the same executor.
+                return shard.has(index // group_size) and (name.split(".")[0] != "agent" or index in results)
+
+            await provider.sweep(is_unwanted)
         fixed = await fix_origins(record, origins, surroundings.environ)
         layers = Layers(store, record.store)
         context = RunContext(
@@ -188,6 +190,7 @@ async def open_run(
             watch=ModelWatch(place, observer),
             runner=socket.gethostname(),
             results=results,
+            newest_policy=NewestPolicy(results.newest_policy),
             begun=begun,
             told_groups=told_groups,
             shard=surroundings.shard,
@@ -203,7 +206,7 @@ async def open_run(
 
 
 def _place_of_model(job: RolloutJob, surroundings: Surroundings) -> str:
-    """Where a person looks when the model does not answer."""
+    """Describe where to look if the model does not answer."""
     model = job.spec.model
     if surroundings.model is None and model is not None and model.endpoint is not None:
         return model.endpoint.base_url
@@ -213,7 +216,7 @@ def _place_of_model(job: RolloutJob, surroundings: Surroundings) -> str:
 async def _checked_model(
     job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack, watch: ModelWatch
 ) -> Model | None:
-    """The model, of which it is known that it answers; the stack closes it. None where the agent needs none."""
+    """Return a model that has answered a trial call; the stack closes it. None if the agent needs none."""
     model = surroundings.model
     if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
         model = open_model(job.spec.model, surroundings.environ)
@@ -226,32 +229,40 @@ async def _checked_model(
 
 
 async def _open_provider(
-    job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings, uri: str, record: JobRecord
+    job: RolloutJob,
+    tasks: Sequence[Task],
+    surroundings: Surroundings,
+    uri: str,
+    record: JobRecord,
+    origins: Sequence[Origin],
 ) -> SandboxProvider:
     provider = surroundings.provider
     if tasks and not any(task.needs_sandbox for task in tasks):
         provider = NoSandboxes()
     if provider is None or isinstance(provider, Provider):
         placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
-        provider = open_provider(placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir)
+        private = (*surroundings.private, *(Path(origin.task_file) for origin in origins if origin.task_file))
+        provider = open_provider(
+            placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir, private=private
+        )
     await provider.open()
     return provider
 
 
 PREFLIGHT = Fence(epoch=1, holder="preflight")
 SANDBOXES_LOOKED_UP = 16
-"""Different sandboxes that are tried: a data set may have an image for each of ten thousand tasks."""
+"""Most sandboxes that are tried: a dataset may have an image for each of ten thousand tasks."""
 
 
 @dataclass(frozen=True)
 class MissingProgram:
-    """A task whose verifier starts with something that its sandbox lacks."""
+    """A task whose verifier starts with a program that its sandbox lacks."""
 
     task: str
     missing: str
     """`program cargo`, `module pytest`."""
     has_setup: bool
-    """The task's setup, which was not run for this, may bring it."""
+    """The task's setup, which was not run for this check, may install it."""
 
     def __str__(self) -> str:
         where = f"task {self.task}: verifier.commands[0] needs {self.missing}, which the sandbox does not have"
@@ -259,9 +270,9 @@ class MissingProgram:
 
 
 async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings) -> list[MissingProgram]:
-    """The tasks whose verifier could not start, among those of the first sandboxes and commands.
+    """Return the tasks whose verifier could not start, among those of the first sandboxes and commands.
 
-    Raises SandboxFailure when no sandbox starts at all.
+    Raises SandboxFailure if no sandbox starts at all.
     """
     if not any(task.verifier for task in tasks):
         return []
@@ -278,7 +289,7 @@ async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings:
 
 async def _look_up(job: RolloutJob, tasks: Sequence[Task], provider: SandboxProvider) -> list[MissingProgram]:
     answers: list[tuple[WorkspaceSpec, str, str | None]] = []
-    """Each sandbox and command is looked up once: a whole data set shares a few of them."""
+    """Each sandbox and command is checked once, because a dataset shares a few of them."""
     found = []
     for number, task in enumerate(tasks):
         if task.verifier is None:

@@ -1,4 +1,4 @@
-"""Run a job in this process: the embedded mode of a laptop, and what a runner pod does with its shard."""
+"""Run a job in this process: embedded on a laptop, or as a runner pod for its shard."""
 
 import asyncio
 from collections import Counter
@@ -10,12 +10,12 @@ from agent_runtime.agents.base import Agent
 from agent_runtime.engine.branching.sources import Origin, find_origins
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
-from agent_runtime.engine.opening import Surroundings, open_run, output_uri
+from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
+from agent_runtime.engine.opening import Surroundings, open_run
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.engine.scheduling.groups import Groups, JobAborted, abort_message
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
-from agent_runtime.recording.job_record import standing_run
+from agent_runtime.recording.job_record import output_uri, standing_run
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
@@ -27,11 +27,13 @@ from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task, TaskStream
 
 SHORTEST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 1.0
-"""Between two looks for the next group. One request a second costs a store nothing; a step of training takes minutes."""
+"""Interval between checks for the next group. One request a second is a negligible load for a store; a training step
+takes minutes.
+"""
 
 
 class StreamFeed:
-    """This shard's groups of a job that stays open: taken from storage as they are submitted, given out there when done."""
+    """This shard's groups of a stream job: read from storage as they are submitted, published there when finished."""
 
     def __init__(self, context: RunContext, stream: TaskStream) -> None:
         self._context = context
@@ -39,10 +41,10 @@ class StreamFeed:
         self._most = asyncio.Semaphore(max(1, stream.max_in_flight // context.shard.count))
         self._feed = Feed(self._record, context.shard.index)
         self.total: int | None = None
-        """Rollouts of this shard in all, once the stream is closed."""
+        """Total rollouts of this shard, once the stream is closed."""
 
     async def groups(self) -> AsyncIterator[tuple[int, Task]]:
-        """The shard's groups by number; ends when the stream is closed and all are out."""
+        """Yield the shard's groups by number until the stream is closed and all are published."""
         shard = self._context.shard
         await self._feed.open()
         number, pause = shard.index, SHORTEST_POLL_SECONDS
@@ -62,13 +64,13 @@ class StreamFeed:
             number, pause = number + shard.count, SHORTEST_POLL_SECONDS
 
     async def group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
-        """Give a group out, unless an earlier process has."""
+        """Publish a group unless an earlier process has."""
         await self._feed.give_out(group, results)
         self._most.release()
 
 
 ABORT_POLL_SECONDS = 5.0
-"""Between two looks whether another shard's runner aborted the job."""
+"""Interval between checks whether another shard's runner aborted the job."""
 
 
 async def run_job(
@@ -86,14 +88,16 @@ async def run_job(
     plugins: Sequence[object] = (),
     agent: Callable[[], Agent] | None = None,
     tools: Mapping[str, Tool] = MappingProxyType({}),
+    private: Sequence[Path] = (),
 ) -> JobSummary:
-    """Run a job, or one shard of it, to its end, or go on with it where an earlier process left it.
+    """Run a job, or one shard of it, to its end, or resume it.
 
-    Relative paths of the manifest start at `base_dir`. `model`, and a SandboxProvider as `provider`, take the place of what
-    the manifest names; so does what `agent` makes, and `tools` by their names in `agent.tools`, which only this process
-    knows. `plugins` are called after the manifest's. Everything that can be found out before the first rollout is:
-    tasks, tools, agent, plugins, model, storage. Raises the errors of those parts. Setting `stop` ends it at once, a
-    requested `drain` after the turns that run; both leave the rest resumable.
+    Relative paths of the manifest start at `base_dir`. `model`, and a SandboxProvider as `provider`, replace those of
+    the manifest; so do agents from `agent`, and `tools` by their names in `agent.tools`, in this process only.
+    `plugins` are called after the manifest's. All checks run before the first rollout: tasks, tools, agent, plugins,
+    model, storage. Raises the errors of those parts. Setting `stop` ends the run at once, requesting a `drain` ends it
+    after the running turns; both leave the rest resumable.
+    Workspaces on this machine see nothing of the files and folders in `private`.
     """
     origins: Sequence[Origin] = ()
     if job.spec.tasks.branch is not None:
@@ -103,7 +107,9 @@ async def run_job(
         loaded = LoadedTasks([origin.task for origin in origins])
     else:
         loaded = LoadedTasks([]) if job.spec.tasks.stream else load_tasks(job.spec.tasks, base_dir, environ)
-    surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools)
+    surroundings = Surroundings(
+        base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private
+    )
     async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer, origins=origins) as context:
         return await _run(context, loaded, stop or asyncio.Event())
 
@@ -130,7 +136,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
         aborted = await _work(context, groups, stream.groups() if stream else _listed(tasks), stop)
     if stream is not None:
         total = stream.total
-    # All rollouts may be sealed, and the run be stopped before the last group was given out.
+    # The run may have stopped after the last seal but before the last group was published.
     context.finished = aborted is not None or groups.given_out * job.spec.group_size == total
     return await _summary(context, total, aborted)
 
@@ -138,7 +144,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
 async def _work(
     context: RunContext, groups: Groups, source: AsyncIterator[tuple[int, Task]], stop: asyncio.Event
 ) -> str | None:
-    """Run all groups until they are done, or `stop` or a drain ends it; why the job was aborted, or None."""
+    """Run all groups until they are finished, or `stop` or a drain ends it; return why the job was aborted, or None."""
     work = asyncio.create_task(_all_groups(context, groups, source))
     aborting = asyncio.create_task(_aborted_by_another(context))
     stopping = [asyncio.create_task(stop.wait()), asyncio.create_task(groups.come_to_a_stop()), aborting]
@@ -171,7 +177,7 @@ async def _all_groups(context: RunContext, groups: Groups, source: AsyncIterator
 
 
 async def _aborted_by_another(context: RunContext) -> str:
-    """Why another shard's runner aborted the job, as soon as it did. Never returns where there is one shard."""
+    """Return, once it happens, why another shard's runner aborted the job. Never returns with a single shard."""
     while True:
         await asyncio.sleep(ABORT_POLL_SECONDS)
         if context.shard.count > 1 and (aborted := await abort_message(context.record.store)) is not None:
@@ -179,17 +185,12 @@ async def _aborted_by_another(context: RunContext) -> str:
 
 
 async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> None:
-    """Results of a fixed list of tasks are read from the seals; only a stream has a feed."""
+    """Do nothing: results of a fixed list of tasks are read from the seals; only a stream has a feed."""
 
 
 async def _summary(context: RunContext, total: int | None, aborted: str | None) -> JobSummary:
-    record, shard, results = context.record, context.shard, context.results
-    stats: Mapping[str, object] | None = None
-    if context.finished:
-        verdict = {"sealed": len(results), "aborted": aborted, "plugins": context.plugins.of_job}
-        await results.end()
-        await record.finish_shard(shard.index, verdict)
-        stats = await record.finish(shard.count)
+    record, results = context.record, context.results
+    stats = await write_results(context, aborted) if context.finished else None
     outcomes = results.outcomes
     summary = JobSummary(
         name=context.job.metadata.name,

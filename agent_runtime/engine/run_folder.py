@@ -1,4 +1,4 @@
-"""Where a run keeps what belongs to this machine alone: the sockets and tokens of its live sandboxes, and its lock."""
+"""Files of a run that belong to this machine only: the sockets and tokens of its live sandboxes, and its lock."""
 
 import contextlib
 import fcntl
@@ -11,9 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+_locked_files: set[int] = set()
+"""Descriptors of the files that `process_lock` holds."""
+
 
 class RunInProgress(Exception):
-    """Another live process of this machine works on the run. `holder`: its process, host and start."""
+    """Another live process of this machine runs the job. `holder`: its process, host and start."""
 
     def __init__(self, run: str, holder: str) -> None:
         pid = holder.partition(" ")[0] or "PID"
@@ -29,10 +32,10 @@ class RunInProgress(Exception):
 
 
 def run_folder(uid: str) -> Path:
-    """A private folder of that run, the same for every process of this user that resumes it.
+    """Return a private folder of that run, the same for every process of this user that resumes it.
 
-    In the system's temporary folder, not beside the output: unix socket paths are limited to 107 bytes, and the output may
-    be in object storage.
+    It is in the system's temporary folder, not beside the output: unix socket paths are limited to 107 bytes, and the
+    output may be in object storage.
     """
     folder = _path(uid)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,12 +46,12 @@ def run_folder(uid: str) -> Path:
 
 @contextlib.contextmanager
 def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
-    """Hold a shard of a run against other processes of this user on this machine. Raises RunInProgress.
+    """Lock a shard of a run against other processes of this user on this machine. Raises RunInProgress.
 
-    The kernel releases the lock when its holder dies, so a killed run is resumed at once.
+    The kernel releases the lock when its holder dies, so a killed run can be resumed at once.
     """
-    path, file = _locked(uid, shard, name)
-    with file:
+    path, file, held = _locked(uid, shard, name)
+    with held:
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
         file.flush()
@@ -56,7 +59,7 @@ def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # the next holder has ended too, and removed the folder
+            with contextlib.suppress(FileNotFoundError):  # a later holder has also ended and removed the folder
                 if not list(path.parent.glob("*.lock")):
                     for folder, _, _ in os.walk(path.parent, topdown=False):
                         with contextlib.suppress(
@@ -66,24 +69,49 @@ def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
 
 
 def start_lock(uri: str, name: str, shard: int) -> contextlib.AbstractContextManager[None]:
-    """Hold the first start of a job against others of this machine, until its run has an id. Raises RunInProgress."""
+    """Lock the first start of a job against others of this machine until its run has an id. Raises RunInProgress."""
     return run_lock(hashlib.sha256(f"{uri}/{name}".encode()).hexdigest(), shard, name)
 
 
-def _locked(uid: str, shard: int, name: str) -> tuple[Path, TextIO]:
+@contextlib.contextmanager
+def process_lock(descriptor: int) -> Iterator[None]:
+    """Lock an open file until the block ends or this process dies. Raises BlockingIOError.
+
+    A forked child of the process, for example a worker of a trainer, does not keep the lock.
+    """
+    _locked_files.add(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        _locked_files.discard(descriptor)
+
+
+def _leave_locks() -> None:
+    """Detach a forked child from the locked files. Their descriptors stay valid, because file objects refer to them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in _locked_files:
+        os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+    _locked_files.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
+
+
+def _locked(uid: str, shard: int, name: str) -> tuple[Path, TextIO, contextlib.ExitStack]:
     while True:
-        # Its holder may end at any moment, and remove file and folder: then once more.
+        # Retry if the holder ended in the meantime and removed file and folder.
         with contextlib.suppress(FileNotFoundError, FileExistsError), contextlib.ExitStack() as opened:
             path = run_folder(uid) / f"shard-{shard}.lock"
             file = opened.enter_context(path.open("a+"))
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                opened.enter_context(process_lock(file.fileno()))
             except BlockingIOError:
                 file.seek(0)
                 raise RunInProgress(name, file.read()) from None
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                opened.pop_all()
-                return path, file
+                return path, file, opened.pop_all()
 
 
 def _path(uid: str) -> Path:

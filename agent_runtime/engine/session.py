@@ -1,4 +1,4 @@
-"""A run that stays open in a trainer's own process: tasks go in as training goes on, finished groups come out."""
+"""A run that stays open in a trainer's own process: it accepts tasks during training and yields finished groups."""
 
 import asyncio
 from collections import deque
@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
+from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
 from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_only
-from agent_runtime.engine.scheduling.groups import Groups, JobAborted, abort_message
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.attempt_folder import AttemptFolder
@@ -29,7 +29,7 @@ from rollout_api.tasks import Task
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A group whose members all have their results. `sequence` is what `submit` returned for it."""
+    """A group whose members all have results. `sequence` is what `submit` returned for it."""
 
     sequence: int
     task: Task
@@ -38,10 +38,11 @@ class FinishedGroup:
 
 
 class RolloutSession:
-    """An open run of a job with `tasks: {stream: {}}`. Sandboxes and connections live on between submissions.
+    """An open run of a job with `tasks: {stream: {}}`. Sandboxes and connections persist between submissions.
 
-    What was submitted is durable before `submit` returns. A session that is opened again under the same name goes on with
-    what was not finished, and gives out the finished groups again, oldest first: skip those up to the `sequence` that the
+    What was submitted is durable before `submit` returns. A session that is opened again under the same name continues
+    the unfinished groups, and delivers the finished groups again, oldest first: skip those up to the `sequence` that
+    the
     trainer's own checkpoint has.
     """
 
@@ -56,31 +57,34 @@ class RolloutSession:
         new: bool = False,
         observer: Observer = lambda event: None,
         plugins: Sequence[object] = (),
+        private: Sequence[Path] = (),
     ) -> None:
+        """Workspaces on this machine see nothing of `private`; the rest is as for `run_job`."""
         if job.spec.tasks.stream is None:
             raise ValueError(
                 "a session needs a job with tasks: {stream: {}}; a job with a list of tasks is run as a whole"
             )
-        surroundings = Surroundings(base_dir, environ, provider, model, plugins=plugins)
+        surroundings = Surroundings(base_dir, environ, provider, model, plugins=plugins, private=private)
         self._run = open_run(job, [], surroundings, new=new, observer=observer)
         self._environ = environ
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
         self._finished: deque[FinishedGroup] = deque()
         self._news = asyncio.Event()
-        """Set when iteration may have something to say."""
+        """Set when iteration may have something to yield."""
         self._unfinished: dict[int, str | None] = {}
-        """Labels of the groups at work, by sequence."""
+        """Labels of unfinished groups, by sequence number."""
         self._submitting = asyncio.Lock()
         self._models: list[Model] = []
-        """Models that `use_model` opened; calls may still be under way at those that were replaced."""
+        """Models that `use_model` opened. Replaced ones may still have calls in progress."""
         self._next = 0
         self._total: int | None = None
-        """Groups in all, once the stream is closed."""
+        """Total number of groups, once the stream is closed."""
         self._closed = self._resumed = False
 
     async def __aenter__(self) -> Self:
-        """Open storage, sandboxes and model, and go on with what an earlier session left. Raises JobAborted where it was
-        given up."""
+        """Open storage, sandboxes and model, and resume what an earlier session left. Raises JobAborted if the run was
+        aborted.
+        """
         self._context: RunContext = await self._run.__aenter__()
         self._stream = StreamRecord(self._context.record.store)
         self._feed = Feed(self._stream, shard=0)
@@ -96,19 +100,23 @@ class RolloutSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave what is unfinished to be gone on with by the next session."""
+        """Leave unfinished groups for the next session."""
         await self._groups.stop()
-        for model in self._models:
-            await model.close()
         self._context.finished |= self._resumed and not self._unfinished
-        await self._run.__aexit__(kind, error, traceback)
+        try:
+            for model in self._models:
+                await model.close()
+            if self._resumed and self._is_complete:
+                await write_results(self._context)
+        finally:
+            await self._run.__aexit__(kind, error, traceback)
 
     async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
-        """Hand a task in, or its fields as in a manifest; waits while `maxInFlight` groups are unfinished.
+        """Submit a task, or its fields as in a manifest; waits while `maxInFlight` groups are unfinished.
 
-        Returns its sequence number. `label` (a batch, a training step) comes back with the group. A call that is cancelled
-        may have handed it in: then its group comes out like any other. Raises ValidationError, and StreamClosed where
-        another client has closed the stream. Groups of other clients come out as well.
+        Returns its sequence number. `label` (a batch, a training step) is returned with the group. A cancelled call may
+        still have submitted it: then its group is yielded like any other. Raises ValidationError, and StreamClosed if
+        another client has closed the stream. Groups of other clients are yielded as well.
         """
         task = Task.model_validate(task)
         if self._closed:
@@ -120,24 +128,24 @@ class RolloutSession:
         async with self._submitting:
             try:
                 sequence = await self._stream.submit(task, label)
+                await self._take_in(sequence)
             except BaseException as error:
                 self._in_flight.release()
                 if isinstance(error, StreamClosed):
                     await self._end()
                 raise
-            await self._take_in(sequence)
             self._begin(sequence, task, label, in_flight=True)
             return sequence
 
     async def _take_in(self, end: int) -> None:
-        """Begin the groups before that number that others, such as `rolloutctl stream submit`, have handed in."""
+        """Begin the groups before that number that other clients, such as `rolloutctl stream submit`, have submitted."""
         for number in range(self._next, end):
             entry = await self._stream.entry(number)
             assert entry is not None, "numbers have no gaps, and nothing removes an entry"
             self._begin(number, entry.task, entry.label, in_flight=False)
 
     async def close(self) -> None:
-        """Nothing more will be submitted; iteration ends when all groups are out."""
+        """Close the stream; iteration ends when all groups were yielded."""
         async with self._submitting:
             await self._end()
 
@@ -149,27 +157,32 @@ class RolloutSession:
         self._news.set()
 
     async def abandon(self, reason: str, message: str) -> None:
-        """Give the run up: its work ends here, is not gone on with, and its sandboxes go when the session is left."""
+        """Abort the run: it cannot be resumed, and its sandboxes are deleted when the session ends."""
         self._context.finished = True
         await self._groups.stop()
         await self._context.record.abort(reason, message)
 
     @property
     def submitted(self) -> int:
-        """Groups that were submitted, by earlier sessions too."""
+        """Return the number of submitted groups, earlier sessions included."""
         return self._next
 
     @property
+    def _is_complete(self) -> bool:
+        """Whether the stream is closed and all its groups are finished."""
+        return self._next == self._total and not self._unfinished
+
+    @property
     def uri(self) -> str:
-        """Where the run is recorded."""
+        """URI of the recorded run."""
         return self._context.record.store.uri
 
     async def seals(self) -> Mapping[int, Seal]:
-        """The sealed rollouts, with their verdicts, by index."""
+        """Return the sealed rollouts, with their verdicts, by index."""
         return await self._context.record.seals()
 
     async def use_model(self, model: ModelSpec | Model) -> None:
-        """Let all further model calls go to another model, those of running rollouts included."""
+        """Use another model for all further model calls, those of running rollouts included."""
         if isinstance(model, ModelSpec):
             replacement = open_model(model, self._environ)
             self._models.append(replacement)
@@ -180,25 +193,26 @@ class RolloutSession:
         self._context.model = replacement
 
     async def records(self, result: Result) -> list[Record]:
-        """What the journal has of a finished rollout: model calls with their tokens, tool calls. Raises RecordCorrupt."""
+        """Return the journal of a finished rollout: model calls with their tokens, tool calls. Raises RecordCorrupt."""
         store = self._context.record.store
         return linear(await AttemptFolder.of_rollout(store, result.index, result.attempt).records())
 
     async def tokens(self, result: Result) -> list[Branch]:
-        """What to train on of a finished rollout, an entry a branch; empty where the model gave no token ids.
+        """Return the training data of a finished rollout, one entry for each branch; empty if the model gave no token
+        ids.
 
         Raises RecordCorrupt.
         """
         return await sealed_tokens(self._context.record.store, result.index)
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
-        """Finished groups in the order in which they finish."""
+        """Yield finished groups in the order in which they finish."""
         return self
 
     async def __anext__(self) -> FinishedGroup:
-        """The next finished group. Raises what ended the run from outside (storage, abort)."""
+        """Return the next finished group. Raises the error that ended the run externally (storage, abort)."""
         while not self._finished:
-            if self._next == self._total and not self._unfinished:
+            if self._is_complete:
                 raise StopAsyncIteration
             self._news.clear()
             await self._groups.unless_failed(self._news.wait())
@@ -208,6 +222,7 @@ class RolloutSession:
         if (aborted := await abort_message(self._context.record.store)) is not None:
             self._context.finished = True
             raise JobAborted(aborted)
+        self._context.check_holder = await self._stream.claim()
         await self._feed.open()
         for number in await self._stream.numbers():
             entry = await self._stream.entry(number)

@@ -1,20 +1,19 @@
-"""What the names, keys and places in a manifest stand for where it is about to run: every mistake at once."""
+"""Validate names, keys and locations in a manifest against this machine, and report all problems at once."""
 
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.attempt.mcp import server_keys
-from agent_runtime.engine.opening import output_uri
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
-from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.recording.job_record import output_uri
+from agent_runtime.recording.store import StorageError, Store, local_folder
 from agent_runtime.tools.registry import open_tools
 from rollout_api.manifest import Location
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
@@ -22,12 +21,13 @@ from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 STORAGE_SECONDS: Final = 5.0
 
 Found = tuple[Location, str]
-"""A field, and what is wrong with it."""
+"""A field and its problem."""
 
 
 async def wrong_fields(job: RolloutJob, base_dir: Path, environ: Mapping[str, str]) -> list[Found]:
-    """The fields that could not be used here. Nothing is run or written. What Secrets and ModelServers hold is left out:
-    only a cluster has them."""
+    """Return the fields that cannot be used here, without running or writing anything. Secrets and ModelServers are not
+    checked: only a cluster has them.
+    """
     found: list[Found] = []
     for location, check in _checks(job, environ):
         try:
@@ -61,9 +61,7 @@ def _checks(job: RolloutJob, environ: Mapping[str, str]) -> list[tuple[Location,
 
 
 async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        folder = Path(unquote(parts.path) if parts.scheme else uri)
+    if (folder := local_folder(uri)) is not None:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
         return None if usable else f"{existing} is not a writable folder; change its permissions or the URI"

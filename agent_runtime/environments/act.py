@@ -1,6 +1,6 @@
-"""The tool by which an agent acts in its task's environment, and the verdict on an episode.
+"""The tool with which an agent acts in its task's environment, and the verdict on an episode.
 
-The state of both is the steps that the journal has, so nothing else has to be kept or graded.
+Both only depend on the recorded steps, so no other state must be stored or graded.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _PLACEHOLDER = re.compile(r"\{(observation|turn|actionsLeft)\}|\{(feedback)\}(\n
 
 
 def told(template: str, *, observation: str, feedback: str = "", turn: int, actions_left: int) -> str:
-    """What the model is told at a turn, counted from 1. Without feedback its line goes away."""
+    """Return the text for the model at a turn, counted from 1. Without feedback its line is removed."""
     values = {"observation": observation, "turn": str(turn), "actionsLeft": str(actions_left)}
 
     def filled(found: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def acted(records: Sequence[Record]) -> list[Observation]:
 
 
 class Act:
-    """Takes actions, one after another. Implements `agent_runtime.tools.base.Tool`."""
+    """Takes actions one after another. Implements `agent_runtime.tools.base.Tool`."""
 
     name = ACT
     description = "Take one action in the environment; returns what is seen then."
@@ -60,7 +60,7 @@ class Act:
     }
     runs_in: Literal["Runner"] = "Runner"
     idempotent = True
-    """An action that is not journaled is taken anew, after those that are."""
+    """An action that is not journaled is repeated after the journaled ones."""
     takes_agents_time = False
 
     def __init__(self, task: Task, host: EnvironmentHost, start: Beginning, recorded: Sequence[Record] = ()) -> None:
@@ -68,16 +68,16 @@ class Act:
         self.template, self.max_steps = task.prompt, task.environment.max_steps
         shown = told(task.prompt, observation=start.observation, turn=1, actions_left=self.max_steps)
         self.task = task.model_copy(update={"prompt": f"{start.instruction}\n{shown}" if start.instruction else shown})
-        """The task as an agent sees it: its prompt is the rules and what is seen first."""
+        """The task as an agent sees it: its prompt has the rules and the first observation."""
         self._host = host
         self._past = acted(recorded)
         self._in_sandbox = task.environment.run_in is RunIn.SANDBOX
         self._resumes = bool(self._past)
-        """An earlier runner took the actions so far, and they have not been taken again yet."""
+        """An earlier runner took the actions so far, and they have not been repeated yet."""
         self._one_at_a_time = asyncio.Lock()
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Take the action. What ends the episode ends the rollout, as Finished."""
+        """Take the action. The end of the episode ends the rollout as Finished."""
         async with self._one_at_a_time:
             if self._past and self._past[-1].stop:
                 return ToolResult("The episode is over.", error=True)
@@ -93,8 +93,12 @@ class Act:
             )
             return ToolResult(content, stop=move.over, data=data)
 
+    def close(self) -> None:
+        """End the episode."""
+        self._host.close()
+
     def _compare(self, again: Sequence[Move]) -> None:
-        """Raise EnvironmentFailure where the same actions did not lead to where they had led."""
+        """Raise EnvironmentFailure if the repeated actions gave other results."""
         for step, move in zip(self._past[len(self._past) - len(again) :], again, strict=True):
             if (step.content, step.data["reward"]) != (shortened(move.observation), move.reward):
                 # In a sandbox an action may run programs, which can end or replace the process that keeps the episode.
@@ -119,11 +123,11 @@ def _data(action: Action, move: Move) -> dict[str, Any]:
 
 
 def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> Verdict:
-    """The sum of the steps' rewards; an episode without a step has 0.
+    """Return the sum of the steps' rewards; 0 without a step.
 
-    Passed is what the environment says of success at its last step; where it says nothing, a reward above 0. The further
-    rewards are the metrics that ROLL gives: shares of valid and of effective actions, and success. In a sandbox actions may
-    run programs, and these can reach the process that keeps the episode: such a verdict is forgeable.
+    `passed` is the success that the environment reports at its last step, or else a reward above 0. The further rewards
+    are ROLL's metrics: shares of valid and of effective actions, and success. In a sandbox, actions may run programs
+    that can reach the episode's process: such a verdict is forgeable.
     """
     steps = acted(records)
     reward = math.fsum(step.data["reward"] for step in steps)

@@ -1,13 +1,13 @@
-"""Reading the action out of an answer: pure, and in time linear in its length, as the policy writes the text."""
+"""Extract the action from an answer: pure, and in linear time, because the policy writes the text."""
 
 import re
 from dataclasses import dataclass
 
 ANSWER = "<answer>(.*?)</answer>"
-"""Where an action stands when nothing else is asked for; ROLL's own pattern."""
+"""Default position of an action; ROLL's own pattern."""
 WHOLE_ANSWER = "^(.*)$"
 GROUP = "(.*?)"
-# What no piece between groups may have: it could take more than linear time on a text that is made for it.
+# Pieces between groups must not match these characters: a prepared text could take more than linear time.
 _OPERATORS = re.compile(r"[][(){}|.*+?^$]")
 
 
@@ -15,7 +15,8 @@ _OPERATORS = re.compile(r"[][(){}|.*+?^$]")
 class AnswerForm:
     """A pattern such as `<think>(.*?)</think>\\s*<answer>(.*?)</answer>`: the last group is the action.
 
-    Literal text, `\\s*` and `(.*?)` are all that it may be made of, or `^(.*)$`. Finds what `re.search` with DOTALL finds.
+    It may consist of literal text, `\\s*` and `(.*?)`, or be `^(.*)$`. The result equals that of `re.search` with
+    DOTALL.
     """
 
     pattern: str
@@ -23,19 +24,19 @@ class AnswerForm:
 
     @classmethod
     def of(cls, pattern: str = ANSWER) -> "AnswerForm":
-        """Raises ValueError for another pattern."""
+        """Parse a pattern. Raises ValueError for an unsupported one."""
         if pattern == WHOLE_ANSWER:
             return cls(pattern)
         pieces = pattern.split(GROUP)
         bare = [piece.replace(r"\s*", "") for piece in pieces]
         if len(pieces) < 2 or not all(bare) or any(_OPERATORS.search(piece) for piece in bare):
             raise ValueError(
-                f"{pattern!r} is no form of an answer; expected text and \\s* around one or more {GROUP}, or {WHOLE_ANSWER}"
+                f"{pattern!r} is not an answer pattern; expected text and \\s* around one or more {GROUP}, or {WHOLE_ANSWER}"
             )
         return cls(pattern, tuple(re.compile(piece) for piece in pieces))
 
     def action(self, answer: str) -> str | None:
-        """The action, without the space around it; None where the answer has none."""
+        """Return the action without surrounding space; None if the answer has none."""
         if not self.pieces:
             return answer.strip() or None
         place, action = 0, ""

@@ -1,4 +1,4 @@
-"""What drives an episode, wherever it runs: started once, then taken one action further at a time."""
+"""Interface of an episode, wherever it runs: it is started once, then takes one action at a time."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from agent_runtime.tools.base import ToolWorkspace
 from rollout_api.environments import TaskEnvironment
 
 Action = str | None
-"""What the model chose; None where its answer had no action."""
+"""The model's action; None if its answer had none."""
 
 
 class EnvironmentFault(StrEnum):
@@ -25,7 +25,7 @@ class EnvironmentFault(StrEnum):
 
 
 NO_DATA = "NoData"
-"""Reason of an EnvironmentFailure: the environment has nothing under its seed."""
+"""Reason of an EnvironmentFailure: the environment has no episode for its seed."""
 
 
 class EnvironmentFailure(SandboxFailure):
@@ -34,19 +34,19 @@ class EnvironmentFailure(SandboxFailure):
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a reset gave."""
+    """Result of a reset."""
 
     observation: str
     instruction: str
 
 
 MOST_REWARD = 1e100
-"""Of one step, so that no sum of steps overflows."""
+"""Largest reward of one step, so that no sum of steps overflows."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What an action came to; see `hosted.game.Move`."""
+    """Result of an action; see `hosted.game.Move`."""
 
     observation: str
     reward: Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False)]
@@ -65,17 +65,17 @@ class EnvironmentHost(Protocol):
     """One episode."""
 
     async def start(self) -> Beginning:
-        """Reset it. Raises EnvironmentFailure."""
+        """Reset the episode. Raises EnvironmentFailure."""
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
-        """Take `action` after `past`. The last of the moves is its own.
+        """Take `action` after `past`. The last returned move is its result.
 
-        Before it are the moves of those of the past, the latest ones, that had to be taken again: in a new process, or
-        after a crash. Raises EnvironmentFailure.
+        The earlier ones are those of past actions that had to be repeated, in a new process or after a crash. Raises
+        EnvironmentFailure.
         """
 
     def close(self) -> None:
-        """Forget it."""
+        """Discard the episode."""
 
 
 def described(environment: TaskEnvironment) -> dict[str, Any]:
@@ -85,33 +85,35 @@ def described(environment: TaskEnvironment) -> dict[str, Any]:
 
 
 def checked_reply(line: bytes, name: str) -> dict[str, Any]:
-    """The JSON object that a host answered. Raises EnvironmentFailure for anything else, and for an error that it tells."""
+    """Return the JSON object in a host's reply. Raises EnvironmentFailure for anything else, and for a reported error."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
-        raise EnvironmentFailure(EnvironmentFault.FAILED, f"{name} answered with no JSON object")
+        raise EnvironmentFailure(EnvironmentFault.FAILED, f"{name} did not answer with a JSON object")
     if "error" in reply:
         raise EnvironmentFailure(EnvironmentFault.FAILED, f"{name}: {reply['error']}")
     return reply
 
 
 def beginning(reply: dict[str, Any], environment: TaskEnvironment) -> Beginning:
-    """The start in a host's reply. Raises EnvironmentFailure where there is nothing under the seed."""
+    """Return the start in a host's reply. Raises EnvironmentFailure if there is no episode for the seed."""
     match reply.get("start"):
         case {"observation": None}:
-            raise EnvironmentFailure(NO_DATA, f"environment {environment.id} has nothing under seed {environment.seed}")
+            raise EnvironmentFailure(
+                NO_DATA, f"environment {environment.id} has no episode for seed {environment.seed}"
+            )
         case {"observation": str(observation), "instruction": str(instruction)}:
             return Beginning(observation, instruction)
-    raise EnvironmentFailure(EnvironmentFault.FAILED, f"{environment.id} did not tell how it starts")
+    raise EnvironmentFailure(EnvironmentFault.FAILED, f"{environment.id} did not report its start")
 
 
 _MOVES = TypeAdapter(list[Move])
 
 
 def moves(reply: dict[str, Any], *, at_most: int) -> list[Move]:
-    """The moves in a host's reply. Raises EnvironmentFailure where they are none."""
+    """Return the moves in a host's reply. Raises EnvironmentFailure if they are malformed."""
     try:
         found = _MOVES.validate_python(reply.get("moves"))
     except ValidationError as error:
@@ -119,6 +121,6 @@ def moves(reply: dict[str, Any], *, at_most: int) -> list[Move]:
         raise EnvironmentFailure(EnvironmentFault.FAILED, f"a move is malformed: {problem['msg']}") from None
     if not 0 < len(found) <= at_most:
         raise EnvironmentFailure(
-            EnvironmentFault.FAILED, f"{len(found)} moves were answered, at most {at_most} were asked for"
+            EnvironmentFault.FAILED, f"{len(found)} moves were returned, expected at most {at_most}"
         )
     return found

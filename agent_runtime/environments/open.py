@@ -1,4 +1,4 @@
-"""Opening the environment of an attempt, and finding out before the first rollout whether all of them can be opened."""
+"""Opens the environment of an attempt, and checks before the first rollout that all environments can be opened."""
 
 import asyncio
 import json
@@ -17,22 +17,12 @@ from rollout_api.rollout_job import Agent
 from rollout_api.tasks import Task
 
 
-class OpenEnvironment:
-    """A started episode and the tool that acts in it."""
-
-    def __init__(self, host: EnvironmentHost, act: Act) -> None:
-        self._host, self.act = host, act
-
-    def close(self) -> None:
-        self._host.close()
-
-
 async def open_environment(
     task: Task, pool: EnvironmentPool, workspace: Workspace, recorded: Sequence[Record], *, epoch: int
-) -> OpenEnvironment:
-    """Reset the task's environment; what is recorded of the attempt is where it goes on.
+) -> Act:
+    """Reset the task's environment. Return the tool that acts in it, at the state where the attempt's record ends.
 
-    Raises EnvironmentFailure, and what a lost workspace raises.
+    Raises EnvironmentFailure, and errors of a lost workspace.
     """
     environment = task.environment
     assert environment is not None
@@ -45,19 +35,20 @@ async def open_environment(
     try:
         start = await host.start()
         pool.tried.add(kind_of(environment))
-        return OpenEnvironment(host, Act(task, host, start, recorded))
+        return Act(task, host, start, recorded)
     except BaseException:
         host.close()
         raise
 
 
 def kind_of(environment: TaskEnvironment) -> str:
-    """Equal for environments that differ in their seeds alone."""
+    """Return a key that is equal for environments that differ only in their seeds."""
     return json.dumps([environment.id, environment.config], sort_keys=True)
 
 
 async def check_environments(tasks: Sequence[Task], agent: Agent, pool: EnvironmentPool) -> None:
-    """Reset and step one environment of each kind that runs beside the engine. Raises TaskSourceError with all problems."""
+    """Reset and step one environment of each kind that runs in a process next to the engine. Raises TaskSourceError
+    with all problems."""
     kinds: dict[str, Task] = {}
     for task in tasks:
         if task.environment is not None and task.environment.run_in is RunIn.RUNNER:

@@ -1,7 +1,7 @@
-"""Processes that environments run in, beside the engine: none can block its loop, and none outlives its deadline.
+"""Processes for environments, separate from the engine, so that none can block its loop or exceed its deadline.
 
-A process serves many episodes, one call after another. A call that takes too long ends the process; the episodes that it
-held besides are begun again in another one, where their actions so far bring them to where they were.
+A process serves many episodes, one call after another. A call that takes too long ends the process. Its other episodes
+are started again in another process, and their actions so far are repeated.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ from rollout_api.environments import TaskEnvironment
 from rollout_api.tasks import Timeouts
 
 MOST_PROCESSES = 4
-"""A step takes microseconds, so a core serves thousands of rollouts; more processes only keep slow resets apart."""
+"""A step takes microseconds, so one core serves thousands of rollouts. More processes only isolate slow resets."""
 ANSWER_BYTES = 64 * 1024 * 1024
-"""Longest answer: an episode's moves, all at once, after a process was lost."""
-# What a process needs to find its modules and libraries. The runner's credentials are not among it.
+"""Longest answer: all moves of an episode, after a process was lost."""
+# The variables that a process needs to find its modules and libraries. The runner's credentials are not among them.
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
 
 
 class _ProcessLost(Exception):
-    """The process ended before it came to this call."""
+    """The process ended before it handled this call."""
 
 
 class _Hung(Exception):
-    """The call's own time is up."""
+    """The call's own time limit was exceeded."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _Call:
 
 @dataclass
 class _Process:
-    """One process and the calls that it has not answered, oldest first: the time of the first is what runs."""
+    """One process and its unanswered calls, oldest first. The time limit of the first one is running."""
 
     process: asyncio.subprocess.Process
     calls: deque[_Call] = field(default_factory=deque)
@@ -72,7 +72,7 @@ class _Process:
                 stderr=asyncio.subprocess.DEVNULL,
                 env={**variables, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 limit=ANSWER_BYTES,
-                # Ctrl-C is for the engine, which then ends its processes itself.
+                # Ctrl-C must only reach the engine, which then ends its processes.
                 start_new_session=True,
             )
         )
@@ -80,7 +80,7 @@ class _Process:
         return started
 
     async def ask(self, request: dict[str, Any], seconds: float) -> bytes:
-        """The line that answers. Raises _Hung and _ProcessLost."""
+        """Return the answer line. Raises _Hung and _ProcessLost."""
         if not self.alive:
             raise _ProcessLost
         call = _Call(seconds, asyncio.get_running_loop().create_future())
@@ -91,13 +91,13 @@ class _Process:
         return await call.answered
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send what gets no answer."""
+        """Send a message without an answer."""
         assert self.process.stdin is not None
         if self.alive:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def end(self, first: Exception) -> None:
-        """Kill it; the call that it was at ends with that, the others are lost with it."""
+        """Kill it. Its current call ends with that; the others are lost."""
         self.alive = False
         if self.timer is not None:
             self.timer.cancel()
@@ -143,7 +143,7 @@ class EnvironmentPool:
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
         self.tried: set[str] = set()
-        """Kinds of environments (`kind_of`) in which a step has been tried, here or in a sandbox, and has worked."""
+        """Kinds of environments (`kind_of`) for which a step has succeeded in a trial, here or in a sandbox."""
         self._episodes = 0
 
     def episode(self, environment: TaskEnvironment, timeouts: Timeouts) -> "PoolEpisode":
@@ -151,7 +151,7 @@ class EnvironmentPool:
         return PoolEpisode(self, self._episodes, environment, timeouts)
 
     async def place(self, number: int) -> _Process:
-        """The process that takes that episode: a new one while there may be more, else the one with the fewest."""
+        """Return the process for an episode: a new one if allowed, else the one with the fewest episodes."""
         async with self._starting:
             self._processes = [process for process in self._processes if process.alive]
             if len(self._processes) < self._most and all(process.episodes for process in self._processes):
@@ -174,14 +174,14 @@ class PoolEpisode:
         self._pool, self._number, self._environment, self._timeouts = pool, number, environment, timeouts
         self._process: _Process | None = None
         self._taken = 0
-        """Actions that the process knows of."""
+        """Number of actions that the process has."""
 
     async def start(self) -> Beginning:
         reply = await self._begin([], self._timeouts.setup_seconds)
         return beginning(reply, self._environment)
 
     async def try_step(self) -> None:
-        """Start it, and take any action. Raises EnvironmentFailure where either does not work."""
+        """Start it, and take any action. Raises EnvironmentFailure if either fails."""
         request = {"start": described(self._environment), "actions": [], "try": True, "episode": self._number}
         self._process = await self._pool.place(self._number)
         seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
@@ -209,7 +209,7 @@ class PoolEpisode:
             self._process.tell({"episode": self._number})
 
     async def _begin(self, actions: Sequence[Action], seconds: float) -> dict[str, Any]:
-        """Start it, and take the actions. Its process may be lost to the call of another before it comes to this."""
+        """Start it, and take the actions. Another episode's call may end its process before this one is handled."""
         request = {"episode": self._number, "start": described(self._environment), "actions": list(actions)}
         while True:
             self._process = await self._pool.place(self._number)
@@ -224,7 +224,7 @@ class PoolEpisode:
             line = await process.ask(request, seconds)
         except _Hung:
             raise EnvironmentFailure(
-                EnvironmentFault.HUNG, f"{name} gave no answer in {seconds:g} s; see timeouts.commandSeconds"
+                EnvironmentFault.HUNG, f"{name} did not answer within {seconds:g} s; see timeouts.commandSeconds"
             ) from None
         except EnvironmentFailure as died:
             raise EnvironmentFailure(died.reason, f"{name}: {died.message}") from None

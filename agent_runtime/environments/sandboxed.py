@@ -1,4 +1,4 @@
-"""An environment that is not trusted, in the rollout's own workspace: one command a step."""
+"""An untrusted environment in the rollout's own workspace: one command for each step."""
 
 import io
 import json
@@ -20,22 +20,22 @@ from agent_runtime.environments.host import (
     described,
     moves,
 )
-from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace
+from agent_runtime.sandboxes.base import CommandResult, FileError, SandboxFailure, Workspace
 from agent_runtime.tools.base import ToolWorkspace
 from rollout_api.environments import TaskEnvironment
 from rollout_api.tasks import Timeouts
 
 FOLDER = ".agent-rollouts"
 PROGRAM = f"{FOLDER}/environment.zip"
-REPLY_BYTES = 1 << 20  # the most that the executor gives of one output
+REPLY_BYTES = 1 << 20  # the executor's limit for one output
 START_TURN = 500_000
-"""Turn of the keys of a start: above every turn of an agent, so that no watermark forgets them. Each epoch has its own."""
+"""Turn of a start's keys: above every turn of an agent, so that no watermark forgets them. Each epoch has its own."""
 _MAIN = "from agent_runtime.environments.hosted.sandboxed import main\nmain()\n"
 
 
 @cache
 def program() -> bytes:
-    """The program that runs in the sandbox: the folder `hosted`, as a zip that Python runs."""
+    """Return the program that runs in the sandbox: the folder `hosted` as a zip that Python runs."""
     folder = Path(hosted.__path__[0])
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -48,7 +48,7 @@ def program() -> bytes:
 
 
 class SandboxedEpisode:
-    """One episode in a workspace. Implements EnvironmentHost. With `trial`, a step is tried in an episode before it."""
+    """One episode in a workspace. Implements EnvironmentHost. With `trial`, a step is tried in another episode first."""
 
     def __init__(
         self, environment: TaskEnvironment, timeouts: Timeouts, workspace: Workspace, epoch: int, *, trial: bool
@@ -59,7 +59,7 @@ class SandboxedEpisode:
 
     async def start(self) -> Beginning:
         try:
-            # The process that keeps the episode may be reading its modules: what stands there stays.
+            # The process that keeps the episode may be reading its modules, so existing files stay.
             if await self._workspace.stat(PROGRAM) is None:
                 await self._workspace.write(PROGRAM, program(), key=f"{self._key}-program")
         except FileError as error:
@@ -77,10 +77,14 @@ class SandboxedEpisode:
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         result = await workspace.run(["python3", PROGRAM], stdin=self._request([*past, action]), head_bytes=REPLY_BYTES)
+        if result.start_error:  # it started before, so the environment is not at fault
+            raise SandboxFailure(
+                "ExecutorFailed", f"a step of {self._environment.id} cannot be started: {result.start_error}"
+            )
         return moves(self._reply(result, self._timeouts.command_seconds), at_most=len(past) + 1)
 
     def close(self) -> None:
-        """Nothing: it ends with its workspace."""
+        """Do nothing: the episode ends with its workspace."""
 
     def _request(self, actions: Sequence[Action], *, trial: bool = False) -> bytes:
         return json.dumps({"start": described(self._environment), "actions": list(actions), "try": trial}).encode()
@@ -88,7 +92,9 @@ class SandboxedEpisode:
     def _reply(self, result: CommandResult, seconds: float) -> dict[str, Any]:
         name = self._environment.id
         if result.cause == "Deadline":
-            raise EnvironmentFailure(EnvironmentFault.HUNG, f"{name} gave no answer in {seconds:g} s; see its timeouts")
+            raise EnvironmentFailure(
+                EnvironmentFault.HUNG, f"{name} did not answer within {seconds:g} s; see its timeouts"
+            )
         if not result.ok:
             said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise EnvironmentFailure(

@@ -1,4 +1,4 @@
-"""`python -m agent_runtime.executor`, and `executor`, the portable bundle's launcher: USAGE says how they are called."""
+"""`python -m agent_runtime.executor`, and `executor`, the portable bundle's launcher. USAGE describes the arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_runtime.executor.overlay import HostFailure, start_zygote
 
 USAGE_ERROR = 2
 MODE_IMPOSSIBLE = 3
-# The launcher puts its own environment behind this, which interpreter and loader must not see, but every command does.
+# The launcher passes its environment after this option: commands get it, interpreter and loader must not.
 ENVIRONMENT = "--environment"
 USAGE = (
     "usage: executor --config FILE (- for standard input) | --config-json JSON | --copy-to FOLDER (of the bundle)\n"
@@ -20,7 +20,7 @@ USAGE = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the executor; gives the exit status."""
+    """Run the executor; return the exit status."""
     split = arguments.index(ENVIRONMENT) if ENVIRONMENT in arguments else len(arguments)
     own, variables = arguments[:split], arguments[split + 1 :]
     if len(own) != 2 or own[0] not in ("--config", "--config-json", "--copy-to"):
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _copy_to(folder: str) -> int:
-    """What an init container does where a cluster cannot mount the bundle's image."""
-    import shutil  # not for those that serve: what a zygote has imported, every workspace carries
+    """Copy the bundle, in an init container, for clusters that cannot mount its image."""
+    import shutil  # imported here because a zygote's imports are inherited by every workspace
 
     if not os.path.exists(os.path.join(sys.prefix, "lib/loader")):
         print("--copy-to: this is not the portable bundle; call its launcher, `executor`", file=sys.stderr)
@@ -40,7 +40,7 @@ def _copy_to(folder: str) -> int:
     try:
         shutil.copytree(sys.prefix, os.path.join(folder, "python"), dirs_exist_ok=True)
         shutil.copy(os.path.join(os.path.dirname(sys.prefix), "executor"), folder)
-    except OSError as error:  # shutil.Error too
+    except OSError as error:  # includes shutil.Error
         print(f"--copy-to {folder}: {error}", file=sys.stderr)
         return USAGE_ERROR
     return 0
@@ -49,7 +49,8 @@ def _copy_to(folder: str) -> int:
 def _serve(option: str, value: str, variables: Sequence[str]) -> int:
     if option == "--config-json":
         name_process("executor")
-    # Before anything is read: what workspaces are forked from has never seen a token, a request or a secret.
+    # Before any input is read, so that the process from which workspaces are forked has never seen a token, a request
+    # or a secret.
     start_zygote()
 
     import asyncio

@@ -1,4 +1,4 @@
-"""The configuration of `python -m agent_runtime.executor`: one JSON object, docs/executor.md has its keys."""
+"""The configuration of `python -m agent_runtime.executor`: one JSON object; docs/executor.md has its keys."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from agent_runtime.executor.http.fields import Fields
 from agent_runtime.executor.overlay.config import MODES, Bind, HostConfig
 
 _ABSOLUTE = r"/[^\0]*"
-# What the kubelet and the runtime add to a container's environment: the API server's address, and the pod's name, which
-# is not what a workspace is called.
+# Variables that the kubelet and the runtime add to a container's environment: the API server's address, and the pod's
+# name, which is not the workspace's.
 _NOT_THE_IMAGES = ("KUBERNETES_", "HOSTNAME=")
 _ADDRESS = r"unix:[^\0]{1,100}|tcp:(\[[0-9A-Fa-f:.]+\]|[^:\0]*):[0-9]{1,5}"
 
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """The executor's configuration. Without `ready_file` nothing is written, without `remove_at_end` nothing is removed."""
+    """The executor's configuration. Without `ready_file` nothing is written, without `remove_at_end` nothing is
+    removed.
+    """
 
     listen: str
     token_sha256: str
@@ -30,7 +32,7 @@ class ExecutorConfig:
 
 
 def image_environment(variables: Iterable[str]) -> dict[str, str]:
-    """What commands get of a container's environment, given as `NAME=VALUE` each."""
+    """Return the variables of a container's environment that commands get; given as `NAME=VALUE` each."""
     return {
         name: value
         for name, equals, value in (variable.partition("=") for variable in variables)
@@ -39,7 +41,7 @@ def image_environment(variables: Iterable[str]) -> dict[str, str]:
 
 
 def read_config(text: str, environment: Mapping[str, str] = MappingProxyType({})) -> ExecutorConfig:
-    """The configuration of this JSON text; `environment` is for every command. Raises ValueError that names the key."""
+    """Parse the configuration from JSON text; `environment` is for every command. Raises ValueError that names the key."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The executor's life: from its configuration to its end."""
+"""The executor's process, from its configuration to its end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 
 from agent_runtime.executor import CONTRACT_VERSION
 from agent_runtime.executor.config import ExecutorConfig
-from agent_runtime.executor.http.routes import Application
 from agent_runtime.executor.http.server import Server, log
 from agent_runtime.executor.init.trees import remove
 from agent_runtime.executor.overlay import open_host
 from agent_runtime.executor.overlay.hosts import Host
+from agent_runtime.executor.routes.application import Application
 from agent_runtime.executor.sandbox import Sandbox, empty
 
 # Ten times Python's own: some megabytes at most, and a collection every few hundred commands instead of every few dozen.
@@ -40,7 +40,7 @@ class Daemon:
         self.server = Server(self.application)
 
     def health(self) -> dict[str, Any]:
-        """The object of `GET /v1/health`."""
+        """Return the object of `GET /v1/health`."""
         host, limits = self.sandbox.host, self._config.host
         usages = [entry.workspace.usage() for entry in self.sandbox.workspaces.values()]
         return {
@@ -57,7 +57,7 @@ class Daemon:
         }
 
     async def run(self) -> None:
-        """Serve until a signal, or until nobody has asked for `idleSeconds`."""
+        """Serve until a signal, or until no request has come for `idleSeconds`."""
         told_to_end = asyncio.Event()
         _on_stop_signal(told_to_end.set)
         address = await self.server.listen(self._config.listen)
@@ -99,9 +99,10 @@ class Daemon:
 
 
 def _on_stop_signal(call: Callable[[], None]) -> None:
-    """Call it, in this loop, when this process is told to end; as PID 1 of a container only by those outside it.
+    """Call a function in this loop when this process is asked to end; as PID 1 of a container only from outside it.
 
-    The kernel keeps from a container's PID 1 what it has no handler for; but who handles SIGTERM gets a tool's too.
+    The kernel ignores signals from inside for a container's PID 1 without a handler; with a SIGTERM handler, a tool
+    could end it too.
     """
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -114,7 +115,7 @@ def _on_stop_signal(call: Callable[[], None]) -> None:
     def wait() -> None:
         while True:
             sent = signal.sigwaitinfo(numbers)
-            # Senders outside this PID namespace have no number in it. Nobody can pretend to SI_USER.
+            # Senders outside this PID namespace have pid 0 here. No process can fake SI_USER.
             if sent.si_code == _SI_USER and sent.si_pid == 0:
                 loop.call_soon_threadsafe(call)
                 return
@@ -123,11 +124,11 @@ def _on_stop_signal(call: Callable[[], None]) -> None:
 
 
 async def serve(config: ExecutorConfig) -> None:
-    """Open the host and run. Raises HostFailure when the mode that was asked for cannot be had, and OSError."""
-    # First of all, for it refuses a state folder that another executor uses.
+    """Open the host and run. Raises HostFailure if the requested mode is unavailable, and OSError."""
+    # This comes first, because it refuses a state folder that another executor uses.
     host, mode_reason = await open_host(config.host)
-    # Hardly anything that is made from here on is garbage that refers to itself: it is looked for a tenth as often, and not
-    # among what has been loaded.
+    # Few objects created from here on are cyclic garbage. So the collector runs a tenth as often, and skips the objects
+    # loaded so far.
     gc.freeze()
     gc.set_threshold(_GC_OBJECTS)
     try:
@@ -136,7 +137,7 @@ async def serve(config: ExecutorConfig) -> None:
         empty(folder)
         kind, _, path = config.listen.partition(":")
         if kind == "unix":
-            # What an executor that was killed has left.
+            # Files that a killed executor left.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         await Daemon(config, host, mode_reason, folder).run()

@@ -1,4 +1,4 @@
-"""What a request can be refused with: the table of docs/executor.md, and how the host's failures translate into it."""
+"""Errors of requests: the table of docs/executor.md, and how failures of the host map to it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STATUS_OF_CODE = {
     "InternalError": 500,
     "NoPlace": 503,
 }
-# Refused before anything was done, and possibly granted the next time: not remembered under the call's key.
+# These requests were refused without effect and may succeed later, so the refusal is not stored under the call's key.
 NOT_REMEMBERED = frozenset({"BadRequest", "Fenced", "NoPlace"})
 
 
 class ApiError(Exception):
-    """A refusal. `code` is one of the table; `details` are further fields of the error object."""
+    """An error response. `code` is one of the table; `details` are further fields of the error object."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class ApiError(Exception):
         return STATUS_OF_CODE[self.code]
 
     def body(self) -> dict[str, Any]:
-        """The JSON object that the caller gets."""
+        """Return the JSON object for the caller."""
         return {"error": {"code": self.code, "message": self.message, **self.details}}
 
 
@@ -48,7 +48,7 @@ def bad_request(message: str) -> ApiError:
 
 
 def translated(failure: FileFailure | WorkspaceFailure, *, missing_is_not_found: bool = True) -> ApiError:
-    """The refusal that a host's failure stands for. `missing_is_not_found` for operations on a path that was named."""
+    """Convert a host's failure into an error response. `missing_is_not_found` applies to operations on a named path."""
     if isinstance(failure, WorkspaceFailure):
         return ApiError("WorkspaceFailed", failure.message, cause=failure.cause)
     missing = missing_is_not_found and failure.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -62,7 +62,7 @@ def translated(failure: FileFailure | WorkspaceFailure, *, missing_is_not_found:
 
 @contextlib.contextmanager
 def translating(*, missing_is_not_found: bool = True) -> Iterator[None]:
-    """Raise a host's failure as `translated` has it."""
+    """Raise a host's failure as converted by `translated`."""
     try:
         yield
     except (FileFailure, WorkspaceFailure) as failure:

@@ -1,4 +1,4 @@
-"""What callers and hosts of workspaces (overlay/) tell each other: what to make, how it ended, why it failed."""
+"""Types that callers and hosts of workspaces (overlay/) share: specifications, ends and failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one workspace; None: no bound of its own beyond the sandbox's."""
+    """Limits of one workspace; None: only the sandbox's own limit."""
 
     memory_bytes: int | None = None
     processes: int | None = None
@@ -19,7 +19,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class WorkspaceSpec:
-    """One workspace to make. `parent` is the id of a frozen workspace of the same host, or None for the image's root."""
+    """A workspace to create. `parent` is the id of a frozen workspace of the same host, or None for the image's root."""
 
     id: str
     parent: str | None = None
@@ -38,16 +38,18 @@ class Exit(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Is told what becomes of a command: at once, not a turn of the loop later. Of a short one, its end alone."""
+    """Is notified of a command's progress, immediately and not in a later turn of the loop. A short command only
+    reports its end.
+    """
 
     def started(self) -> None:
-        """It runs."""
+        """The command runs."""
 
     def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
-        """It was not started: the program, the folder or the user does not exist, or the workspace is gone."""
+        """The command was not started: the program, the folder or the user does not exist, or the workspace has ended."""
 
     def ended(self, exit: Exit) -> None:
-        """It has ended. Nothing follows."""
+        """The command has ended. No further call follows."""
 
 
 class FileFailure(Exception):
@@ -59,9 +61,14 @@ class FileFailure(Exception):
 
 
 class WorkspaceFailure(Exception):
-    """The workspace itself is gone; `cause` names why (Memory, Disk, Processes, Attacked, WorkspaceEnded, CreateFailed),
-    or there is no room for what is to be written (DiskFull)."""
+    """The workspace itself was lost; `cause` says why (Memory, Disk, Processes, Attacked, WorkspaceEnded,
+    CreateFailed), or the disk has no room (DiskFull).
+    """
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
         self.cause, self.message = cause, message
+
+
+class HostFailure(Exception):
+    """The configured host cannot be opened; the message says why, and what to do."""

@@ -1,8 +1,8 @@
-"""The Linux system calls that the standard library of Python 3.11 does not offer, by way of libc.
+"""Linux system calls that the standard library of Python 3.11 lacks, through libc.
 
-Every function raises OSError with the errno of the call and the name of what it was about. Numbers come from the kernel's
-own headers (`linux/mount.h`, `linux/sched.h`, `linux/prctl.h`, `linux/capability.h`); those of system calls are the same on
-x86-64 and arm64.
+Every function raises OSError with the errno and the subject of the call. Constants come from the kernel's headers
+(`linux/mount.h`, `linux/sched.h`, `linux/prctl.h`, `linux/capability.h`); system call numbers are the same on x86-64
+and arm64.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
 
-# Of linux/fs.h. The kernel reads and writes an int there, whatever the numbers say.
+# From linux/fs.h. The kernel reads and writes an int, although the numbers encode a long.
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_TOPDIR_FL = 0x00020000
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 40
-# What Docker and containerd give a container by default, less MKNOD (it never works in a user namespace).
+# Docker's and containerd's default capabilities without MKNOD (it never works in a user namespace).
 CONTAINER_CAPABILITIES = frozenset(
     {
         0,  # CHOWN
@@ -90,16 +90,10 @@ CAP_SYS_NICE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
 # Calls made this way keep the interpreter's lock, as a fork must.
 _locked = ctypes.PyDLL(None, use_errno=True)
-# Looked up once, before anything is forked: what a process does for the first time copies pages.
+# Resolved once before the first fork, because the first use in a process copies pages.
 _before_fork, _after_fork_in_child = _locked.PyOS_BeforeFork, _locked.PyOS_AfterFork_Child
 _after_fork_in_parent, _locked_call = _locked.PyOS_AfterFork_Parent, _locked.syscall
-_libc.mount.argtypes = (
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_ulong,
-    ctypes.c_char_p,
-)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
 
 
@@ -116,10 +110,10 @@ def unshare(flags: int, what: str) -> None:
 
 
 def fork_into(flags: int, what: str) -> int:
-    """`os.fork`, with the child in new namespaces from its start; `what` names them in the error.
+    """Like `os.fork`, with the child in new namespaces from its start; `what` names them in the error.
 
-    unshare and fork do not give that: who has unshared a PID namespace can fork into that one alone ever after, so that it
-    took a process in between. The C library's own hooks are passed over, which a process of one thread can afford.
+    unshare and fork cannot do that: after unsharing a PID namespace, a process can only fork into that one, so that an
+    intermediate process would be needed. The C library's fork hooks are skipped, which is safe with a single thread.
     """
     # struct clone_args of linux/sched.h: flags, three pointers, the signal at its end, and three for a stack.
     arguments = struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
@@ -129,7 +123,7 @@ def fork_into(flags: int, what: str) -> int:
 
 
 def fork_by(call: Callable[[], int], about: str) -> int:
-    """The result of a C function that forks as fork(2) does, with what the interpreter wants done around it.
+    """Return the result of a C function that forks like fork(2), with the interpreter's fork hooks around it.
 
     The call must keep the interpreter's lock (ctypes.PyDLL).
     """
@@ -139,13 +133,13 @@ def fork_by(call: Callable[[], int], about: str) -> int:
         _after_fork_in_child()
         return 0
     number = ctypes.get_errno()
-    _after_fork_in_parent()  # which may change errno
+    _after_fork_in_parent()  # the hooks may change errno
     ctypes.set_errno(number)
     return _check(pid, about)
 
 
 def address(memory: memoryview) -> int:
-    """Where writable memory is."""
+    """Return the address of writable memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -159,7 +153,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def unmount(target: str) -> None:
-    """Detach the mount at `target` and all below it."""
+    """Detach the mount at `target` and all mounts below it."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount of {target}")
 
 
@@ -168,7 +162,7 @@ def prctl(option: int, value: int = 0) -> None:
 
 
 def hide_from_tools() -> None:
-    """Make this process non-dumpable: no ptrace, no /proc/PID/mem, environ or fd for processes of the same user.
+    """Make this process non-dumpable: no ptrace, and no /proc/PID/mem, environ or fd for processes of the same user.
 
     A change of user ids undoes it (or not, depending on fs.suid_dumpable), so call it again after one.
     """
@@ -176,10 +170,11 @@ def hide_from_tools() -> None:
 
 
 def name_process(title: str) -> None:
-    """Have `ps` show `title` for this process and its forks, and nothing of its arguments, which tools could read."""
+    """Show `title` in `ps` for this process and its forks, and hide its arguments, which tools could read."""
     with open("/proc/self/stat", "rb") as status:
         fields = status.read().rpartition(b")")[2].split()
-    # arg_start and arg_end of proc(5), which counts from 1 and has two fields before these. Python has copies of its own.
+    # arg_start and arg_end of proc(5), which counts from 1 and has two fields before these. Python keeps its own
+    # copies.
     start, end = int(fields[48 - 3]), int(fields[49 - 3])
     content = title.encode()[: end - start - 1]
     ctypes.memset(start, 0, end - start)
@@ -189,7 +184,7 @@ def name_process(title: str) -> None:
 
 
 def idmapped_clone(source: str, target: str, user_namespace: int, *, read_only: bool) -> None:
-    """Mount a clone of the mount at `source` on `target`, its owners mapped by the user namespace of that descriptor."""
+    """Mount a clone of the mount at `source` on `target`, with owners mapped by the user namespace of that descriptor."""
     clone = _check(
         _libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC),
         f"clone of {source}",
@@ -210,7 +205,9 @@ def idmapped_clone(source: str, target: str, user_namespace: int, *, read_only: 
 
 
 def keep_only_container_capabilities() -> None:
-    """Drop all but CONTAINER_CAPABILITIES from the bounding, permitted, effective and inheritable sets, for good."""
+    """Drop all capabilities except CONTAINER_CAPABILITIES from the bounding, permitted, effective and inheritable sets,
+    permanently.
+    """
     for capability in range(_LAST_CAPABILITY + 1):
         if capability not in CONTAINER_CAPABILITIES:
             prctl(PR_CAPBSET_DROP, capability)
@@ -218,12 +215,12 @@ def keep_only_container_capabilities() -> None:
 
 
 def raise_container_capabilities() -> None:
-    """Have exactly CONTAINER_CAPABILITIES in the permitted and effective sets, of those that are permitted already."""
+    """Set the permitted and effective sets to CONTAINER_CAPABILITIES, as far as permitted already."""
     _set_capabilities(sum(1 << capability for capability in CONTAINER_CAPABILITIES))
 
 
 def become_keeping_capabilities(uid: int) -> None:
-    """Change the effective user id alone, and keep every capability that is permitted."""
+    """Change only the effective user id, and keep every permitted capability."""
     os.seteuid(uid)
     _set_capabilities(_capabilities(b"CapPrm:"))
 
@@ -235,9 +232,9 @@ def _set_capabilities(mask: int) -> None:
 
 
 def set_syscall_filter(program: bytes) -> None:
-    """Have the kernel check each system call of this process and its children with that BPF program, for good.
+    """Install a BPF program that checks each system call of this process and its children, permanently.
 
-    Without the flag kernels before 5.16 also turn off speculative execution, which slows down everything that runs here.
+    Without the flag, kernels before 5.16 also turn off speculative execution, which slows down everything.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     request = struct.pack("HP", len(program) // 8, ctypes.addressof(instructions))
@@ -248,7 +245,7 @@ def set_syscall_filter(program: bytes) -> None:
 
 
 def effective_capabilities() -> int:
-    """The effective set of this process, as a bit mask."""
+    """Return the effective set of this process as a bit mask."""
     return _capabilities(b"CapEff:")
 
 
@@ -261,7 +258,7 @@ def _capabilities(kind: bytes) -> int:
 
 
 def raise_loopback() -> None:
-    """Bring up `lo` in the network namespace of this process."""
+    """Enable `lo` in the network namespace of this process."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(control, _SIOCGIFFLAGS, request))[1]
@@ -269,7 +266,7 @@ def raise_loopback() -> None:
 
 
 def spread_subfolders(folder: int) -> None:
-    """Have ext4 keep new folders in the one of that descriptor apart from each other: `chattr +T`, chattr(1)."""
+    """Have ext4 spread new folders in the folder of that descriptor: `chattr +T`, chattr(1)."""
     flags = struct.unpack("=ixxxx", fcntl.ioctl(folder, _FS_IOC_GETFLAGS, bytes(8)))[0]
     fcntl.ioctl(folder, _FS_IOC_SETFLAGS, struct.pack("=ixxxx", flags | _FS_TOPDIR_FL))
 

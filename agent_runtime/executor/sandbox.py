@@ -1,4 +1,4 @@
-"""Everything that lives in this executor: its workspaces with their processes and proxies, and the attempts they serve."""
+"""The executor's state: its workspaces with their processes and proxies, and its attempts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agent_runtime.executor.overlay.workspace import Workspace
 
 
 class WorkspaceEntry:
-    """One workspace. `made_by` is the request body that made it; `folder` takes the model requests that wait."""
+    """One workspace. `made_by` is the request body that created it; `folder` holds waiting model requests."""
 
     def __init__(self, attempt: str, made_by: dict[str, Any], workspace: Workspace, mode: str, folder: str) -> None:
         self.id, self.attempt, self.made_by = workspace.spec.id, attempt, made_by
@@ -44,13 +44,13 @@ class WorkspaceEntry:
         workspace.failed.add_done_callback(self._on_failure)
 
     def require_live(self) -> None:
-        """Raises WorkspaceFailed, Conflict, NotFound."""
+        """Raise WorkspaceFailed, Conflict or NotFound unless the workspace is live."""
         self.require_working()
         if self.is_frozen:
             raise ApiError("Conflict", f"workspace {self.id!r} is frozen: it can be read and forked, nothing else")
 
     def require_working(self) -> None:
-        """Raises WorkspaceFailed, NotFound."""
+        """Raise WorkspaceFailed or NotFound unless the workspace works."""
         if self.failure is not None:
             message = f"workspace {self.id!r} has failed: {self.failure.message}"
             raise ApiError("WorkspaceFailed", message, cause=self.failure.cause)
@@ -58,7 +58,7 @@ class WorkspaceEntry:
             raise ApiError("NotFound", f"workspace {self.id!r} is being destroyed")
 
     def describe(self) -> dict[str, Any]:
-        """The workspace object of docs/executor.md."""
+        """Return the workspace object of docs/executor.md."""
         failure = self.failure
         return {
             "id": self.id,
@@ -78,7 +78,7 @@ class WorkspaceEntry:
         }
 
     def start(self, process: Process, env: Mapping[str, str], settled: Callable[[], None]) -> None:
-        """Ask for a command to be started; `settled` is called when its start has succeeded or failed."""
+        """Request the start of a command; `settled` is called when its start has succeeded or failed."""
 
         def note() -> None:
             if process.refusal is None:
@@ -91,7 +91,7 @@ class WorkspaceEntry:
         process.start(self.workspace, {**proxied, **self.workspace.spec.env, **env}, note)
 
     async def switch_network(self, rule: NetworkRule) -> None:
-        """Go on to the next phase, in which the model port is closed. Raises FileError, WorkspaceFailed."""
+        """Switch to the next phase, which closes the model port. Raises FileError, WorkspaceFailed."""
         self._close_model_port()
         if self._proxy is None and rule.kind != "None":
             with translating(missing_is_not_found=False):
@@ -104,13 +104,16 @@ class WorkspaceEntry:
         self._rule = rule
 
     async def open_model_port(self) -> ModelPort:
-        """The model port, which stays open until the next phase. Raises FileError, WorkspaceFailed, NotFound, Conflict."""
+        """Return the model port, which stays open until the next phase. Raises FileError, WorkspaceFailed, NotFound,
+        Conflict.
+        """
         async with self._opening_model_port:
             if self.model_port is None:
                 with translating(missing_is_not_found=False):
-                    # Any free one: in `Plain` the machine's other programs have theirs, in `Overlay` the workspace's own.
+                    # Use any free port, because other programs of the machine (`Plain`) or of the workspace (`Overlay`)
+                    # may use fixed ones.
                     descriptor = await self.workspace.listen(0)
-                # What has no network of its own shares the executor's.
+                # Without a separate network, the workspace shares the executor's.
                 shared = descriptor is None
                 listener = socket.create_server(("127.0.0.1", 0)) if shared else socket.socket(fileno=descriptor)
                 port = await ModelPort.open(listener, self._folder)
@@ -123,7 +126,7 @@ class WorkspaceEntry:
             return self.model_port
 
     async def freeze(self) -> None:
-        """End its processes; from now on it is a layer. Raises Conflict, WorkspaceFailed."""
+        """End its processes and make it a layer. Raises Conflict, WorkspaceFailed."""
         if self._mode == "Plain":
             raise ApiError("Conflict", "a Plain workspace is the sandbox's own root: it cannot be frozen or forked")
         self.is_frozen = True
@@ -136,19 +139,19 @@ class WorkspaceEntry:
             raise
 
     async def end_processes(self) -> None:
-        """Kill everything in it, what no command is known for included. Raises WorkspaceFailed."""
+        """Kill all its processes, including those of no known command. Raises WorkspaceFailed."""
         with translating():
             await self.workspace.end_processes("Signal")
 
     async def destroy(self) -> None:
-        """End it with all that is in it."""
+        """Destroy it and all its processes."""
         self._stop("WorkspaceEnded")
         await self.workspace.destroy()
         for process in self.processes.values():
             process.discard()
 
     def forget_processes(self, turn: int) -> None:
-        """Forget those of earlier turns that have ended and left nothing behind that still speaks."""
+        """Forget processes of earlier turns that have ended and whose streams are closed."""
         for process in [process for process in self.processes.values() if process.turn < turn and process.is_silent]:
             process.discard()
             del self.processes[process.id]
@@ -186,19 +189,19 @@ class Sandbox:
         self._streams = Streams()
 
     def free_places(self) -> int:
-        """How many more workspaces may live now."""
+        """Return how many more workspaces may exist now."""
         taken = sum(not entry.is_frozen and entry.failure is None for entry in self.workspaces.values())
         return max(0, self.host.places - taken - len(self._being_made))
 
     def workspace(self, workspace_id: str) -> WorkspaceEntry:
-        """Raises NotFound."""
+        """Return a workspace. Raises NotFound."""
         entry = self.workspaces.get(workspace_id)
         if entry is None:
             raise ApiError("NotFound", f"workspace {workspace_id!r} does not exist here")
         return entry
 
     def owned_workspace(self, workspace_id: str, attempt: str) -> WorkspaceEntry:
-        """A workspace to change. Raises NotFound, and Conflict when it is another attempt's."""
+        """Return a workspace for changes. Raises NotFound, and Conflict if it belongs to another attempt."""
         entry = self.workspace(workspace_id)
         if entry.attempt != attempt:
             raise ApiError(
@@ -207,19 +210,21 @@ class Sandbox:
         return entry
 
     def fenced_attempt(self, attempt_id: str, hold: Hold) -> Attempt:
-        """An attempt that `hold` holds. Raises Fenced."""
+        """Return an attempt that `hold` holds. Raises Fenced."""
         attempt = self.attempts.get(attempt_id) or Attempt(attempt_id)
         attempt.fence.require(hold)
         return attempt
 
     def attempt(self, attempt_id: str) -> Attempt:
-        """An attempt, new or known. Attempts are remembered for good, so that an old runner stays fenced; 1 KiB each."""
+        """Return an attempt, new or known. Attempts are never forgotten, so that old runners stay fenced; each takes 1
+        KiB.
+        """
         return self.attempts.setdefault(attempt_id, Attempt(attempt_id))
 
     async def create(
         self, attempt: str, made_by: dict[str, Any], spec: WorkspaceSpec, rule: NetworkRule
     ) -> WorkspaceEntry:
-        """Make a workspace. Raises NoPlace, NotFound, Conflict, FileError, WorkspaceFailed."""
+        """Create a workspace. Raises NoPlace, NotFound, Conflict, FileError, WorkspaceFailed."""
         known = self.workspaces.get(spec.id)
         if known is not None and known.ending is None and (known.attempt, known.made_by) == (attempt, made_by):
             return known
@@ -254,7 +259,7 @@ class Sandbox:
         return entry
 
     async def destroy(self, entry: WorkspaceEntry) -> None:
-        """Destroy a workspace; a second call joins the first. Raises Conflict while another one lies on top of it."""
+        """Destroy a workspace; a second call joins the first. Raises Conflict while another one is based on it."""
         above = [other.id for other in self.workspaces.values() if entry.id in other.workspace.layers()]
         if above:
             raise ApiError(
@@ -266,7 +271,7 @@ class Sandbox:
         self.workspaces.pop(entry.id, None)
 
     def detach_runners(self, attempt: str, hold: Hold) -> None:
-        """Cut the connections by which runners before `hold` serve the attempt's model ports."""
+        """Close the connections through which runners before `hold` serve the attempt's model ports."""
         for entry in self.workspaces.values():
             if entry.attempt == attempt and entry.model_port is not None:
                 entry.model_port.detach_all_but(hold)
@@ -287,7 +292,7 @@ class Sandbox:
     def start(
         self, workspace_id: str, attempt: str, key: Key, spec: CommandSpec, settled: Callable[[], None]
     ) -> Process:
-        """Ask for a command to be started; `settled` is called when its start has succeeded or failed.
+        """Request the start of a command; `settled` is called when its start has succeeded or failed.
 
         Raises NotFound, Conflict, WorkspaceFailed.
         """
@@ -298,11 +303,11 @@ class Sandbox:
         return process
 
     def stored(self, reply: Reply) -> StoredReply:
-        """A reply to remember."""
+        """Convert a reply for storage."""
         return StoredReply(reply, self._path("reply"))
 
     async def close(self) -> None:
-        """Destroy everything but the host."""
+        """Destroy everything except the host."""
         for entry in self.workspaces.values():
             entry.ending = entry.ending or asyncio.get_running_loop().create_task(entry.destroy())
         await asyncio.gather(*(h.ending for h in self.workspaces.values() if h.ending), return_exceptions=True)
@@ -314,24 +319,24 @@ class Sandbox:
 
 
 class Activity:
-    """Counts what is being done for callers who have shown the token: an executor that is idle for long ends itself."""
+    """Counts operations of authenticated callers. An executor that is idle for long ends itself."""
 
     def __init__(self) -> None:
         self.at_work = 0
         self.last = time.monotonic()
 
     def begin(self) -> None:
-        """A request, or a command that somebody waits for, begins."""
+        """Begin a request, or a command whose caller waits."""
         self.at_work += 1
 
     def end(self) -> None:
-        """It has been answered, or its caller has gone."""
+        """End it: it was answered, or its caller has disconnected."""
         self.at_work -= 1
         self.last = time.monotonic()
 
 
 def empty(folder: str) -> None:
-    """Remove the files of a folder of our own."""
+    """Remove the files of one of our folders."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             os.unlink(entry.path)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 # Offsets in struct seccomp_data, of linux/seccomp.h. The low half of an argument comes first on all machines below.
 _NUMBER, _ABI, _FIRST_ARGUMENT = 0, 4, 16
-# Of linux/bpf_common.h. The kernel precomputes the answer for system calls that these instructions allow without a look at
+# From linux/bpf_common.h. The kernel precomputes the answer for system calls that are allowed without a check of
 # arguments (kernel/seccomp.c, seccomp_is_const_allow): such a call never runs the filter.
 _LOAD, _JUMP_IF_EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
 _ALLOW = 0x7FFF0000
@@ -43,7 +43,7 @@ class Abi(NamedTuple):
 _IO_URING = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 ABIS: Final = {
-    # And x32.
+    # also used for x32
     X86_64: Abi(
         41,
         _IO_URING
@@ -73,12 +73,14 @@ ABIS: Final = {
 
 
 def _instruction(code: int, value: int, if_equal: int = 0, otherwise: int = 0) -> bytes:
-    """One struct sock_filter of linux/filter.h; the last two are how many instructions a jump leaves out."""
+    """Return one struct sock_filter of linux/filter.h; the last two arguments are the numbers of instructions that a
+    jump skips.
+    """
     return struct.pack("=HBBI", code, if_equal, otherwise, value)
 
 
 def _answer(abi: Abi) -> list[bytes]:
-    """The part of the program for one ABI: it always returns."""
+    """Return the part of the program for one ABI; it always returns."""
     lines = [_instruction(_LOAD, _NUMBER)]
     if abi.ignored_bits:
         lines.append(_instruction(_AND, ~abi.ignored_bits & 0xFFFFFFFF))
@@ -95,7 +97,7 @@ def _answer(abi: Abi) -> list[bytes]:
 
 
 def filter_program() -> bytes:
-    """An array of struct sock_filter that allows a system call, or refuses it: with ENOSYS for an unknown ABI."""
+    """Return an array of struct sock_filter that allows a system call, or refuses it; ENOSYS for an unknown ABI."""
     lines = [_instruction(_LOAD, _ABI)]
     for value, abi in ABIS.items():
         part = _answer(abi)

@@ -1,1 +1,1 @@
-"""Exports that are more than a line of JSON made of records."""
+"""Exports that need more than one line of JSON for each record."""

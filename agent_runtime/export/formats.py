@@ -1,4 +1,4 @@
-"""A run as other programs read it: JSON lines, a Parquet file, or a folder."""
+"""A run in formats for other programs: JSON lines, a Parquet file, or a folder."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,38 +18,38 @@ from agent_runtime.recording.reader import RunReader
 
 
 class Format(StrEnum):
-    """What other programs are given; docs/exports.md has a table."""
+    """Export formats; docs/exports.md has a table."""
 
     RESULTS = "results"
-    """A rollout's result."""
+    """The result of each rollout."""
     ATIF = "atif"
-    """A rollout's trajectory, ATIF 1.7; the result is its `extra`."""
+    """The trajectory of each rollout, ATIF 1.7; its `extra` is the result."""
     PROGRAM_ATIF = "program-atif"
-    """The trajectory that the program of a `Command` wrote of itself (`agent.trajectory`), as ATIF."""
+    """The trajectory that the program of a `Command` wrote (`agent.trajectory`), as ATIF."""
     OPENAI = "openai"
-    """A conversation: `messages` and `tools` in OpenAI's form, with the result. One a branch."""
+    """Conversations: `messages` and `tools` in OpenAI's format, with the result. One for each branch."""
     TOKENS = "tokens"
-    """A token sequence: ids, mask, logprobs, policy versions, with the result. One a branch."""
+    """Token sequences: ids, mask, logprobs, policy versions, with the result. One for each branch."""
     SWE_BENCH = "swe-bench"
-    """A prediction of SWE-bench: `instance_id`, `model_name_or_path`, `model_patch`."""
+    """SWE-bench predictions: `instance_id`, `model_name_or_path`, `model_patch`."""
     VERIFIERS = "verifiers"
-    """A rollout as `vf-eval` of verifiers 0.1 saves it in `results.jsonl`."""
+    """Rollouts as `vf-eval` of verifiers 0.1 saves them in `results.jsonl`."""
     VERIFIERS_TRACES = "verifiers-traces"
-    """A rollout as verifiers 0.4 saves it in `traces.jsonl`."""
+    """Rollouts as verifiers 0.4 saves them in `traces.jsonl`."""
     PARQUET = "parquet"
-    """Not lines: a Parquet file with a row a rollout."""
+    """A Parquet file with one row for each rollout."""
     VERL = "verl"
-    """Not lines: a Parquet file for verl's datasets, with a conversation a row. One a branch."""
+    """A Parquet file for verl's datasets, with one conversation in each row. One row for each branch."""
     VERL_TOKENS = "verl-tokens"
-    """Not lines: a Parquet file with a token sequence a row, named as verl names its parts. One a branch."""
+    """A Parquet file with one token sequence in each row, with verl's column names. One row for each branch."""
     HARBOR = "harbor"
-    """Not lines: a folder, with a trial in Harbor's layout for each rollout."""
+    """A folder with a trial in Harbor's layout for each rollout."""
     REAL_WORK = "real-work"
-    """Not lines: a folder, with a trajectory in Real Work's form for each rollout, and statistics."""
+    """A folder with a trajectory in Real Work's format for each rollout, and statistics."""
 
 
 async def export(run: RunReader, form: Format) -> AsyncIterator[bytes]:
-    """The sealed rollouts of a run by index, one JSON line a piece, in a format of lines. Raises RecordCorrupt."""
+    """Yield the sealed rollouts of a run by index, as JSON lines of a line format. Raises RecordCorrupt."""
     for index in run.seals:
         for line in await _LINES[form](run, index):
             yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n"
@@ -88,14 +88,14 @@ FOLDERS: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {
     Format.HARBOR: write_trials,
     Format.REAL_WORK: write_real_work,
 }
-"""Formats that are written into a folder, a piece for each rollout."""
+"""Formats that are written as a folder, with an entry for each rollout."""
 
 FILES: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {
     Format.PARQUET: write_rollouts,
     Format.VERL: write_conversations,
     Format.VERL_TOKENS: write_tokens,
 }
-"""Formats that are written into one binary file. They need pyarrow."""
+"""Formats that are written as one binary file. They need pyarrow."""
 
 _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.RESULTS: _results,

@@ -1,6 +1,7 @@
-"""A run as trial folders in Harbor's layout: what its viewer, its analysis and its uploads read.
+"""A run as trial folders in Harbor's layout, for its viewer, analysis and uploads.
 
-The form is that of Harbor 0.25 (`TrialResult`, `TrialConfig`, `TrialLock`, artifacts/manifest.json): a folder a rollout.
+The format is that of Harbor 0.25 (`TrialResult`, `TrialConfig`, `TrialLock`, artifacts/manifest.json), with a folder
+for each rollout.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ from rollout_api.version import VERSION
 
 
 async def write_trials(run: RunReader, folder: Path) -> int:
-    """Write every sealed rollout below a folder; the number of trials. Raises RecordCorrupt, OSError, FileExistsError."""
+    """Write every sealed rollout below a folder; return the number of trials. Raises RecordCorrupt, OSError,
+    FileExistsError.
+    """
     for index, seal in run.seals.items():
         trial = folder / f"{seal.result.task}__{index}"
         trial.mkdir(parents=True)
@@ -37,7 +40,7 @@ async def write_trials(run: RunReader, folder: Path) -> int:
             _write_verdict(trial / "verifier", seal.verdict)
         await _write_artifacts(run, records, trial / "artifacts")
         if seal.result.outcome is not Outcome.COMPLETED:
-            (trial / "exception.txt").write_text(f"{seal.result.reason}: {seal.result.message}\n")
+            (trial / "exception.txt").write_text(f"{seal.result.reason}: {seal.result.message}\n", encoding="utf-8")
     return len(run.seals)
 
 
@@ -115,7 +118,7 @@ def _lock(run: RunReader, trial: Path, seal: Seal) -> dict[str, Any]:
 
 
 def _digest(run: RunReader, seal: Seal) -> str:
-    """Another one whenever the tasks of the run are others; a run keeps no digest of a single task."""
+    """Return a digest that differs if the tasks of the run differ. A run stores no digest of a single task."""
     return hashlib.sha256(f"{run.job_file.tasks.digest} {seal.result.task}".encode()).hexdigest()
 
 
@@ -134,12 +137,12 @@ def _write_verdict(folder: Path, verdict: Verdict | None) -> None:
     if verdict.rewards:
         _write_json(folder / "reward.json", _rewards(verdict))
     else:
-        (folder / "reward.txt").write_text(f"{verdict.reward:g}\n")
-    (folder / "test-stdout.txt").write_text("\n".join(command.output for command in verdict.commands))
+        (folder / "reward.txt").write_text(repr(verdict.reward).removesuffix(".0") + "\n", encoding="utf-8")
+    (folder / "test-stdout.txt").write_text("\n".join(command.output for command in verdict.commands), encoding="utf-8")
 
 
 async def _write_artifacts(run: RunReader, records: list[Record], folder: Path) -> None:
-    """What was carried to the grading, unpacked. The policy made it: nothing of it may leave the folder or be a device."""
+    """Unpack the graded artifacts. They come from the policy, so nothing may leave the folder or be a device."""
     folder.mkdir(parents=True)
     entries: list[dict[str, Any]] = []
     async with open_artifacts(run.store, records) as archive:
@@ -154,7 +157,7 @@ async def _write_artifacts(run: RunReader, records: list[Record], folder: Path) 
 
 def _write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", errors="replace")
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8", errors="replace")
 
 
 def _time(seconds: float) -> str:

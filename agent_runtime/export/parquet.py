@@ -1,4 +1,4 @@
-"""A run as one Parquet file: a row a rollout. What other exports in Parquet need is here too."""
+"""A run as one Parquet file with one row for each rollout, and helpers for other Parquet exports."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -12,20 +12,21 @@ from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Result
 
 ROW_GROUP: Final = 64
-"""Rows that are in memory at once. A long rollout's conversation takes a few MB."""
+"""Rows in memory at once. A long rollout's conversation takes a few MB."""
 
 Row = dict[str, Any]
 
 
 class PyarrowMissing(Exception):
-    """Parquet was asked for, and pyarrow is not installed."""
+    """Parquet was requested, but pyarrow is not installed."""
 
     def __init__(self) -> None:
         super().__init__("Parquet needs pyarrow; install agent-rollouts[parquet]")
 
 
 async def write_rollouts(run: RunReader, file: Path) -> int:
-    """Write a row for every sealed rollout, by index; the number of rows. Raises RecordCorrupt, PyarrowMissing, OSError.
+    """Write a row for every sealed rollout, by index; return the number of rows. Raises RecordCorrupt, PyarrowMissing,
+    OSError.
 
     The columns are the fields of the result, by their names in `results.jsonl`; objects are JSON text. `conversations`
     is a JSON list with `messages` and `tools` of each branch, as in format openai.
@@ -34,9 +35,9 @@ async def write_rollouts(run: RunReader, file: Path) -> int:
 
 
 async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncIterator[Row]) -> int:
-    """Write rows of a schema, which is made by a function of the module pyarrow; the number of rows.
+    """Write rows of a schema, which a function creates from the module pyarrow; return the number of rows.
 
-    Raises PyarrowMissing, OSError, and whatever `rows` raises; the file is then as it was before.
+    Raises PyarrowMissing, OSError, and errors of `rows`; the file is then unchanged.
     """
     try:
         import pyarrow
@@ -45,7 +46,7 @@ async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncItera
         raise PyarrowMissing from error
     columns = schema(pyarrow)
     count = 0
-    # pyarrow closes a file that it was interrupted in as one that is whole, with fewer rows.
+    # If interrupted, pyarrow closes the file as a valid one with fewer rows.
     with whole_file(file) as partial, pyarrow.parquet.ParquetWriter(partial, columns, compression="zstd") as writer:
         pending: list[Row] = []
         async for row in rows:
@@ -60,7 +61,9 @@ async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncItera
 
 
 def json_text(value: Any) -> str:
-    """JSON on one line, for what has other fields in every row: Parquet would give all rows the fields of all."""
+    """Return JSON on one line, for values whose fields differ between rows: Parquet would give all rows the fields of
+    all.
+    """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

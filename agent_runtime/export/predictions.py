@@ -1,4 +1,4 @@
-"""SWE-bench predictions: the patch of every graded rollout, as its harness takes them."""
+"""SWE-bench predictions: the patch of every graded rollout, in its harness's format."""
 
 from typing import Any, Final
 
@@ -8,16 +8,16 @@ from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Outcome, Record
 
 PATCH_NAME: Final = ".rollout-patch/model.patch"
-"""What the artifacts of a repository task hold."""
+"""Name of the patch in the artifacts of a repository task."""
 
 PATCH_BYTES: Final = 64 << 20
-"""Largest patch that is exported; what it holds was made by the policy. Beyond, it is an empty one."""
+"""Largest exported patch, which the policy wrote. A larger one is exported as empty."""
 
 
 async def prediction(run: RunReader, index: int) -> list[dict[str, Any]]:
-    """`{instance_id, model_name_or_path, model_patch}` of a rollout; nothing for one that was lost to infrastructure.
+    """Return `{instance_id, model_name_or_path, model_patch}` of a rollout; None if it was lost to infrastructure.
 
-    The patch is the one that was graded. Members of a group have names of their own, since the harness takes one
+    The patch is the one that was graded. Members of a group have different model names, because the harness takes one
     prediction of an instance for each name. Raises RecordCorrupt.
     """
     result = run.seals[index].result
@@ -41,6 +41,7 @@ async def _patch(run: RunReader, records: list[Record]) -> bytes:
             return b""
         try:
             content = archive.extractfile(member)
-        except (KeyError, RecursionError):  # the policy put a link there, to what is not carried, or back to itself
+        # the policy may have created a link to itself, or to a file that is not stored
+        except (KeyError, RecursionError):
             return b""
         return b"" if content is None else content.read()

@@ -1,4 +1,6 @@
-"""A run in the form of Real Work (ritser-labs/real-work, `src/core/trajectory.py`): a file a trajectory, and statistics."""
+"""A run in Real Work's format (ritser-labs/real-work, `src/core/trajectory.py`): a file for each trajectory, and
+statistics.
+"""
 
 import json
 import math
@@ -16,7 +18,7 @@ from agent_runtime.statistics import mean
 from rollout_api.records import CommandVerdict, Observation, Outcome, Record, Result, Verdict
 
 STATISTICS_FILE = "results.stats.json"
-"""Their `--output results.json` has its statistics in a file of this name."""
+"""Name of the file in which Real Work's `--output results.json` has its statistics."""
 
 
 async def write_real_work(run: RunReader, folder: Path) -> int:
@@ -37,7 +39,7 @@ async def write_real_work(run: RunReader, folder: Path) -> int:
 
 
 def trajectory_of(run: str, records: Sequence[Record], result: Result, verdict: Verdict | None) -> dict[str, Any]:
-    """A trajectory as their `Trajectory.to_dict` gives it; the ids follow from the run and the rollout's index."""
+    """Return a trajectory in the format of their `Trajectory.to_dict`; ids derive from the run and the rollout's index."""
     name = f"{run}/{result.index}"
     started, ended = _time(result.started), _time(result.ended)
     steps = []
@@ -68,7 +70,7 @@ def trajectory_of(run: str, records: Sequence[Record], result: Result, verdict: 
 
 
 def action_of(call: ToolCall) -> dict[str, Any]:
-    """A tool call as their `Action`; a tool that theirs does not have is a command with its name and arguments."""
+    """Return a tool call as their `Action`; a tool that Real Work lacks becomes a command with its name and arguments."""
     given = decoded_object(call.arguments) or {}
     kinds = {
         "execute_command": ("command", given.get("command")),
@@ -91,7 +93,7 @@ def action_of(call: ToolCall) -> dict[str, Any]:
 
 
 def action_result_of(observation: Observation, timestamp: str | None) -> dict[str, Any]:
-    """A tool's result as their `ActionResult`."""
+    """Return a tool's result as their `ActionResult`."""
     code = observation.data.get("exitCode")
     failed = observation.error or code not in (None, 0)
     return {
@@ -105,7 +107,7 @@ def action_result_of(observation: Observation, timestamp: str | None) -> dict[st
 
 
 def test_result_of(command: CommandVerdict, timestamp: str | None) -> dict[str, Any]:
-    """A verifier command as their `TestResult`; a command without an exit code has -1."""
+    """Return a verifier command as their `TestResult`; a command without an exit code has -1."""
     passed = command.exit_code == 0
     return {
         "command": command.command,
@@ -119,7 +121,7 @@ def test_result_of(command: CommandVerdict, timestamp: str | None) -> dict[str, 
 
 
 def episode_result_of(result: Result, tests: Sequence[dict[str, Any]], actions: int) -> dict[str, Any]:
-    """A result as their `EpisodeResult`; success is the verdict. A rollout without a reward has no score."""
+    """Return a result as their `EpisodeResult`; success is the verdict. A rollout without a reward has no score."""
     return {
         "environment_id": result.task,
         "success": bool(result.passed),
@@ -137,7 +139,7 @@ def episode_result_of(result: Result, tests: Sequence[dict[str, Any]], actions: 
 
 
 def statistics_of(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Their statistics, over the episodes that infrastructure did not end, whole and by environment."""
+    """Return their statistics, overall and by environment, without episodes that were lost to infrastructure."""
     completed = [episode for episode in episodes if episode["completed"]]
     environments = dict.fromkeys(str(episode["environment_id"]) for episode in completed)
     return {
@@ -170,7 +172,7 @@ def _aggregated(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plugins(statistics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """What each plugin did in the whole run."""
+    """Return the effects of each plugin in the whole run."""
     fields = ("calls", "seconds", "refused", "changed", "failed")
     plugins = statistics.get("plugins", {})
     return {name: {field: own[field] for field in fields} for name, own in plugins.items()}

@@ -1,4 +1,6 @@
-"""A run as the `results.jsonl` that verifiers' `vf-eval` saves: a line a rollout (`RolloutOutput` of verifiers 0.1.14)."""
+"""A run as the `results.jsonl` of verifiers' `vf-eval`: one line for each rollout (`RolloutOutput` of verifiers
+0.1.14).
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -12,10 +14,10 @@ from rollout_api.records import Message, Outcome, Result
 
 
 async def rollout_output(run: RunReader, index: int) -> list[dict[str, Any]]:
-    """The line of a rollout. Raises RecordCorrupt.
+    """Return the line of a rollout. Raises RecordCorrupt.
 
-    The conversation is that of the last turn, as in verifiers; its messages before the first answer are the prompt. What
-    was not graded has a null reward, and an error, which verifiers' own lines would have with a reward of 0.
+    The conversation is that of the last turn, as in verifiers; its messages before the first answer are the prompt.
+    Ungraded rollouts have a null reward, and an error; verifiers' own lines would have a reward of 0.
     """
     result = run.seals[index].result
     turns = fold(await run.records(index))
@@ -33,11 +35,7 @@ async def rollout_output(run: RunReader, index: int) -> list[dict[str, Any]]:
                 turn.response is not None and turn.response.finish_reason == "length" for turn in turns
             ),
             "stop_condition": result.stop_reason,
-            "metrics": {
-                **result.rewards,
-                "num_turns": float(result.turns),
-                "num_tool_calls": float(result.tool_calls),
-            },
+            "metrics": {**result.rewards, "num_turns": float(result.turns), "num_tool_calls": float(result.tool_calls)},
             "tool_defs": [_tool(tool) for tool in turns[-1].tools] if turns else [],
             "token_usage": {
                 "input_tokens": float(result.usage.prompt_tokens),
@@ -56,7 +54,7 @@ def _message(message: Message) -> dict[str, Any]:
         "role": message["role"],
         "content": text_of(message.get("content")),
         **{name: value for name, value in given.items() if value},
-        # Each one JSON text: Hugging Face's datasets would give all calls the fields of all.
+        # Each call is one JSON text, because Hugging Face's datasets would give every call the fields of all calls.
         **(
             {"tool_calls": [json_text({"id": call.get("id", ""), **call.get("function", {})}) for call in calls]}
             if calls
@@ -82,7 +80,7 @@ def _error(result: Result) -> dict[str, str] | None:
 
 
 def _timing(result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Spans in Unix seconds; 0 where a part was not reached."""
+    """Return spans in Unix seconds; 0 for a part that was not reached."""
     started, ended = result.started or 0.0, result.ended or 0.0
     calls = [turn.response for turn in turns if turn.response is not None]
     setup_end = turns[0].time if turns else started

@@ -1,4 +1,4 @@
-"""A run as the `traces.jsonl` of verifiers 0.4: a line a rollout, an `Episode` with one `Trace`.
+"""A run as the `traces.jsonl` of verifiers 0.4: one line for each rollout, an `Episode` with one `Trace`.
 
 Its messages are a graph: each message once, linked to the one before it, so that a history that was rewritten is a second
 path. The form is that of verifiers.v1's `episode.py`, `trace.py` and `graph.py` (trace version 1).
@@ -25,14 +25,14 @@ STOP_CONDITIONS = {
     StopReason.TOKEN_BUDGET: "max_total_tokens",
     StopReason.AGENT_TIMEOUT: "agent_timeout",
 }
-"""Their names, by which they tell what was cut; the others are ours."""
+"""verifiers' names for stop reasons, which show what was cut; the others are ours."""
 
 
 async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
-    """The line of a rollout. Raises RecordCorrupt.
+    """Return the line of a rollout. Raises RecordCorrupt.
 
-    What was not graded has the reward null, as a scoring that did not run has there; other numbers of the verifier are
-    metrics, since verifiers adds up all rewards. Tokens are not in it.
+    Ungraded rollouts have reward null, as if scoring did not run. Further numbers of the verifier are metrics, because
+    verifiers adds up all rewards. Tokens are not included.
     """
     result = run.seals[index].result
     turns = fold(await run.records(index))
@@ -69,13 +69,13 @@ async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
         "errors": errors,
         "traces": [trace],
     }
-    # Work of a training run would name its trainer's step, which is not known here.
+    # verifiers stores the trainer's step here, which is unknown.
     return [line | ({"run": {"type": "eval", "id": uid, "name": name}} if result.mode == Mode.EVAL else {})]
 
 
 @dataclass
 class _Graph:
-    """Messages as nodes, and model calls, both in the order in which they came to be."""
+    """Messages as nodes, and model calls, both in order of creation."""
 
     nodes: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -117,7 +117,7 @@ def _message(message: Message) -> dict[str, Any]:
     if role == "tool":
         return {"role": role, "tool_call_id": message.get("tool_call_id") or "", "content": text}
     if role != "assistant":
-        # OpenAI's newer name for it, which verifiers does not know.
+        # OpenAI's newer name for it, which verifiers does not support.
         return {"role": "system" if role == "developer" else role, "content": text}
     calls = [
         {"id": call.get("id", ""), **{name: call.get("function", {}).get(name, "") for name in ("name", "arguments")}}
@@ -153,7 +153,7 @@ def _call(node: int, response: ResponseRecord) -> dict[str, Any]:
 
 
 def _errors(result: Result) -> list[dict[str, str]]:
-    """Of all attempts, the oldest first."""
+    """Return the errors of all attempts, the oldest first."""
     errors = [{"type": attempt.reason, "message": attempt.message} for attempt in result.failed_attempts]
     if result.outcome is not Outcome.COMPLETED:
         errors.append({"type": result.reason or result.outcome.value, "message": result.message})
@@ -161,7 +161,7 @@ def _errors(result: Result) -> list[dict[str, str]]:
 
 
 def _timing(result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Spans in Unix seconds; 0 where a part was not reached."""
+    """Return spans in Unix seconds; 0 for a part that was not reached."""
     started, ended = result.started or 0.0, result.ended or 0.0
     calls = [turn.response for turn in turns if turn.response is not None]
     setup_end = turns[0].time if turns else started

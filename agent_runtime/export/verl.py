@@ -1,4 +1,4 @@
-"""A run as Parquet files that verl reads: conversations for its datasets, token sequences for trainers of one's own.
+"""A run as Parquet files for verl: conversations for its datasets, token sequences for other trainers.
 
 The columns are those that verl 0.9.1 names: RLHFDataset and MultiTurnSFTDataset (`verl/utils/dataset`), and the fields of
 AgentLoopOutput (`verl/experimental/agent_loop`).
@@ -17,18 +17,21 @@ from rollout_api.records import Message, Result
 
 
 async def write_conversations(run: RunReader, file: Path) -> int:
-    """Write a row for each branch of the sealed rollouts; the number of rows. Raises RecordCorrupt, PyarrowMissing, OSError.
+    """Write a row for each branch of the sealed rollouts; return the number of rows. Raises RecordCorrupt,
+    PyarrowMissing, OSError.
 
-    `prompt` has what stood before the first answer, `messages` all of it; the call's tools are JSON text (`tools_json`).
+    `prompt` has the messages before the first answer, `messages` all of them; the call's tools are JSON text
+    (`tools_json`).
     """
     return await write_table(file, _conversation_schema, _conversations(run))
 
 
 async def write_tokens(run: RunReader, file: Path) -> int:
-    """Write a row for each token sequence of the sealed rollouts; the number of rows. Raises as `write_conversations` does.
+    """Write a row for each token sequence of the sealed rollouts; return the number of rows. Raises as
+    `write_conversations` does.
 
-    `prompt_ids` end before the first token to train on; the three `response_` lists are equally long. None where token ids
-    were not recorded.
+    `prompt_ids` end before the first token to train on; the three `response_` lists have equal lengths. None if token
+    ids were not recorded.
     """
     return await write_table(file, _token_schema, _token_rows(run))
 
@@ -65,7 +68,7 @@ async def _token_rows(run: RunReader) -> AsyncIterator[Row]:
 
 
 def first_trained(mask: Sequence[int]) -> int:
-    """Where the response begins; at the end where nothing is trained."""
+    """Return where the response begins; the end if nothing is trained on."""
     return next((position for position, trained in enumerate(mask) if trained), len(mask))
 
 

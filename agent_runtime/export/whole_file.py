@@ -1,4 +1,4 @@
-"""A file that appears under its name when all of it is written."""
+"""A file that appears under its name only when it is complete."""
 
 import contextlib
 import secrets
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Give the path to write to, which then takes the place of `file`. After an error `file` is as it was before.
+    """Yield a path to write to, which then replaces `file`. After an error `file` is unchanged.
 
     A pipe or a device, such as /dev/stdout, is written to directly.
     """
@@ -16,7 +16,7 @@ def whole_file(file: Path) -> Iterator[Path]:
         yield file
         return
     target = file.resolve()  # a link stays one
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # two may write the same file at once
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # two processes may write it
     try:
         yield partial
         partial.replace(target)

@@ -1,1 +1,1 @@
-"""Verification: what of an agent's work is graded, how, and what verdict comes of it."""
+"""Grading: which files of an agent's work are graded, how, and with what verdict."""

@@ -1,8 +1,8 @@
 """Which of the agent's files are carried into the workspace that grades them.
 
-What Python and pytest load or collect without being asked to is never carried: the grading keeps the version of the
-prepared state, or none. A task whose solution lies in such a file names it in `verifier.artifacts`. The executor applies
-these rules to the real tree; docs/verification.md tells what this closes, and what it cannot.
+Files that Python and pytest load automatically are never carried: the grading keeps the prepared version, or no file. A
+task whose solution lies in such a file names it in `verifier.artifacts`. The executor applies
+these rules to the real tree; docs/verification.md explains what this prevents, and its limits.
 """
 
 import posixpath
@@ -15,7 +15,7 @@ from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task, TaskFile, VerifierKind
 
 _SCRIPT_CHARACTERS = 1 << 20
-"""Longest base64 of a hidden file in which folders are looked for."""
+"""Longest base64 of a hidden file that is searched for folders."""
 
 _WORD = r"""((?:`pwd`|\$\(pwd\)|[^\s'"`;&|()]|"[^"\n]*"|'[^'\n]*')+)"""
 _SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH)={_WORD}")
@@ -24,14 +24,15 @@ _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
 
 
 def _given(task: Task, working_dir: str) -> set[str]:
-    """The task's artifacts, as absolute paths."""
+    """Return the task's artifacts as absolute paths."""
     given = (task.verifier.artifacts if task.verifier else None) or ["."]
     return {posixpath.normpath(posixpath.join(working_dir, path)) for path in given}
 
 
 def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
-    """Whether something is carried whatever it is, and so also if it is loaded unasked: a path in another artifact, or one
-    that may be a file."""
+    """Whether a path is carried even if it is loaded automatically: one inside another artifact, or one that may be a
+    file.
+    """
     if task.verifier is None or not task.verifier.artifacts:
         return verifier.artifacts != ["."]
     paths = _given(task, working_dir)
@@ -39,7 +40,9 @@ def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
 
 
 def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
-    """The folder that a task's artifacts lie below, and their paths relative to it, none of them in another one."""
+    """Return the folder that contains a task's artifacts, and their paths relative to it, none of them inside another
+    one.
+    """
     paths = _given(task, working_dir)
     base = posixpath.commonpath([posixpath.normpath(working_dir), *paths])
     return base, sorted(
@@ -48,7 +51,7 @@ def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
 
 
 def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, list[dict[str, Any]]]:
-    """The folder that a task's artifacts lie below, and the rules for each of them that the executor takes."""
+    """Return the folder that contains a task's artifacts, and the executor's rules for each of them."""
     spec = task.verifier
     own, files, commands = (spec.artifacts, spec.files, spec.commands) if spec else ([], [], [])
     is_pytest = spec is not None and spec.kind is VerifierKind.PYTEST
@@ -65,12 +68,16 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
         return [posixpath.relpath(place, root) for place in normal if place == root or is_below(place, root)]
 
     def above(path: str) -> list[str]:
-        """`..` where Python imports from the folder that the artifact lies in: the artifact is a module there."""
+        """Return `..` if Python imports from the folder that contains the artifact, so that the artifact is a module
+        there.
+        """
         parent = posixpath.dirname(posixpath.normpath(posixpath.join(base, path)))
         return [".."] if parent in searched["PYTHONPATH"] else []
 
     def seen_as(path: str) -> str:
-        """The path of an artifact by which its names count: not by those of folders above the working directory."""
+        """Return the path of an artifact that determines how its names count, without folders above the working
+        directory.
+        """
         relative = posixpath.relpath(posixpath.join(base, path), working_dir)
         if set(relative.split("/")) == {".."}:
             return "."
@@ -95,7 +102,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
 
 
 def _text(file: TaskFile) -> str:
-    """A file as text, empty where it is none, or larger than a script is."""
+    """Return a file as text; empty if it is not text, or larger than a script."""
     if file.content is not None:
         return file.content
     data = b"" if len(file.content_base64 or "") > _SCRIPT_CHARACTERS else file.data()
@@ -103,9 +110,10 @@ def _text(file: TaskFile) -> str:
 
 
 def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[str]) -> dict[str, list[str]]:
-    """The folders in which the verifier looks for commands, modules and what else programs load, by variable.
+    """Return the folders in which the verifier looks for commands, modules and other files that programs load, by
+    variable.
 
-    Python also imports from the folder that it is started in.
+    Python also imports from the folder in which it is started.
     """
     text = "\n".join(texts)
     folders = [working_dir]
@@ -121,12 +129,12 @@ def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[st
 
 
 def _path(word: str) -> str:
-    """A word of a shell command as a path, relative to the folder that the shell is in where it names that one."""
+    """Return a word of a shell command as a path. `$PWD` and the like are resolved to the shell's folder."""
     return _HERE.sub(".", re.sub(r"['\"]", "", word))
 
 
 def _named_tests(commands: Sequence[str]) -> Iterator[str]:
-    """The files that pytest's commands name, which are tests whatever they are called."""
+    """Return the files that pytest's commands name, which are tests whatever their names."""
     for command in commands:
         words = re.split(r"[\s'\"]+", command)
         if not any(word.startswith("--doctest") for word in words):
@@ -134,5 +142,5 @@ def _named_tests(commands: Sequence[str]) -> Iterator[str]:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether an absolute path lies in an absolute folder."""
+    """Whether an absolute path is inside an absolute folder."""
     return posixpath.normpath(path).startswith(posixpath.normpath(folder).rstrip("/") + "/")

@@ -1,4 +1,4 @@
-"""Grading: a task's verifier, run in a workspace that holds the artifacts, and its verdict."""
+"""Run a task's verifier in a workspace that holds the artifacts, and return its verdict."""
 
 import asyncio
 import contextlib
@@ -6,22 +6,12 @@ import posixpath
 import shlex
 import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from agent_runtime.grading import reward_file
-from agent_runtime.grading.artifacts import (
-    artifact_paths,
-    asks_for_files,
-    is_below,
-)
-from agent_runtime.grading.junit import (
-    REPORT_BYTES,
-    ReportedTest,
-    ReportError,
-    judge_all,
-    judge_named,
-    parse_report,
-)
+from agent_runtime.grading.artifacts import artifact_paths, asks_for_files, is_below
+from agent_runtime.grading.junit import REPORT_BYTES, ReportedTest, ReportError, judge_all, judge_named, parse_report
 from agent_runtime.grading.programs import PROBE_SECONDS, missing_program
 from agent_runtime.sandboxes.base import (
     WORKSPACE_USER,
@@ -39,50 +29,31 @@ from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
 
 OUTPUT_BYTES = 8192
-"""What a verdict keeps of a command's standard output and of its error output, from the head and from the tail each."""
+"""Bytes that a verdict keeps of a command's standard output and of its error output, from the beginning and the end
+each.
+"""
 
 REPORT_FOLDER = ".rollout-verifier"
-"""Where pytest's reports go, in the working directory: the one folder that every sandbox lets the verifier write to and has
-under the same path for commands and for file calls. It is removed first, and pytest collects nothing from dotted folders."""
-
-_TAKE_OVER = """\
-set -e
-for place in {folders}; do
-  [ -e "$place" ] || continue
-  for folder in "$place" "$(readlink -f "$place")"; do
-    find "$folder" -user {user} ! -type l -exec chmod go=u {{}} + || :
-    chown -R -h 0:0 "$folder"
-    chmod -R a-s,go-w "$folder"
-    while [ "$folder" != / ]; do
-      folder=$(dirname "$folder")
-      chown 0:0 "$folder"
-      [ -k "$folder" ] || chmod go-w "$folder"
-    done
-  done
-done
-"""
-"""Also of the folders above: whoever may write there can rename a folder, and put another in its place.
-
-The workspace's user keeps the right to read what is its own, however it was saved: `mktemp` makes files that others may not
-read. Hidden files belong to root already, and keep their modes.
+"""Folder of pytest's reports in the working directory. It is the only folder that the verifier can write to in every
+sandbox and that has the same path for commands and for file calls. It is removed first, and pytest collects nothing
+from dotted folders.
 """
 
-_USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
-"""Causes that code under test can bring about, even before the command's own process has started."""
+_TAKE_OVER = Path(__file__).with_name("take_over.sh").read_text()
 
 
 class CommandWatch(Protocol):
-    """Looks on while the verifier's commands run."""
+    """Observes the verifier's commands."""
 
     async def before_verifier_command(self, number: int, command: str) -> None:
-        """That command, from 0, is about to run. Raises nothing."""
+        """Called before that command, numbered from 0. Must not raise."""
 
     async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
-        """It has ended. Raises nothing."""
+        """Called after the command has ended. Must not raise."""
 
 
 class VerifierUnavailable(Exception):
-    """The verifier could not start, for a reason that the policy cannot bring about. The grading may be tried again."""
+    """The verifier could not start, for a reason that the policy cannot cause. The grading may be retried."""
 
 
 async def grade(
@@ -95,14 +66,15 @@ async def grade(
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
-    """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
+    """Grade the contents of a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the
+    verdict.
 
-    `apart` is what `require_startable` returned. Where it is not 0, root takes the working directory: code under test cannot
-    reach the report or the hidden files.
+    `apart` is the result of `require_startable`. If it is not 0, root owns the working directory: code under test
+    cannot change the report or the hidden files.
 
-    The caller has brought the workspace into its verifier phase and, in `Shared`, ended the agent's processes. The same
-    call with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
-    without verifier, and SandboxFailure and Fenced from the workspace. Whatever else goes wrong is a failed verdict.
+    The caller has put the workspace into its verifier phase and, in `Shared`, ended the agent's processes. A repeat
+    with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
+    without verifier, and SandboxFailure and Fenced from the workspace. Any other problem is a failed verdict.
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier; there is nothing to grade")
@@ -113,10 +85,10 @@ async def grade(
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
     is_outside = (task.verifier.report or "").startswith("/")
-    # Tests of other languages are carried as ordinary work: where none is named, those that the agent added count as well.
+    # Tests of other languages are carried like other work: without names, tests that the agent added count too.
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
-    # Nothing outside of a verifier can tell whether it loads or runs what the agent left: its author says so.
+    # Nothing outside a verifier can detect whether it loads or runs the agent's files, so its author must state it.
     is_isolated = task.verifier.isolated and bool(apart)
     forgeable = not is_isolated or is_outside or counts_agents_tests or is_asked_for
     mode = verifier.mode or VerifierMode.SEPARATE
@@ -124,10 +96,11 @@ async def grade(
 
 
 async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
-    """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
+    """Raise VerifierUnavailable if the verifier cannot start in the prepared state, without the agent's files.
 
-    Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict. Returns
-    the uid of the workspace's user where that is not root, and cannot become root, and the verifier's is, else 0.
+    Afterwards a program that is missing or does not start counts as the agent's doing: a failed verdict. Returns the
+    uid of the workspace's user if the verifier's user is root and that one is not, and may run nothing by `sudo` without
+    a password; else 0. In `Plain` it returns 0.
     """
     if (spec := task.verifier) is None:
         return 0
@@ -140,11 +113,13 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
             f"task {task.name}: {missing} is missing in the sandbox, and the verifier starts with it; add it to the image "
             "or to the task's setup"
         )
-    if spec.user is None:
+    # In Plain, paths are the sandbox's own: on a laptop, root would take over this machine's folders.
+    if spec.user is None or workspace.description.get("mode") == "Plain":
         return 0
     deadline = PROBE_SECONDS
-    # The code under test may do what its user may: also as root, where that takes no password.
-    own_id = "sudo -n id -u 2>/dev/null || id -u"
+    # The code under test has its user's rights, also those by sudo. Most programs that sudo may start without a password,
+    # such as `tee`, are enough to become root. `sudo -n -l` succeeds if a rule needs no password.
+    own_id = "{ sudo -n true || sudo -n -l; } >/dev/null 2>&1 && echo 0 || id -u"
     own = await workspace.run(own_id, key=f"{key}-own-id", deadline_seconds=deadline)
     verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
     is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and verifiers.stdout.strip() == b"0"
@@ -152,9 +127,10 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
-    """Raise VerifierUnavailable where the prepared state does not take what the verifier needs outside of the artifacts.
+    """Raise VerifierUnavailable if files that the verifier needs outside the artifacts cannot be written in the
+    prepared state.
 
-    What `grade` cannot put there afterwards, the agent's artifacts keep out, by a prepared link that leads to them.
+    If `grade` cannot write them afterwards, the agent's artifacts prevent it, through a prepared link to them.
     """
     if task.verifier is not None:
         grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
@@ -163,11 +139,11 @@ async def require_preparable(task: Task, verifier: Verifier, workspace: Workspac
 
 
 class _Failed(Exception):
-    """The verdict is a failed one, for this reason."""
+    """The verdict is a failure, for this reason."""
 
 
 class _Grading:
-    """One grading, step by step."""
+    """One grading in progress."""
 
     def __init__(
         self,
@@ -184,12 +160,18 @@ class _Grading:
         folder, paths = artifact_paths(task, workspace.working_dir)
         carried = (posixpath.normpath(posixpath.join(folder, path)) for path in paths)
         self.places = list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
-        """The working directory, and where the artifacts come into."""
+        """The working directory, and the folder of the artifacts."""
+        self.hidden = {
+            posixpath.normpath(posixpath.join(workspace.working_dir, file.path)): file for file in spec.files
+        }
+        """The hidden files, by absolute path."""
         self.owner = spec.user or WORKSPACE_USER
-        """Of all that is put in for the verifier, and removed before it: its commands read it, and write beside it."""
+        """Owner of all files that are added for the verifier or removed before it. The verifier's commands read them,
+        and write beside them.
+        """
         self.commands: list[CommandVerdict] = []
         self.is_prepared_state = False
-        """Nothing of the agent is there yet."""
+        """The workspace contains nothing of the agent yet."""
 
     def key(self, name: str) -> str:
         return f"{self.turn}:verifier-{'first-' if self.is_prepared_state else ''}{name}"
@@ -206,7 +188,7 @@ class _Grading:
             return self.failed(str(failure))
 
     async def prepare(self) -> None:
-        """Put the hidden files in, and remove what could be taken for a verdict."""
+        """Write the hidden files, and remove files that could be taken for a verdict."""
         await self.put_files()
         if self.spec.kind is VerifierKind.PYTEST:
             await self.remove(REPORT_FOLDER, "reports")
@@ -219,14 +201,19 @@ class _Grading:
             await self.take_over()
 
     async def take_over(self) -> None:
-        """Give root the working directory, the artifacts and the reward files: the workspace's user may only read them."""
+        """Give root the working directory, the artifacts, the reward files, and the folders of hidden files.
+
+        The workspace's user may only read them.
+        """
         folders = [*self.places, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
+        hidden = {posixpath.dirname(path) for path in self.hidden if not any(is_below(path, at) for at in self.places)}
         result = await self.workspace.run(
-            _TAKE_OVER.format(folders=shlex.join(folders), user=self.apart),
+            f"set -- {shlex.join([str(self.apart), *folders])}\n{_TAKE_OVER}",
             key=self.key("take-over"),
             deadline_seconds=self.task.timeouts.verifier_seconds,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             user=self.spec.user,
+            stdin="".join(f"{folder}\n" for folder in sorted(hidden)).encode(),
         )
         self.require_started(result, "the working directory cannot be given to the verifier's user")
         if not result.ok:
@@ -234,19 +221,20 @@ class _Grading:
             raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
 
     def require_started(self, result: CommandResult, what: str) -> None:
-        """Raise for a command that did not start. `what` is what it means for the grading."""
-        if result.exit_code is None and result.signal is None and result.cause not in _USED_UP:
-            message = f"{what}: {result.stderr.decode(errors='replace').strip() or result.cause}"
+        """Raise for a command that did not start. `what` describes the consequence for the grading."""
+        if result.start_error:
+            message = f"{what}: {result.start_error}"
             if self.rules.mode is VerifierMode.SHARED:
                 raise _Failed(message)
-            # The artifacts may keep it from starting, or a machine that has no process left for it.
+            # The artifacts may prevent its start, or the machine has no free process.
             raise SandboxFailure("ExecutorFailed", message)
 
     @contextlib.contextmanager
     def needed(self, what: str) -> Iterator[None]:
-        """Raise for a FileError, `what` being what it means for the grading.
+        """Raise for a FileError; `what` describes the consequence for the grading.
 
-        The policy can cause everything in its own workspace; in another one, what fails once its artifacts are there.
+        In its own workspace the policy can cause any failure; in another one, only failures after its artifacts are
+        there.
         """
         try:
             yield
@@ -256,9 +244,8 @@ class _Grading:
             raise (_Failed if is_policys else VerifierUnavailable)(f"{what}: {error}") from error
 
     async def put_files(self) -> None:
-        """Put all hidden files over whatever stands there, in one call for each place however many they are."""
-        root = self.workspace.working_dir
-        left = {posixpath.normpath(posixpath.join(root, file.path)): file for file in self.spec.files}
+        """Write all hidden files over existing ones, with one call for each folder."""
+        root, left = self.workspace.working_dir, self.hidden
         for number, place in enumerate((*self.places, "/")):
             files = {path: file for path, file in left.items() if is_below(path, place)}
             left = {path: file for path, file in left.items() if path not in files}
@@ -276,14 +263,15 @@ class _Grading:
             await self.workspace.remove(path, key=self.key(f"wipe-{name}"), owner=self.owner)
 
     async def make_folder(self, path: str, name: str) -> None:
-        """Files are written with their parents: a file that is written and removed leaves its folder."""
+        """Create a folder by writing a file with its parents and removing the file."""
         with self.needed(f"{path} cannot be made"):
             await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"), owner=self.owner)
             await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"), owner=self.owner)
 
     async def run_commands(self) -> None:
-        """Run all commands within the task's `verifierSeconds`; what the time does not suffice for is failed."""
-        # Counted from the results and not from a clock: when the runner was replaced in between, the requests are the same.
+        """Run all commands within the task's `verifierSeconds`; commands that exceed it fail."""
+        # Add up the recorded durations instead of using a clock, so that a runner that takes over makes the same
+        # requests.
         left = float(self.task.timeouts.verifier_seconds)
         for number, command in enumerate(self.spec.commands):
             if left <= 0:
@@ -310,7 +298,7 @@ class _Grading:
                 await self.watch.after_verifier_command(number, self.commands[-1])
 
     def wrapped(self, command: str, number: int) -> str:
-        """The command; for pytest with a report of its own, added to what the environment has in PYTEST_ADDOPTS."""
+        """Return the command. For pytest with our own report, options are added to PYTEST_ADDOPTS in the environment."""
         if self.spec.kind is not VerifierKind.PYTEST:
             return command
         options = f"'--junitxml=$PWD/{_report_path(number)}' -o junit_family=xunit1 -o junit_logging=no"
@@ -332,7 +320,7 @@ class _Grading:
         reported = [test for report in reports if not isinstance(report, ReportError) for test in report]
         broken = [str(report) for report in reports if isinstance(report, ReportError)]
         if self.spec.tests:
-            # The tests that were named decide; others of the same run may fail, and so may its exit code.
+            # Only the named tests count. Other tests of the same run may fail, which also changes its exit code.
             tests = judge_named(reported, self.spec.tests)
         else:
             tests = judge_all(reported, self.spec.files)
@@ -356,8 +344,8 @@ class _Grading:
         try:
             data = await self.read(path, REPORT_BYTES)
             if data is None:
-                return ReportError(f"no report was written to {path}: the run was ended before its end")
-            # All rollouts share the event loop, and the policy decides how long this takes.
+                return ReportError(f"no report was written to {path}: the run was ended early")
+            # Parse in a thread: all rollouts share the event loop, and the policy controls the size of the report.
             return await asyncio.to_thread(parse_report, data)
         except ReportError as error:
             return error
@@ -378,20 +366,23 @@ class _Grading:
         return Verdict(reward=reward, rewards=rewards, passed=passed, commands=self.commands)
 
     async def read(self, path: str, limit: int) -> bytes | None:
-        """A file's content; None when there is no such file. Anything else in its place is a failed verdict."""
+        """Return a file's content; None if it does not exist. Any other entry at its path is a failed verdict.
+
+        The verifier's user may have written it so that no other user can read it.
+        """
         try:
-            found = await self.workspace.stat(path)
+            found = await self.workspace.stat(path, owner=self.spec.user)
             if found is None:
                 return None
             if found.type != "file" or found.size > limit:
-                raise _Failed(f"{path} is no file of at most {limit} bytes")
-            return await self.workspace.read(path, limit=limit)
+                raise _Failed(f"{path} is not a file of at most {limit} bytes")
+            return await self.workspace.read(path, limit=limit, owner=self.spec.user)
         except FileError as error:
             raise _Failed(f"{path} cannot be read: {error}") from error
 
 
 async def _tar(folder: str, files: Mapping[str, TaskFile]) -> AsyncIterator[bytes]:
-    """Files by absolute path, as a tar below a folder."""
+    """Return files by absolute path as a tar below a folder."""
     for path, file in files.items():
         member, data = tarfile.TarInfo(posixpath.relpath(path, folder)), file.data()
         member.size, member.mode = len(data), int(file.mode, 8)

@@ -1,4 +1,4 @@
-"""JUnit reports: reading one that came out of an untrusted workspace, and finding the tests of a task in it."""
+"""JUnit reports: parse one from an untrusted workspace, and find a task's tests in it."""
 
 import ast
 import re
@@ -20,20 +20,24 @@ REPORT_DEPTH = 64
 """Deepest nesting of elements; reports have 4 levels."""
 
 MESSAGE_CHARACTERS = 2000
-"""What is kept of a failed test's message."""
+"""Most characters of a failed test's message."""
 
 _NOT_PASSED = ("failure", "error", "skipped", "rerun", "flakyFailure", "flakyError")
 _NOT_RUN = frozenset({"notrun", "disabled", "skipped", "suppressed"})
-"""Values of the attributes `status` and `result` of a `testcase`: GoogleTest says so, and adds no element."""
+"""Values of the attributes `status` and `result` of a `testcase` that was not run: GoogleTest sets them and adds no
+element.
+"""
 
 
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f]")
-"""Bytes that XML cannot hold. The reporters of Node and Jest write them as they stand in a test's name or message."""
+"""Control characters that XML does not allow. The reporters of Node and Jest write them unescaped in a test's name or
+message.
+"""
 
 
 class ReportError(ValueError):
-    """A report that cannot be read; says why."""
+    """A report that cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +47,20 @@ class ReportedTest:
     classname: str
     name: str
     file: str | None
-    """pytest's `xunit1` family tells where the test's code stands."""
+    """Path of the test's code, from pytest's `xunit1` family."""
     passed: bool
     """Reported without failure, error or skip."""
     message: str = ""
 
 
 def parse_report(data: bytes) -> list[ReportedTest]:
-    """The tests of a report, in order. Raises ReportError unless it is a complete, plain JUnit report."""
+    """Parse the tests of a report, in order. Raises ReportError unless it is a complete, plain JUnit report."""
     if len(data) > REPORT_BYTES:
         raise ReportError(f"the report has {len(data)} bytes, at most {REPORT_BYTES} are read")
     handler = _Handler()
     parser = expat.ParserCreate()
     parser.buffer_text = True
-    # Entities are declared in a document type and nowhere else: without one there is nothing to expand.
+    # Only a document type can declare entities, so without one no entity can be expanded.
     parser.StartDoctypeDeclHandler = handler.refuse_doctype
     parser.StartElementHandler = handler.start
     parser.EndElementHandler = handler.end
@@ -84,7 +88,7 @@ class _Handler:
     case: _Case | None = None
 
     def refuse_doctype(self, *_: object) -> None:
-        raise ReportError("it declares a document type, which a test report has no use for")
+        raise ReportError("it declares a document type, which a test report must not have")
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if not self.stack and tag not in ("testsuite", "testsuites"):
@@ -126,11 +130,11 @@ def _escaped_byte(match: re.Match[bytes]) -> bytes:
     return b"#x%02X" % match.group()[0]
 
 
-# Which reported test is which
+# Matching of reported tests to named ones
 
 
 def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[TestVerdict]:
-    """One verdict for each named test: passed when it was reported, and every time as passed."""
+    """Return one verdict for each named test: passed if it was reported, and always as passed."""
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
         owner = test.classname.rpartition(".")[2]
@@ -148,15 +152,17 @@ def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTes
     if not separator:
         return by_key.get((None, _reportable(name)), [])
     keys = [_address(path, rest), (_reportable(path), _reportable(rest))]
-    # Class names of other languages hold `::` as well: cargo-nextest's are `package::binary`.
+    # Class names of other languages contain `::` too: cargo-nextest's are `package::binary`.
     keys += [(_reportable(name[: at.start()]), _reportable(name[at.end() :])) for at in re.finditer("::", name)]
-    # All of them: of two tests that a name may mean, the agent may have added the one that passes.
+    # Require all of them to pass: of two tests with this name, the agent may have added the one that passes.
     found = [test for key in keys for test in by_key.get(key, []) if not _of_another_file(test, path)]
     return found + by_key.get((None, _reportable(name)), [])
 
 
 def _address(path: str, rest: str) -> tuple[str, str]:
-    """The `classname` and `name` under which pytest reports a node id: dots for slashes, classes behind the module."""
+    """Return the `classname` and `name` under which pytest reports a node id: dots for slashes, classes after the
+    module.
+    """
     names, bracket, parameters = rest.partition("[")
     *classes, function = names.split("::")
     module = re.sub(r"\.py$", "", path.replace("/", "."))
@@ -176,7 +182,7 @@ def _reportable(name: str) -> str:
 
 
 def _of_another_file(test: ReportedTest, path: str) -> bool:
-    """Whether a planted file stands in for another.
+    """Whether a planted file imitates another one.
 
     `tests.unit/test_a.py` and `tests/unit/test_a.py` have one classname, and that of `tests/test_a/test_b.py` begins like
     the ones of classes in `tests/test_a.py`. A test that a class inherits has the file of its base, and another classname.
@@ -199,7 +205,7 @@ def _verdict(name: str, reports: Sequence[ReportedTest]) -> TestVerdict:
 
 
 def judge_all(reported: Sequence[ReportedTest], hidden: Sequence[TaskFile]) -> list[TestVerdict]:
-    """One verdict for each test that counts where the task names none.
+    """Return one verdict for each test that counts if the task names none.
 
     With hidden test files only their tests count, or tests planted beside them would raise the fraction; and each test
     that they define must be reported, or code under test that ends the session early would hide the failing ones.
@@ -229,7 +235,9 @@ def _is_test_file(path: str) -> bool:
 
 
 def _tests_of(reported: Sequence[ReportedTest], path: str) -> list[ReportedTest]:
-    """The tests of a file. pytest names it from its root folder, which may lie above or below the working directory."""
+    """Return the tests of a file. pytest names it from its root folder, which may be above or below the working
+    directory.
+    """
     module = _module(path)
     exact = [test for test in reported if _in_module(test, module) and not _of_another_file(test, path)]
     alike = [test for test in reported if _ends_alike(test, module)]
@@ -260,7 +268,9 @@ def _node_id(test: ReportedTest) -> str:
 
 
 def defined_tests(source: bytes) -> list[tuple[tuple[str, ...], str]]:
-    """The tests that a file defines by pytest's default names: (classes, function); none inside of `if` and the like."""
+    """Return the tests that a file defines by pytest's default names: (classes, function); none inside `if` and the
+    like.
+    """
     try:
         return list(_defined(ast.parse(source).body, ()))
     except (SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Finding out, before a verifier runs, whether the program that it starts with is there at all.
+"""Check, before a verifier runs, whether its first program exists.
 
 Exit code 127 says nothing afterwards: code under test can end with it as well, and a policy must not be able to make its
 failed test look like a verifier that could not start. Only the first program can be looked up: the later ones may be
@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from agent_runtime.sandboxes.base import Workspace
 
 PROBE_SECONDS = 60
-"""Deadline of the look-up: it may start Python once, on a busy machine."""
+"""Deadline of the check, which may start Python once on a busy machine."""
 
 _PREPARATIONS = frozenset({"cd", "export", "set", "umask", "ulimit"})
-"""Built-ins of the shell that stand in front of the first program and do not change where it is found."""
+"""Shell built-ins that can precede the first program and do not change where it is found."""
 
 _BUILT_IN = frozenset({"[", "[[", "echo", "eval", "exec", "exit", "false", "printf", "source", "test", "true", "."})
 _KEYWORDS = frozenset({"!", "{", "(", "((", "case", "for", "function", "if", "select", "time", "until", "while"})
@@ -24,9 +24,10 @@ _PYTHON = re.compile(r"(?:/.*/)?python[0-9.]*")
 
 
 def first_program(command: str) -> list[str] | None:
-    """The words of the first program that a shell command starts, or None where that cannot be told.
+    """Return the words of the first program that a shell command starts, or None if unknown.
 
-    A path below the working directory is None as well: the agent may have removed it, and then the verdict is its own.
+    A path below the working directory gives None as well: the agent may have removed it, which counts against the
+    agent.
     """
     try:
         lexer = shlex.shlex(command.replace("\\\n", " ").strip().partition("\n")[0], posix=True, punctuation_chars=True)
@@ -45,19 +46,20 @@ def first_program(command: str) -> list[str] | None:
                 return None
             continue
         known = first[0] in _BUILT_IN | _KEYWORDS
-        return None if known or "||" in first or not _PLAIN_NAME.fullmatch(first[0]) else first
+        is_defined = "".join(first[1:2]).startswith("(")  # the command defines this program as a shell function
+        return None if known or is_defined or "||" in first or not _PLAIN_NAME.fullmatch(first[0]) else first
     return None
 
 
 def probe_script(command: str) -> str | None:
-    """A shell script that prints what the command needs at its start and is missing; None when nothing can be told."""
+    """Return a shell script that prints which program the command lacks at its start; None if nothing can be checked."""
     words = first_program(command)
     if words is None:
         return None
     program = shlex.quote(words[0])
     script = f"command -v {program} >/dev/null 2>&1 || {{ echo {shlex.quote(f'program {words[0]}')}; exit 0; }}"
     if _PYTHON.fullmatch(words[0]) and words[1:3] == ["-m", "pytest"]:
-        # Without the working directory on the path: what the agent left there must not be able to answer.
+        # The working directory is not on the path, so that the agent's files cannot answer.
         code = (
             "import sys; sys.path.pop(0); import importlib.util as u; u.find_spec('pytest') or print('module pytest')"
         )
@@ -74,14 +76,15 @@ async def missing_program(
     env: Mapping[str, str] | None = None,
     brought: Collection[str] = (),
 ) -> str | None:
-    """What a verifier's first command needs and the workspace lacks, `program cargo`; None when it can start.
+    """Return what a verifier's first command needs and the workspace lacks, such as `program cargo`; None if it can
+    start.
 
-    `brought` are the paths of files that the verifier brings along. For a check before the first rollout as well as before
-    each grading. Raises what `Workspace.run` raises.
+    `brought` are the paths of files that the verifier adds. Used before the first rollout and before each grading.
+    Raises errors of `Workspace.run`.
     """
     words = first_program(commands[0])
     script = None if words is None or words[0] in brought else probe_script(commands[0])
-    # Without anything to look up it still shows whether the user exists and may enter the working directory.
+    # Even without a program to look up, this shows whether the user exists and may enter the working directory.
     result = await workspace.run(script or "exit 0", key=key, deadline_seconds=PROBE_SECONDS, user=user, env=env)
     if result.exit_code is None and result.signal is None and result.cause == "NotStarted":
         return f"user {user or 'of the sandbox'} ({result.stderr.decode(errors='replace').strip()})"

@@ -1,11 +1,11 @@
-"""Reward files: what a verifier writes to /logs/verifier, in the form that Harbor's tasks use."""
+"""Reward files: the verifier's output in /logs/verifier, in the format of Harbor's tasks."""
 
 import json
 import math
 
 FOLDER = "/logs/verifier"
 TESTS_FOLDER = "/tests"
-"""Where such a task's hidden tests are put."""
+"""Folder of such a task's hidden tests."""
 JSON_PATH = f"{FOLDER}/reward.json"
 TEXT_PATH = f"{FOLDER}/reward.txt"
 
@@ -13,17 +13,21 @@ REWARD_FILE_BYTES = 64 * 1024
 """Largest reward file: a few named numbers."""
 
 LOWEST, HIGHEST = -1.0, 1.0
-"""Range of a reward. A number far outside is a mistake, and would drown every other rollout of its group."""
+"""Range of a reward. A number far outside is a mistake that would outweigh every other rollout of its group."""
+
+MOST = 1e100
+"""Largest further number, and smallest when negative: sums of them over steps and rollouts stay finite."""
 
 
 class RewardFileError(ValueError):
-    """A reward file that cannot be read; says why."""
+    """A reward file that cannot be read; the message says why."""
 
 
 def parse_reward(json_data: bytes | None, text_data: bytes | None) -> tuple[float, dict[str, float]]:
-    """The reward and all named rewards of `reward.json`, else of `reward.txt`.
+    """Return the reward and all named rewards of `reward.json`, else of `reward.txt`.
 
-    `reward.json` has a number, or an object of numbers of which `reward` counts (or the only one). Raises RewardFileError.
+    `reward.json` has a number, or an object of numbers, of which `reward` (or the only one) counts. Raises
+    RewardFileError.
     """
     if json_data is not None:
         return _from_json(json_data)
@@ -47,7 +51,7 @@ def _from_json(data: bytes) -> tuple[float, dict[str, float]]:
     main = "reward" if "reward" in rewards else next(iter(rewards)) if len(rewards) == 1 else None
     if main is None:
         raise RewardFileError(
-            f"{JSON_PATH} has {len(rewards)} numbers and none is named 'reward'; name the one that counts"
+            f"{JSON_PATH} has {len(rewards)} numbers and none is named 'reward'; rename the number that counts to 'reward'"
         )
     return _in_range(rewards[main], f"{JSON_PATH}: {main}"), rewards
 
@@ -66,12 +70,12 @@ def _number(value: object, where: str) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise RewardFileError(f"{where} is {number}, expected a finite number")
+    if not abs(number) <= MOST:  # also false for NaN
+        raise RewardFileError(f"{where} is {number}, expected a number from {-MOST:g} to {MOST:g}")
     return number
 
 
 def _in_range(value: float, where: str) -> float:
-    if not LOWEST <= value <= HIGHEST:  # false for NaN as well
+    if not LOWEST <= value <= HIGHEST:  # also false for NaN
         raise RewardFileError(f"{where} is {value}, expected a number from {LOWEST:g} to {HIGHEST:g}")
     return value

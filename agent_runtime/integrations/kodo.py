@@ -1,14 +1,15 @@
 """Sandboxes in containers or pods that the kodo package starts (https://github.com/baidubce/kodo, 1.0.0; extra `kodo`).
 
-kodo starts a container of the task's image, copies files into it and runs commands in it. Here it starts one that waits for
-the executor's bundle and then becomes the executor; all else goes to that over HTTP, as with every other provider. What kodo
-answers is not relied on: it is ready when its executor answers, and gone when it cannot be found. Its calls may hang for
-ever, so each has a deadline of ours.
+kodo starts a container of the task's image, copies files into it and runs commands in it. Here it starts one that waits
+for the executor's bundle and then becomes the executor; everything else is requested from the executor over HTTP, as
+with other providers. kodo's own status is not used: a container is ready when its executor answers, and has ended when
+it cannot be found. Calls of kodo may hang, so each has a time limit here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import json
@@ -34,9 +35,9 @@ ARRIVAL_POLL_SECONDS = 0.2
 FOLDER = "/tmp/.rollout"
 # The last of the names in the folder, in the order in which tars are written: when it is there, all is.
 LAST = "whole"
-# Of the container's own network, so any will do; above what images usually serve, below what clients are given.
+# In the container's own network any port works; above usual service ports, below ephemeral ports.
 PORTS = range(20_000, 30_000)
-# Becomes the executor when that has arrived, and ends when it never does. A first process has no SIGTERM but a trapped one.
+# Becomes the executor when the bundle has arrived, and ends if it never does. PID 1 gets SIGTERM only with a trap.
 WAIT_FOR_EXECUTOR = (
     "trap 'exit 1' TERM; mkdir -p {folder}; n=0; until [ -e {folder}/{last} ]; do "
     "n=$((n+1)); [ $n -gt {rounds} ] && exit 1; sleep 0.2 2>/dev/null || sleep 1; done; "
@@ -45,7 +46,7 @@ WAIT_FOR_EXECUTOR = (
 
 
 def import_kodo() -> Any:
-    """The kodo package. Raises SandboxFailure that says how to get it."""
+    """Import the kodo package. Raises SandboxFailure that says how to install it."""
     try:
         return importlib.import_module("kodo")
     except ImportError as error:
@@ -57,29 +58,23 @@ def import_kodo() -> Any:
 
 
 async def call(what: str, seconds: float, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """`function(...)` in a thread that is left behind when it does not end in time. Raises SandboxFailure."""
+    """Call `function(...)` in a thread that is abandoned if it does not end in time. Raises SandboxFailure."""
     try:
         work = functools.partial(function, *arguments, **options)
         return await asyncio.wait_for(in_daemon_thread(f"kodo {what}", work), seconds)
     except TimeoutError:
         raise SandboxFailure("Kodo", f"kodo did not {what} in {seconds:g} s") from None
-    except SandboxFailure:
-        raise
     except Exception as error:
-        if status_of(error) == 404:
-            raise NotThere(what, error) from error
-        raise SandboxFailure("Kodo", f"kodo could not {what}: {type(error).__name__}: {str(error)[:1000]}") from error
+        failure = NotThere if status_of(error) == 404 else SandboxFailure
+        raise failure("Kodo", f"kodo could not {what}: {type(error).__name__}: {str(error)[:1000]}") from error
 
 
 class NotThere(SandboxFailure):
-    """What was asked for does not exist."""
-
-    def __init__(self, what: str, error: Exception) -> None:
-        super().__init__("Kodo", f"kodo could not {what}: it is not there ({str(error)[:1000]})")
+    """The requested object does not exist."""
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status of an error of the docker or the kubernetes package."""
+    """Return the HTTP status of an error of the docker or kubernetes package."""
     for name in ("status_code", "status"):
         status = getattr(error, name, None)
         if isinstance(status, int):
@@ -110,16 +105,18 @@ class KodoContainers:
         reference = await call(
             "start a container", spec.start_seconds, self._runner.start_container, spec.image, name=container, **options
         )
-        await self._copy(reference if self._is_docker else container, upload)
+        address = await self._address(container, port)
+        with contextlib.suppress(NotThere):  # The executor has ended already, and the caller reports it.
+            await self._copy(reference if self._is_docker else container, upload)
         shutil.rmtree(upload)
-        return await self._address(container, port)
+        return address
 
     @property
     def _is_docker(self) -> bool:
         return self._settings.backend is KodoBackend.DOCKER
 
     def _docker(self, spec: WorkspaceSpec, script: str, port: int) -> dict[str, Any]:
-        """What kodo passes on to docker's `containers.run`."""
+        """Return options that kodo passes to docker's `containers.run`."""
         wanted = spec.resources
         limits: dict[str, Any] = {}
         if wanted.cpu is not None:
@@ -140,7 +137,7 @@ class KodoContainers:
         }
 
     async def _search_path(self, image: str, seconds: float) -> dict[str, str]:
-        """PATH as the image has it: kodo would put its own in its place."""
+        """Return the image's PATH, which kodo would replace."""
         images = self._runner.manager.client.images
         try:
             found = await call(f"find image {image}", CALL_SECONDS, images.get, image)
@@ -163,7 +160,7 @@ class KodoContainers:
         }
 
     async def _copy(self, reference: Any, upload: Path) -> None:
-        """Copy until all has arrived; the caller's deadline ends it."""
+        """Copy until everything has arrived; the caller sets the deadline."""
         while True:
             await call("copy files", CALL_SECONDS, self._runner.copy_to_container, reference, str(upload), FOLDER)
             clock = asyncio.get_running_loop()
@@ -182,7 +179,7 @@ class KodoContainers:
         return f"tcp:{found.status.pod_ip}:{port}"
 
     async def _find(self, container: str) -> Any:
-        """The container or pod. Raises NotThere."""
+        """Return the container or pod. Raises NotThere."""
         client = self._runner.manager.client
         if self._is_docker:
             return await call("find a container", CALL_SECONDS, client.containers.get, container)
@@ -190,7 +187,7 @@ class KodoContainers:
         return await call("find a pod", CALL_SECONDS, read, name=container, namespace=namespace)
 
     async def remove(self, container: str) -> None:
-        """See Containers. kodo itself removes only those containers that the same process has started."""
+        """See Containers. kodo itself only removes containers that the same process has started."""
         try:
             if not self._is_docker:
                 await call("delete a pod", CALL_SECONDS, self._runner.stop_container, container)
@@ -218,19 +215,20 @@ class KodoContainers:
 
 
 class KodoProvider(ContainerProviderBase):
-    """Implements SandboxProvider by the kodo package, a container a workspace."""
+    """Implements SandboxProvider with the kodo package, one container for each workspace."""
 
     name = "kodo"
 
     async def open(self) -> None:
-        """Import kodo, reach its backend, and remove what a killed process has left. Raises SandboxFailure."""
+        """Import kodo, connect to its backend, and remove what a killed process has left. Raises SandboxFailure."""
         self._prepare()
         kodo, settings = import_kodo(), self._template.kodo
         bundle = await self._find_bundle()
         if settings.backend is KodoBackend.DOCKER:
             options: dict[str, Any] = {"backend": "docker"}
         else:
-            # Else kodo takes the proxy variables out of this process's environment during each call, for all its threads.
+            # Otherwise kodo removes the proxy variables from this process's environment during each call, for all its
+            # threads.
             options = {"backend": "kubernetes", "namespace": settings.namespace, "disable_proxy": False}
         runner = await call("reach its backend", CALL_SECONDS, kodo.ContainerRunner, **options)
         containers = KodoContainers(runner, settings, bundle)
@@ -239,7 +237,7 @@ class KodoProvider(ContainerProviderBase):
         self._executors = executors
         self._open_pool(self._container_hosting("Plain", backend=settings.backend.value), executors)
         self.warnings = [
-            "sandbox.network is not kept: a container of kodo's has its backend's whole network in all phases",
+            "sandbox.network is not enforced: a container of kodo has its backend's whole network in all phases",
             *(
                 ["PATH of commands is kodo's own, not the image's"]
                 if settings.backend is KodoBackend.KUBERNETES

@@ -1,6 +1,6 @@
-"""Plugins that are written for Real Work's classes (ritser-labs/real-work, `src/plugins/base.py`), called at our hooks.
+"""Runs plugins for Real Work's classes (ritser-labs/real-work, `src/plugins/base.py`) at our hooks.
 
-Their packages come from where their plugins import them; nothing of theirs is needed where no such plugin is used.
+Real Work's packages are imported by its plugins, and are not needed without them.
 """
 
 import importlib
@@ -11,13 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_runtime.export.real_work import (
-    action_of,
-    action_result_of,
-    episode_result_of,
-    test_result_of,
-    trajectory_of,
-)
+from agent_runtime.export.real_work import action_of, action_result_of, episode_result_of, test_result_of, trajectory_of
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.base import FinishedRollout, GroupInfo, Refuse, RolloutInfo
@@ -26,25 +20,25 @@ from rollout_api.tasks import Task
 
 
 class RealWork:
-    """Runs the plugin classes of a module that was written for Real Work, at the hooks and with the types that they know.
+    """Runs the plugin classes of a module written for Real Work, at the hooks and with the types that they know.
 
-    Their `execute` is called at the hooks that they support, and the method of their kind where it decides something:
-    `filter_actions`, `modify_environment`, `should_continue_rollout`, `evaluate_episode`, `analyze_trajectory` with
-    `suggest_improvements`. `modify_rollout_strategy` is not called: timeouts and retries are the manifest's.
+    `execute` is called at the hooks that they support, and so is the deciding method of their kind: `filter_actions`,
+    `modify_environment`, `should_continue_rollout`, `evaluate_episode`, `analyze_trajectory` with
+    `suggest_improvements`. `modify_rollout_strategy` is not called: the manifest determines timeouts and retries.
     """
 
     def __init__(self, modules: list[str], config: dict[str, Any] | None = None) -> None:
-        """`config` is what each class is made with. Raises ExtensionError for a module without such a class."""
+        """`config` is passed to each class. Raises ExtensionError for a module without such a class."""
         classes = [own for module in modules for own in _classes_of(module)]
         if not classes:
             raise ExtensionError("plugin RealWork: config.modules names no module")
         base = next(parent for parent in classes[0].__mro__ if parent.__name__ == "BasePlugin")
         self._types = sys.modules[base.__module__]
-        """Their `src.plugins.base`, which imports all types of their interface."""
+        """Real Work's `src.plugins.base`, which imports all types of their interface."""
         made = [own(config or {}) for own in classes]
         self._plugins = sorted(made, key=lambda plugin: -plugin.priority)
         self._results: dict[int, list[Any]] = {}
-        """Their episode results by group, for `should_continue_rollout`."""
+        """Real Work's episode results by group, for `should_continue_rollout`."""
         self._ready = False
 
     async def before_group(self, group: GroupInfo) -> None:
@@ -57,7 +51,7 @@ class RealWork:
         await self._execute("pre_episode", **_where(rollout))
 
     async def modify_task(self, rollout: RolloutInfo, task: Task) -> Task | None:
-        """Their modify_environment: prompt, init_commands and working_directory may change."""
+        """Call their modify_environment, which may change prompt, init_commands and working_directory."""
         environment = self._types.EnvironmentConfig(
             id=task.name,
             docker_image=(task.sandbox.image if task.sandbox else None) or "",
@@ -80,7 +74,7 @@ class RealWork:
         return task.model_copy(update={"prompt": changed.prompt, "setup": list(changed.init_commands)})
 
     async def filter_tool_call(self, rollout: RolloutInfo, call: ToolCall) -> Refuse | ToolCall | None:
-        """Their pre_action and filter_actions: an action left out is refused, a changed one runs instead."""
+        """Call their pre_action and filter_actions: an action left out is refused, a changed one runs instead."""
         asked = action_of(call)
         actions = [self._types.Action(**asked)]
         context = await self._execute("pre_action", actions=actions, **_where(rollout))
@@ -110,7 +104,7 @@ class RealWork:
         await self._execute("post_test", command=command, test_result=tested, **_where(rollout))
 
     async def evaluate_rollout(self, finished: FinishedRollout) -> Mapping[str, float]:
-        """Their evaluate_episode: the numbers of what it returns."""
+        """Call their evaluate_episode; return the numbers in its result."""
         scores: dict[str, float] = {}
         for plugin in await self._enabled("evaluate_episode"):
             trajectory = self._trajectory(finished)
@@ -123,7 +117,7 @@ class RealWork:
         return scores
 
     async def analyze_trajectory(self, finished: FinishedRollout) -> Mapping[str, Any]:
-        """Their post_episode, analyze_trajectory and suggest_improvements, by the plugin's name."""
+        """Call their post_episode, analyze_trajectory and suggest_improvements; return the results by plugin name."""
         trajectory = self._trajectory(finished)
         self._results.setdefault(finished.rollout.group, []).append(trajectory.episode_result)
         await self._execute(
@@ -162,7 +156,7 @@ class RealWork:
         return [plugin for plugin in self._plugins if plugin.is_enabled() and hasattr(plugin, method)]
 
     async def _execute(self, hook: str, **data: Any) -> Any:
-        """Their `execute` of each plugin that supports the hook, by priority; the context as they left it."""
+        """Call `execute` of each plugin that supports the hook, by priority; return the changed context."""
         kind, context = self._types.PluginHookType(hook), self._types.PluginContext(**data)
         for plugin in await self._enabled("execute"):
             if kind in plugin.supported_hooks:

@@ -1,6 +1,6 @@
-"""Episodes one at a time, for whoever drives them from outside: ROLL's `AgentRunner.run_job(seed) → EpisodeResult`.
+"""Single episodes for an external driver: ROLL's `AgentRunner.run_job(seed) → EpisodeResult`.
 
-Each is a rollout like any other, recorded and resumable, of a job that stays open between them.
+Each is an ordinary rollout, recorded and resumable, of a job that stays open between them.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ from rollout_api.tasks import EnvironmentGroups, Task
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended. `Failed` and `NoData` have no score; that of `Timeout` is of the steps before it."""
+    """How an episode ended. `Failed` and `NoData` have no score; the score of `Timeout` is that of the steps before it."""
 
     FINISHED = "Finished"
     FAILED = "Failed"
     """Lost to infrastructure."""
     NO_DATA = "NoData"
-    """The environment has nothing under that seed."""
+    """The environment has no episode for that seed."""
     TIMEOUT = "Timeout"
     """The environment hung, or the agent's time ran out."""
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """What ROLL's env managers read of an episode."""
+    """The fields of an episode that ROLL's env managers read."""
 
     status: EpisodeStatus
     score: float
-    """The sum of the steps; 0 where the status says that there is none."""
+    """Sum of the steps' rewards; 0 if the status has no score."""
     step_scores: list[float] = field(default_factory=list)
     agent_exit_reason: str = ""
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def episode_result(result: Result, step_scores: list[float]) -> EpisodeResult:
 
 
 class AgentRunner:
-    """Runs episodes of one kind of environment. A context manager, not for use inside of an event loop.
+    """Runs episodes of one kind of environment. A context manager, not for use inside an event loop.
 
     `environment` is an entry of `tasks.environments` (its seed and groups are not used), `spec` has further fields of a
     job's spec. Without `output`, episodes are recorded in a folder that goes away with the runner.
@@ -113,7 +113,7 @@ class AgentRunner:
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
-        """Open storage, model and environments. Raises what is wrong with any of them."""
+        """Open storage, model and environments. Raises the errors of each."""
         self._session = RolloutSession(self._job, base_dir=Path(), environ=self._environ, model=self._model)
         self._runner.run(self._session.__aenter__())
         return self
@@ -126,7 +126,7 @@ class AgentRunner:
         self._folder.cleanup()
 
     def run_job(self, seed: int) -> EpisodeResult:
-        """One episode with that seed. Raises only what ends the whole run: storage that is gone, a job given up."""
+        """Run one episode with that seed. Raises only errors that end the whole run: lost storage, or an aborted job."""
         return self._runner.run(self._episode(seed))
 
     async def _episode(self, seed: int) -> EpisodeResult:
@@ -134,7 +134,7 @@ class AgentRunner:
         environment = TaskEnvironment.model_validate(
             {name: getattr(entry, name) for name in TaskEnvironment.model_fields} | {"seed": seed}
         )
-        await self._session.submit(
+        sequence = await self._session.submit(
             Task(
                 name=f"{entry.label}-{seed}",
                 prompt=entry.prompt,
@@ -143,11 +143,13 @@ class AgentRunner:
                 environment=environment,
             )
         )
-        group = await anext(self._session)
+        # Groups of earlier runners with this output, and of an interrupted call, are delivered too.
+        while (group := await anext(self._session)).sequence != sequence:
+            pass
         result = group.results[0]
         return episode_result(result, step_rewards(await self._session.records(result)))
 
 
 async def no_model(messages: list[dict[str, Any]]) -> str:
-    """In the place of a model that was not given."""
+    """Placeholder for a missing model."""
     raise RuntimeError("give AgentRunner a model: model=..., or the field model of a job's spec")

@@ -1,6 +1,7 @@
-"""The few calls to the Kubernetes API that a runner makes, each patient enough for an API server's restart.
+"""Calls of a runner to the Kubernetes API, retried for long enough to survive an API server's restart.
 
-Authentication, TLS and token renewal are the official client's. Objects stay plain JSON: of most, a few fields are read.
+Authentication, TLS and token renewal are those of the official client. Objects stay plain JSON, because only a few
+fields of most are read.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ PATIENCE_SECONDS = 120.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 # Longer than a healthy API server ever takes, and short enough that a connection which swallows packets costs one try.
 REQUEST_SECONDS = 15.0
-# The API server ends a watch after so long, and a connection that is silent for some more is dead: so one that swallows
-# packets is found within a minute and a half, without relying on bookmarks.
+# The API server ends a watch after this time, and a connection that is silent for longer is dead. So a connection that
+# drops packets is detected within 90 s, without bookmarks.
 WATCH_SECONDS, WATCH_GRACE_SECONDS = 60, 15.0
-# Of a create: a starting API server denies what it has not read the roles for yet.
+# For a create: a starting API server denies requests until it has read the roles.
 DENIAL_PATIENCE_SECONDS = 5.0
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -39,7 +40,9 @@ JSON_TYPE, APPLY_TYPE = "application/json", "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
-    """The API server refused a call. `status` is the HTTP status, 0 when nothing answered; `reason` is its one word."""
+    """The API server refused a call. `status` is the HTTP status, 0 without a response; `reason` is its one-word
+    reason.
+    """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -47,7 +50,7 @@ class ApiError(Exception):
 
 
 class KubeApi:
-    """The API server, as far as a runner in one namespace needs it. All calls raise ApiError."""
+    """Client of the API server for a runner in one namespace. All calls raise ApiError."""
 
     def __init__(self, configuration: client.Configuration, namespace: str) -> None:
         self.namespace = namespace
@@ -56,7 +59,7 @@ class KubeApi:
 
     @classmethod
     async def connect(cls, namespace: str) -> KubeApi:
-        """With the pod's service account, or outside a cluster with the kubeconfig of KUBECONFIG."""
+        """Connect with the pod's service account, or outside a cluster with the kubeconfig of KUBECONFIG."""
         configuration = client.Configuration()
         try:
             if SERVICE_ACCOUNT_TOKEN.exists():
@@ -85,7 +88,7 @@ class KubeApi:
     async def apply_report(
         self, name: str, report: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        """Server-side apply of the whole status of a RolloutShard. ApiError 404 when there is none."""
+        """Server-side apply the whole status of a RolloutShard. ApiError 404 if it does not exist."""
         query = [("fieldManager", "runner"), ("force", "true")]
         metadata = {"name": name, "namespace": self.namespace}
         body = {"apiVersion": API_VERSION, "kind": "RolloutShard", "metadata": metadata, "status": report}
@@ -98,12 +101,12 @@ class KubeApi:
     def watch_model_server(
         self, name: str, resource_version: str
     ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:
-        """As `watch_sandboxes`, for the one ModelServer of that name."""
+        """Like `watch_sandboxes`, for the ModelServer of that name."""
         return self._watch("/modelservers", ("fieldSelector", f"metadata.name={name}"), resource_version)
 
     async def create_sandbox(self, sandbox: JsonObject, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
-        """Create a Sandbox whose name is random. One of the same name and owner is this call's own earlier try, whose reply
-        was lost: it is returned.
+        """Create a Sandbox with a random name. An existing one of the same name and owner comes from an earlier attempt
+        of this call whose response was lost: it is returned.
         """
         name = sandbox["metadata"]["name"]
         try:
@@ -117,11 +120,11 @@ class KubeApi:
             return there
 
     async def get_sandbox(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
-        """A Sandbox. ApiError 404 when there is none."""
+        """Return a Sandbox. ApiError 404 if it does not exist."""
         return await self._call("GET", f"/sandboxes/{name}", patience_seconds=patience_seconds)
 
     async def delete_sandbox(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Delete a Sandbox; its pod goes by garbage collection. One that is gone is fine."""
+        """Delete a Sandbox if it exists; garbage collection deletes its pod."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", f"/sandboxes/{name}", body=body, patience_seconds=patience_seconds)
@@ -132,16 +135,17 @@ class KubeApi:
     async def list_sandboxes(
         self, selector: str, *, patience_seconds: float = PATIENCE_SECONDS
     ) -> tuple[list[JsonObject], str]:
-        """Sandboxes with these labels, and the resource version to watch from."""
+        """Return the Sandboxes with these labels, and the resource version to watch from."""
         found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=patience_seconds)
         return found["items"], found["metadata"]["resourceVersion"]
 
     def watch_sandboxes(
         self, selector: str, resource_version: str
     ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:
-        """Watch events from there on, bookmarks included, until the API server ends the watch. Tried once.
+        """Yield watch events from a resource version, bookmarks included, until the API server ends the watch. Not
+        retried.
 
-        ApiError 410, here or later, when that version is forgotten: list again.
+        ApiError 410, here or later, if that version is too old: list again.
         """
         return self._watch("/sandboxes", ("labelSelector", selector), resource_version)
 
@@ -224,7 +228,9 @@ class KubeApi:
 
 
 def retry_pause(tries: int, luck: float) -> float:
-    """Seconds before the next try: doubling, up to a half of it taken off by `luck` in [0, 1) so that runners spread."""
+    """Return the seconds before the next attempt: doubling, minus up to half by `luck` in [0, 1), so that runners
+    spread.
+    """
     full = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(tries, 10))
     return full * (1 - luck / 2)
 
@@ -242,7 +248,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]
 
 
 def _api_error(status: int, body: bytes) -> ApiError:
-    """The error that a Status object, or whatever else was answered, stands for."""
+    """Return the error in a Status object, or in any other response."""
     try:
         answered = json.loads(body)
         return ApiError(status, answered.get("reason") or "Unknown", answered.get("message") or f"status {status}")
@@ -255,21 +261,22 @@ def _unanswered(error: Exception) -> ApiError:
 
 
 def _patience(method: str, error: ApiError, patience_seconds: float) -> float:
-    """How long an answer is taken for one that may still change."""
+    """Return for how long a response may still change, so that the call is retried."""
     if error.status in TRANSIENT_STATUSES or _is_of_quota(error):
         return patience_seconds
-    return DENIAL_PATIENCE_SECONDS if method == "POST" and _is_denied_role(error) else 0.0
+    return DENIAL_PATIENCE_SECONDS if method == "POST" and is_denied_role(error) else 0.0
 
 
 def _is_of_quota(error: ApiError) -> bool:
-    """Denied until other objects of the namespace are deleted, a new ResourceQuota has been counted, or others, who update
-    its count at the same time, are done."""
+    """Whether a quota is the cause: until other objects of the namespace are deleted, a new ResourceQuota has been
+    counted, or concurrent updates of its count have ended.
+    """
     quota = ("exceeded quota:", "status unknown for quota:", "cannot be fulfilled on resourcequotas")
     return error.status in (403, 409) and any(words in error.message for words in quota)
 
 
-def _is_denied_role(error: ApiError) -> bool:
-    """Denied for want of a role, not by a quota, a policy or the namespace's end."""
+def is_denied_role(error: ApiError) -> bool:
+    """Whether a missing role is the cause, and not a quota, a policy or a namespace in deletion."""
     return error.status == 401 or (error.status == 403 and " cannot " in error.message and API_GROUP in error.message)
 
 

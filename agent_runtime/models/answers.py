@@ -1,6 +1,6 @@
-"""Answers of all model implementations, as records can hold them, and as later calls can send them back.
+"""Answers of all model implementations, normalised so that records can store them and later calls can send them back.
 
-A server may refuse in a conversation what it has given out itself.
+A server may refuse in a conversation what it has returned itself.
 """
 
 import json
@@ -14,12 +14,12 @@ from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import Message
 
 LEAST_LOGPROB = -9999.0
-"""In place of -inf, which JSON has no number for; vLLM sends the same for it."""
+"""Replaces -inf, which JSON cannot represent; vLLM sends the same value."""
 
 
 async def answered(call: Awaitable[ModelReply]) -> ModelReply:
-    """The reply. Raises ModelError, ContextExceeded and ContentFiltered; an implementation that raises anything else, or
-    gives a reply that no record can hold, has failed (ModelFailed).
+    """Return the reply. Raises ModelError, ContextExceeded and ContentFiltered. An implementation that raises anything
+    else, or returns a reply that no record can hold, has failed (ModelFailed).
     """
     try:
         return storable(await call)
@@ -30,7 +30,9 @@ async def answered(call: Awaitable[ModelReply]) -> ModelReply:
 
 
 def storable(reply: ModelReply) -> ModelReply:
-    """The reply with half surrogate pairs replaced, and with finite logprobs. Raises ValueError where that is impossible."""
+    """Return the reply with unpaired surrogates replaced and with finite logprobs. Raises ValueError if that is
+    impossible.
+    """
     logprobs = reply.logprobs
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
         if any(value != -math.inf for value in logprobs if not math.isfinite(value)):
@@ -48,7 +50,7 @@ def storable(reply: ModelReply) -> ModelReply:
 
 
 def whole(value: Any) -> Any:
-    """JSON with halves of surrogate pairs joined, or replaced by `?` where the other half is missing."""
+    """Return JSON with surrogate pairs joined, and unpaired surrogates replaced by `?`."""
     match value:
         case str():
             joined = value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
@@ -64,11 +66,11 @@ MALFORMED = "malformed_arguments"
 
 
 def answer_message(reply: ModelReply) -> Message:
-    """The assistant message for the next call's conversation: unchanged where the server can take it back.
+    """Return the assistant message for the next call's conversation: unchanged if the server can accept it.
 
-    Servers decode the arguments of earlier tool calls for their chat template and refuse the whole conversation when one
-    is no JSON object; so such arguments go back as text inside of one. A message that is changed
-    starts a new branch of the token record, so all others are returned as they are.
+    Servers decode the arguments of earlier tool calls for their chat template and refuse the whole conversation if one
+    is not a JSON object. So such arguments are wrapped as text in an object. A changed message starts a new branch of
+    the token record, so all others are returned unchanged.
     """
     if all(_can_go_back(call) for call in reply.message.get("tool_calls") or []):
         return reply.message
@@ -93,9 +95,19 @@ def _decodable(arguments: str) -> str:
 
 
 def decoded_object(arguments: str) -> dict[str, Any] | None:
-    """The JSON object in a text; None when it is something else, or nested too deeply to be recorded."""
+    """The JSON object in a text; None when it is something else, or nested too deeply to be recorded.
+
+    Python also reads NaN, Infinity and 1e999. No other program reads what Python writes for them.
+    """
     try:
-        decoded = json.loads(arguments)
+        decoded = json.loads(arguments, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return decoded if isinstance(decoded, dict) and not too_deep(decoded) else None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a JSON number")
+    return number

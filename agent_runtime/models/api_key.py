@@ -1,4 +1,4 @@
-"""Keys that a manifest names, and does not hold."""
+"""API keys that a manifest refers to but does not contain."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,11 @@ from rollout_api.model import ApiKeySource
 
 
 class NoKey(Exception):
-    """The key is not where the manifest says; the message names field and place, and what to do."""
+    """The key is missing; the message has the field, the expected place and a remedy."""
 
 
 def read_api_key(source: ApiKeySource, environ: Mapping[str, str], secret_variable: str, field: str) -> tuple[str, str]:
-    """The key, and where it was read, for error messages.
+    """Return the key, and where it was read, for error messages.
 
     Runner pods have the key of a Secret in `secret_variable`. Raises NoKey.
     """
@@ -24,5 +24,5 @@ def read_api_key(source: ApiKeySource, environ: Mapping[str, str], secret_variab
     # Line breaks come with keys that were pasted or read from files; HTTP headers cannot have them.
     api_key = environ.get(variable, "").strip()
     if not api_key:
-        raise NoKey(f"{field}: {origin} is not there or empty; {advice}")
+        raise NoKey(f"{field}: {origin} is missing or empty; {advice}")
     return api_key, origin

@@ -1,4 +1,4 @@
-"""What an agent asks of a model."""
+"""The interface of models."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,26 +8,32 @@ from typing import Any, Protocol
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan, Usage
 
+RATE_LIMITED = "RateLimited"
+"""Reason of a ModelError, and the beginning of `CallHealth.failing`, while the server limits the rate of calls."""
+
 
 @dataclass(slots=True)
 class CallHealth:
-    """How a call fares, written by the model while it works: an agent's time is not used up by a server that fails."""
+    """State of a call, which the model updates: time lost at a failing server does not count for the agent."""
 
     lost_seconds: float = 0.0
-    """Spent on failed tries and the pauses after them, before the try that was answered."""
+    """Time of failed attempts and the pauses after them, before the answered attempt."""
     failing: str | None = None
-    """Why the latest try failed, while another one is waited for or under way; None while nothing fails. Set by `note`."""
+    """Why the latest attempt failed, while another one is pending or running; None while nothing fails. Set by `note`.
+    """
     held_seconds: float = 0.0
-    """Spent where nobody could answer: behind the shut gate of a policy update, or waiting for a place at a server."""
+    """Time in which no server could answer: behind the shut gate of a policy update, or waiting for a place at a
+    server.
+    """
     on_hold: Callable[[bool], None] = lambda held: None
-    """Told when such a time begins and when it ends, so that deadlines can stand still meanwhile."""
+    """Called when such a time begins and ends, so that deadlines can be suspended."""
     on_failing: Callable[[str | None], None] = lambda why: None
-    """Called when `failing` changes, so that a person sees within seconds what the call waits for."""
+    """Called when `failing` changes, so that a user sees within seconds what the call waits for."""
     on_sign: Callable[[bool], None] = lambda answered: None
-    """Called when a try ends: True with an answer or the beginning of one, False with a failure."""
+    """Called when an attempt ends or its answer begins: True for (part of) an answer, False for a failure."""
 
     def note(self, why: str | None) -> None:
-        """The latest try failed for that reason, or (None) brought something."""
+        """Record that the latest attempt failed for that reason, or (None) received something."""
         self.on_sign(why is None)
         if why != self.failing:
             self.failing = why
@@ -36,47 +42,48 @@ class CallHealth:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrefix:
-    """What the engine has seen of a conversation so far, as it saw it."""
+    """Token ids of a conversation so far, as the inference server reported them."""
 
     messages: int
-    """Messages at the head of the request, the last answer included, that these ids stand for."""
+    """Number of first messages of the request, the last answer included, that these ids represent."""
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One call. `messages` and `tools` are in OpenAI's chat form."""
+    """One call. `messages` and `tools` are in OpenAI's chat format."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
     sampling: Sampling
     seed: int
     session: str
-    """Same for all calls of one rollout; servers keep its prefix in one cache by it."""
+    """Equal for all calls of one rollout, so that servers keep its prefix in one cache."""
     task: str
     member: int
     turn: int
     max_tokens: int | None = None
-    """Tighter than `sampling.max_tokens` where the budget left is smaller."""
+    """Lower than `sampling.max_tokens` if less budget is left."""
     prefix: TokenPrefix | None = None
-    """The previous turn's ids, where the messages extend it; a server that takes token ids goes on from them."""
+    """The previous turn's ids, if the messages extend it. A server that accepts token ids continues from them."""
     on_text: Callable[[str], None] | None = None
-    """Called with each piece of plain text as it arrives, for clients that stream. Text that belongs to a tool call, or
-    may yet turn out to, is held back."""
+    """Called with each piece of plain text as it arrives, for streaming clients. Text that is, or may become, part of a
+    tool call is held back.
+    """
     group: str = ""
-    """Same for all calls that share the beginning of their prompt; they go to the same server where it has room."""
+    """Equal for all calls that share the beginning of their prompt. They go to the same server if it has room."""
     health: CallHealth = field(default_factory=CallHealth)
 
     @property
     def answer_limit(self) -> int | None:
-        """Most tokens of the answer; None where nothing limits it."""
+        """Most tokens of the answer; None without a limit."""
         limits = (self.sampling.max_tokens, self.max_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call as the model wrote it; `arguments` may be malformed JSON. An agent may give them as a dict."""
+    """A tool call as the model wrote it; `arguments` may be malformed JSON. An agent may pass them as a dict."""
 
     id: str
     name: str
@@ -98,30 +105,30 @@ class ModelReply:
     message: Message
     """The assistant message: role, content, tool_calls, reasoning_content."""
     finish_reason: str
-    """stop | length | tool_calls | content_filter, or the server's own."""
+    """stop | length | tool_calls | content_filter, or another value of the server."""
     model: str = ""
     usage: Usage = field(default_factory=Usage)
     prompt_token_ids: list[int] | None = None
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     policy_spans: list[PolicySpan] = field(default_factory=list)
-    """Which policy version made which completion token; empty where the server does not say."""
+    """Policy version of each completion token; empty if the server does not report it."""
     stop_sequence: str | None = None
-    """The stop string that ended the answer, where the server says so or the ids show it."""
+    """The stop string that ended the answer, if the server reports it or the ids show it."""
 
     @property
     def text(self) -> str:
-        """The text of the answer; empty when there is none."""
+        """Return the text of the answer; empty if there is none."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tool calls of the answer, in order. Arguments that are not text become JSON text."""
+        """Return the tool calls of the answer in order. Ids, names and arguments that are not text become text."""
         return [
             ToolCall(
-                call.get("id") or f"call-{position}",
-                function.get("name") or "",
+                str(call.get("id") or f"call-{position}"),
+                str(function.get("name") or ""),
                 given if isinstance(given := function.get("arguments") or "", str) else json.dumps(given),
             )
             for position, call in enumerate(self.message.get("tool_calls") or [])
@@ -130,47 +137,61 @@ class ModelReply:
 
 
 class ModelError(Exception):
-    """The model could not be had: not the policy's doing. Retries are used up. `reason` is one CamelCase word."""
+    """The model is unavailable, which the policy did not cause, and retries are used up. `reason` is one CamelCase
+    word.
+    """
 
     answers_others = False
-    """The model answered another request right afterwards, so this one may be what it failed at."""
+    """The model answered another request right afterwards, so the request itself may be the cause."""
     after_tokens = False
-    """The policy had begun its answer: tokens of it had arrived."""
+    """The policy had begun its answer: tokens of it had arrived, or a short answer to the same request came in time."""
+    request: ModelRequest | None = None
+    """The request at which the model failed, where it is known."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
 
 
+GIVEN_UP = frozenset({"abort", "error"})
+"""Finish reasons of an answer that the server gave up: a pause with mode abort, an internal error. It is no answer."""
+
+
+class AnswerGivenUp(ModelError):
+    """The server stopped an answer before its end."""
+
+    def __init__(self, source: str, finish_reason: str | None) -> None:
+        super().__init__("Interrupted", f"{source} gave up on an answer (finish reason {finish_reason})")
+
+
 class ModelConfigError(ModelError):
-    """No retry and no other attempt will help: a wrong key, an unknown model, a server that speaks something else."""
+    """An error that no retry and no other attempt can solve: a wrong key, an unknown model, a server with another API."""
 
 
 class RequestRefused(ModelError):
-    """The server will not answer the request as it is: a field that it does not take, or a value. Whoever made the request
-    has to change it; the server itself is well."""
+    """The server refuses the request because of a field or a value. Its sender must change it; the server itself works."""
 
 
 class ContextExceeded(Exception):
-    """The prompt does not fit into the model's context: the policy's doing."""
+    """The prompt exceeds the model's context, which the policy caused."""
 
 
 class ContentFiltered(Exception):
-    """The server refused to answer this conversation: the policy's doing."""
+    """The server refused to answer this conversation, which the policy caused."""
 
 
 class Model(Protocol):
-    """Something that answers."""
+    """A source of answers."""
 
     name: str
     token_capture: str
-    """Tokens | Chat | TextOnly: how token ids are recorded."""
+    """How token ids are recorded: Tokens | Chat | TextOnly."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """One answer. Raises ModelError, ContextExceeded, ContentFiltered; cancelling it closes the connection."""
+        """Return one answer. Raises ModelError, ContextExceeded, ContentFiltered; cancelling it closes the connection."""
 
     async def check(self) -> None:
-        """Find out before the first rollout whether the model can be reached and is served. Raises ModelError."""
+        """Check before the first rollout that the model is reachable and served. Raises ModelError."""
 
     async def close(self) -> None:
         """Close connections."""

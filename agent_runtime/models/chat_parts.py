@@ -1,4 +1,4 @@
-"""A streamed answer, put together to the one that would have come in one piece. Pure."""
+"""Assemble a streamed answer into the equivalent complete one. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from agent_runtime.models.base import ModelError
 
 
 class AnswerParts:
-    """Takes the events in, in order. A subclass reads the text and the logprobs of a choice."""
+    """Takes the events in order. A subclass reads the text and the logprobs of a choice."""
 
     expected = ""
-    """What the events are, in an error message."""
+    """Description of the events for error messages."""
 
     def __init__(self) -> None:
         self.model = ""
@@ -22,7 +22,7 @@ class AnswerParts:
         self.logprobs: list[Any] = []
 
     def add(self, event: Any) -> str:
-        """The event's piece of plain text. Raises ModelError (BadResponse)."""
+        """Add an event; return its piece of plain text. Raises ModelError (BadResponse)."""
         try:
             self.model = event.get("model") or self.model
             self.usage = event.get("usage") or self.usage
@@ -43,14 +43,14 @@ class AnswerParts:
 
 
 class ChatParts(AnswerParts):
-    """Of a chat completion without tool calls."""
+    """Parts of a chat completion without tool calls."""
 
     expected = "events of a streamed chat completion"
 
     def __init__(self) -> None:
         super().__init__()
         self._texts: dict[str, str] = {}
-        """By field of the message: content, reasoning_content, …"""
+        """Text by field of the message: content, reasoning_content, …"""
 
     def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
         self.logprobs += logprobs.get("content") or []
@@ -61,7 +61,7 @@ class ChatParts(AnswerParts):
         return str(delta.get("content") or "")
 
     def payload(self) -> dict[str, Any]:
-        """The whole, in the form of an answer that was not streamed. Raises ModelError when its end is missing."""
+        """Return the complete answer in its unstreamed format. Raises ModelError if its end is missing."""
         if self.finish_reason is None:
             raise ModelError("BadResponse", "the streamed chat completion has no finish_reason")
         choice = {

@@ -1,4 +1,4 @@
-"""From `spec.model` to a model."""
+"""Creates models from `spec.model`."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from rollout_api.model import Endpoint, EndpointApi, ModelSpec
 
 
 def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
-    """The model of a manifest; connects to nothing yet. Raises ModelConfigError."""
+    """Return the model of a manifest without connecting yet. Raises ModelConfigError."""
     if spec.endpoint is not None:
         api_key, origin = _api_key(spec.endpoint, environ)
         if spec.endpoint.api is EndpointApi.ANTHROPIC:

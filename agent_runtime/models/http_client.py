@@ -1,4 +1,6 @@
-"""JSON over HTTP to a model server: one pool, retries within a deadline, cancellation that closes the connection."""
+"""JSON over HTTP to a model server: one connection pool, retries within a deadline, cancellation that closes the
+connection.
+"""
 
 import asyncio
 import contextlib
@@ -13,15 +15,17 @@ import aiohttp
 from yarl import URL
 
 from agent_runtime.models.answers import whole
-from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
+from agent_runtime.models.base import RATE_LIMITED, CallHealth, ModelConfigError, ModelError
 from agent_runtime.models.refusals import error_text, final_refusal, refusal
 from agent_runtime.models.retries import is_transient, retry_delay
 from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 
 CONNECT_SECONDS = 30.0
-"""A SYN that is dropped would else use up the whole deadline; a call that is accepted may take long."""
+"""Limit for connecting. A dropped SYN would otherwise use up the whole deadline; an accepted call may take long."""
+LAST_SHARE = 0.1
+"""Part of the deadline that is left for the last attempt, however long the pause that the server asks for."""
 ERROR_CHARACTERS = 500  # of a server's own words in a message
-KEY_CHARACTERS = 16  # of a real key at least; `EMPTY` and the like are no secrets, and may be words of a message
+KEY_CHARACTERS = 16  # shorter values such as `EMPTY` are not secrets, and may be words of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +34,19 @@ class CallOptions:
 
     seconds: float
     tries: int | None = None
-    """None: as often as `seconds` allows."""
+    """Number of attempts; None: unlimited within `seconds`."""
     headers: Mapping[str, str] = field(default_factory=dict)
     health: CallHealth = field(default_factory=CallHealth)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply with a status that no retry changes. `payload` is the decoded JSON, or the text that is none."""
+    """A response with a status that no retry changes. `payload` is the decoded JSON, or text that is not JSON."""
 
     status: int
     payload: Any
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Those of a refusal."""
+    """Headers of a refusal."""
 
     @property
     def error(self) -> str:
@@ -50,7 +54,7 @@ class Answer:
 
 
 class StreamBroken(ModelError):
-    """An answer stopped in the middle; what has arrived of it is good."""
+    """An answer stopped before its end; the received part is valid."""
 
     def __init__(self, message: str) -> None:
         super().__init__("Interrupted", message)
@@ -59,8 +63,11 @@ class StreamBroken(ModelError):
 T = TypeVar("T")
 
 
+_NO_KEY_ADVICE = ". Set model.endpoint.apiKeyFrom; where it is a ModelServer, remove VLLM_API_KEY from its spec.env"
+
+
 class JsonClient:
-    """Calls to one server. `key_origin` says where the API key was read, for the message when it is refused."""
+    """Calls one server. `key_origin` says where the API key was read, for the message if it is refused."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str], key_origin: str) -> None:
         self.base_url = base_url.rstrip("/")
@@ -73,7 +80,7 @@ class JsonClient:
         self._urls: dict[str, URL] = {}
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None, options: CallOptions) -> Answer:
-        """One call, retried as the options allow.
+        """Make one call with retries.
 
         Raises ModelError when retries are used up, ModelConfigError for a refused key and a redirect, and
         ContextExceeded and ContentFiltered. Every other status below 500 is returned.
@@ -84,10 +91,11 @@ class JsonClient:
     async def stream(
         self, path: str, body: Mapping[str, Any], options: CallOptions
     ) -> AsyncIterator[AsyncIterator[Any]]:
-        """One POST whose answer is server-sent events, decoded from JSON up to `[DONE]`.
+        """Make one POST whose answer is server-sent events, and yield them decoded from JSON up to `[DONE]`.
 
-        Until they begin it behaves as `call`, and raises ModelError for a final status as well; `options.seconds` is the
-        time for that alone. Raises StreamBroken when they end without `[DONE]`. Leaving the block closes the connection.
+        Until they begin it behaves as `call`, and raises ModelError for a final status as well; `options.seconds`
+        limits only that time. Raises StreamBroken if they end without `[DONE]`. Leaving the block closes the
+        connection.
         """
         answer = await self._send("POST", path, body, _unread, options)
         if isinstance(answer, Answer):
@@ -127,13 +135,13 @@ class JsonClient:
         receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
         options: CallOptions,
     ) -> T | Answer:
-        """What `receive` makes of a good answer; other answers that no retry changes as they are."""
+        """Return the result of `receive` for a successful response; return other final responses unchanged."""
         data = None if body is None else json.dumps(body).encode()
         salt = None if body is None else body.get("cache_salt")
         seconds, health = options.seconds, options.health
-        deadline = time.monotonic() + seconds
         failures = 0
         started, lost_before = time.monotonic(), health.lost_seconds
+        last_start = started + (1 - LAST_SHARE) * seconds
         reason, failure = "Timeout", "no answer came"
         try:
             async with asyncio.timeout(seconds):
@@ -156,16 +164,19 @@ class JsonClient:
                     failures += 1
                     health.note(f"{reason}: {failure}")
                     delay = retry_delay(failures, retry_after, now=time.time(), jitter=random.random())
-                    if failures == options.tries or time.monotonic() + delay >= deadline:
+                    left = last_start - time.monotonic()
+                    if failures == options.tries or left <= 0:
                         raise ModelError(reason, f"{self.base_url} failed {failures} times, last with {failure}")
-                    await asyncio.sleep(delay)
+                    await asyncio.sleep(min(delay, left))
                     health.lost_seconds = lost_before + time.monotonic() - started
         except TimeoutError:
             after = f" after {failures} failures, the last: {failure}" if failures else ""
-            raise ModelError("Timeout", f"{self.base_url} gave no answer within {seconds:g} s{after}") from None
+            raise ModelError(
+                "Timeout", f"{self.base_url} did not answer within {round(seconds, 2):g} s{after}"
+            ) from None
 
     async def close(self) -> None:
-        """Close the pool. A call that is retried later, or begun, ends with ModelError."""
+        """Close the pool. Calls that start or are retried later end with ModelError."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -197,19 +208,17 @@ class JsonClient:
             raise
 
     def _check_policy(self, salt: str | None, response: aiohttp.ClientResponse) -> None:
-        """Raise ModelError for an answer of another policy than the one that the caller believes in, and salts with."""
+        """Raise ModelError if a response has another policy version than the caller expects and uses as salt."""
         served = response.headers.get(POLICY_VERSION_HEADER)
         if salt is not None and served is not None and served != salt:
-            raise ModelError(
-                "OtherPolicy", f"{self.base_url} serves policy version {served}, and was taken to serve {salt}"
-            )
+            raise ModelError("OtherPolicy", f"{self.base_url} serves policy version {served}, expected {salt}")
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
             raise ModelError(
                 "Unreachable", f"the connections to {self.base_url} were closed: nothing is to be asked there"
             )
-        # Made at the first call, because a session belongs to the running loop.
+        # Created at the first call, because a session belongs to the running event loop.
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -227,10 +236,9 @@ class JsonClient:
             )
         if answer.status in (401, 403):
             cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
-            advice = "" if self._key_origin else ". Set model.endpoint.apiKeyFrom"
+            advice = "" if self._key_origin else _NO_KEY_ADVICE
             raise ModelConfigError(
-                "KeyRefused",
-                f"{self.base_url} rejected {cause}, with status {answer.status}: {answer.error}{advice}",
+                "KeyRefused", f"{self.base_url} rejected {cause}, with status {answer.status}: {answer.error}{advice}"
             )
         if (refused := refusal(answer.status, answer.payload)) is not None:
             raise refused
@@ -238,7 +246,7 @@ class JsonClient:
 
 def _reason(answer: Answer) -> str:
     if answer.status == 429:
-        return "RateLimited"
+        return RATE_LIMITED
     return "NotReady" if SERVER_NOT_READY in error_text(answer.payload)[0] else "ServerError"
 
 
@@ -251,7 +259,7 @@ async def _unread(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
 
 
 def _error_status(event: Mapping[str, Any]) -> int:
-    """The status that an error in a stream would have had as an answer; vLLM sends it as the error's code."""
+    """Return the status of an error in a stream; vLLM sends it as the error's code."""
     inner = event["error"]
     code = inner.get("code") if isinstance(inner, Mapping) else None
     return code if isinstance(code, int) and 400 <= code < 600 else 400

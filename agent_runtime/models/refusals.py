@@ -1,4 +1,4 @@
-"""What a server's error body means: a conversation that is too long, one it will not answer, or something else. Pure."""
+"""Interprets a server's error body: the conversation is too long, the server refuses it, or something else. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ FILTER_CODES = frozenset({"content_filter", "content_policy_violation", "respons
 
 
 def error_text(payload: Any) -> tuple[set[str], str]:
-    """The codes and the message of an error body, in the forms that OpenAI, vLLM, FastAPI and Anthropic send."""
+    """Return the codes and the message of an error body, in the formats of OpenAI, vLLM, FastAPI and Anthropic."""
     if not isinstance(payload, Mapping):
         return set(), str(payload or "")
     inner = payload.get("error", payload)
@@ -47,7 +47,7 @@ def error_text(payload: Any) -> tuple[set[str], str]:
 
 
 def refusal(status: int, payload: Any) -> ContextExceeded | ContentFiltered | None:
-    """The refusal that is the policy's own doing, or None."""
+    """Return the refusal that the policy caused, or None."""
     if status not in REFUSAL_STATUSES:
         return None
     codes, message = error_text(payload)
@@ -59,18 +59,18 @@ def refusal(status: int, payload: Any) -> ContextExceeded | ContentFiltered | No
 
 
 def final_refusal(where: str, status: int, error: str) -> ModelError:
-    """What a final status stands for that is neither a key's nor a path's."""
+    """Return the error for a final status that concerns neither a key nor a path."""
     if (unfit := config_refusal(where, error)) is not None:
         return unfit
     message = f"{where} answers {status}: {error}"
-    if status in (400, 422):  # 422 is what FastAPI answers to a body that does not fit
+    if status in (400, 422):  # 422 is FastAPI's answer to an invalid body
         return RequestRefused("BadRequest", message)
-    # No credit left, gone, no content: the request is not the cause.
+    # No credit left, removed, no content: the request is not the cause.
     return ModelError("ServerError", message)
 
 
 def config_refusal(where: str, error: str) -> ModelConfigError | None:
-    """The refusal that no other attempt changes, because job and server do not fit together, or None.
+    """Return the refusal that no retry changes, because job and server are incompatible, or None.
 
     `error` is the server's own message for a status of 4xx.
     """
@@ -83,7 +83,7 @@ def config_refusal(where: str, error: str) -> ModelConfigError | None:
     if TEXT_ALONE.search(error):
         return ModelConfigError(
             "TextModel",
-            f"{where} takes text alone, and a message has something else: {error}; use a model that takes it, or an "
+            f"{where} accepts only text, but a message has other content: {error}; use a model that takes it, or an "
             "agent that sends text",
         )
     return None

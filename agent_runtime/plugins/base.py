@@ -1,7 +1,7 @@
-"""What a plugin is: any object that has methods named like hooks (hooks.py). What they are given, and the five kinds.
+"""The plugin interface: any object with methods named like hooks (hooks.py). Their arguments, and the five kinds.
 
-A method may be `async` or plain, and takes those of the hook's arguments that it names. A kind is a plugin that decides or
-finds something out, by one method of its own; its class here says which, and need not be inherited from.
+A method may be `async` or plain, and receives those of the hook's arguments that it declares. A plugin's kind is
+determined by one method that decides or returns something; the classes here show it, and need not be inherited from.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ class GroupInfo:
 
 @dataclass(frozen=True)
 class RolloutInfo:
-    """One attempt at one rollout. `task` is as the plugins that change tasks left it."""
+    """One attempt at one rollout. `task` includes the changes of plugins."""
 
     index: int
     group: int
@@ -38,7 +38,7 @@ class RolloutInfo:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A tool call of the model's, and what came of it; None where nothing was recorded."""
+    """A tool call of the model and its result; None if none was recorded."""
 
     call: ToolCall
     result: Observation | None
@@ -46,7 +46,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class FinishedRollout:
-    """A Completed rollout, before it is sealed."""
+    """A Completed rollout before it is sealed."""
 
     rollout: RolloutInfo
     result: Result
@@ -55,13 +55,13 @@ class FinishedRollout:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as it ended, in OpenAI's form."""
+        """Return the final conversation in OpenAI's format."""
         turns = fold(self.records)
         return turns[-1].conversation() if turns else []
 
     @property
     def tool_uses(self) -> list[ToolUse]:
-        """All tool calls in order."""
+        """Return all tool calls in order."""
         uses: list[ToolUse] = []
         for turn in fold(self.records):
             results = {result.call_id: result for result in turn.observations}
@@ -72,7 +72,7 @@ class FinishedRollout:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A tool call is not to be run. The model is told why."""
+    """A tool call must not run. The model gets the reason."""
 
     reason: str
 
@@ -86,7 +86,7 @@ class RolloutManager(ABC):
 
 
 class EnvironmentModifier(ABC):
-    """Changes a task before its sandbox is asked for."""
+    """Changes a task before its sandbox is requested."""
 
     @abstractmethod
     async def modify_task(self, rollout: RolloutInfo, task: Task) -> Task | None:
@@ -102,7 +102,7 @@ class ActionFilter(ABC):
 
 
 class EpisodeEvaluator(ABC):
-    """Gives scores beside the verdict."""
+    """Adds scores to the verdict."""
 
     @abstractmethod
     async def evaluate_rollout(self, finished: FinishedRollout) -> Mapping[str, float]:
@@ -110,7 +110,7 @@ class EpisodeEvaluator(ABC):
 
 
 class TrajectoryAnalyzer(ABC):
-    """Says something about a trajectory."""
+    """Analyses a trajectory."""
 
     @abstractmethod
     async def analyze_trajectory(self, finished: FinishedRollout) -> Mapping[str, Any]:
@@ -121,4 +121,4 @@ KINDS: Mapping[str, str] = {
     kind.__name__: next(iter(kind.__abstractmethods__))
     for kind in (RolloutManager, EnvironmentModifier, ActionFilter, EpisodeEvaluator, TrajectoryAnalyzer)
 }
-"""The method that makes a plugin one of its kind."""
+"""The method that determines each kind."""

@@ -14,7 +14,8 @@ from rollout_api.records import Outcome, Result
 class PerformanceStop(RolloutManager):
     """Ends a group when the last `minEpisodes` graded members, in their order, all reach `threshold`.
 
-    At the latest after `maxEpisodes` members. Masked members count for neither; the rest of the group is Cancelled.
+    It ends the group after `maxEpisodes` members at the latest. Masked members count for neither; the rest of the group
+    is Cancelled.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class PerformanceStop(RolloutManager):
 
 
 def stop_reason(rewards: Sequence[float], threshold: float, least: int, most: int) -> str | None:
-    """Why no more than these rewards are needed, or None. Pure."""
+    """Return why the rewards so far suffice, or None. Pure."""
     last = rewards[-least:]
     if len(last) == least and all(reward >= threshold for reward in last):
         return f"the last {least} rewards reach {threshold:g}"
@@ -42,7 +43,7 @@ def stop_reason(rewards: Sequence[float], threshold: float, least: int, most: in
 
 LAST_ERRORS = 5
 ERROR_CHARACTERS = 200
-"""Of one error that is kept: enough to know it again."""
+"""Most characters of one stored error: enough to recognise it."""
 
 _CATEGORIES = (
     ("refused", ("refused by",)),
@@ -52,19 +53,17 @@ _CATEGORIES = (
     ("import", ("importerror", "modulenotfounderror", "no module named")),
     ("syntax", ("syntaxerror", "syntax error")),
 )
-"""A kind of error, and words that show it; the first that fits counts."""
+"""Kinds of errors, and words that identify them; the first match counts."""
 
 
 class TrajectoryAnalysis(TrajectoryAnalyzer):
-    """Says of each rollout which tools it used, what went wrong, where its time went, and what could be better."""
+    """Reports for each rollout which tools it used, its errors, where its time went, and possible improvements."""
 
     def __init__(
         self,
-        error_rate: Annotated[
-            float, Field(ge=0, le=1, description="Share of failed calls that is worth a word.")
-        ] = 0.3,
-        many_calls: Annotated[int, Field(ge=1, description="Tool calls that are worth a word.")] = 50,
-        slow_seconds: Annotated[float, Field(gt=0, description="Mean time of a call that is worth a word.")] = 10,
+        error_rate: Annotated[float, Field(ge=0, le=1, description="Share of failed calls that is reported.")] = 0.3,
+        many_calls: Annotated[int, Field(ge=1, description="Tool calls that are reported.")] = 50,
+        slow_seconds: Annotated[float, Field(gt=0, description="Mean time of a call that is reported.")] = 10,
     ) -> None:
         self.error_rate, self.many_calls, self.slow_seconds = error_rate, many_calls, slow_seconds
 
@@ -87,7 +86,7 @@ class TrajectoryAnalysis(TrajectoryAnalyzer):
         if analysis["errorRate"] > self.error_rate:
             said.append(f"{analysis['errorRate']:.0%} of the tool calls failed: see errors")
         if analysis["toolCalls"] > self.many_calls:
-            said.append(f"{analysis['toolCalls']} tool calls: the task may want to be broken down")
+            said.append(f"{analysis['toolCalls']} tool calls: consider splitting the task")
         if analysis["seconds"]["mean"] > self.slow_seconds:
             said.append(f"a tool call takes {analysis['seconds']['mean']:.1f} s: see slowest")
         if failed_checks:
@@ -96,7 +95,7 @@ class TrajectoryAnalysis(TrajectoryAnalyzer):
 
 
 def analysis_of(uses: Sequence[ToolUse]) -> dict[str, Any]:
-    """What the tool calls of a rollout have in common: pure."""
+    """Return statistics of a rollout's tool calls. Pure."""
     results = [use.result for use in uses if use.result is not None]
     failed = [use.result for use in uses if use.result is not None and _went_wrong(use)]
     seconds = [result.seconds for result in results]

@@ -1,10 +1,10 @@
-"""The hooks as pluggy knows them: their names, their arguments, the order in which they are called, what comes of them.
+"""The hooks for pluggy: names, arguments, order of calls, effects of results.
 
-Of one hook the plugins are called one after another: in the order of the manifest, then those of the Python client;
-pluggy's own `tryfirst` and `trylast` (`hook(tryfirst=True)` before a method) move one to the front or to the end.
+The plugins of one hook are called one after another: in the order of the manifest, then those of the Python client.
+pluggy's `tryfirst` and `trylast` (`hook(tryfirst=True)` before a method) move one to the front or to the end.
 
-`key` names the occasion, such as `<run>/rollout-<index>-<attempt>:turn-<t>:call-<c>`. When a runner died before the rollout
-was sealed, the next one may call the same hook again, with the same key.
+`key` identifies the occasion, such as `<run>/rollout-<index>-<attempt>:turn-<t>:call-<c>`. If a runner dies before the
+rollout is sealed, the next one may call the same hook again, with the same key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,75 +20,79 @@ from rollout_api.tasks import Task
 PROJECT = "agent_rollouts"
 spec = pluggy.HookspecMarker(PROJECT)
 hook = pluggy.HookimplMarker(PROJECT)
-"""Decorates a hook's method to say `tryfirst=True` or `trylast=True` of it; a method without it is taken by its name."""
+"""Decorator that sets `tryfirst=True` or `trylast=True` for a hook's method; without it a method is found by its name.
+"""
 
 
 class Hooks:
-    """All hooks, in the order of a rollout. Those that begin with before_ and after_ only look."""
+    """All hooks, in the order of a rollout. Those named before_ and after_ only observe."""
 
     @spec
     def before_group(self, group: GroupInfo, key: str) -> None:
-        """The first of a group's rollouts is about to start."""
+        """Called before the first of a group's rollouts starts."""
 
     @spec
     def before_rollout(self, rollout: RolloutInfo, key: str) -> None:
-        """An attempt at a rollout is about to ask for its sandbox."""
+        """Called before an attempt at a rollout requests its sandbox."""
 
     @spec
     def modify_task(self, rollout: RolloutInfo, task: Task, key: str) -> Task | None:
-        """Another task in place of this one, of the same name. It is recorded in the attempt, and used to the rollout's end.
+        """Return another task of the same name to replace this one. It is recorded in the attempt, and used until the
+        rollout ends.
 
-        Where this fails the attempt is lost as an infrastructure failure, for the task is not the one that was meant.
+        On failure the attempt is lost as an infrastructure failure, because the task would not be the intended one.
         """
 
     @spec
     def filter_tool_call(self, rollout: RolloutInfo, call: ToolCall, key: str) -> Refuse | ToolCall | None:
-        """Refuse a tool call, or have another one run in its place. `call.arguments` is JSON as the model wrote it.
+        """Refuse a tool call, or replace it by another one. `call.arguments` is JSON as the model wrote it.
 
-        All calls of a turn are asked about in order before the first of them runs. Where this fails the call is refused.
+        Called for all calls of a turn in order before the first of them runs. On failure the call is refused.
         """
 
     @spec
     def before_tool_call(self, rollout: RolloutInfo, call: ToolCall, key: str) -> None:
-        """A tool call that was not refused is about to run."""
+        """Called before a tool call that was not refused runs."""
 
     @spec
     def after_tool_call(self, rollout: RolloutInfo, call: ToolCall, result: Observation, key: str) -> None:
-        """A tool call that was not refused has its result; called when all of the turn have."""
+        """Called for each tool call that was not refused, when all calls of the turn have results."""
 
     @spec
     def before_verifier_command(self, rollout: RolloutInfo, command: str, key: str) -> None:
-        """A verifier command is about to run."""
+        """Called before a verifier command runs."""
 
     @spec
     def after_verifier_command(self, rollout: RolloutInfo, command: str, result: CommandVerdict, key: str) -> None:
-        """A verifier command has ended."""
+        """Called after a verifier command has ended."""
 
     @spec
     def evaluate_rollout(self, finished: FinishedRollout, key: str) -> Mapping[str, float]:
-        """Scores of a Completed rollout by name. They stand beside the reward, which is the verifier's alone."""
+        """Return scores of a Completed rollout by name. They are added to its result; the reward comes from the
+        verifier alone.
+        """
         raise NotImplementedError
 
     @spec
     def analyze_trajectory(self, finished: FinishedRollout, key: str) -> Mapping[str, Any]:
-        """Anything worth knowing of a Completed rollout, as JSON."""
+        """Return any analysis of a Completed rollout as JSON."""
         raise NotImplementedError
 
     @spec
     def after_rollout(self, rollout: RolloutInfo, result: Result, key: str) -> None:
-        """A rollout is about to be sealed, whatever its outcome."""
+        """Called before a rollout is sealed, whatever its outcome."""
 
     @spec
     def should_stop_group(self, group: GroupInfo, results: Sequence[Result], key: str) -> str | None:
-        """Why the group's other members are not needed any more, or None.
+        """Return why the group's other members are not needed any more, or None.
 
-        `results` are those of its first members, in their order: the question is asked once for each member, when it and
+        `results` are those of its first members, in their order: the hook is called once for each member, when it and
         all before it have ended. Members that have not ended by then are Cancelled.
         """
 
     @spec
     def after_group(self, group: GroupInfo, results: Sequence[Result], key: str) -> None:
-        """All members of a group are sealed."""
+        """Called when all members of a group are sealed."""
 
 
 HOOKS = tuple(name for name in vars(Hooks) if not name.startswith("_"))

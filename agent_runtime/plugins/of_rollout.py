@@ -1,6 +1,7 @@
-"""The plugins of one attempt at a rollout: when they are called, what their answers do, and what the calls add up to."""
+"""The plugins of one attempt at a rollout: when they are called, the effects of their results, and the totals of the
+calls.
+"""
 
-import copy
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ def calls_of(records: Iterable[Record]) -> list[PluginCall]:
 
 
 def reports_of(calls: Sequence[PluginCall]) -> dict[str, PluginReport]:
-    """A report for each plugin, by name; scores and analyses are put in by whoever has them."""
+    """Return a report for each plugin, by name, without scores and analyses, which the caller adds."""
     reports = {}
     for name in dict.fromkeys(call.plugin for call in calls):
         own = [call for call in calls if call.plugin == name]
@@ -45,13 +46,23 @@ def reports_of(calls: Sequence[PluginCall]) -> dict[str, PluginReport]:
 
 
 REFUSED = "refused"
-"""Key in `Observation.data` of a tool call that a plugin did not let run: the plugin's name, and why."""
+"""Key in `Observation.data` of a tool call that a plugin refused: the plugin's name, and the reason."""
 CHANGED = "changed"
-"""Key in `Observation.data` of a tool call that ran as plugins changed it: name and arguments of what ran."""
+"""Key in `Observation.data` of a tool call that plugins changed: name and arguments of what ran."""
+
+
+def call_that_ran(call: ToolCall, result: Observation) -> ToolCall | None:
+    """Return the call that ran for a recorded result, as plugins changed it; None if it was not run."""
+    if not result.seconds:
+        return None
+    match result.data.get(CHANGED):
+        case {"name": str(name), "arguments": str(arguments)}:
+            return ToolCall(call.id, name, arguments)
+    return call
 
 
 class PluginFailed(Exception):
-    """A plugin that had to change the task could not: infrastructure, for the policy has not been asked anything yet."""
+    """A plugin that changes the task failed: infrastructure, because the policy has not been called yet."""
 
     reason = "PluginFailed"
 
@@ -61,26 +72,27 @@ class PluginFailed(Exception):
 
 
 class RolloutPlugins:
-    """Calls are kept until `take_record` hands them to the journal, or `finished` to the result."""
+    """Keeps records of calls until `take_record` returns them for the journal, or `finished` for the result."""
 
     def __init__(self, plugins: Plugins, info: RolloutInfo, run: str) -> None:
         self._plugins = plugins
         self._key = f"{run}/rollout-{info.index}-{info.attempt}"
         self._calls: list[PluginCall] = []
         self._info = info
-        self.use_task(info.task)
 
     def use_task(self, task: Task) -> None:
-        """Show the plugins this task from now on: a copy of their own, which nothing that they do to it changes."""
-        self._info = replace(self._info, task=task.model_copy(deep=True) if self._plugins.any else task)
+        """Use this task in later calls of the plugins."""
+        self._info = replace(self._info, task=task)
 
     def take_record(self) -> list[PluginsRecord]:
-        """The calls since the last time, for the journal; empty where there were none."""
+        """Return the calls since the last time, for the journal; empty if there were none."""
         calls, self._calls = self._calls, []
         return [PluginsRecord(time=time.time(), calls=calls)] if calls else []
 
     async def begin(self, task: Task) -> Task | None:
-        """Before the sandbox is asked for: the task as plugins change it, None where none does. Raises PluginFailed."""
+        """Call the hooks before the sandbox is requested: return the task as changed by plugins, None if unchanged.
+        Raises PluginFailed.
+        """
         await self._tell("before_rollout")
         changed = failed = None
         async for answer in self._plugins.ask_on("modify_task", f"{self._key}:task", "task", task, rollout=self._info):
@@ -92,7 +104,7 @@ class RolloutPlugins:
         return changed
 
     async def admit(self, turn: int, calls: Sequence[ToolCall], first: int) -> list[ToolCall | Observation]:
-        """What is to run for each call of a turn, or its result where it was refused; before the first of them runs.
+        """Before the first call of a turn runs, return for each call what to run, or its result if it was refused.
 
         `first` calls of the turn came before.
         """
@@ -108,12 +120,12 @@ class RolloutPlugins:
         results: Sequence[Observation],
         first: int,
     ) -> list[Observation]:
-        """The results as they are recorded: where another call ran than the model wrote, that is said."""
+        """Return the results as they are recorded; a changed call is marked."""
         said = []
         for number, (call, made, result) in enumerate(zip(calls, admitted, results, strict=True), first):
             if isinstance(made, ToolCall):
                 if self._plugins.have("after_tool_call"):
-                    shown = {"call": made, "result": result.model_copy(deep=True)}
+                    shown = {"call": made, "result": result}
                     await self._tell("after_tool_call", f":turn-{turn}:call-{number}", **shown)
                 if made != call:
                     ran = {"name": made.name, "arguments": made.arguments}
@@ -122,7 +134,7 @@ class RolloutPlugins:
         return said
 
     async def saw(self, response: ResponseRecord) -> None:
-        """Tell of the tool calls in an answer to a program in the sandbox, which runs them by itself."""
+        """Report the tool calls in an answer to a program in the sandbox, which runs them itself."""
         if self._plugins.have("before_tool_call"):
             for number, call in enumerate(ModelReply(response.message, "").tool_calls):
                 await self._tell("before_tool_call", f":turn-{response.turn}:call-{number}", call=call)
@@ -135,13 +147,13 @@ class RolloutPlugins:
         await self._tell("after_verifier_command", f":verifier-{number}", **shown)
 
     async def finished(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
-        """The result with what the plugins have to say of it; whatever they do, nothing else of it changes."""
+        """Return the result with the plugins' scores, analyses and reports; nothing else in it can change."""
         if not self._plugins.any:
             return result
         scores: dict[str, dict[str, float]] = {}
         analyses: dict[str, dict[str, object]] = {}
         if result.outcome is Outcome.COMPLETED and self._plugins.have("evaluate_rollout", "analyze_trajectory"):
-            finished = copy.deepcopy(FinishedRollout(self._info, result, verdict, records))
+            finished = FinishedRollout(self._info, result, verdict, records)
             async for answer in self._ask("evaluate_rollout", finished=finished):
                 scores[answer.call.plugin] = answer.value or {}
             async for answer in self._ask("analyze_trajectory", finished=finished):
@@ -155,7 +167,7 @@ class RolloutPlugins:
             return result.model_copy(update={"plugins": reports})
 
         if self._plugins.have("after_rollout"):
-            await self._tell("after_rollout", result=with_reports().model_copy(deep=True))
+            await self._tell("after_rollout", result=with_reports())
         return with_reports()
 
     async def _admit(self, occasion: str, call: ToolCall) -> ToolCall | Observation:
@@ -183,7 +195,7 @@ class RolloutPlugins:
 
 def _refusal(call: ToolCall, by: PluginCall) -> Observation:
     if by.did == "Failed":
-        # Never the other way round: a call that makes a filter fail must not get past it, nor end the rollout as masked.
+        # A failed filter refuses the call: a call that makes a filter fail must neither run nor mask the rollout.
         content = f"Not run: {by.plugin}, which looks at every call first, failed on this one. Write it in another way."
     else:
         content = f"Refused by {by.plugin}, not run: {by.message}"

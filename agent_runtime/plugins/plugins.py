@@ -1,10 +1,11 @@
-"""Calling a job's plugins: in their order, each on its own thread and within its time, with a record of every call.
+"""Call a job's plugins in order, each on its own thread and within its time limit, with a record of every call.
 
-A plugin that raises, hangs or returns what its hook does not allow has failed; nobody else has. What that means for the
-rollout is the caller's to say.
+A plugin that raises, hangs or returns an invalid value has failed, without affecting others. The caller decides what
+that means for the rollout.
 """
 
 import asyncio
+import copy
 import json
 import math
 import time
@@ -23,17 +24,17 @@ from rollout_api.rollout_job import PluginUse
 from rollout_api.tasks import Task
 
 ANALYSIS_BYTES = 64 * 1024
-"""Most bytes of what one plugin has to say of a rollout: seals are read by the thousand."""
+"""Most bytes of one plugin's analysis of a rollout: seals are read by the thousand."""
 
 _JOB_SUMS = ("calls", "seconds", "stopped", "failed")
 
 OnFailure = Callable[[PluginCall, str], None]
-"""Gets each failed call and its key."""
+"""Receives each failed call and its key."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One call of one plugin: what it returned, None where it failed, and the record of the call."""
+    """One call of one plugin: its result, None if it failed, and the record of the call."""
 
     value: Any
     call: PluginCall
@@ -52,7 +53,7 @@ class _Method:
 
 
 class Plugins:
-    """The plugins of a run. Without any, every hook is a call of an empty list."""
+    """The plugins of a run. Without any, every hook calls an empty list."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Plugins:
     ) -> None:
         self._methods, self._on_failure, self.warnings = methods or {}, on_failure, warnings
         self.of_job: dict[str, dict[str, float]] = {}
-        """By plugin, what calls that belong to no rollout add up to: calls, seconds, stopped (groups), failed."""
+        """Totals by plugin of calls that belong to no rollout: calls, seconds, stopped (groups), failed."""
 
     @classmethod
     def open(
@@ -73,7 +74,9 @@ class Plugins:
         *,
         is_command: bool = False,
     ) -> "Plugins":
-        """Load them, for an agent that `is_command` or one of our own. Raises ExtensionError where one is no use."""
+        """Load the plugins. `is_command`: the agent is a program in the sandbox. Raises ExtensionError for a plugin
+        that cannot work.
+        """
         if not uses and not in_process:
             return cls()
         loaded = load_plugins(uses, in_process)
@@ -92,7 +95,7 @@ class Plugins:
             yield await self._call(method, hook, {**arguments, "key": key})
 
     async def ask_on(self, hook: str, key: str, argument: str, value: Any, **arguments: Any) -> AsyncIterator[Answer]:
-        """As `ask`, but what one returns takes the place of `argument` for the next. Ends with a refusal or a failure."""
+        """Like `ask`, but each result replaces `argument` for the next. Stops at a refusal or a failure."""
         for method in self._methods.get(hook, ()):
             answer = await self._call(method, hook, {**arguments, argument: value, "key": key})
             yield answer
@@ -114,7 +117,8 @@ class Plugins:
         started = time.perf_counter()
         did, message, value = None, "", None
         try:
-            wanted = {name: arguments[name] for name in method.arguments}
+            # Each plugin gets a copy: its changes do not affect other plugins.
+            wanted = {name: copy.deepcopy(arguments[name]) for name in method.arguments}
             returned = await method.worker.run(method.function, wanted, method.plugin.timeout_seconds)
             check = _CHECKS.get(hook)
             value = None if check is None else check(returned, arguments)
@@ -131,7 +135,7 @@ class Plugins:
 
 
 def _registered(plugins: Sequence[Loaded]) -> dict[str, list[_Method]]:
-    """The methods of each hook in the order in which they are called, which pluggy knows. Raises ExtensionError."""
+    """Return the methods of each hook in pluggy's order. Raises ExtensionError."""
     import pluggy
 
     from agent_runtime.plugins.hooks import HOOKS, PROJECT, Hooks
@@ -143,7 +147,7 @@ def _registered(plugins: Sequence[Loaded]) -> dict[str, list[_Method]]:
     manager = Manager(PROJECT)
     manager.add_hookspecs(Hooks)
     by_name = {plugin.name: (plugin, Worker(plugin.name)) for plugin in plugins}
-    # pluggy calls whoever was registered last first.
+    # pluggy calls the last registered plugin first.
     for plugin in reversed(plugins):
         try:
             manager.register(plugin.plugin, plugin.name)
@@ -200,7 +204,7 @@ def _filtered(value: Any, arguments: Mapping[str, Any]) -> Refuse | ToolCall | N
 def _scores(value: Any, _arguments: Mapping[str, Any]) -> dict[str, float]:
     scores = {str(name): float(score) for name, score in _one_of(value, (Mapping,), "scores by name").items()}
     if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
-        raise ValueError(f"score {wrong[0]} is no finite number")
+        raise ValueError(f"score {wrong[0]} is not a finite number")
     return scores
 
 
@@ -242,4 +246,4 @@ _CHECKS: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "evaluate_rollout": _scores,
     "analyze_trajectory": _analysis,
 }
-"""What a hook's answer must be, and becomes; of hooks that are not here, which only look, nobody wants to know it."""
+"""Checks and conversions of hooks' results. Results of other hooks, which only observe, are ignored."""

@@ -1,6 +1,7 @@
-"""Plugins by the names that a manifest uses.
+"""Plugins by their names in a manifest.
 
-The options of a plugin are the parameters of its class: in the manifest by their names in camelCase, checked by type.
+The options of a plugin are the parameters of its class: in the manifest their names are in camelCase, and their types
+are checked.
 """
 
 import difflib
@@ -20,7 +21,7 @@ from rollout_api.rollout_job import PluginUse
 
 
 def options_of(plugin_class: type[Any], name: str) -> type[BaseModel]:
-    """The options that a class takes, as a model. Raises ExtensionError for a parameter that no manifest could give."""
+    """Return the options of a class as a model. Raises ExtensionError for a parameter that no manifest could give."""
     if plugin_class.__init__ is object.__init__:
         return create_model("Options", __config__=_CONFIG)
     hints = typing.get_type_hints(plugin_class.__init__, include_extras=True)
@@ -42,7 +43,7 @@ _CONFIG = ConfigDict(extra="forbid", alias_generator=to_camel, validate_by_alias
 
 
 def made(plugin_class: type[Any], name: str, config: Mapping[str, Any]) -> Any:
-    """An instance with these options. Raises ExtensionError with every option that is wrong."""
+    """Return an instance with these options. Raises ExtensionError with every invalid option."""
     model = options_of(plugin_class, name)
     try:
         options = model.model_validate(dict(config))
@@ -61,18 +62,18 @@ registry = Registry(
     {
         "PerformanceStop": "agent_runtime.plugins.builtin:PerformanceStop",
         "TrajectoryAnalysis": "agent_runtime.plugins.builtin:TrajectoryAnalysis",
-        "RealWork": "agent_runtime.integrations.real_work:RealWork",
         "SafetyFilter": "agent_runtime.plugins.safety_filter:SafetyFilter",
     },
+    optional={"RealWork": "agent-rollouts[plugins]"},
 )
 
 DEFAULT_TIMEOUT_SECONDS = PluginUse(name="default").timeout_seconds
-"""Of plugins that the Python client brings."""
+"""Default time limit of the Python client's plugins."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A plugin of a job, ready to be called."""
+    """A job's plugin, ready to be called."""
 
     name: str
     plugin: Any
@@ -81,7 +82,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Description:
-    """What a person should know of a plugin. `options` is a JSON schema."""
+    """Description of a plugin for users. `options` is a JSON schema."""
 
     name: str
     about: str
@@ -91,7 +92,9 @@ class Description:
 
 
 def load_plugins(uses: Sequence[PluginUse], in_process: Sequence[object] = ()) -> list[Loaded]:
-    """The plugins of a job in their order, those of the Python client last. Raises ExtensionError where one is no use."""
+    """Load the plugins of a job in order, those of the Python client last. Raises ExtensionError for a plugin that
+    cannot work.
+    """
     loaded = [Loaded(use.name, made(_class_of(use.name), use.name, use.config), use.timeout_seconds) for use in uses]
     for plugin in in_process:
         plugin = made(plugin, plugin.__name__, {}) if inspect.isclass(plugin) else plugin
@@ -105,7 +108,7 @@ def load_plugins(uses: Sequence[PluginUse], in_process: Sequence[object] = ()) -
 
 
 def unheard(plugins: Sequence[Loaded]) -> list[str]:
-    """What each plugin cannot do where the agent is a program in the sandbox, which runs its tools by itself."""
+    """Return which hooks have no effect if the agent is a program in the sandbox, which runs its tools itself."""
     said = []
     for loaded in plugins:
         lost = [
@@ -120,7 +123,7 @@ def unheard(plugins: Sequence[Loaded]) -> list[str]:
 
 
 def describe_plugin(name: str) -> Description:
-    """A plugin by its name. Raises ExtensionError."""
+    """Describe a plugin by its name. Raises ExtensionError."""
     plugin_class = _class_of(name)
     hooks = hooks_of(plugin_class, name)
     schema = options_of(plugin_class, name).model_json_schema(by_alias=True)
@@ -129,7 +132,7 @@ def describe_plugin(name: str) -> Description:
 
 
 def hooks_of(plugin: Any, name: str) -> list[str]:
-    """The hooks that a plugin, or its class, has. Raises ExtensionError where it has none, or one that is misspelt."""
+    """Return the hooks of a plugin or its class. Raises ExtensionError if it has none, or a misspelt one."""
     known = _hook_names()
     methods = [method for method in dir(plugin) if not method.startswith("_") and callable(getattr(plugin, method))]
     for method in methods:
@@ -138,7 +141,7 @@ def hooks_of(plugin: Any, name: str) -> list[str]:
         ):
             near = difflib.get_close_matches(method, known, 1, 0)[0]
             raise ExtensionError(
-                f"plugin {name!r}: there is no hook {method}; did you mean {near}? Begin other methods with another word"
+                f"plugin {name!r}: there is no hook {method}; did you mean {near}? Rename methods that are not hooks"
             )
     hooks = [hook for hook in known if hook in methods]
     if not hooks:

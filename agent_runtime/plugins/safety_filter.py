@@ -1,8 +1,8 @@
-"""The built-in plugin SafetyFilter, and the simple commands in a line of shell, seen without running it.
+"""The built-in plugin SafetyFilter, and its shell parser, which finds simple commands without running them.
 
-Reading the shell never fails. Its time grows with the length of the text and no faster: the policy writes the text, and
-every rollout waits for it. It tells a person's or a model's mistake from an ordinary command. What hides on purpose, in a
-variable or a file, is not found: what holds then is the sandbox.
+The parser never fails. Its time grows linearly with the text, because the policy writes the text and every rollout
+waits for it. The filter detects mistakes of people or models. It does not find commands that are hidden on purpose, in
+a variable or a file; for these only the sandbox protects.
 """
 
 import posixpath
@@ -20,7 +20,7 @@ from agent_runtime.plugins.base import ActionFilter, Refuse, RolloutInfo
 from agent_runtime.tools.dispatch import decoded_arguments
 
 DEPTH = 8
-"""Commands inside of commands that are looked into: `sh -c "sh -c …"`."""
+"""Levels of nested commands that are examined: `sh -c "sh -c …"`."""
 
 _SEPARATORS = "();<>|&\n{}"
 _COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
@@ -44,11 +44,13 @@ _WRAPPERS = {
     "timeout": "ks",
     "xargs": "IndPLsEa",
 }
-"""Programs that run the command behind them, and their options that take a word of their own."""
+"""Programs that run the command in their arguments, and their options that take a value."""
 
 
 def simple_commands(text: str, depth: int = 0) -> Iterator[list[str]]:
-    """The words of each command, the program first; those inside of substitutions, `sh -c`, `xargs` and the like too."""
+    """Return the words of each command, the program first; also of commands in substitutions, `sh -c`, `xargs` and the
+    like.
+    """
     if depth > DEPTH:
         return
     text = _HERE_DOCUMENT.sub(r"\g<rest>\n", _COMMENT.sub("", text.replace("\\\n", " ")))
@@ -64,7 +66,9 @@ def simple_commands(text: str, depth: int = 0) -> Iterator[list[str]]:
 
 
 def program(words: Sequence[str]) -> str:
-    """The name of a command's program; a path counts as the program of that name where programs are installed only."""
+    """Return the name of a command's program. A path counts as that program only in folders where programs are
+    installed.
+    """
     folder, name = posixpath.split(words[0])
     return name if folder in ("", "/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin") else ""
 
@@ -74,12 +78,12 @@ def _words(text: str) -> list[str]:
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
     try:
         return list(lexer)
-    except ValueError:  # a quote that is not closed: the shell would not run it either, so nearly right will do
+    except ValueError:  # an unclosed quote: the shell would refuse it too, so an approximate split is enough
         return [part for part in re.split(r"([();<>|&\n{}]+)|\s+", text) if part]
 
 
 def _substitutions(text: str) -> Iterator[str]:
-    """What stands in `$(…)` and in backticks, which double quotes do not keep from running."""
+    """Return the contents of `$(…)` and of backticks, which run even in double quotes."""
     opened: list[list[str]] = []
     levels: list[int] = []
     for piece in re.split(r"(\$\(|[()])", text):
@@ -97,7 +101,7 @@ def _substitutions(text: str) -> Iterator[str]:
 
 
 def _unwrapped(words: Sequence[str], depth: int) -> Iterator[list[str]]:
-    """The command itself, and the one that it runs."""
+    """Return the command itself, and the one that it runs."""
     if depth > DEPTH:
         return
     rest = list(dropwhile(lambda word: word in _KEYWORDS or _ASSIGNMENT.fullmatch(word), words))
@@ -133,7 +137,7 @@ def _behind_options(words: Sequence[str], with_word: str, *, numbers: bool) -> l
 
 
 LONGEST = 128 * 1024
-"""Characters of a command that is looked at: no longer one can be an argument of a program on Linux."""
+"""Most characters of an examined command. Linux accepts no longer argument of a program."""
 BLOCKED_PROGRAMS = ("shutdown", "reboot", "halt", "poweroff", "mkfs", "mkfs.*", "format")
 
 _SYSTEM = re.compile(r"/(?:bin|boot|dev|etc|home|lib|lib64|opt|proc|root|run|sbin|srv|sys|usr|var)?")
@@ -144,8 +148,8 @@ _FORK_BOMB = re.compile(r"(\S{1,64})\s*+\(\)\s*\{\s*\1\s*\|\s*\1\s*&\s*\}")
 class SafetyFilter(ActionFilter):
     """Refuses commands that would destroy the machine they run on, and tells the model why.
 
-    It looks at the programs that a command starts and at what they are told to do, not at words in it. It spares rollouts
-    that a slip would ruin; what keeps a sandbox from doing harm is the sandbox.
+    It examines the programs that a command starts and their arguments, not words in it. It prevents accidents that
+    would ruin a rollout; the sandbox prevents harm.
     """
 
     def __init__(
@@ -167,7 +171,7 @@ class SafetyFilter(ActionFilter):
         try:
             arguments = decoded_arguments(call.arguments)
         except ValueError:
-            return None  # the model is told when the call is made
+            return None  # the model gets the message when the call is made
         commands = (value for name, value in arguments.items() if {name, f"{call.name}.{name}"} & self.arguments)
         return next((Refuse(reason) for command in commands if (reason := self.reason(_text(command)))), None)
 
@@ -203,7 +207,7 @@ def _harm(name: str, arguments: Sequence[str]) -> str | None:
     if name == "find" and "-delete" in arguments and arguments and _is_system(arguments[0]):
         return f"removes {arguments[0]} with all below it. Name the files of the task instead."
     if name in ("dd", "tee", "cp", "shred", "wipefs") and any(_DISK.search(word) for word in arguments):
-        return "writes over a disk. Write to a file instead."
+        return "overwrites a disk. Write to a file instead."
     if name == "kill" and arguments and arguments[-1] == "-1" and len(arguments) > 1:
         return "ends every process. Name the one that is meant."
     if name in ("systemctl", "init", "telinit") and {"poweroff", "reboot", "halt", "0", "6"} & set(arguments):

@@ -1,4 +1,4 @@
-"""A thread of a plugin's own with an event loop in it, so that a plugin that blocks holds up nobody but itself."""
+"""A plugin's own thread with an event loop, so that a plugin that blocks delays only itself."""
 
 import asyncio
 import inspect
@@ -9,24 +9,24 @@ from typing import Any
 from agent_runtime.extensions import contained
 
 PATIENCE_SECONDS = 1.0
-"""For a thread whose last call ran out of time: it is back at its loop at once, or still blocked."""
+"""Time for a thread to respond after a call timed out: it returns to its loop at once, or is still blocked."""
 
 
 class HookTimeout(Exception):
-    """A call took longer than it may, or an earlier one still blocks the thread."""
+    """A call exceeded its time limit, or an earlier one still blocks the thread."""
 
 
 class Worker:
-    """Calls of one plugin. They run side by side where it awaits, and never on two threads at once."""
+    """Calls of one plugin. They are concurrent while it awaits, and always on the same thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_doubt = False
-        """A call ran out of time, and the thread has not been heard of since."""
+        """A call timed out, and the thread has not responded since."""
 
     async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float) -> Any:
-        """What the function returns, awaited if need be. Raises HookTimeout, and whatever the function raises."""
+        """Return the function's result, awaited if necessary. Raises HookTimeout and the function's errors."""
         if self._in_doubt and await self._within(PATIENCE_SECONDS, _nothing, {}) is None:
             raise HookTimeout("an earlier call has run out of time and still blocks the plugin's thread")
         call = await self._within(seconds, function, arguments)
@@ -37,17 +37,17 @@ class Worker:
     async def _within(
         self, seconds: float, function: Callable[..., Any], arguments: Mapping[str, Any]
     ) -> "asyncio.Future[Any] | None":
-        """A call that has ended, or None where it was given up when its time was over."""
+        """Wait for a call; None if it was abandoned at its time limit."""
         call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_called(function, arguments), self._started()))
         try:
             ended, _ = await asyncio.wait({call}, timeout=seconds)
         finally:
-            call.cancel()  # where whoever asked was cancelled, too
+            call.cancel()  # also when the caller was cancelled
         self._in_doubt = not ended
         return call if ended else None
 
     def close(self) -> None:
-        """End the thread; one that blocks ends with the process."""
+        """End the thread; a blocked one ends with the process."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
@@ -71,10 +71,10 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _nothing() -> None:
-    """What the thread is asked to do to see whether it still listens."""
+    """Do nothing; used to check whether the thread responds."""
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    with contained(KeyboardInterrupt):  # no Ctrl-C comes to this thread
+    with contained(KeyboardInterrupt):  # raised by the plugin itself: Ctrl-C only reaches the main thread
         value = function(**arguments)
         return await value if inspect.isawaitable(value) else value

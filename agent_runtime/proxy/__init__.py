@@ -1,1 +1,1 @@
-"""The session proxy: agents that speak a public API reach the model through it, and every call is recorded."""
+"""The session proxy: agents with a public API reach the model through it, and every call is recorded."""

@@ -1,4 +1,4 @@
-"""`python -m agent_runtime.proxy FILE`: the standalone session proxy in a pod. The file has its settings in YAML."""
+"""`python -m agent_runtime.proxy FILE`: the standalone session proxy in a pod, with settings from a YAML file."""
 
 import asyncio
 import os

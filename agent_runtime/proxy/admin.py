@@ -1,7 +1,7 @@
-"""Sessions over HTTP: registering, reading, completing and deleting them (the routes are in docs/session-proxy.md).
+"""Registration, reading, completion and deletion of sessions over HTTP (routes in docs/session-proxy.md).
 
-Records list the turns that count: those with an answer, without the answers that reached nobody. Their forms are those of
-verl-recipe PR #83, and for traces rLLM's (rllm-model-gateway, TraceRecord).
+Records list the turns that count: those with an answer, except answers that reached no client. Their formats are those
+of verl-recipe PR #83, and for traces those of rLLM (rllm-model-gateway, TraceRecord).
 """
 
 import time
@@ -25,7 +25,7 @@ from rollout_api.records import Record
 
 
 def session_view(settings: SessionSettings, records: Sequence[Record], *, completed: bool) -> dict[str, Any]:
-    """`GET /sessions/{id}`: PR #83's record, with what it lacks beside it."""
+    """Return the body of `GET /sessions/{id}`: PR #83's record with additional fields."""
     history = History(records)
     return {
         "session_id": settings.id,
@@ -33,16 +33,12 @@ def session_view(settings: SessionSettings, records: Sequence[Record], *, comple
         "completed": completed,
         "metadata": settings.metadata,
         "turns": [_turn(history, turn) for turn in _counted(history, records)],
-        "usage": {
-            "requests": history.spent.requests,
-            "turns": history.spent.turns,
-            "tokens": history.spent.tokens,
-        },
+        "usage": {"requests": history.spent.requests, "turns": history.spent.turns, "tokens": history.spent.tokens},
     }
 
 
 def traces_view(settings: SessionSettings, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """`GET /sessions/{id}/traces`: rLLM's records."""
+    """Return the body of `GET /sessions/{id}/traces`: rLLM's records."""
     history = History(records)
     return [_trace(settings, history, turn) for turn in _counted(history, records)]
 
@@ -84,7 +80,7 @@ def _trace(settings: SessionSettings, history: History, turn: Turn) -> dict[str,
         "completion_token_ids": reply.completion_token_ids or [],
         "logprobs": reply.logprobs,
         "finish_reason": reply.finish_reason,
-        # rLLM has one number a call; the oldest is the safe one where an update came in between.
+        # rLLM has one version for each call; after an update in between, the oldest one is safe.
         "weight_version": int(versions[0]) if versions and versions[0] and versions[0].isdecimal() else None,
         "latency_ms": response.seconds * 1000,
         "token_counts": {"prompt": reply.usage.prompt_tokens, "completion": reply.usage.completion_tokens},
@@ -97,24 +93,24 @@ _BODY_BYTES = 1 << 20
 
 
 class Registration(ApiModel):
-    """The body of a registration; all of it may be left out."""
+    """The body of a registration; all fields are optional."""
 
     expires_seconds: Seconds | None = None
-    """How long the key is good."""
+    """Validity of the key."""
     models: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64)] = []
-    """Names under which the model is asked for; none: the model's own."""
+    """Names that clients may use for the model; none: the model's own."""
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
-    """What is set here stands, whatever the client asks for."""
+    """Sampling that overrides the client's."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     metadata: dict[str, Any] = {}
 
 
 class Admin:
-    """Answers at `/sessions`. `workers` counts the relayed model's connections, where it is one."""
+    """Handles `/sessions`. `workers` counts the relayed model's connections, if it is relayed."""
 
     def __init__(self, sessions: StoredSessions, admin_key: str | None, workers: Callable[[], int] = lambda: 0) -> None:
-        """Without an admin key the proxy is keyless: whoever reaches it may do all of this."""
+        """Without an admin key the proxy is keyless: every client that reaches it may use all routes."""
         self._sessions, self._workers = sessions, workers
         self._digest = None if admin_key is None else keys.digest(admin_key)
 
@@ -126,7 +122,7 @@ class Admin:
         return {"mode": "standalone", "connected_workers": self._workers(), "sessions": self._sessions.held}
 
     async def answer(self, request: Incoming, target: SessionPath) -> Reply:
-        """The reply. Raises Refused, BadRequest."""
+        """Return the reply. Raises Refused, BadRequest."""
         name = target.session
         if not keys.is_session_id(name):
             raise BadRequest(f"session id: expected {keys.SESSION_FORM}")
@@ -139,11 +135,11 @@ class Admin:
             case ("POST", "complete") | ("DELETE", ""):
                 self._check(request)
                 return await self._finish(request, name, delete=request.method == "DELETE")
-        raise Refused(ErrorKind.NOT_FOUND, f"{request.method} is nothing that a session answers here")
+        raise Refused(ErrorKind.NOT_FOUND, f"{request.method} is not supported by sessions")
 
     def _check(self, request: Incoming) -> None:
         if not self._is_admin(request):
-            raise Refused(ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key as bearer")
+            raise Refused(ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key as bearer token")
 
     def _is_admin(self, request: Incoming) -> bool:
         if self._digest is None:
@@ -167,7 +163,7 @@ class Admin:
         )
         if not await self._sessions.register(settings):
             raise Refused(
-                ErrorKind.SESSION_EXISTS, f"session {name} is there already; delete it first, or register another name"
+                ErrorKind.SESSION_EXISTS, f"session {name} exists already; delete it first, or register another name"
             )
         return json_reply(201, {"session_id": name, "key": key, "base_path": f"/{key}/v1"})
 
@@ -177,7 +173,7 @@ class Admin:
         if not self._is_admin(request):
             if settings is None or (key := request_key(request.headers)) is None:
                 raise Refused(
-                    ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key, or the session's own, as bearer"
+                    ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key, or the session's own, as bearer token"
                 )
             check_key(settings, key)
         if settings is None:
@@ -185,21 +181,21 @@ class Admin:
         records = await store.folder(settings).records()
         if target.action == "traces":
             return json_reply(200, traces_view(settings, records))
-        return json_reply(200, session_view(settings, records, completed=await store.is_completed(name)))
+        return json_reply(200, session_view(settings, records, completed=await store.is_completed(settings)))
 
     async def _finish(self, request: Incoming, name: str, *, delete: bool) -> Reply:
-        """Complete or delete a session where it is owned; one that is completed has no owner any more."""
-        if await self._sessions.store.settings(name) is None:
+        """Complete or delete a session at its owner. A completed session has no owner any more."""
+        if (settings := await self._sessions.store.settings(name)) is None:
             raise _no_such(name)
         failure = None
-        if not await self._sessions.store.is_completed(name):
+        if not await self._sessions.store.is_completed(settings):
             while not isinstance(found := await self._sessions.find(name, None), Session):
                 if (reply := await found.forward(request)) is not None:
                     return reply
             await self._sessions.complete(found)
-            failure = None if found.failure is None else str(found.failure)
+            settings, failure = found.settings, None if found.failure is None else str(found.failure)
         if delete:
-            await self._sessions.store.delete(name)
+            await self._sessions.store.delete(settings)
         return json_reply(200, {"session_id": name, "completed": True, "deleted": delete, "failure": failure})
 
 

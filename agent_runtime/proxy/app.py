@@ -1,4 +1,4 @@
-"""The proxy on a socket: aiohttp's requests in, the handler's replies out, and the route at which workers connect."""
+"""The proxy on a socket: aiohttp's requests in, the handler's replies out, and the route to which workers connect."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ from agent_runtime.proxy.relay.hub import Hub
 
 
 def workers_route(hub: Hub, admin_key: str | None) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Let in whoever has the admin key as bearer; everybody where it is None."""
+    """Accept clients with the admin key as bearer token; all clients if it is None."""
     digest = None if admin_key is None else keys.digest(admin_key)
 
     async def connect(request: web.Request) -> web.StreamResponse:
         key = request_key(request.headers)
         if digest is not None and (key is None or not keys.matches(key, digest)):
             return web.json_response(
-                {"error": {"message": "a worker needs the proxy's admin key as bearer"}}, status=401
+                {"error": {"message": "a worker needs the proxy's admin key as bearer token"}}, status=401
             )
         # Answers do not compress well enough to be worth the time of both ends.
         socket = web.WebSocketResponse(
@@ -41,17 +41,18 @@ def workers_route(hub: Hub, admin_key: str | None) -> Callable[[web.Request], Aw
 
 
 DELIVERY_SECONDS: Final = 120.0
-"""How long a client may read nothing of its reply: then it is held to be gone."""
+"""Time without reading after which a client counts as disconnected."""
 
 DESCRIPTORS: Final = 65_536
-"""Some 20,000 streams; more is of no use to one process."""
+"""Enough for some 20,000 streams, the most that one process can handle."""
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(handler: Handler, hub: Hub | None = None, admin_key: str | None = "") -> web.Application:
-    """An application that answers every path; where its model is a hub, workers connect with the admin key. Serve it with
-    `serving`, which sees to it that a client's going away is noticed."""
+    """Return an application that answers every path. If its model is a hub, workers connect with the admin key. Serve
+    it with `serving`, which detects that a client disconnects.
+    """
     app = web.Application(client_max_size=0)
     if hub is not None:
 
@@ -70,8 +71,9 @@ _LOG.addFilter(lambda entry: not (entry.exc_info and isinstance(entry.exc_info[1
 
 
 def server_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.AppRunner:
-    """Serves an application; a client's going away cancels its handler. Paths and malformed requests may have keys in them,
-    and clients could fill a log with them, so that neither is logged."""
+    """Serve an application; a client's disconnect cancels its handler. Paths and malformed requests are not logged,
+    because they may contain keys and clients could fill a log with them.
+    """
     return web.AppRunner(
         app, handler_cancellation=True, access_log=None, logger=_LOG, shutdown_timeout=shutdown_seconds
     )
@@ -80,7 +82,7 @@ def server_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.A
 async def serving(
     handler: Handler, host: str, port: int, hub: Hub | None = None, admin_key: str | None = ""
 ) -> tuple[web.AppRunner, int]:
-    """Serve until the runner is cleaned up; the port that is listened on."""
+    """Serve until the runner is cleaned up; return the listening port."""
     _allow_descriptors()
     runner = server_runner(make_app(handler, hub, admin_key))
     await runner.setup()
@@ -89,8 +91,10 @@ async def serving(
 
 
 def _allow_descriptors() -> None:
-    """Let this process have as many descriptors as it may: a stream has its client's and the model's, and many systems
-    give a process 1,024 unless it asks for more. With none left no model can be reached, and every client waits."""
+    """Raise this process's limit of descriptors: a stream has one for its client and one for the model, and many
+    systems give a process only 1,024 by default. Without free descriptors the model is unreachable, and every client
+    waits.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -105,7 +109,8 @@ def _carrier(handler: Handler) -> Handle:
             response = await _send(request, reply)
             delivered = True
         except (aiohttp.ClientError, ConnectionError, TimeoutError, PeerLost):
-            # Client, or the replica whose stream this is, has gone. A reply that is cut off must not look like a whole one.
+            # The client, or the replica that reads this stream, has disconnected. An interrupted reply must not look
+            # complete.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()

@@ -1,12 +1,13 @@
-"""One model call that is under way, and which request is another one's retry (docs/session-proxy.md).
+"""A running model call, and which requests are its retries (docs/session-proxy.md).
 
-Several clients may wait for a call, when one is the other's retry. It is cancelled when the last of them has left. Equal
-requests side by side are samples of their own, so a body alone never makes one a retry. Nor does a retry join an original
-whose connection still lives, unless by its key.
+Several clients may wait for a call if one request is another's retry. The call is cancelled when the last of them has
+disconnected. Equal concurrent requests are separate samples, so an equal body alone never makes a retry. A retry does
+not join an original whose connection is still open, except by its key.
 """
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -19,16 +20,19 @@ from agent_runtime.proxy.http import whole_number
 RETRY_COUNT: Final = "x-stainless-retry-count"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 
-_LONGEST_KEY: Final = 255  # as in Stripe's API, whose header this is
+_LONGEST_KEY: Final = 255  # the same limit as in Stripe's API, which introduced this header
 MOST_KEPT: Final = 64
-"""Answers that are kept for a retry; SDKs retry twice, and an agent has a handful of calls under way."""
+"""Answers kept for retries. SDKs retry twice, and an agent has a handful of calls in progress."""
+
+STALLED_SECONDS: Final = 10.0
+"""A client that disconnects after such a pause in an answer does so because of the server."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells a request from others."""
+    """What distinguishes a request from others."""
 
     digest: str
     """SHA-256 of API and body."""
@@ -37,7 +41,7 @@ class Identity:
 
     @classmethod
     def of(cls, api: str, headers: Mapping[str, str], body: bytes) -> "Identity":
-        """`headers` have names in lower case. Raises BadRequest."""
+        """Return the identity of a request. `headers` have lower-case names. Raises BadRequest."""
         key = headers.get(IDEMPOTENCY_KEY) or None
         if key is not None and len(key) > _LONGEST_KEY:
             raise BadRequest(f"Idempotency-Key: at most {_LONGEST_KEY} characters, got {len(key)}")
@@ -46,7 +50,7 @@ class Identity:
 
 
 class Answers(Generic[T]):
-    """The calls of a session that a retry may ask for again."""
+    """The calls of a session that a retry may request again."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[str, tuple[Identity, T]] = OrderedDict()
@@ -54,7 +58,7 @@ class Answers(Generic[T]):
         self._number = 0
 
     def find(self, identity: Identity) -> T | None:
-        """The call whose answer this request gets; None when it is one of its own. Raises BadRequest."""
+        """Return the call whose answer this request gets; None if it is a new one. Raises BadRequest."""
         if identity.key is not None:
             if (known := self._by_key.get(identity.key)) is None:
                 return None
@@ -76,6 +80,7 @@ class Answers(Generic[T]):
     def failed(self, identity: Identity, call: T) -> None:
         if identity.key is not None and (known := self._by_key.get(identity.key)) and known[1] is call:
             del self._by_key[identity.key]
+        self.forget(call)
 
     def undelivered(self, identity: Identity, call: T) -> None:
         self._number += 1
@@ -91,7 +96,7 @@ class Answers(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What is known of a call before it is answered."""
+    """Facts about a call before it is answered."""
 
     turn: int
     id: str
@@ -106,9 +111,10 @@ class Call:
     def __init__(self, ticket: Ticket, on_left: Callable[["Call", bool | None], None]) -> None:
         self.ticket = ticket
         self.answered = False
-        """The model's answer is there, recorded or about to be: too late to cancel it."""
+        """The model's answer has arrived and is, or will be, recorded: too late to cancel."""
         self._on_left = on_left
         self._pieces: list[str] = []
+        self._last_piece_at = 0.0
         self._changed: asyncio.Future[None] | None = None
         self._task: asyncio.Future[ModelReply] | None = None
         self._clients = 0
@@ -117,6 +123,16 @@ class Call:
     @property
     def succeeded(self) -> bool:
         return self._work.done() and not self._work.cancelled() and self._work.exception() is None
+
+    @property
+    def failed(self) -> bool:
+        return self._work.done() and not self.succeeded
+
+    @property
+    def abandoned_pieces(self) -> int:
+        """Pieces that arrived until the client left; 0 if the server had stalled, which is a reason to leave."""
+        stalled = time.monotonic() - self._last_piece_at > STALLED_SECONDS
+        return 0 if stalled else len(self._pieces)
 
     def run(self, work: Coroutine[Any, Any, ModelReply]) -> None:
         self._task = asyncio.ensure_future(work)
@@ -129,13 +145,14 @@ class Call:
 
     def add_text(self, piece: str) -> None:
         self._pieces.append(piece)
+        self._last_piece_at = time.monotonic()
         self._wake()
 
     def enter(self) -> None:
         self._clients += 1
 
     def leave(self, delivered: bool | None) -> None:
-        """A client has its whole answer, or went away without it; None: that remains to be told."""
+        """Remove a client that has its whole answer (True) or disconnected (False); None: not yet known."""
         self._clients -= 1
         if not self._delivered:
             self._delivered = delivered if delivered is not False else self._delivered
@@ -150,15 +167,16 @@ class Call:
             self._task.cancel()
 
     async def started(self) -> None:
-        """Until there is text, or the answer. Raises what the call failed with."""
+        """Wait until there is text, or the answer. Raises the call's error."""
         while not self._pieces and not self._work.done():
             await self._change()
         if self._work.done():
             self._work.result()
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The text, in pieces as large as the client's own slowness makes them; what arrives meanwhile waits here, and is
-        never more than one answer. Ends with the call, also with one that failed."""
+        """Yield the text, in pieces as large as the client's own speed makes them. Arriving text waits here, at most
+        one answer. Ends with the call, even if it failed.
+        """
         position = 0
         while True:
             if position < len(self._pieces):
@@ -171,7 +189,7 @@ class Call:
                 await self._change()
 
     async def answer(self) -> ModelReply:
-        """The recorded answer. Raises what the call failed with."""
+        """Return the recorded answer. Raises the call's error."""
         return await asyncio.shield(self._work)
 
     async def ended(self) -> None:
@@ -179,7 +197,7 @@ class Call:
 
     @property
     def _work(self) -> asyncio.Future[ModelReply]:
-        assert self._task is not None  # `run` or `replay` comes first
+        assert self._task is not None  # the caller has called `run` or `replay` before
         return self._task
 
     async def _change(self) -> None:
@@ -194,5 +212,5 @@ class Call:
 
     def _done(self, task: asyncio.Future[ModelReply]) -> None:
         if not task.cancelled():
-            task.exception()  # a client that left does not ask for it
+            task.exception()  # a disconnected client does not read the answer
         self._wake()

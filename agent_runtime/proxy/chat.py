@@ -1,4 +1,4 @@
-"""The one internal form of a call, whichever API the client speaks, and what a translation of an API has to offer.
+"""The internal format of a call, for all client APIs, and the interface of an API's translation.
 
 A call goes through a translation in this order::
 
@@ -7,14 +7,14 @@ A call goes through a translation in this order::
         encoder.start(), encoder.text(piece)..., encoder.end(answer), encoder.error(kind, message)
     protocol.answer(request, answer)                      # otherwise
 
-**The client's copy of an answer** comes back in its next request, and not every API carries all of it. The messages that
-`parse` gives are the client's; `conversation.py` finds the answers among them, and those are what is sent to the model:
-only so does the conversation extend the tokens that the engine saw.
+**The client's copy of an answer** comes back in its next request, and not every API carries all of it. The messages
+that `parse` gives are the client's; `conversation.py` finds the answers among them, and sends the originals to the
+model instead: otherwise the conversation would not extend the tokens that the inference server saw.
 
 **Completions have no chat template.** Their one message has the role `prompt`: `{"role": "prompt", "content": text}` or
-`{"role": "prompt", "token_ids": [...]}`. It is no role of any template, so such a call never counts as the beginning of
-a chat, and is recorded as what it was. A model that can go on from a bare prompt is a `PromptModel`; for any other the
-call is refused (ErrorKind.BAD_REQUEST).
+`{"role": "prompt", "token_ids": [...]}`. No template has this role, so such a call never counts as the start of a
+chat, and is recorded unchanged. A model that can continue a bare prompt is a `PromptModel`; for any other the call is
+refused (ErrorKind.BAD_REQUEST).
 """
 
 import json
@@ -31,16 +31,20 @@ from rollout_api.records import Message
 PROMPT_ROLE = "prompt"
 
 MOST_VALUES = 1 << 20
-"""In a request's body, by what parts them. A context of a million tokens has fewer; so many take 100 MB of memory."""
+"""Most values of a request's body, estimated by their separators. A context of a million tokens has fewer. This many
+take 100 MB of memory.
+"""
 
 JsonObject = dict[str, Any]
 
 Earlier = Callable[[str], Sequence[Message] | None]
-"""The stored conversation, answer included, whose answer has this id (`ChatAnswer.id`); None when there is none."""
+"""The stored conversation, answer included, whose answer has this id (`ChatAnswer.id`); None if there is none."""
 
 
 class ErrorKind(Enum):
-    """What can be wrong with a call. The value is the HTTP status, and a word that tells kinds of one status apart."""
+    """Kinds of errors of a call. The value is the HTTP status, and a word that distinguishes kinds with the same
+    status.
+    """
 
     BAD_REQUEST = (400, "invalid_request")
     CONTEXT_EXCEEDED = (400, "context_length_exceeded")
@@ -65,19 +69,19 @@ class ErrorKind(Enum):
 
     @property
     def code(self) -> str:
-        """One word for machines; OpenAI's own where it has one."""
+        """Return a machine-readable word; OpenAI's own if it has one."""
         return self.value[1]
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers that go with it. The openai and anthropic packages try a 409 again unless told not to."""
+        """Return the headers of the error. The openai and anthropic packages retry a 409 by default."""
         if self in (ErrorKind.RATE_LIMITED, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
-            return {"Retry-After": "1"}  # a model's own pauses have passed already when it fails
+            return {"Retry-After": "1"}  # the model has already made its own retries when it fails
         return {"x-should-retry": "false"} if self.status in (403, 409) else {}
 
 
 class Refused(Exception):
-    """The call ends here; nothing was dispatched, or what was came to nothing. `param` names a field of the request."""
+    """The call ends here, before or after it was sent to the model. `param` names a field of the request."""
 
     def __init__(self, kind: ErrorKind, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -93,17 +97,17 @@ class BadRequest(Refused):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A call in OpenAI's chat form."""
+    """A call in OpenAI's chat format."""
 
     model: str
     messages: list[Message]
     tools: list[JsonObject] = field(default_factory=list)
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
-    """The client's own seed, where it gave one."""
+    """The client's own seed, if given."""
     stream: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the protocol itself needs to word the answer."""
+    """Data that the protocol needs to format the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,64 +116,66 @@ class ChatAnswer:
 
     reply: ModelReply
     id: str
-    """Letters, digits and `-`; unique in its session. The protocol puts its own prefix before it."""
+    """Letters, digits and `-`; unique in its session. The protocol adds its own prefix."""
     created: int
     """Unix seconds."""
 
 
 @runtime_checkable
 class PromptModel(Protocol):
-    """A `Model` that also goes on from a bare prompt, with no chat template around it."""
+    """A `Model` that can also complete a bare prompt, without a chat template."""
 
     async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
-        """One completion of text or token ids; the messages of the request count for nothing. Raises as `complete`."""
+        """Return one completion of text or token ids; the messages of the request are ignored. Raises as `complete`."""
 
 
 class Encoder(Protocol):
-    """The events of one streamed answer, as bytes of a `text/event-stream`. Called in the order of its methods."""
+    """Formats one streamed answer as bytes of a `text/event-stream`. Methods are called in the order in which they are
+    defined.
+    """
 
     def start(self) -> bytes:
-        """What is sent before the first token."""
+        """Return what is sent before the first token."""
 
     def text(self, piece: str) -> bytes:
-        """A piece of plain text (`ModelRequest.on_text`)."""
+        """Return a piece of plain text (`ModelRequest.on_text`)."""
 
     def end(self, answer: ChatAnswer) -> bytes:
-        """What of the answer was not sent yet (reasoning, tool calls, the end of the text) and the end of the stream."""
+        """Return the rest of the answer (reasoning, tool calls, the end of the text) and the end of the stream."""
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
-        """The failure that ends the stream, in place of `end`."""
+        """Return the failure that ends the stream instead of `end`."""
 
 
 class Translation(Protocol):
-    """One public API."""
+    """Translation of one public API."""
 
     name: str
-    """For metrics and messages."""
+    """Name for metrics and messages."""
     path: str
-    """Under the base URL, `/v1` apart: `/chat/completions`."""
+    """Path under the base URL after `/v1`: `/chat/completions`."""
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        """A request. Raises BadRequest."""
+        """Parse a request. Raises BadRequest."""
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> Encoder:
-        """For an answer that is streamed; `id` and `created` are those of the ChatAnswer to come."""
+        """Return the encoder of a streamed answer; `id` and `created` are those of the later ChatAnswer."""
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        """The body of an error; the status is `kind.status`."""
+        """Return the body of an error; the status is `kind.status`."""
 
 
 def decoded(body: bytes) -> JsonObject:
-    """The JSON object in the body of a request. Raises BadRequest."""
+    """Return the JSON object in the body of a request. Raises BadRequest."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise BadRequest(f"the body has more than {MOST_VALUES} values; send a shorter conversation")
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON ({error}); send a JSON object") from None
+        raise BadRequest(f"the body is not JSON ({error}); send a JSON object") from None
     if not isinstance(payload, dict):
         raise BadRequest(f"the body is a JSON {type(payload).__name__}, expected an object")
     if too_deep(payload):
@@ -185,10 +191,10 @@ def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
 
 
 class StreamedText:
-    """Pieces that were sent before the whole answer was known, and how they fit to it.
+    """Pieces that were sent before the whole answer was known, and the rest of it.
 
-    The server takes the answer apart when it is whole, and may then trim the text before a tool call; what was sent
-    cannot be taken back, so it stands.
+    The server parses the complete answer, and may then trim the text before a tool call. Sent text cannot be revoked,
+    so it is kept.
     """
 
     def __init__(self) -> None:
@@ -198,7 +204,7 @@ class StreamedText:
         self._pieces.append(piece)
 
     def rest(self, text: str) -> str:
-        """What is still to be sent of the whole text; nothing where the pieces do not begin it."""
+        """Return the unsent rest of the whole text; empty if the text does not begin with the pieces."""
         whole = "".join(self._pieces)
         rest = text[len(whole) :] if text.startswith(whole) else ""
         if rest:

@@ -1,9 +1,9 @@
-"""The conversations of one session as a tree, and the answers in them as the model gave them. Pure.
+"""The conversations of one session as a tree, with the model's original answers. Pure.
 
-A client sends the whole conversation each time, with its own copy of every answer. Copies lose things on the way:
-Anthropic's API decodes tool arguments and clients write them anew, chat completions has no reasoning, some clients strip
-white space. But the tokens that the engine saw are those of the answer itself. So where a request has a copy of an answer
-at the very place where that answer was given, the answer is meant, and takes the copy's place.
+A client sends the whole conversation each time, with its own copy of every answer. Copies lose information: Anthropic's
+API decodes tool arguments and clients serialise them again, chat completions has no reasoning, some clients strip white
+space. But the tokens that the inference server saw are those of the original answer. So if a request has a copy of an
+answer at the place where that answer was given, the original replaces the copy.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from agent_runtime.models.base import ModelReply, ToolCall
 from rollout_api.records import Message, Usage
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Where servers put reasoning: the older name, and vLLM's newer one."""
+"""Fields in which servers put reasoning: the older name, and vLLM's newer one."""
 
 
-_NO_USAGE = Usage()  # making one costs more than all the rest of a reply
+_NO_USAGE = Usage()  # creating one for each reply would cost more than the rest of the reply
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a request's messages."""
+    """A request's messages matched with earlier turns."""
 
     messages: list[Message]
-    """The request's, each copy of an answer replaced by the answer."""
+    """The request's messages, with each copy of an answer replaced by the original."""
     turn: int | None
-    """The latest turn whose request and answer these messages extend; None when they extend none."""
+    """The latest turn whose request and answer these messages extend; None if there is none."""
     length: int
-    """How many messages stand for that turn, its answer included."""
+    """Number of messages of that turn, its answer included."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,24 +38,25 @@ class _Node:
     message: Message
     parent: "_Node | None"
     turn: int | None = None
-    """Set where the message is an answer of the model."""
+    """Set if the message is an answer of the model."""
     plain: Message | None = None
     """That answer without reasoning, which is what most clients send back."""
     children: "list[_Node]" = field(default_factory=list)
 
 
 class Conversations:
-    """What was said in a session."""
+    """The conversations of a session."""
 
     def __init__(self) -> None:
         self._root = _Node({}, None)
 
     def add(self, messages: Sequence[Message], answer: Message, turn: int) -> None:
-        """A turn whose answer the client has. `messages` are those of `Known.messages`; the answer is the server's own,
-        and is kept as it can go back to a server (`history.answer_message`)."""
+        """Add a turn whose answer the client has. `messages` are those of `Known.messages`; the answer is the server's
+        own, stored in a format that servers accept (`history.answer_message`).
+        """
         node = self._root
         for message in messages:
-            # An equal answer of another turn is another answer: the later one, for the client has heard it last.
+            # Two turns may have equal answers. The later one is used, because the client received it last.
             same = (child for child in reversed(node.children) if child.message == message)
             if (child := next(same, None)) is None:
                 child = _Node(message, node)
@@ -65,7 +66,7 @@ class Conversations:
         node.children.append(_Node(kept, node, turn, plain_answer(kept)))
 
     def find(self, messages: Sequence[Message]) -> Known:
-        """Recognise the answers in the messages of a request, as `Translation.parse` gives them."""
+        """Match the messages of a request, as `Translation.parse` returns them, with earlier answers."""
         reached, count, level = self._root, 0, [self._root]
         for message in messages:
             level = [child for node in level for child in node.children if _is_said_again(message, child)]
@@ -92,7 +93,7 @@ def _is_said_again(message: Message, node: _Node) -> bool:
 
 
 def is_copy(message: Message, answer: Message) -> bool:
-    """Whether a message is what clients make of an answer that they send back."""
+    """Whether a message is a client's copy of an answer."""
     if message.get("role") != "assistant":
         return False
     copy, given = _reply(message), _reply(answer)
@@ -105,7 +106,7 @@ def is_copy(message: Message, answer: Message) -> bool:
 
 
 def assistant(text: str, calls: list[dict[str, Any]]) -> Message:
-    """An assistant message in the one form that all translations give it."""
+    """Return an assistant message in the format that all translations use."""
     if calls:
         return {"role": "assistant", "content": text or None, "tool_calls": calls}
     return {"role": "assistant", "content": text}
@@ -123,7 +124,7 @@ def plain_answer(message: Message) -> Message:
 
 
 def reasoning(message: Message) -> str | None:
-    """The reasoning that came with an answer; None when there is none."""
+    """Return the reasoning of an answer; None if there is none."""
     return next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
 
 
@@ -134,7 +135,7 @@ def _is_same_call(copy: ToolCall, given: ToolCall) -> bool:
 
 
 def decoded_arguments(arguments: str) -> dict[str, Any]:
-    """Arguments as an object, for APIs that carry no text: what is no JSON object stands inside of one."""
+    """Return arguments as an object, for APIs without text arguments; anything else is wrapped in an object."""
     decoded = decoded_object(arguments or "{}")
     return {MALFORMED: arguments} if decoded is None else decoded
 

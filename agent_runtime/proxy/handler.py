@@ -1,4 +1,4 @@
-"""What the proxy answers to a request. It knows nothing of sockets; `app.py` carries its replies."""
+"""The proxy's replies to requests, independent of sockets; `app.py` sends them."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -23,7 +23,7 @@ from agent_runtime.proxy.http import (
 )
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.peers import FORWARDED, TURN
+from agent_runtime.proxy.peers import TURN
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
 from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
@@ -32,26 +32,21 @@ from agent_runtime.proxy.refused import refused
 from agent_runtime.proxy.session import Session
 from agent_runtime.proxy.sessions import Sessions, check_expiry, unknown_key
 
-TRANSLATIONS: Final[Sequence[Translation]] = (
-    OpenAIChat(),
-    OpenAICompletions(),
-    OpenAIResponses(),
-    AnthropicMessages(),
-)
+TRANSLATIONS: Final[Sequence[Translation]] = (OpenAIChat(), OpenAICompletions(), OpenAIResponses(), AnthropicMessages())
 
 _LOG = logging.getLogger(__name__)
 _CHAT: Final = TRANSLATIONS[0]
 
 
 class Handler:
-    """Answers requests. Without `admin` sessions cannot be registered or read over HTTP."""
+    """Answers requests. Without `admin`, sessions cannot be registered or read over HTTP."""
 
     def __init__(self, sessions: Sessions, *, admin: Admin | None = None, meter: Meter | None = None) -> None:
         self._sessions, self._admin, self._meter = sessions, admin, meter or Meter()
         self._translations = {translation.path: translation for translation in TRANSLATIONS}
 
     async def handle(self, request: Incoming) -> Reply:
-        """The reply to a request. Raises nothing but cancellation, by which the client's going away is told."""
+        """Return the reply to a request. Raises only CancelledError, when the client disconnects."""
         target = target_of(request.path)
         translation = _CHAT
         if isinstance(target, ApiCall):
@@ -76,11 +71,10 @@ class Handler:
         return reply
 
     async def _told(self, request: Incoming, target: TurnPath) -> Reply:
-        key = request_key(request.headers)
-        if request.method != "POST" or key is None or (found := await self._sessions.find(target.session, key)) is None:
-            raise unknown_key()
-        if isinstance(found, Session):
-            found.told(target.turn, decoded(await request.read(1024)).get("delivered") is True)
+        found = self._sessions.of_replica(target.session, request.headers)
+        if request.method != "POST" or found is None:
+            raise _nothing_there(request)
+        found.told(target.turn, decoded(await request.read(1024)).get("delivered") is True)
         return json_reply(200, {})
 
     async def _call(self, request: Incoming, target: ApiCall) -> Reply:
@@ -106,7 +100,7 @@ class Handler:
         identity = Identity.of(target.api, request.headers, body)
         asked = translation.parse(decoded(body), found.earlier)
         call = found.begin(asked, identity)
-        forwarded = FORWARDED in request.headers
+        forwarded = self._sessions.of_replica(named, request.headers) is found
         try:
             reply = await (self._streamed if asked.stream else _whole)(call, asked, translation)
         except BaseException:
@@ -119,14 +113,15 @@ class Handler:
         def done(delivered: bool) -> None:
             carried(delivered)
             delivered = delivered and call.succeeded
-            # The replica that asked has the reply now; whether the client gets it is told by another request.
+            # The other replica has the reply now; another request reports whether the client got it.
             call.leave(None if delivered and forwarded else delivered)
 
         reply.done = done
         return reply
 
     async def _streamed(self, call: Call, asked: ChatRequest, translation: Translation) -> Reply:
-        # A call that fails before its first text gets a status, which clients act on, and no event of an error.
+        # A call that fails before its first text gets an HTTP error status, on which clients act, instead of an error
+        # event.
         await call.started()
         self._meter.streaming(+1)
         return Reply(200, EVENT_STREAM_HEADERS, _events(call, asked, translation), lambda _: self._meter.streaming(-1))

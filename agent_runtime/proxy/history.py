@@ -1,14 +1,14 @@
-"""What a session has recorded, as its next call needs it: conversations, token prefixes, what is used up. Pure."""
+"""A session's recorded turns, as its next call needs them: conversations, token prefixes, used limits. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.models.base import ModelReply, TokenPrefix
+from agent_runtime.models.token_history import recorded_answer
 from agent_runtime.proxy.conversation import Conversations, Known
 from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
 from agent_runtime.recording.repeats import digest_of_message
-from agent_runtime.recording.token_history import recorded_answer
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
 Tools = Sequence[Mapping[str, Any]]
@@ -22,17 +22,31 @@ class Turn:
     response: ResponseRecord
     tools: list[dict[str, Any]]
     delivered: bool | None = None
-    """None where nobody knows: the process that answered it died before it could say."""
+    """None if unknown: the process that answered it died before recording it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request stands among the turns."""
+    """Position of a request among the turns."""
 
     known: Known
     parent: Turn | None
     keep: int
     same_tools: bool
+
+
+def continues(later: IntentRecord, call: IntentRecord) -> bool:
+    """Whether a later call shows that the caller of an earlier one continued.
+
+    It repeats that request, continues its conversation, or continues what that one continued.
+    """
+    if later.turn <= call.turn:
+        return False
+    return (
+        later.parent == call.turn
+        or (later.parent is not None and later.parent == call.parent)
+        or (later.request_digest is not None and later.request_digest == call.request_digest)
+    )
 
 
 class History:
@@ -44,7 +58,7 @@ class History:
         self.next_turn = 0
         self._conversations = Conversations()
         self._held: dict[bytes, dict[str, Any]] = {}
-        """Messages and tool definitions of all intents. Those that are repeated are held once."""
+        """Messages and tool definitions of all intents. Repeated ones are stored once."""
         self._ids: tuple[int, list[int]] = -1, []
         responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
         for intent in (record for record in records if isinstance(record, IntentRecord)):
@@ -54,6 +68,8 @@ class History:
         for mark in (record for record in records if isinstance(record, DeliveryRecord)):
             if mark.turn in self.turns:
                 self.turns[mark.turn].delivered = mark.delivered
+            elif mark.abandoned_pieces:
+                self.abandon(mark.abandoned_pieces)
 
     def begin(self, intent: IntentRecord) -> None:
         self.next_turn = max(self.next_turn, intent.turn + 1)
@@ -68,31 +84,38 @@ class History:
         before = None if intent.parent is None else self.turns.get(intent.parent)
         tools = intent.tools if intent.tools is not None else before.tools if before is not None else []
         if before is not None:
-            before.delivered = True  # who goes on from an answer has it
+            before.delivered = True  # a client that continues from an answer has received it
         self.turns[intent.turn] = Turn(intent, response, tools)
         self._conversations.add(self._messages(intent), response.message, intent.turn)
         self.spent.turns += 1
         self.spent.tokens += response.usage.prompt_tokens + response.usage.completion_tokens
 
+    def abandon(self, pieces: int) -> None:
+        """Count the tokens of an answer whose client disconnected. Otherwise a client could exceed its budget by
+        disconnecting.
+        """
+        self.spent.turns += 1
+        self.spent.tokens += pieces
+
     def place(self, messages: Sequence[Message], tools: Tools) -> Place:
-        """Find the longest stored conversation that a request goes on from."""
+        """Find the longest stored conversation that a request extends."""
         known = self._conversations.find(messages)
         turn = None if known.turn is None else self.turns[known.turn]
         if turn is None:
             return Place(known, None, 0, same_tools=False)
-        # An answer that had to be changed before a server took it back does not stand unchanged in the conversation.
+        # An answer that had to be changed for the server differs from the one in the conversation.
         unchanged = known.messages[known.length - 1] == turn.response.message
         return Place(known, turn, known.length - (not unchanged), same_tools=list(tools) == turn.tools)
 
     def prefix(self, place: Place) -> TokenPrefix | None:
-        """The ids that the engine has seen of that conversation; None where it gave none, or other tools stood in it."""
+        """Return the token ids of that conversation; None if there are none, or if its tools differ."""
         turn = place.parent
         if turn is None or not place.same_tools or turn.response.completion_token_ids is None:
             return None
         return TokenPrefix(place.known.length, self.ids(turn))
 
     def ids(self, turn: Turn) -> list[int]:
-        """What the engine has seen up to the end of a turn: its own ids, or those of the nearest before it that has any."""
+        """Return the token ids up to the end of a turn: its own, or those of the nearest earlier turn that has any."""
         number = turn.intent.turn
         if self._ids[0] != number:
             ids: list[int] = []

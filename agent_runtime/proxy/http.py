@@ -1,4 +1,4 @@
-"""Requests and replies, whatever carries them (a socket, an executor's model port), and what a path asks for."""
+"""Requests and replies, independent of their transport (a socket, an executor's model port), and parsing of paths."""
 
 import base64
 import contextlib
@@ -13,12 +13,12 @@ JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 EVENT_STREAM_HEADERS: Mapping[str, str] = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would hold events back otherwise
+    "X-Accel-Buffering": "no",  # otherwise nginx buffers events
 }
 
 
 class BodyTooLarge(Exception):
-    """The request's body has more bytes than may be read; the message says how many may be."""
+    """The request's body is too large; the message has the limit."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"the body has more than the {most} bytes that a request may have here")
@@ -30,11 +30,11 @@ class Incoming:
 
     method: str
     path: str
-    """Without the query."""
+    """Path without the query."""
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers with lower-case names."""
     read: Callable[[int], Awaitable[bytes]]
-    """The body, of at most so many bytes. Raises BodyTooLarge. May be called again, and gives the same."""
+    """Returns the body, at most this many bytes. Raises BodyTooLarge. A repeated call returns the same."""
     query: str = ""
 
 
@@ -44,8 +44,9 @@ def _nothing(delivered: bool) -> None:
 
 @dataclass(slots=True)
 class Reply:
-    """A reply. Whoever carries it calls `done` once: with True when its last byte was handed to the client's connection,
-    with False when that is gone."""
+    """A reply. The transport calls `done` once: with True when its last byte was written to the client's connection,
+    with False if the connection was lost.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -62,8 +63,9 @@ def json_body(body: Any) -> bytes:
 
 
 def request_key(headers: Mapping[str, str]) -> str | None:
-    """The key of a request: a bearer token, the password of Basic (which is how a URL carries a key), `x-api-key` or
-    `api-key`. The headers' names are in lower case, or found in any case."""
+    """Return the key of a request: a bearer token, the password of Basic authentication (as in a URL), `x-api-key` or
+    `api-key`. Header names are in lower case, or found in any case.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
@@ -83,13 +85,13 @@ class ApiCall:
     api: str
     """Path below the base URL: `/chat/completions`."""
     session: str | None = None
-    """Given by name; the key comes in a header."""
+    """Session name in the path; the key is in a header."""
     key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPath:
-    """`/sessions/{session}` and what is below it."""
+    """`/sessions/{session}` and paths below it."""
 
     session: str
     action: str
@@ -98,7 +100,7 @@ class SessionPath:
 
 @dataclass(frozen=True, slots=True)
 class TurnPath:
-    """`/sessions/{session}/turns/{turn}`: one replica tells another what became of a reply."""
+    """`/sessions/{session}/turns/{turn}`: a replica reports to another whether a reply was delivered."""
 
     session: str
     turn: int
@@ -106,7 +108,7 @@ class TurnPath:
 
 @dataclass(frozen=True, slots=True)
 class PlainPath:
-    """A path that belongs to no session."""
+    """A path outside sessions."""
 
     name: str
     """`health` or `metrics`."""
@@ -116,7 +118,7 @@ Target = ApiCall | SessionPath | TurnPath | PlainPath
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a client wrote in at most 9 digits. Python refuses to convert more than 4,300."""
+    """Parse a client's number of at most 9 digits. Python refuses to convert more than 4,300."""
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 

@@ -1,6 +1,6 @@
-"""Keys of sessions: what an agent has in place of an API key. Pure but for the random numbers.
+"""Keys of sessions, which agents use as API keys. Pure except for random numbers.
 
-A key names its session and holds a secret: `sk-<session>.<secret>`. It is a bearer token, or a segment of the path. Only
+A key names its session and has a secret: `sk-<session>.<secret>`. It is a bearer token, or a segment of the path. Only
 its SHA-256 is stored, which suffices, because the secret is as long as the digest.
 """
 
@@ -16,7 +16,7 @@ _KEY: Final = re.compile(r"sk-(.+)\.[A-Za-z0-9_-]{43}")  # 32 bytes in base64url
 _SESSION: Final = re.compile(r"(?!sk-)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 SESSION_FORM: Final = "1 to 128 of letters, digits, `.`, `_` and `-`, beginning with a letter or digit, not with `sk-`"
-"""What a session may be called: it is a segment of URLs and of object keys, and must not look like a key."""
+"""Valid names of sessions: they are segments of URLs and of object keys, and must not look like a key."""
 
 
 def is_session_id(name: str) -> bool:
@@ -28,12 +28,12 @@ def new_key(session: str) -> str:
 
 
 def key_of(session: str, secret: bytes) -> str:
-    """The key with this secret of 32 bytes, for who can always make it again."""
+    """Return the key with this secret of 32 bytes, for callers that can derive the secret again."""
     return f"sk-{session}.{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
 def session_of(key: str) -> str | None:
-    """The session that a key names; None for what is no key."""
+    """Return the session that a key names; None if it is not a key."""
     match = _KEY.fullmatch(key)
     return match[1] if match and is_session_id(match[1]) else None
 
@@ -43,5 +43,5 @@ def digest(key: str) -> str:
 
 
 def matches(key: str, stored: str) -> bool:
-    """Whether it is the key of that digest, in a time that says nothing about either."""
+    """Whether it is the key with that digest, in constant time."""
     return hmac.compare_digest(digest(key), stored)

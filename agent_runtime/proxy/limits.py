@@ -1,4 +1,4 @@
-"""What a session may use up. Pure."""
+"""Limits of a session. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,43 +10,44 @@ from rollout_api.base import ApiModel, Seconds
 from rollout_api.records import StopReason
 
 BODY_BYTES = 64 << 20
-"""Larger than the conversation of any context window of today, image data included."""
+"""Larger than the conversation of any current context window, image data included."""
 
 CONVERSATION_BYTES = 512 << 20
-"""What is recorded stays in memory."""
+"""Recorded conversations stay in memory."""
 
 REPEATED_BYTES = 256
-"""What a message takes that an earlier request had: its places in lists and in the tree of conversations."""
+"""Memory of a message that an earlier request had: its places in lists and in the tree of conversations."""
 
 VALUE_BYTES = 64
-"""What Python takes for an empty list or object, so for the least of the values that JSON can name with one byte."""
+"""Memory of an empty Python list or object, the smallest value that one byte of JSON can produce."""
 
 Count = Annotated[int, Field(ge=1)]
 
 
 class Limits(ApiModel):
-    """Left out, a limit is not there."""
+    """Limits of a session; None: unlimited."""
 
     requests: Count | None = None
-    """Calls that are dispatched, those that fail included."""
+    """Dispatched calls, including failed ones."""
     turns: Count | None = None
     """Answers."""
     tokens: Count | None = None
     """Prompt and completion tokens of all answers."""
     seconds: Seconds | None = None
-    """From the registration."""
+    """Seconds since the registration."""
     concurrent_calls: Count = 64
-    """Calls under way; further ones wait for a place."""
+    """Calls in progress; further ones wait for a place."""
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = BODY_BYTES
-    """One request's body."""
+    """Bytes of one request's body."""
     conversation_bytes: Count = CONVERSATION_BYTES
-    """What all requests add to the conversations, `VALUE_BYTES` for each value of their JSON included. A message that an
-    earlier request had counts as `REPEATED_BYTES`."""
+    """Bytes that all requests add to the conversations, including `VALUE_BYTES` for each JSON value. A message that an
+    earlier request had counts as `REPEATED_BYTES`.
+    """
 
 
 @dataclass(slots=True)
 class Spent:
-    """What a session has used up."""
+    """Usage of a session."""
 
     requests: int = 0
     turns: int = 0
@@ -56,7 +57,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A limit that is reached."""
+    """A limit is reached."""
 
     reason: StopReason
     message: str
@@ -77,7 +78,9 @@ def exhausted(limits: Limits, spent: Spent, age_seconds: float) -> Exhausted | N
 
 
 def conversation_bytes(added: Any) -> int:
-    """The size of JSON as `Limits.conversation_bytes` counts it. Not recursive: deep JSON cannot exhaust the stack."""
+    """Return the size of JSON as counted by `Limits.conversation_bytes`. Not recursive: deep JSON cannot exhaust the
+    stack.
+    """
     found, values = 0, [added]
     while values:
         value = values.pop()
@@ -93,7 +96,7 @@ def conversation_bytes(added: Any) -> int:
 
 
 def tokens_left(limits: Limits, spent: Spent) -> int | None:
-    """What an answer may have at most; None without a limit."""
+    """Return the most tokens of the next answer; None without a limit."""
     return None if limits.tokens is None else max(1, limits.tokens - spent.tokens)
 
 

@@ -1,15 +1,15 @@
-"""The session proxy's metrics for Prometheus. No label has values that a client chooses."""
+"""The session proxy's metrics for Prometheus. Clients cannot choose label values."""
 
 from typing import Any, Final
 
 from rollout_api.records import Usage
 
 SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.011, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-"""Of added latency; 2 and 11 ms are what the proxy promises at the median and at the 99th percentile."""
+"""Buckets of added latency; the proxy's targets are 2 ms at the median and 11 ms at the 99th percentile."""
 
 
 class _NoMetric:
-    """Takes the place of every metric of prometheus-client where nothing is counted."""
+    """Replaces every metric of prometheus-client if nothing is counted."""
 
     def labels(self, *values: str) -> "_NoMetric":
         return self
@@ -22,7 +22,7 @@ class _NoMetric:
 
 
 class Meter:
-    """Counts calls, tokens and latency; counts nothing without a `prometheus_client` module."""
+    """Counts calls, tokens and latency; counts nothing without the `prometheus_client` module."""
 
     def __init__(self, prometheus: Any = None) -> None:
         self._prometheus = prometheus
@@ -37,38 +37,38 @@ class Meter:
 
         self._requests = metric("Counter", "requests", "Replies, by API and status.", "api", "status")
         tokens = metric("Counter", "tokens", "Tokens as the model server counted them.", "kind")
-        self.streaming = metric("Gauge", "streams", "Streams under way.").inc
+        self.streaming = metric("Gauge", "streams", "Streams in progress.").inc
         """Called with 1 when a stream begins, with -1 when it ends."""
-        text = "Time of an answer that was not the model's: recording it, above all."
+        text = "Time of an answer outside the model, mostly for recording it."
         self._added = metric("Histogram", "added_seconds", text, buckets=SECONDS)
-        self.cancelled = metric("Counter", "cancelled", "Model calls whose client went away.").inc
+        self.cancelled = metric("Counter", "cancelled", "Model calls whose client disconnected.").inc
         self.coalesced = metric("Counter", "coalesced", "Retries that got their original's answer.").inc
-        self.forwarded = metric("Counter", "forwarded", "Requests sent on to the replica that owns the session.").inc
-        # A rate over a series needs its 0: one that appears with its first count loses it.
+        self.forwarded = metric("Counter", "forwarded", "Requests forwarded to the replica that owns the session.").inc
+        # Create the series with value 0: a rate ignores the first count of a series that starts at 1.
         self._replies: dict[tuple[str, int], Any] = {}
         self._prompt, self._completion = (tokens.labels(kind) for kind in ("prompt", "completion"))
 
     def answered(self, added_seconds: float, usage: Usage) -> None:
-        """Count a recorded answer of the model; the seconds are those that were not the model's."""
+        """Count a recorded answer of the model; the seconds exclude the model's own time."""
         self._added.observe(added_seconds)
         self._prompt.inc(usage.prompt_tokens)
         self._completion.inc(usage.completion_tokens)
 
     def replied(self, api: str, status: int) -> None:
         """Count a reply, or the beginning of one."""
-        # Looking a label up costs as much as parsing the request.
+        # Cached, because looking up a label costs as much as parsing the request.
         if (counted := self._replies.get((api, status))) is None:
             counted = self._replies[api, status] = self._requests.labels(api, str(status))
         counted.inc()
 
     def exposition(self) -> bytes | None:
-        """The text that Prometheus reads; None where nothing is counted."""
+        """Return the text for Prometheus; None if nothing is counted."""
         text: bytes | None = self._prometheus and self._prometheus.generate_latest(self._registry)
         return text
 
 
 def open_meter() -> Meter:
-    """A meter that counts if prometheus-client is installed (the `cluster` and `operator` extras)."""
+    """Return a meter that counts if prometheus-client is installed (the `cluster` and `operator` extras)."""
     try:
         import prometheus_client
     except ImportError:

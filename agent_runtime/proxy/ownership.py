@@ -1,20 +1,23 @@
-"""The sessions of several replicas on one store: each session has one owner, and any replica answers for it.
+"""The sessions of several replicas on one store: each session has one owner, and any replica accepts its requests.
 
 docs/session-proxy.md says how a session changes its owner. The store has a folder for each session, in which everything is
 written once and never changed:
 
     session.json             what fixes the session, with the digest of its key
     <digest>/epoch-<e>.json… its records, as recording/epoch_log.py has them; a claim says where its holder is reached
-    completed.json           its end
+    <digest>/completed.json  its end
+
+Beside the folders is `replicas/secret`, by which replicas recognise one another's requests.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
+import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +27,7 @@ from agent_runtime.models.base import Model
 from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.keys import matches
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.peers import FORWARDED, MISDIRECTED, PeerLost, Peers
+from agent_runtime.proxy.peers import MISDIRECTED, PeerLost, Peers
 from agent_runtime.proxy.session import Session, SessionSettings
 from agent_runtime.proxy.sessions import Owner, check_key, ended, unknown_key
 from agent_runtime.recording.attempt_folder import AttemptFolder, Claim
@@ -34,6 +37,10 @@ from agent_runtime.recording.store import StorageError, Store
 from rollout_api.records import Record
 
 
+def _folder_of(settings: SessionSettings) -> str:
+    return settings.key_digest[:16]
+
+
 @dataclass(frozen=True)
 class SessionStore:
     """The sessions below a URI."""
@@ -41,15 +48,23 @@ class SessionStore:
     store: Store
 
     def folder(self, settings: SessionSettings) -> AttemptFolder:
-        """Of this session alone: a holder of an earlier one of its name, which hung meanwhile, may still write."""
-        return AttemptFolder(self.store, f"sessions/{settings.id}/{settings.key_digest[:16]}")
+        """Return the folder of this session alone: a hung owner of an earlier session with its name may still write."""
+        return AttemptFolder(self.store, f"sessions/{settings.id}/{_folder_of(settings)}")
+
+    async def replica_secret(self) -> bytes:
+        """Return the secret that the replicas on this store share; the first of them creates it."""
+        await self.store.create(_SECRET_KEY, secrets.token_bytes(32))
+        found = await self.store.get(_SECRET_KEY)
+        if found is None or len(found) != 32:
+            raise RecordCorrupt(_SECRET_KEY, "expected 32 bytes; delete it, and restart all replicas")
+        return found
 
     async def register(self, settings: SessionSettings) -> bool:
-        """Write what fixes a session; False where one of that name is there."""
+        """Write the settings of a session; False if its name is taken."""
         return await self.store.create(self._settings_key(settings.id), json_bytes(settings))
 
     async def settings(self, session: str) -> SessionSettings | None:
-        """What fixes a session; None where there is none. Raises RecordCorrupt."""
+        """Return the settings of a session; None if it does not exist. Raises RecordCorrupt."""
         key = self._settings_key(session)
         if (data := await self.store.get(key)) is None:
             return None
@@ -58,39 +73,53 @@ class SessionStore:
         except ValidationError as error:
             raise RecordCorrupt(key, str(error.errors(include_url=False)[0]["msg"])) from error
 
-    async def complete(self, session: str) -> None:
-        await self.store.create(self._completed_key(session), json.dumps({"time": time.time()}).encode())
+    async def complete(self, settings: SessionSettings) -> None:
+        await self.store.create(self._completed_key(settings), json.dumps({"time": time.time()}).encode())
 
-    async def is_completed(self, session: str) -> bool:
-        return await self.store.get(self._completed_key(session)) is not None
+    async def is_completed(self, settings: SessionSettings) -> bool:
+        return await self.store.get(self._completed_key(settings)) is not None
 
-    async def delete(self, session: str) -> None:
-        """Remove it; its name is free again. Interrupted, the session has ended, and has to be deleted again."""
-        last = [self._settings_key(session), self._completed_key(session)]
-        keys = [meta.key for meta in await self.store.list(f"sessions/{session}")]
-        # The name stays taken until the records are gone, which would be those of the next session of that name.
-        await self.store.delete([key for key in keys if key not in last])
-        await self.store.delete(last)
+    async def delete(self, settings: SessionSettings) -> None:
+        """Remove it, which frees its name. After an interruption the session has ended and must be deleted again.
+
+        Another session of that name, registered after this one was deleted through another replica, is not touched.
+        """
+        name, completed = self._settings_key(settings.id), self._completed_key(settings)
+        # List the keys first, so that a session registered later keeps its objects.
+        keys = [meta.key for meta in await self.store.list(f"sessions/{settings.id}")]
+        if not await self._is_registered(settings):
+            return
+        # The name stays taken until the records are gone: an interrupted deletion can be repeated.
+        await self.store.delete([key for key in keys if key not in (name, completed)])
+        if await self._is_registered(settings):
+            await self.store.delete([name])
+        await self.store.delete([completed])
+
+    async def _is_registered(self, settings: SessionSettings) -> bool:
+        standing = await self.settings(settings.id)
+        return standing is not None and standing.key_digest == settings.key_digest
 
     def _settings_key(self, session: str) -> str:
         return f"sessions/{session}/session.json"
 
-    def _completed_key(self, session: str) -> str:
-        return f"sessions/{session}/completed.json"
+    def _completed_key(self, settings: SessionSettings) -> str:
+        return f"sessions/{settings.id}/{_folder_of(settings)}/completed.json"
 
+
+_SECRET_KEY: Final = "replicas/secret"
 
 IDLE_SECONDS: Final = 600.0
-"""A session that nobody calls for so long leaves memory; its next call claims it again."""
+"""A session without calls for this time leaves memory; its next call claims it again."""
 
 _SWEEP_SECONDS: Final = 60.0
 _MOST_KNOWN: Final = 20_000
-"""Sessions of other owners of which settings and claim are remembered, about 1 KB each; others are read again."""
+"""Sessions of other owners whose settings and claim are cached, about 1 KB each; others are read again."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class _Fenced:
-    """A session's journal that tells when somebody else has taken the session over."""
+    """A session's journal that reports when another replica has taken the session over."""
 
     def __init__(self, log: EpochLog, on_superseded: Callable[[], None]) -> None:
         self._log, self._on_superseded = log, on_superseded
@@ -108,11 +137,11 @@ class _Held:
     session: Session
     epoch: int
     used: float
-    """Monotonic seconds of the latest request."""
+    """Monotonic time of the latest request."""
 
 
 class StoredSessions:
-    """`Sessions` that are durable. `address` is the URL at which the other replicas reach this one."""
+    """Durable `Sessions`. The other replicas reach this one at the URL `address`."""
 
     def __init__(self, store: SessionStore, model: Model, address: str, peers: Peers, meter: Meter) -> None:
         self.store, self.address = store, address
@@ -123,27 +152,35 @@ class StoredSessions:
 
     @property
     def held(self) -> int:
-        """Sessions that this replica owns and has in memory."""
+        """Return the sessions that this replica owns and has in memory."""
         return len(self._held)
 
     async def register(self, settings: SessionSettings) -> bool:
-        """Make a session, and own it; False where one of that name is there."""
+        """Create a session, and own it; False if its name is taken."""
         if not await self.store.register(settings):
             return False
         await self._take(settings, None)
         return True
 
+    def of_replica(self, session: str, headers: Mapping[str, str]) -> Session | None:
+        """See `Sessions.of_replica`."""
+        held = self._held.get(session)
+        return held.session if held is not None and self._peers.sent(headers, held.session.settings) else None
+
     async def find(self, session: str, key: str | None) -> Session | Owner:
         held = self._held.get(session)
-        if held is not None and _may_have(held.session.settings, key):
-            check_key(held.session.settings, key)
-            held.used = time.monotonic()
-            return held.session
+        if held is not None:
+            if await self._is_latest(held.session.settings, key):
+                check_key(held.session.settings, key)
+                held.used = time.monotonic()
+                return held.session
+            if key is None:
+                self._lose(held.session)
         settings, claim = await self._look_up(session, key)
         check_key(settings, key)
         if claim is not None and claim.address not in (None, self.address):
             return _Elsewhere(self, self._peers, settings, claim)
-        # A claim with this address is this process's own from before the session was idle, or that of one before it.
+        # A claim with this address was made by this process before the session became idle, or by its predecessor.
         return await self._take(settings, claim) or await self.find(session, key)
 
     async def take_over(self, settings: SessionSettings, claim: Claim) -> None:
@@ -151,18 +188,18 @@ class StoredSessions:
         await self._take(settings, claim)
 
     def forget(self, session: str) -> None:
-        """What is known of its owner is not so any more."""
+        """Remove the owner from the cache, because it has changed."""
         self._known.pop(session, None)
 
     async def complete(self, session: Session) -> None:
-        """End a session that is owned here. Raises Superseded where it no longer is."""
+        """End a session that this replica owns. Raises Superseded if it no longer does."""
         await session.end()
         held = self._held.get(session.settings.id)
         if held is None or await self.store.folder(session.settings).latest_epoch() != held.epoch:
-            # An end needs no append, so nothing else would have told.
+            # Ending a session appends nothing, so only this check detects a takeover.
             self._lose(session)
             raise Superseded(f"session {session.settings.id}: another replica has taken it over")
-        await self.store.complete(session.settings.id)
+        await self.store.complete(session.settings)
         self._release(session)
 
     async def sweep(self) -> None:
@@ -173,11 +210,11 @@ class StoredSessions:
                     await self._let_go(held.session)
 
     async def close(self) -> None:
-        """Record what is known of all sessions, and give them up, so that other replicas need not find out."""
+        """Record the state of all sessions and release them, so that other replicas can take over at once."""
 
         async def give_up(held: _Held) -> None:
             await self._let_go(held.session)
-            # An epoch without an address is nobody's: whoever is called next takes the one after it.
+            # An epoch without an address has no owner: the next replica that gets a request claims the next epoch.
             folder, name = self.store.folder(held.session.settings), f"session {held.session.settings.id}"
             with contextlib.suppress(StorageError):
                 await EpochLog.claim_after(held.epoch, folder, name)
@@ -199,13 +236,20 @@ class StoredSessions:
             del self._held[session.settings.id]
         self.forget(session.settings.id)
 
+    async def _is_latest(self, settings: SessionSettings, key: str | None) -> bool:
+        """Whether a request is for that session, which may have been deleted and registered again under its name.
+
+        The key shows it. Without a key, at a keyless proxy or for its administrator, the store is read.
+        """
+        return await self.store.settings(settings.id) == settings if key is None else matches(key, settings.key_digest)
+
     async def _look_up(self, session: str, key: str | None) -> tuple[SessionSettings, Claim | None]:
-        if (known := self._known.get(session)) is not None and _may_have(known[0], key):
+        if (known := self._known.get(session)) is not None and await self._is_latest(known[0], key):
             return known
         if (settings := await self.store.settings(session)) is None:
             raise unknown_key()
-        if await self.store.is_completed(session):
-            # The key is checked by who asks next, so that only its holder learns of the end.
+        if await self.store.is_completed(settings):
+            # The caller checks the key next, so that only the key's holder learns that the session has ended.
             return settings, None
         known = settings, await self.store.folder(settings).latest_claim()
         self._known[session] = known
@@ -214,15 +258,17 @@ class StoredSessions:
         return known
 
     async def _take(self, settings: SessionSettings, claim: Claim | None) -> Session | None:
-        """Own the session after `claim`; None where somebody else was first. Of several requests one does it."""
-        if (taking := self._taking.get(settings.id)) is None:
-            taking = self._taking[settings.id] = asyncio.ensure_future(self._claim(settings, claim))
-            taking.add_done_callback(lambda _: self._taking.pop(settings.id))
+        """Take the session over from the holder of `claim`; None if another replica was faster. Concurrent requests
+        share one takeover.
+        """
+        if (taking := self._taking.get(settings.key_digest)) is None:
+            taking = self._taking[settings.key_digest] = asyncio.ensure_future(self._claim(settings, claim))
+            taking.add_done_callback(lambda _: self._taking.pop(settings.key_digest))
         return await asyncio.shield(taking)
 
     async def _claim(self, settings: SessionSettings, claim: Claim | None) -> Session | None:
         self.forget(settings.id)
-        if await self.store.is_completed(settings.id):
+        if await self.store.is_completed(settings):
             raise ended(settings.id)
         log = await EpochLog.claim_after(
             claim.epoch if claim else 0, self.store.folder(settings), f"session {settings.id}", self.address
@@ -235,7 +281,7 @@ class StoredSessions:
             return None
         registered = await self.store.settings(settings.id)
         if registered is None or registered.key_digest != settings.key_digest:
-            raise unknown_key()  # deleted meanwhile, and perhaps registered anew
+            raise unknown_key()  # deleted since, and perhaps registered again
         session = Session(settings, self._model, _Fenced(log, lambda: self._lose(session)), recorded, meter=self._meter)
         self._held[settings.id] = _Held(session, log.epoch, time.monotonic())
         return session
@@ -246,14 +292,9 @@ class StoredSessions:
         self._release(session)
 
 
-def _may_have(settings: SessionSettings, key: str | None) -> bool:
-    """Whether the key may be that session's: if not, it may have been deleted, and registered anew."""
-    return key is None or matches(key, settings.key_digest)
-
-
 @dataclass(frozen=True)
 class _Elsewhere:
-    """An `Owner`."""
+    """An `Owner` in another replica."""
 
     sessions: StoredSessions
     peers: Peers
@@ -261,15 +302,12 @@ class _Elsewhere:
     claim: Claim
 
     async def forward(self, request: Incoming) -> Reply | None:
-        if FORWARDED in request.headers:
+        if self.peers.sent(request.headers, self.settings):
             return Reply(MISDIRECTED, {}, b"")
-        assert self.claim.address is not None  # `find` has looked
+        assert self.claim.address is not None  # `find` has checked this
         try:
             reply = await self.peers.forward(
-                self.claim.address,
-                self.settings,
-                request,
-                lambda: self.sessions.has_moved(self.settings, self.claim),
+                self.claim.address, self.settings, request, lambda: self.sessions.has_moved(self.settings, self.claim)
             )
         except PeerLost:
             await self.sessions.take_over(self.settings, self.claim)

@@ -1,12 +1,13 @@
-"""Requests that go on to the replica that owns their session, and noticing that it is gone.
+"""Requests forwarded to the replica that owns their session, and detection of its failure.
 
-A model may take minutes to answer, so an owner's silence on a request means nothing; its `/health` is asked meanwhile.
+A model may take minutes to answer, so an owner's silence on a request means nothing; its `/health` is polled meanwhile.
 """
 
 import asyncio
 import contextlib
+import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -18,21 +19,25 @@ from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.session import SessionSettings
 
 LOST_SECONDS: Final = 5.0
-"""Without any answer an owner has lost its sessions. Longer than a stall of its event loop or of a network."""
+"""An owner without any response for this time has lost its sessions. Longer than a stall of its event loop or of a
+network.
+"""
 
 FORWARDED: Final = "x-session-proxy-forwarded"
-"""Marks a request that another replica sends on; it is not sent on again."""
+"""Header of a request that another replica forwards; it is not forwarded again. Its value is made with the replicas'
+secret: delivery reports determine what is trained on, so a program with the session's key must not be able to send one.
+"""
 
 TURN: Final = "x-session-proxy-turn"
-"""Names the turn that a reply answers, so that its delivery can be told."""
+"""Header with the turn that a reply answers, so that its delivery can be reported."""
 
 MISDIRECTED: Final = 421
-"""The session is owned elsewhere (RFC 9110, 421 Misdirected Request)."""
+"""Another replica owns the session (RFC 9110, 421 Misdirected Request)."""
 
 _ASK_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 0.25
 _MOST_TRIES: Final = 3
-"""Of a request whose connection broke although the owner lives."""
+"""Most attempts of a request whose connection broke although the owner lives."""
 
 _OF_ONE_CONNECTION: Final = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "date"}
@@ -43,7 +48,7 @@ T = TypeVar("T")
 
 
 class PeerLost(Exception):
-    """The owner has not answered for 5 s."""
+    """The owner has not responded for 5 s."""
 
 
 @dataclass(eq=False)
@@ -51,15 +56,16 @@ class _Peer:
     address: str
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     answered: float = field(default_factory=time.monotonic)
-    """Monotonic seconds of its latest answer to anything, or of the first question."""
+    """Monotonic time of its latest response, or of the first request."""
     waiting: int = 0
     watcher: "asyncio.Task[None] | None" = None
 
 
 class Peers:
-    """The other replicas."""
+    """The other replicas. Only replicas of one store know `secret`."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
         self._peers: dict[str, _Peer] = {}
         self._client: aiohttp.ClientSession | None = None
         self._telling: set[asyncio.Task[None]] = set()
@@ -70,16 +76,25 @@ class Peers:
         if self._client is not None:
             await self._client.close()
 
+    def sent(self, headers: Mapping[str, str], settings: SessionSettings) -> bool:
+        """Whether another replica sent this request about the session. Header names are in lower case."""
+        return hmac.compare_digest(headers.get(FORWARDED, "").encode(errors="replace"), self._mark(settings).encode())
+
+    def _mark(self, settings: SessionSettings) -> str:
+        # The tag is bound to this session, so that it is invalid for a later session of the same name.
+        return hmac.digest(self._secret, settings.key_digest.encode(), "sha256").hex()
+
     async def forward(
         self, address: str, settings: SessionSettings, request: Incoming, has_moved: Callable[[], Awaitable[bool]]
     ) -> Reply:
-        """The owner's reply, or status 421 where the session has moved: `has_moved` tells, for an owner out of reach.
+        """Return the owner's reply, or status 421 if the session has moved: `has_moved` checks that for an unreachable
+        owner.
 
-        Raises PeerLost and Refused, when nothing of a reply was given out yet.
+        Raises PeerLost and Refused if no part of a reply was sent yet.
         """
         body = await request.read(settings.limits.body_bytes)
         headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
-        headers[FORWARDED] = "1"
+        headers[FORWARDED] = self._mark(settings)
         url = address + request.path + (f"?{request.query}" if request.query else "")
         with contextlib.ExitStack() as stack:
             peer = stack.enter_context(self._watched(address))
@@ -97,7 +112,8 @@ class Peers:
             if turn is not None:
                 self._tell(address, settings.id, headers, turn, delivered)
 
-        kept = {name: value for name, value in response.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
+        internal = {*_OF_ONE_CONNECTION, TURN}
+        kept = {name: value for name, value in response.headers.items() if name.lower() not in internal}
         return Reply(response.status, kept, content, done)
 
     async def _send(
@@ -109,7 +125,7 @@ class Peers:
         body: bytes,
         has_moved: Callable[[], Awaitable[bool]],
     ) -> aiohttp.ClientResponse | None:
-        """The beginning of a stream, or a reply that is read; None where the session has moved."""
+        """Return the beginning of a stream, or a complete reply; None if the session has moved."""
         failures = 0
         while True:
             try:
@@ -120,8 +136,10 @@ class Peers:
             except (aiohttp.ClientError, ConnectionError) as error:
                 failures += 1
                 if failures == _MOST_TRIES:
-                    raise Refused(ErrorKind.UNAVAILABLE, f"the owner of this session breaks off: {error}") from error
-                # Its reply reached nobody, so that what it may have recorded is the answer to the same, sent again.
+                    raise Refused(
+                        ErrorKind.UNAVAILABLE, f"the owner of this session closed the connection: {error}"
+                    ) from error
+                # No client got the reply, so a recorded answer is returned when the same request is sent again.
                 headers[RETRY_COUNT] = str(failures)
             await _unless_lost(peer, asyncio.sleep(_AGAIN_SECONDS))
 
@@ -129,14 +147,16 @@ class Peers:
         response = await self._open().request(method, url, headers=headers, data=body, allow_redirects=False)
         try:
             if not _is_stream(response):
-                await response.read()  # and keeps it
+                await response.read()  # aiohttp keeps the body in `response`
             return response
         except BaseException:
             response.close()
             raise
 
     def _tell(self, address: str, session: str, headers: dict[str, str], turn: str, delivered: bool) -> None:
-        """Tell the owner whether the client has its reply; without it the owner keeps the answer for a retry."""
+        """Report to the owner whether the client has its reply; without a report the owner keeps the answer for a
+        retry.
+        """
 
         async def tell() -> None:
             url = f"{address}/sessions/{session}/turns/{turn}"
@@ -161,7 +181,7 @@ class Peers:
             peer.waiting -= 1
             if not peer.waiting and peer.watcher is not None:
                 peer.watcher.cancel()
-                # Once lost it is asked anew: it may have come back.
+                # A lost owner is checked again: it may have recovered.
                 del self._peers[address]
 
     async def _watch(self, peer: _Peer) -> None:
@@ -189,7 +209,7 @@ def _is_stream(response: aiohttp.ClientResponse) -> bool:
 
 
 async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:
-    """What comes of the work. Raises PeerLost as soon as the peer is lost."""
+    """Return the result of a coroutine. Raises PeerLost as soon as the peer is lost."""
     working, losing = asyncio.ensure_future(work), asyncio.ensure_future(peer.lost.wait())
     try:
         await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,7 +222,7 @@ async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _passed_on(peer: _Peer, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """A stream as it comes. Raises where it breaks off, so that the client's own connection does, too."""
+    """Forward a stream. Raises if it breaks off, so that the client's own connection does, too."""
     while chunk := await _unless_lost(peer, response.content.readany()):
         peer.answered = time.monotonic()
         yield chunk

@@ -1,4 +1,4 @@
-"""Why a call is not answered, in the words of `ErrorKind`."""
+"""Converts failures of a call into errors of `ErrorKind`."""
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.proxy.chat import ErrorKind, Refused
@@ -8,7 +8,7 @@ from agent_runtime.recording.store import StorageError
 
 
 def refused(error: Exception) -> Refused:
-    """What the client is told about a failure."""
+    """Return the error for the client."""
     match error:
         case Refused():
             return error
@@ -35,4 +35,4 @@ def refused(error: Exception) -> Refused:
                 ErrorKind.UNAVAILABLE, "the record of this session cannot be written; send the request again"
             )
         case _:
-            return Refused(ErrorKind.INTERNAL, f"{type(error).__name__} in the proxy; its log says more")
+            return Refused(ErrorKind.INTERNAL, f"{type(error).__name__} in the proxy; see its log")

@@ -1,4 +1,4 @@
-"""The session proxy as a server of its own: settings, sessions in object storage, its life from start to SIGTERM."""
+"""The session proxy as a server: settings, sessions in object storage, start, and shutdown by SIGTERM."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ from rollout_api.model import Endpoint, ModelSpec
 
 @dataclass(frozen=True)
 class Standalone:
-    """A proxy that serves."""
+    """A running proxy."""
 
     sessions: StoredSessions
     address: str
@@ -51,12 +51,13 @@ async def standalone_proxy(
 ) -> AsyncIterator[Standalone]:
     """Serve sessions below `store` until the context ends; without an admin key requests need no key.
 
-    `address` is `http://HOST:PORT` where nothing else is given; replicas in pods give the pod's own. Where the model is a
-    relay's hub, its workers connect here.
+    `address` is `http://HOST:PORT` by default; replicas in pods pass the pod's own. If the model is a relay's hub, its
+    workers connect here.
     """
     hub = model if isinstance(model, Hub) else None
-    meter, peers = open_meter(), Peers()
-    sessions = StoredSessions(SessionStore(store), model, address or f"http://{host}:{port}", peers, meter)
+    session_store, meter = SessionStore(store), open_meter()
+    peers = Peers(await session_store.replica_secret())
+    sessions = StoredSessions(session_store, model, address or f"http://{host}:{port}", peers, meter)
     handler = Handler(sessions, admin=Admin(sessions, admin_key, lambda: hub.workers if hub else 0), meter=meter)
     runner, listening = await serving(handler, host, port, hub, admin_key)
     if address is None:
@@ -72,43 +73,44 @@ async def standalone_proxy(
 
 
 ADMIN_KEY_VARIABLE = "ROLLOUT_PROXY_ADMIN_KEY"
-"""Environment variable with the key that registering sessions and connecting workers needs."""
+"""Environment variable with the key for registering sessions and connecting workers."""
 
 POD_IP_VARIABLE = "POD_IP"
-"""Environment variable with the address at which other replicas reach this one; a pod's own."""
+"""Environment variable with the address at which other replicas reach this one; in a pod its own IP."""
 
 LEAST_KEY = 16
-"""Characters of an admin key: what is shorter can be guessed."""
+"""Fewest characters of an admin key: a shorter one can be guessed."""
 
 _GARBAGE_OBJECTS = 20_000
-"""New objects before garbage is looked for. Sessions keep many and make few cycles: with Python's own 700 the search took a
-quarter of the processor time of a call (`python -m benchmarks session_proxy`)."""
+"""New objects between two garbage collections. Sessions keep many objects and create few cycles: with Python's default
+of 700 the collection took a quarter of the processor time of a call (`python -m benchmarks session_proxy`).
+"""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Relay(ApiModel):
-    """The model is behind workers that connect to this proxy."""
+    """A model behind workers that connect to this proxy."""
 
     model: ShortText
-    """Its name; workers that have another one are refused."""
+    """Name of the model. Workers with another one are refused."""
 
 
 class ProxySettings(ApiModel):
-    """What a standalone proxy is told. The model is exactly one of endpoint and relay."""
+    """Settings of a standalone proxy. The model is exactly one of endpoint and relay."""
 
     store: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """Where sessions are kept: a URI, or a folder."""
+    """Where sessions are stored: a URI, or a folder."""
     endpoint: Endpoint | None = None
-    """A model that is served elsewhere."""
+    """A model served by an existing endpoint."""
     relay: Relay | None = None
-    """A model that connects to this proxy."""
+    """A model whose workers connect to this proxy."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    """Port to listen on; PR #83's. 0: any that is free."""
+    """Port to listen on; the default is PR #83's. 0: any free one."""
     keyless: bool = False
-    """Whoever reaches the proxy may register sessions, read them, act in them and answer for the model."""
+    """Every client that reaches the proxy may register sessions, read them, act in them and answer for the model."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -118,11 +120,11 @@ class ProxySettings(ApiModel):
 
 
 class BadKey(OSError):
-    """There is no admin key, or it is none."""
+    """The admin key is missing or invalid."""
 
 
 def admin_key(file: Path | None, environ: Mapping[str, str], variable: str = ADMIN_KEY_VARIABLE) -> str:
-    """The key in a file, or else in the environment. Raises BadKey."""
+    """Return the key from a file, or else from the environment. Raises BadKey."""
     if file is None:
         key, where = environ.get(variable, "").strip(), f"environment variable {variable}"
     else:
@@ -139,9 +141,10 @@ def admin_key(file: Path | None, environ: Mapping[str, str], variable: str = ADM
 
 
 async def serve_proxy(settings: ProxySettings, key: str | None, environ: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT; then answer what is under way. `key` is None for a keyless proxy.
+    """Serve until SIGTERM or SIGINT; then finish running calls. `key` is None for a keyless proxy.
 
-    Raises ModelError, StorageError, OSError."""
+    Raises ModelError, StorageError, OSError.
+    """
     store = Store.open(settings.store, environ)
     await store.probe()
     model: Model = (
@@ -152,7 +155,7 @@ async def serve_proxy(settings: ProxySettings, key: str | None, environ: Mapping
         pod = environ.get(POD_IP_VARIABLE)
         address = str(URL.build(scheme="http", host=pod, port=settings.port)) if pod else None
         gc.collect()
-        gc.freeze()  # what the program itself is made of
+        gc.freeze()  # collections skip the program's own modules, which are never freed
         gc.set_threshold(_GARBAGE_OBJECTS)
         with until_stopped() as stop:
             async with standalone_proxy(
@@ -183,7 +186,7 @@ async def serve_worker(urls: list[str], key: str | None, model: Model, name: str
 
 @contextlib.contextmanager
 def until_stopped() -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT set while the context is open."""
+    """Yield an event that SIGTERM and SIGINT set."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for each in signals:
@@ -195,9 +198,9 @@ def until_stopped() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(each)
 
 
-def log_to_stderr() -> None:
-    """This package's log, one line a message."""
+def log_to_stderr(*others: str) -> None:
+    """The log of this package, and of the packages with these names, one line a message."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
     level = logging.DEBUG if os.environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO
-    for name in ("agent_runtime.proxy", "agent_runtime.integrations.harbor_server"):
+    for name in ("agent_runtime.proxy", *others):
         logging.getLogger(name).setLevel(level)

@@ -1,7 +1,7 @@
-"""One session: who may call, what of it is recorded, and when a call is another one's retry.
+"""One session: who may call, which records are kept, and which calls are retries.
 
-A call's intent is durable before the model is asked, and its answer before the last byte of the reply. The client that
-goes away takes the model's work with it.
+A call's intent is durable before the model is called, and its answer before the last byte of the reply is sent. If the
+client disconnects, the model call is cancelled.
 """
 
 import asyncio
@@ -12,37 +12,42 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from agent_runtime.models.answers import answered
 from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.token_history import answer_record
 from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel, Refused
-from agent_runtime.proxy.history import History, Place, Turn
+from agent_runtime.proxy.history import History, Place, Turn, continues
 from agent_runtime.proxy.http import whole_number
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.refused import refused
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
-from agent_runtime.recording.token_history import answer_record
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
 
 GRACE_SECONDS: Final = 10.0
-"""From the first refusal over budget to `on_over_budget`: time to write down a last result, and not to try for ever."""
+"""Time from the first call refused over budget to `on_over_budget`: enough to store a last result, but not to retry
+forever.
+"""
 
 _MARKS_SECONDS: Final = 5.0
-"""Whether answers were delivered is written with the next call's intent, or after so long: tools mostly take less."""
+"""Delivery of answers is recorded with the next call's intent, or after this time: most tools take less."""
 
 
 class SessionJournal(Protocol):
-    """Where a session is recorded."""
+    """Storage of a session's records."""
 
     async def append(self, records: Sequence[Record]) -> None:
-        """Durable when it returns. Raises Superseded where somebody else has taken the session over."""
+        """Append records; they are durable when this returns. Raises Superseded if another replica has taken the
+        session over.
+        """
 
 
 class SessionSettings(ApiModel):
-    """What fixes a session; it never changes."""
+    """Immutable settings of a session."""
 
     id: str
     key_digest: str
@@ -50,18 +55,18 @@ class SessionSettings(ApiModel):
     created: float
     """Unix seconds."""
     expires: float | None = None
-    """Unix seconds from which the key is unknown."""
+    """Unix seconds at which the key expires."""
     models: list[str] = []
-    """Names under which the model is asked for; none: the model's own."""
+    """Names that clients may use for the model; none: the model's own."""
     limits: Limits = Limits()
     sampling: Sampling = Sampling()
-    """What is set here stands, whatever the client asks for."""
+    """Sampling that overrides the client's."""
     seed: int | None = None
-    """Of the first turn; the client's own, or one of its name, where it is left out."""
+    """Seed of the first turn; by default the client's own, or one derived from the session's name."""
     task: str = ""
     member: int = 0
     metadata: dict[str, Any] = {}
-    """The owner's own; given back when the session is read."""
+    """The owner's data, returned when the session is read."""
 
 
 OverBudget = Callable[[Exhausted], Awaitable[None]]
@@ -70,8 +75,8 @@ OverBudget = Callable[[Exhausted], Awaitable[None]]
 class Session:
     """A session that this process owns.
 
-    `recorded` are the journal's records so far. `on_over_budget` is told once, 10 s after the first call that was refused
-    for it.
+    `recorded` are the journal's records so far. `on_over_budget` is called once, 10 s after the first call refused over
+    budget.
     """
 
     def __init__(
@@ -85,9 +90,8 @@ class Session:
         meter: Meter | None = None,
     ) -> None:
         self.settings = settings
-        self.failure: ModelError | StorageError | None = None
-        """Why the latest call got no answer, of the model or of the storage; None after one that did. An agent that gives up
-        while this is set was failed, and did not fail."""
+        self._failures: dict[int, tuple[IntentRecord, ModelError | StorageError]] = {}
+        """By turn: calls that got no answer, and whose caller has not continued."""
         self._model, self._journal, self._meter = model, journal, meter or Meter()
         self._on_over_budget = on_over_budget
         self._names = frozenset(settings.models or [model.name])
@@ -95,14 +99,14 @@ class Session:
         self._history = History(recorded)
         self._live: set[Call] = set()
         self._attended: set[Call] = set()
-        """Calls that a client waits for, or is being sent the answer of."""
+        """Calls for which a client waits, or to which the answer is being sent."""
         self._places = asyncio.Semaphore(settings.limits.concurrent_calls)
         self._marks: list[DeliveryRecord] = []
         self._flush_timer: asyncio.TimerHandle | None = None
         self._grace: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Future[None]] = set()
         self._doubtful: dict[int, Call] = {}
-        """By turn: answers of which nobody knows whether they reached their client."""
+        """Answers by turn whose delivery is unknown."""
         self._ended = False
         self._id_head = hashlib.sha256(settings.id.encode()).hexdigest()[:16]
         for turn in self._history.turns.values():
@@ -118,15 +122,22 @@ class Session:
 
     @property
     def calls(self) -> int:
-        """Calls that the model works on, or whose answer is on its way to the client."""
+        """Return the calls that the model works on, or whose answer is being sent."""
         return len(self._live | self._attended)
+
+    @property
+    def failure(self) -> ModelError | StorageError | None:
+        """The error of the model or the storage that failed the latest call; None if its caller has continued since. If
+        an agent gives up while this is set, the model failed, not the agent.
+        """
+        return next((error for _, error in reversed(self._failures.values())), None)
 
     @property
     def over(self) -> Exhausted | None:
         return exhausted(self.settings.limits, self._history.spent, time.time() - self.settings.created)
 
     def begin(self, request: ChatRequest, identity: Identity) -> Call:
-        """The call that answers a request; the client is entered, and has to leave. Raises Refused, BadRequest."""
+        """Return the call that answers a request. The client is entered and must leave. Raises Refused, BadRequest."""
         if self._ended:
             raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended; no further call is answered")
         if request.model not in self._names:
@@ -143,14 +154,14 @@ class Session:
         return self._entered(self._dispatch(request, identity))
 
     def earlier(self, id: str) -> list[Message] | None:
-        """The conversation whose answer has this id (`chat.Earlier`)."""
+        """Return the conversation whose answer has this id (`chat.Earlier`)."""
         head, _, number = id.rpartition("-")
         if head != self._id_head or (turn := whole_number(number)) not in self._history.turns:
             return None
         return self._history.conversation(self._history.turns[turn])
 
     async def end(self) -> None:
-        """Answer no further call, and stop those under way. Returns when all that is known is recorded."""
+        """Refuse further calls, and stop running ones. Returns when everything known is recorded."""
         self._ended = True
         live = list(self._live)
         for call in live:
@@ -164,7 +175,7 @@ class Session:
             await self._journal.append(marks)
 
     def drop(self) -> None:
-        """Somebody else has the session: whatever is under way here comes to nothing."""
+        """Another replica has the session: drop all running calls."""
         self._ended = True
         for call in self._live:
             call.cancel()
@@ -192,6 +203,9 @@ class Session:
             idempotency_key=identity.key,
         )
         self._history.begin(intent)
+        self._failures = {
+            number: failed for number, failed in self._failures.items() if not continues(intent, failed[0])
+        }
         self._live.add(call)
         self._answers.begun(identity, call)
         call.run(self._work(call, intent, place, request))
@@ -216,20 +230,22 @@ class Session:
                 await self._journal.append([response])
         except BaseException as error:
             self._answers.failed(call.ticket.identity, call)
+            abandoned = 0
             if isinstance(error, asyncio.CancelledError):
                 self._meter.cancelled()
                 if self._ended:
                     raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
-            self._mark(intent.turn, delivered=False)
+                if abandoned := call.abandoned_pieces:
+                    self._history.abandon(abandoned)
+            self._mark(intent.turn, delivered=False, abandoned=abandoned)
             if isinstance(error, TimeoutError):
                 self._check_budget()
-            # What is refused for what it asks is its client's own doing.
+            # A request that is refused because of its content is the client's fault.
             if isinstance(error, ModelError | StorageError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
-                self.failure = error
+                self._failures[intent.turn] = intent, error
             raise
         finally:
             self._live.discard(call)
-        self.failure = None
         self._history.add(intent, response)
         self._meter.answered(time.perf_counter() - began - model_seconds, reply.usage)
         return reply
@@ -249,19 +265,20 @@ class Session:
             turn=intent.turn,
             max_tokens=tokens_left(settings.limits, self._history.spent),
             prefix=self._history.prefix(place),
-            # Nobody reads pieces of an answer that is sent whole, and one that breaks off may be asked for again elsewhere.
+            # An answer that is not streamed has no reader of pieces, and an interrupted one may be requested from
+            # another replica.
             on_text=call.add_text if request.stream else None,
             health=health,
         )
         prompt = request.messages[0] if request.messages and request.messages[0]["role"] == PROMPT_ROLE else None
         if prompt is None:
-            return await self._model.complete(asked)
+            return await answered(self._model.complete(asked))
         if not isinstance(self._model, PromptModel):
             raise Refused(ErrorKind.BAD_REQUEST, f"model {self._model.name} takes chat messages only, no bare prompt")
-        return await self._model.complete_prompt(prompt.get("token_ids") or prompt["content"], asked)
+        return await answered(self._model.complete_prompt(prompt.get("token_ids") or prompt["content"], asked))
 
     def told(self, turn: int, delivered: bool) -> None:
-        """Another replica says whether an answer that went through it has reached its client."""
+        """Record another replica's report whether an answer that it forwarded was delivered."""
         call = self._doubtful.pop(turn, None)
         if call is not None and delivered:
             self._answers.forget(call)
@@ -270,7 +287,7 @@ class Session:
 
     def _left(self, call: Call, delivered: bool | None) -> None:
         self._attended.discard(call)
-        if not call.answered:
+        if not call.answered or call.failed:
             return
         if not delivered:
             self._answers.undelivered(call.ticket.identity, call)
@@ -296,7 +313,7 @@ class Session:
             self._doubtful[intent.turn] = call
 
     def _give_up_doubtful(self, identity: Identity) -> None:
-        """Nobody knows whether some answer reached its client, and now the same is asked again: so it did not."""
+        """Mark answers of unknown delivery as undelivered when the same request is repeated."""
         for turn, call in self._doubtful.items():
             if call.ticket.identity.digest == identity.digest:
                 del self._doubtful[turn]
@@ -304,12 +321,13 @@ class Session:
                 return
 
     def _went_on(self, turn: int) -> None:
-        """A request goes on from this answer, so its client has it."""
+        """Mark an answer as delivered, because a request continues from it."""
         if (call := self._doubtful.pop(turn, None)) is not None:
             self._answers.forget(call)
 
-    def _mark(self, turn: int, delivered: bool) -> None:
-        self._marks.append(DeliveryRecord(turn=turn, time=time.time(), delivered=delivered))
+    def _mark(self, turn: int, delivered: bool, abandoned: int = 0) -> None:
+        mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, abandoned_pieces=abandoned)
+        self._marks.append(mark)
         if self._flush_timer is None and not self._ended:
             self._flush_timer = asyncio.get_running_loop().call_later(_MARKS_SECONDS, self._flush_soon)
 
@@ -322,7 +340,8 @@ class Session:
 
     def _flush_soon(self) -> None:
         async def flush() -> None:
-            # Lost marks leave answers in doubt, nothing worse; the next append meets the same error.
+            # Without the marks, the delivery of answers is unknown, which is harmless; the next append raises the same
+            # error.
             with contextlib.suppress(Superseded, StorageError):
                 await self.flush()
 
@@ -332,7 +351,7 @@ class Session:
         limits, spent, age = self.settings.limits, self._history.spent, time.time() - self.settings.created
         under_way = replace(spent, turns=spent.turns + len(self._live))
         if (over := exhausted(limits, under_way, age)) is not None:
-            # One that is reached only with calls under way may not be, should they fail.
+            # A limit that counts running calls may not be reached after all, if those calls fail.
             if exhausted(limits, spent, age) is not None:
                 self._over_budget(over)
             raise Refused(ErrorKind.OVER_BUDGET, over.message)
@@ -354,18 +373,18 @@ class Session:
         self._keep(self._grace)
 
     def _stop_grace(self) -> None:
-        # Not where the callback itself ends the session.
+        # A callback that ends the session must not cancel itself.
         if self._grace is not None and self._grace is not asyncio.current_task():
             self._grace.cancel()
 
     def _keep(self, task: asyncio.Future[None]) -> None:
-        # The loop itself holds no reference to a task.
+        # The event loop keeps only weak references to its tasks.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 def _sampling(asked: Sampling, fixed: Sampling) -> Sampling:
-    """What the client asks for, with what the session fixes in its place."""
+    """Return the client's sampling, overridden by the session's."""
     if not fixed.model_fields_set:
         return asked
     fields = {name: getattr(fixed, name) for name in fixed.model_fields_set}
@@ -373,7 +392,9 @@ def _sampling(asked: Sampling, fixed: Sampling) -> Sampling:
 
 
 def _seed(settings: SessionSettings, asked: int | None, turn: int) -> int:
-    """Equal prompts in two turns must not give equal samples by construction, unless the client wants them."""
+    """Return the seed. It differs between turns, so that equal prompts do not force equal samples, unless the client
+    sets it.
+    """
     if settings.seed is None and asked is not None:
         return asked
     first = int(hashlib.sha256(settings.id.encode()).hexdigest()[:8], 16) if settings.seed is None else settings.seed

@@ -1,7 +1,7 @@
-"""Which session a key belongs to, and who answers for it."""
+"""Lookup of sessions by key, and of the replica that owns each."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from agent_runtime.models.base import Model
@@ -14,21 +14,24 @@ from rollout_api.records import Record
 
 
 class Owner(Protocol):
-    """Another replica, which owns a session."""
+    """Another replica that owns a session."""
 
     async def forward(self, request: Incoming) -> Reply | None:
-        """Its reply; None when it does not own the session any more, and the session has to be looked for again."""
+        """Return its reply; None if it no longer owns the session, which must then be looked up again."""
 
 
 class Sessions(Protocol):
     """The sessions that this process can find."""
 
     async def find(self, session: str, key: str | None) -> Session | Owner:
-        """The session, for a request with this key; without one it is its administrator who asks. Raises Refused."""
+        """Return the session for a request with this key; without a key, for its administrator. Raises Refused."""
+
+    def of_replica(self, session: str, headers: Mapping[str, str]) -> Session | None:
+        """Return the session if this process owns it and another replica sent this request about it; else None."""
 
 
 def check_key(settings: SessionSettings, key: str | None) -> None:
-    """Let the session's own key in, until it expires. Raises Refused."""
+    """Accept the session's own key until it expires. Raises Refused."""
     if key is None:
         return
     if not matches(key, settings.key_digest):
@@ -37,13 +40,13 @@ def check_key(settings: SessionSettings, key: str | None) -> None:
 
 
 def check_expiry(settings: SessionSettings) -> None:
-    """Let calls in until the session expires, also those without a key at a keyless proxy. Raises Refused."""
+    """Accept calls until the session expires, also without a key at a keyless proxy. Raises Refused."""
     if settings.expires is not None and time.time() >= settings.expires:
         raise Refused(ErrorKind.UNAUTHORIZED, f"the key of session {settings.id} has expired; register another session")
 
 
 def unknown_key() -> Refused:
-    """The same words whether the session is unknown or the key wrong: who guesses learns nothing."""
+    """Return the same message for an unknown session and a wrong key, so that guessing reveals nothing."""
     return Refused(
         ErrorKind.UNAUTHORIZED, "this key belongs to no session; give the one that registering the session returned"
     )
@@ -54,7 +57,7 @@ def ended(session: str) -> Refused:
 
 
 class LocalSessions:
-    """`Sessions` of one process that opens and ends them itself, such as a runner: one session an attempt."""
+    """`Sessions` of a process that opens and ends them itself, such as a runner: one session for each attempt."""
 
     def __init__(self, model: Model, meter: Meter | None = None) -> None:
         self._model, self._meter = model, meter
@@ -68,16 +71,21 @@ class LocalSessions:
         recorded: Sequence[Record] = (),
         on_over_budget: OverBudget | None = None,
     ) -> Session:
-        """Let the holder of its key call the model; what is asked and answered goes to the journal."""
+        """Let the holder of its key call the model; requests and answers go to the journal."""
         session = Session(settings, self._model, journal, recorded, on_over_budget=on_over_budget, meter=self._meter)
         self._open[settings.id] = session
         return session
 
     async def end(self, session: str) -> None:
-        """Its attempt has ended, or was replaced: its key gets 409 from now on. Returns when all is recorded."""
+        """End the session, because its attempt has ended or was replaced: its key gets 409 from now on. Returns when
+        everything is recorded.
+        """
         ending = self._open.pop(session)
         self._ended[session] = ending.settings
         await ending.end()
+
+    def of_replica(self, session: str, headers: Mapping[str, str]) -> None:
+        """Return None: there are no other replicas."""
 
     async def find(self, session: str, key: str | None) -> Session:
         found = self._open.get(session)

@@ -1,6 +1,6 @@
-"""Artifacts on their way to storage and back, in bounded memory: zstd frames of at most 1 MiB of tar each.
+"""Artifacts to and from storage in bounded memory: zstd frames of at most 1 MiB of tar each.
 
-What they hold was made by the policy. In a single frame, a gigabyte of zeros would be a few KB that unpack at once.
+The policy controls their content. A single frame of a few KB could unpack to a gigabyte of zeros.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ FRAME_BYTES: Final = 1 << 20
 
 
 class ArtifactsTooLarge(Exception):
-    """The artifacts are over `verifier.artifactsLimit`."""
+    """The artifacts exceed `verifier.artifactsLimit`."""
 
 
 class Packer:
-    """Compresses a tar and counts it."""
+    """Compresses a tar and counts its bytes."""
 
     def __init__(self, chunks: AsyncIterator[bytes], limit: int) -> None:
         self._chunks, self._limit = chunks, limit
@@ -31,7 +31,7 @@ class Packer:
         """Bytes of the tar so far."""
 
     async def packed(self) -> AsyncIterator[bytes]:
-        """The compressed tar. Raises ArtifactsTooLarge, and what the source raises."""
+        """Yield the compressed tar. Raises ArtifactsTooLarge, and errors of the source."""
         pending = bytearray()
         async for chunk in self._chunks:
             self.size += len(chunk)
@@ -49,7 +49,7 @@ class Packer:
 
 
 async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
-    """The tar of `size` bytes, in pieces. Raises RecordCorrupt when it is damaged or not whole."""
+    """Yield the tar of `size` bytes in pieces. Raises RecordCorrupt if it is damaged or incomplete."""
     frame = zstandard.ZstdDecompressor().decompressobj()
     found, whole = 0, True
     async for chunk in packed:
@@ -71,7 +71,7 @@ async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def open_artifacts(store: Store, records: Sequence[Record]) -> AsyncIterator[tarfile.TarFile | None]:
-    """The archive of an attempt's artifacts; None where it stored none. Raises RecordCorrupt."""
+    """Return the archive of an attempt's artifacts; None if it stored none. Raises RecordCorrupt."""
     stored = next((record for record in records if isinstance(record, ArtifactsRecord) and record.key), None)
     if stored is None or stored.key is None:
         yield None

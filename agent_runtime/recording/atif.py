@@ -1,8 +1,8 @@
 """A rollout as an ATIF 1.7 trajectory (Agent Trajectory Interchange Format, Harbor's RFC 0001).
 
-One agent step a model call, with its tool calls and their results; the messages that came between are system and user
-steps. Of the token ids those that were sampled are given, not each turn's whole prompt: that would grow with the square of
-the turns, and the tokens object has them once.
+Each model call is one agent step with its tool calls and their results; other messages are system and user steps. Only
+sampled token ids are included: each turn's whole prompt would grow with the square of the turns, and the tokens object
+has them once.
 """
 
 import json
@@ -22,7 +22,7 @@ _REPEATED_CHARACTERS: Final = 1000
 
 
 def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict[str, Any] | None:
-    """The trajectory as JSON, or None when no model call was made. `session` names the rollout among all runs."""
+    """Return the trajectory as JSON, or None without a model call. `session` identifies the rollout among all runs."""
     turns = fold(records)
     copied = copied_turn(records)
     steps: list[dict[str, Any]] = []
@@ -65,21 +65,23 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
 
 
 def _head_of(text: str) -> str:
-    """The text of a step that an earlier one has whole. Histories that are written anew in each call repeat all of it."""
+    """Return the beginning of a text that an earlier step has in full. Agents that rewrite their history in each call
+    repeat all of it.
+    """
     if (omitted := len(text) - _REPEATED_CHARACTERS) <= 0:
         return text
     return f"{text[:_REPEATED_CHARACTERS]}\n[… {omitted} characters omitted: an earlier step has the whole message …]"
 
 
 def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, Any]:
-    """A message that this rollout's model did not write: a prompt, or history that the agent rewrote."""
+    """Return the step of a message that this rollout's model did not write: a prompt, or rewritten history."""
     role = message.get("role")
     source = {"assistant": "agent", "system": "system", "developer": "system"}.get(str(role), "user")
     return {
         "timestamp": timestamp(turn.time),
         "source": source,
         "message": text_of(message.get("content")),
-        # No model was asked for it here, whoever wrote it first.
+        # This rollout's model did not write it, so the step has no model call.
         **({"llm_call_count": 0} if source == "agent" else {}),
         **given(is_copied_context=copied),
         **given(extra=given(branch=turn.branch, role=role if role in ("tool", "developer") else None)),
@@ -87,7 +89,7 @@ def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, An
 
 
 def _agent_step(turn: Turn, response: ResponseRecord, *, copied: bool) -> dict[str, Any]:
-    """An answer of the model; a copied one was another rollout's call, and its metrics are told there."""
+    """Return the step of a model's answer. A copied one belongs to another rollout, which reports its metrics."""
     message = response.message
     calls = [
         tool_call(call.get("id"), function.get("name"), function.get("arguments"), position)
@@ -124,14 +126,14 @@ def _metrics(response: ResponseRecord) -> dict[str, Any]:
 
 
 def tool_call(call_id: object, name: object, written: object, position: int) -> dict[str, Any]:
-    """A tool call. `written` are its arguments as the model wrote them."""
+    """Return a tool call. `written` are its arguments as the model wrote them."""
     arguments = decoded_object(written) if isinstance(written, str) else written
     fits = isinstance(arguments, dict)
     return {
         "tool_call_id": str(call_id or f"call-{position}"),
         "function_name": str(name or ""),
         "arguments": arguments if fits else {},
-        # What the model wrote where it is no JSON object; ATIF wants one.
+        # The model's text if it is not a JSON object; ATIF requires one.
         **({} if fits else given(extra=given(written=written))),
     }
 
@@ -150,7 +152,7 @@ def _result(result: Observation, ids: set[str]) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, a string or OpenAI's parts; other parts than text are named in brackets."""
+    """Return the text of a message's content, a string or OpenAI's parts; parts other than text are named in brackets."""
     if isinstance(content, list):
         parts = (part if isinstance(part, dict) else {"text": str(part)} for part in content)
         return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
@@ -158,12 +160,12 @@ def text_of(content: Any) -> str:
 
 
 def reasoning_of(message: Message) -> str:
-    """What the model thought before an answer, by either of the names that servers have for it."""
+    """Return the reasoning before an answer, under either of servers' names for it."""
     return text_of(message.get("reasoning_content") or message.get("reasoning"))
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """The fields that say something."""
+    """Return the fields that are not empty."""
     return {name: value for name, value in fields.items() if value not in (None, "", 0, False, [], {})}
 
 
@@ -172,5 +174,5 @@ def _canonical(message: Message) -> str:
 
 
 def timestamp(seconds: float) -> str:
-    """Unix seconds as ATIF has times."""
+    """Format Unix seconds as an ATIF time."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

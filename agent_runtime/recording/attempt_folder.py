@@ -1,4 +1,4 @@
-"""The keys of one attempt, and reading what its epochs left there."""
+"""The keys of one attempt, and reading its epochs' segments."""
 
 import hashlib
 import json
@@ -14,21 +14,21 @@ from rollout_api.records import ObjectDigest, Record
 
 _CLAIM: Final = re.compile(r"epoch-(\d+)\.json")
 TOKENS: Final = "tokens.jsonl.zst"
-"""Name of the token sequences that an epoch sealed."""
+"""Name of an epoch's sealed token sequences."""
 _SEGMENT: Final = re.compile(r"(\d+)-(\d+)\.jsonl\.zst")
 
 
 @dataclass
 class EpochSegments:
-    """What one epoch wrote, in order."""
+    """The segments of one epoch, in order."""
 
     records: list[Record] = field(default_factory=list)
     objects: list[ObjectDigest] = field(default_factory=list)
     closed_by: int | None = None
-    """Epoch that closed this one; None while it may go on."""
+    """Epoch that closed this one; None while it is open."""
 
     def add(self, key: str, data: bytes) -> None:
-        """The next segment. Raises RecordCorrupt."""
+        """Add the next segment. Raises RecordCorrupt."""
         if self.closed_by is not None:
             raise RecordCorrupt(key, f"it follows the end that epoch {self.closed_by} set")
         content = segments.decode(key, data)
@@ -41,16 +41,16 @@ class EpochSegments:
 
 @dataclass(frozen=True)
 class Claim:
-    """Who has an epoch."""
+    """The holder of an epoch."""
 
     epoch: int
     holder: str
     """A random id."""
     address: str | None = None
-    """URL at which the holder is reached, where others have to find it."""
+    """URL at which others reach the holder, if they need to."""
 
     def encode(self) -> bytes:
-        """The object that stands for it."""
+        """Return its object."""
         fields = {"epoch": self.epoch, "holder": self.holder} | ({"address": self.address} if self.address else {})
         return segments.compact_json(fields)
 
@@ -64,27 +64,27 @@ class AttemptFolder:
 
     @classmethod
     def of_rollout(cls, store: Store, index: int, attempt: int) -> "AttemptFolder":
-        """`attempts/<index>/<attempt>/` of a job's store."""
+        """Return the folder `attempts/<index>/<attempt>/` of a job's store."""
         return cls(store, f"attempts/{index}/{attempt}")
 
     def claim_key(self, epoch: int) -> str:
-        """Where the epoch's holder stands."""
+        """Return the key of the epoch's claim."""
         return f"{self._path}/epoch-{epoch}.json"
 
     def start_key(self, epoch: int) -> str:
-        """Where the epoch says what it goes on from."""
+        """Return the key of the epoch's start, which names the records that it continues."""
         return f"{self._path}/epoch-{epoch}.start.json"
 
     def segment_key(self, epoch: int, number: int) -> str:
-        """A segment of the epoch; they count from 0."""
+        """Return the key of a segment of the epoch; they count from 0."""
         return f"{self._path}/{epoch}-{number}.jsonl.zst"
 
     def object_key(self, epoch: int, name: str) -> str:
-        """What the epoch wrote beside its segments, such as its trajectory; docs/recording.md has the names."""
+        """Return the key of another object of the epoch, such as its trajectory; docs/recording.md has the names."""
         return f"{self._path}/{epoch}-{name}"
 
     async def latest_claim(self, known: int = 0) -> Claim | None:
-        """The claim with the highest epoch, found without a listing: one read for each after `known`."""
+        """Return the claim with the highest epoch, without a listing: one read for each epoch after `known`."""
         latest, epoch = None, max(known, 1)
         while (data := await self.store.get(self.claim_key(epoch))) is not None:
             try:
@@ -95,12 +95,12 @@ class AttemptFolder:
         return latest
 
     async def latest_epoch(self) -> int:
-        """The highest epoch that was claimed; 0 when none was."""
+        """Return the highest claimed epoch; 0 if there is none."""
         names = [meta.key.rsplit("/", 1)[-1] for meta in await self.store.list(self._path)]
         return max((int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))), default=0)
 
     async def read(self) -> dict[int, EpochSegments]:
-        """What each epoch wrote so far. Raises RecordCorrupt for a damaged segment, and for one that is missing."""
+        """Return the segments of each epoch so far. Raises RecordCorrupt for a damaged or missing segment."""
         numbers: dict[int, list[int]] = {}
         for meta in await self.store.list(self._path):
             if match := _SEGMENT.fullmatch(meta.key.rsplit("/", 1)[-1]):
@@ -111,15 +111,15 @@ class AttemptFolder:
             epochs[epoch] = EpochSegments()
             for key, data in zip(keys, await self.store.get_all(keys), strict=True):
                 if data is None:
-                    raise RecordCorrupt(key, "it is missing, and later segments of its epoch are there")
+                    raise RecordCorrupt(key, "it is missing, but later segments of its epoch exist")
                 epochs[epoch].add(key, data)
         return epochs
 
     async def records(self) -> list[Record]:
-        """The records of all epochs in order, as they stand now. Raises RecordCorrupt."""
+        """Return the current records of all epochs in order. Raises RecordCorrupt."""
         return restored(self._path, [record for epoch in (await self.read()).values() for record in epoch.records])
 
 
 def digest_of(key: str, data: bytes) -> ObjectDigest:
-    """What a seal says of an object."""
+    """Return the digest of an object for a seal."""
     return ObjectDigest(key=key, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))

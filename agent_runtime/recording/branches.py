@@ -1,8 +1,8 @@
-"""Token sequences to train on: exactly the ids that the server saw and sampled, never tokenised again.
+"""Token sequences for training: exactly the ids that the server saw and sampled, never tokenised again.
 
-While each turn's prompt ids extend what came before, all turns make one sequence. Where they do not (a template that
-rewrites history, a compaction), the sequence forks: another branch begins, a sample of its own. Every sampled token has
-mask 1 in exactly one branch, except those of unknown policy version, which have mask 0.
+While each turn's prompt ids extend the previous ids, all turns form one sequence. Otherwise (a template that rewrites
+history, a compaction) the sequence forks: another branch begins, as a separate sample. Every sampled token has mask 1
+in exactly one branch, except those of unknown policy version, which have mask 0.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from rollout_api.records import BranchRecord, IntentRecord, Record, ResponseReco
 
 
 class Branch(ApiModel):
-    """One sample. All lists are equally long, an entry a token."""
+    """One sample. All lists have the same length, with one entry for each token."""
 
     token_ids: list[int]
     mask: list[int]
-    """1: sampled by the policy, to be trained on; 0: context, and tokens of unknown policy version."""
+    """1: sampled by the policy, for training; 0: context, and tokens of unknown policy version."""
     logprobs: list[float] | None = None
-    """As the server gave them; 0 where the mask is 0. None unless every token of mask 1 has one."""
+    """As returned by the server; 0 if the mask is 0. None unless every token of mask 1 has one."""
     policy_versions: list[str | None]
-    """The policy that sampled the token; None where the mask is 0, and in turns whose server did not say."""
+    """The policy that sampled the token; None if the mask is 0, or if the server did not report it."""
 
 
 _BRANCH: TypeAdapter[Branch] = TypeAdapter(Branch)
@@ -38,7 +38,7 @@ class _Draft:
     policy_versions: list[str | None] = field(default_factory=list)
     has_logprobs: bool = True
     is_copied: bool = False
-    """All of it so far is another rollout's."""
+    """All of it so far was copied from another rollout."""
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.token_ids += ids
@@ -69,9 +69,9 @@ class _Draft:
 
 
 def token_branches(records: Sequence[Record]) -> list[Branch]:
-    """The branches of an attempt in order; turns without token ids are in none. Empty when no turn has them.
+    """Return the branches of an attempt in order; turns without token ids are left out. Empty if no turn has them.
 
-    What was copied from another rollout is context; a branch that has nothing else is left out.
+    Tokens copied from another rollout are context; a branch with nothing else is left out.
     """
     copied = copied_turn(records)
     drafts: list[_Draft] = []
@@ -89,33 +89,33 @@ def token_branches(records: Sequence[Record]) -> list[Branch]:
 
 
 def branch_of(records: Sequence[Record]) -> BranchRecord | None:
-    """Where the attempt went on from, None for one that began by itself. Turns up to its `turn` are copies."""
+    """Return the origin of a branching attempt; None for others. Turns up to its `turn` are copies."""
     return next((record for record in records if isinstance(record, BranchRecord)), None)
 
 
 def copied_turn(records: Sequence[Record]) -> int:
-    """The last turn that was copied from another rollout; -1 where none was."""
+    """Return the last turn that was copied from another rollout; -1 if there is none."""
     branch = branch_of(records)
     return -1 if branch is None else branch.turn
 
 
 def has_own_answer(records: Sequence[Record]) -> bool:
-    """Whether the policy has answered a model call. The answers that a branch copies are another rollout's."""
+    """Whether the policy has answered a model call. Answers that a branch copies belong to another rollout."""
     copied = copied_turn(records)
     return any(isinstance(record, ResponseRecord) and record.turn > copied for record in records)
 
 
 def versions_of(turn: ResponseRecord) -> list[str | None]:
-    """The policy version of each completion token; None where it is not known."""
+    """Return the policy version of each completion token; None if unknown."""
     count = len(turn.completion_token_ids or [])
     versions = [version for span in turn.policy_spans for version in [span.version] * span.tokens][:count]
     return versions + [None] * (count - len(versions))
 
 
 def token_forks(records: Sequence[Record]) -> int:
-    """Times that a prompt's ids did not extend the ids before it although its messages and tools extended theirs.
+    """Count the prompts whose ids did not extend the previous ids although their messages and tools did.
 
-    An agent that rewrites its history or changes its tools begins a branch too, but no token was encoded anew for it.
+    An agent that rewrites its history or changes its tools also begins a branch, but without encoding any token again.
     """
     forks = branch = seen = 0
     rewritten = True
@@ -133,10 +133,10 @@ def token_forks(records: Sequence[Record]) -> int:
 
 
 def encode_branches(branches: Sequence[Branch]) -> bytes:
-    """A tokens object: a line a branch, compressed."""
+    """Return a tokens object: one line for each branch, compressed."""
     return compress(b"".join(_BRANCH.dump_json(branch) + b"\n" for branch in branches))
 
 
 def decode_branches(key: str, data: bytes) -> list[Branch]:
-    """What such an object holds. Raises RecordCorrupt."""
+    """Return the branches in such an object. Raises RecordCorrupt."""
     return [validated(key, _BRANCH.validate_json, line) for line in decompress(key, data).splitlines()]

@@ -1,7 +1,8 @@
 """Records that are durable when `append` returns, and takeovers that lose none of them.
 
-docs/recording.md ("Taking an attempt over") has the keys, all of them create-only, and says why no record is acknowledged to
-one holder and missed by the next: who takes over *closes* each earlier epoch by creating its next segment.
+docs/recording.md ("Taking an attempt over") lists the keys, all of them create-only, and explains why no record is
+acknowledged to one holder and missed by the next: the next holder *closes* each earlier epoch by creating its next
+segment.
 """
 
 import asyncio
@@ -16,16 +17,18 @@ from rollout_api.records import ObjectDigest, Record
 
 
 class Superseded(Exception):
-    """Somebody else has taken the folder over. This holder must stop; nothing that it writes counts any more."""
+    """Another holder has taken the folder over. This one must stop; its further writes do not count."""
 
 
 class EpochLog:
-    """One epoch of a folder. `claim`, then fence whatever the older holder acted on, then `begin`, then `append`."""
+    """One epoch of a folder. Order of calls: `claim`, then fence everything that the older holder used, then `begin`,
+    then `append`.
+    """
 
     def __init__(self, folder: AttemptFolder, epoch: int, holder: str, name: str) -> None:
         self.epoch, self.holder = epoch, holder
         self.name = f"{name}, epoch {epoch}"
-        """For messages."""
+        """Name for messages."""
         self.objects: list[ObjectDigest] = []
         """The segments that count, of all epochs in order."""
         self._folder, self._store = folder, folder.store
@@ -38,7 +41,7 @@ class EpochLog:
 
     @classmethod
     async def claim(cls, folder: AttemptFolder, name: str) -> "EpochLog":
-        """Make the next epoch ours. Whoever had it before is fenced off from `begin` on."""
+        """Claim the next epoch. The previous holder is fenced off by `begin`."""
         latest = 0
         while (log := await cls.claim_after(latest, folder, name)) is None:
             latest = await folder.latest_epoch()
@@ -48,7 +51,7 @@ class EpochLog:
     async def claim_after(
         cls, latest: int, folder: AttemptFolder, name: str, address: str | None = None
     ) -> "EpochLog | None":
-        """Make the epoch after `latest` ours, reached at `address`; None where another holder has it already."""
+        """Claim the epoch after `latest`, reachable at `address`; None if another holder has it already."""
         claim = Claim(epoch=latest + 1, holder=secrets.token_hex(8), address=address)
         if not await folder.store.create(folder.claim_key(claim.epoch), claim.encode()):
             return None
@@ -56,17 +59,18 @@ class EpochLog:
 
     @property
     def records(self) -> Sequence[Record]:
-        """The records that count, in order, from `begin` on."""
+        """The records that count, in order, after `begin`."""
         return self._records
 
     async def peek(self) -> list[Record]:
-        """The records that earlier epochs left so far. An older holder may still add to them."""
+        """Return the records of earlier epochs so far. An older holder may still add to them."""
         return await self._folder.records() if self.epoch > 1 else []
 
     async def begin(self) -> list[Record]:
-        """Close the earlier epochs; the records that count, in order. Comes after what the older holder acted on is fenced.
+        """Close the earlier epochs; return the records that count, in order. First fence everything that the older
+        holder used.
 
-        A second call returns the same again, with what was appended meanwhile. Raises Superseded, RecordCorrupt.
+        A second call returns the same records, and those appended meanwhile. Raises Superseded, RecordCorrupt.
         """
         async with self._lock:
             if not self._begun:
@@ -83,10 +87,10 @@ class EpochLog:
         return list(self._records)
 
     async def append(self, records: Sequence[Record]) -> None:
-        """Write records as one segment; durable when it returns. No records: nothing is written.
+        """Write records as one segment; they are durable when this returns. Without records, nothing is written.
 
-        Appends are written in the order of their calls. When one is cancelled or runs out of patience, its records stand
-        before those of the next one, or not at all. Raises Superseded, StorageUnavailable.
+        Appends are written in the order of their calls. If one is cancelled or times out, its records precede those of
+        the next one, or are missing. Raises Superseded, StorageUnavailable.
         """
         if not self._begun:
             raise RuntimeError(f"{self.name}: begin() comes before append()")
@@ -97,27 +101,31 @@ class EpochLog:
                 await self._settle()
 
     async def settle(self) -> None:
-        """Learn the fate of an append that was cancelled. Raises Superseded, StorageUnavailable."""
+        """Wait until the outcome of a cancelled append is known. Raises Superseded if a later epoch is claimed, and
+        StorageUnavailable.
+        """
         async with self._lock:
             await self._settle()
+        if (later := await self._folder.latest_claim(self.epoch + 1)) is not None:
+            raise Superseded(f"{self.name}: epoch {later.epoch} is claimed; another holder continues it")
 
     async def _settle(self) -> None:
-        """Write the segment that is due. Its bytes stay until their fate is known, so that no number is used twice."""
+        """Write the pending segment. Its bytes are kept until the outcome is known, so that no number is used twice."""
         if self._unsettled is None:
             return
         data, records = self._unsettled
         key = self._folder.segment_key(self.epoch, self._next)
         if not await self._store.create(key, data):
-            raise Superseded(f"{self.name}: a later epoch has closed it; another holder goes on with it")
+            raise Superseded(f"{self.name}: a later epoch has closed it; another holder continues it")
         self._unsettled = None
         self._next += 1
         self._records += records
         self.objects.append(digest_of(key, data))
 
     async def _close_earlier(self) -> dict[int, EpochSegments]:
-        """Close all earlier epochs, so that nothing can be added to them any more; what they hold."""
+        """Close all earlier epochs, so that nothing can be added to them; return their segments."""
         if (latest := await self._folder.latest_epoch()) > self.epoch:
-            raise Superseded(f"{self.name}: epoch {latest} is claimed; another holder goes on with it")
+            raise Superseded(f"{self.name}: epoch {latest} is claimed; another holder continues it")
         found = await self._folder.read()
         closing = segments.encode_closing(Closing(closed_by=self.epoch, holder=self.holder))
         closed = {}

@@ -1,4 +1,4 @@
-"""Unpack tar archives whose makers are not trusted.
+"""Unpack untrusted tar archives.
 
 `tarfile`'s own filters came with Python 3.11.4, and Debian 12 has 3.11.2.
 """
@@ -11,24 +11,24 @@ from pathlib import Path, PurePosixPath
 
 
 class UnsafeMember(ValueError):
-    """An entry of an archive that must not be unpacked; the message says why."""
+    """An archive entry that must not be unpacked; the message says why."""
 
 
 def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, real: set[Path]) -> None:
     """Write a file, with its hard links as copies, or a folder below `folder`. Raises UnsafeMember, OSError.
 
-    Nothing is written through a symbolic link, and no special mode bit or owner is taken over. `real` has the folders that
-    were looked at, `folder` at first: they stay folders, and are not looked at again for each of a thousand files in them.
+    Nothing is written through a symbolic link, and no special mode bit or owner is taken over. `real` caches the
+    folders that were already checked; at first it has only `folder`.
     """
     path = _inside(member, folder, real)
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
     if not (member.isreg() or member.islnk()):
-        raise UnsafeMember(f"{member.name!r} is no file and no folder")
+        raise UnsafeMember(f"{member.name!r} is neither a file nor a folder")
     try:
         content = archive.extractfile(member)
-    except (KeyError, RecursionError):  # a hard link to what the archive does not hold, or back to itself
+    except (KeyError, RecursionError):  # a hard link to an entry that the archive does not have, or to itself
         content = None
     if content is None:
         raise UnsafeMember(f"{member.name!r} is a link to {member.linkname!r}, which is no file")
@@ -40,7 +40,7 @@ def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
 
 
 def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
-    """Write files, folders and symbolic links below `folder`; why each other entry was left out."""
+    """Write files, folders and symbolic links below `folder`; return why each other entry was left out."""
     refused: list[str] = []
     real = {folder}
     later: list[tarfile.TarInfo] = []
@@ -55,13 +55,13 @@ def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
     links: list[tuple[tarfile.TarInfo, Path]] = []
     for member in later:
         try:
-            path = _inside(member, folder, real)  # looked at now: an earlier link may stand above it
+            path = _inside(member, folder, real)  # checked now: an earlier link may be its parent
             _make_place(path)
             path.symlink_to(member.linkname)
             links.append((member, path))
         except (OSError, ValueError) as error:
             refused.append(str(error))
-    # Where a link leads depends on the others, so all of them are there first.
+    # The target of a link depends on the other links, so links are checked after all of them exist.
     root = os.path.realpath(folder)
     for member, path in links:
         if path.is_symlink() and not _stays_inside(path, root):
@@ -73,12 +73,12 @@ def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
 def _stays_inside(link: Path, root: str) -> bool:
     try:
         return os.path.commonpath([root, os.path.realpath(link)]) == root
-    except RecursionError:  # a chain of links that no system follows to its end
+    except RecursionError:  # a chain of links that is longer than the system follows
         return False
 
 
 def _inside(member: tarfile.TarInfo, folder: Path, real: set[Path]) -> Path:
-    """Where an entry goes. Raises UnsafeMember unless that is reached through real folders only."""
+    """Return the path of an entry. Raises UnsafeMember unless all its parents are real folders."""
     parts = PurePosixPath(member.name).parts
     if member.name.startswith("/") or ".." in parts or "\0" in member.name:
         raise UnsafeMember(f"{member.name!r} leads out of the folder")
@@ -92,6 +92,6 @@ def _inside(member: tarfile.TarInfo, folder: Path, real: set[Path]) -> Path:
 
 
 def _make_place(path: Path) -> None:
-    """Make the folders above a file, and remove the file or link that stands in its place."""
+    """Create a file's parents, and remove an existing file or link at its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

@@ -1,19 +1,18 @@
-"""Retention: which runs may go, decided purely; deleting them, and the layers that no run names any more."""
+"""Retention: a pure decision which runs to delete; deletion of runs, and of layers that no other run names."""
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent_runtime.recording.job_record import read_job_file
+from agent_runtime.recording.job_record import is_copy, read_job_file
 from agent_runtime.recording.layers import DELETION_SECONDS, FOLDER, SPARED_SECONDS, SUFFIX, marker_of
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import READS_AT_ONCE, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
-"""A run that was written to within a day may have a runner at work: a turn may take hours, a suspended job longer."""
+"""A run with a write within a day may still have a runner: a turn may take hours, a suspended job longer."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,27 @@ class Run:
     """Its results are written."""
     aborted: bool = False
     """It was given up for too many infrastructure failures."""
+    is_copy: bool = False
+    """It is a copy of another run, or its folder was renamed: no job resumes it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a retention rule comes to. `spared`: the rule would delete them, but they may be live."""
+    """Result of a retention rule. `spared`: runs that the rule would delete but that may be active."""
 
     delete: tuple[Run, ...]
     keep: tuple[Run, ...]
     spared: tuple[Run, ...]
     layers: tuple[ObjectMeta, ...] = ()
-    """Layers of workspaces that go, because no other run names them."""
+    """Workspace layers to delete, because no other run names them."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Every run that was decided about."""
+        """Return every run in the plan."""
         return self.delete + self.keep + self.spared
 
     def only(self, name: str) -> "Plan":
-        """What is decided about the run in the folder `name` and the runs of the job `name`."""
+        """Return the part of the plan for the run in the folder `name` and the runs of the job `name`."""
         delete, keep, spared = (
             tuple(run for run in runs if name in (run.folder, run.name))
             for runs in (self.delete, self.keep, self.spared)
@@ -57,7 +58,7 @@ class Plan:
 
 
 async def list_runs(store: Store) -> list[Run]:
-    """All runs, oldest first. A folder without a readable `job.json` is none, and is left alone."""
+    """Return all runs, oldest first. A folder without a readable `job.json` is not a run and is ignored."""
     runs = []
     for folder in await store.folders():
         try:
@@ -77,23 +78,24 @@ async def list_runs(store: Store) -> list[Run]:
                 bytes=sum(meta.size for meta in objects),
                 finished=any(meta.key == f"{folder}/results.jsonl" for meta in objects),
                 aborted=any(meta.key == f"{folder}/abort.json" for meta in objects),
+                is_copy=is_copy(folder, job_file),
             )
         )
     return sorted(runs, key=lambda run: (run.created, run.folder))
 
 
 def _age(run: Run) -> tuple[float, bool, str]:
-    # A copy of a run is as old, and may have less of it: it is the run alone that is resumed.
-    return run.created, re.fullmatch(rf"{re.escape(run.name)}-[0-9a-f]{{8}}", run.folder) is not None, run.folder
+    # A copy has the same age and may be incomplete. Only the original run is resumed.
+    return run.created, not run.is_copy, run.folder
 
 
 def plan(
     runs: Sequence[Run], *, now: float, older_than_seconds: float | None = None, keep_newest: int | None = None
 ) -> Plan:
-    """Which runs go: those whose last write is longer ago, and those beyond the newest of their name.
+    """Return which runs to delete: those whose last write is longer ago, and those beyond the newest of their name.
 
-    An aborted run is not counted among the newest, so that it never takes the place of the last one with results.
-    Given both, a run goes when both rules say so; given none, none goes. An unfinished run with recent writes never goes.
+    Aborted runs do not count among the newest, so that the last run with results is kept. With both rules, only runs
+    that match both are deleted; without rules, none. An unfinished run with recent writes is never deleted.
     """
     newer: dict[str, int] = {}
     delete, keep, spared = [], [], []
@@ -115,18 +117,20 @@ def plan(
 
 
 async def delete_run(store: Store, run: Run) -> bool:
-    """Delete a run's folder; False where some of it stays: it was written to since it was listed, or has links in it."""
+    """Delete a run's folder; False if part of it remains: it was written to since it was listed, or contains links."""
     objects = await store.list(run.folder)
     if max((meta.modified for meta in objects), default=0.0) > run.last_write:
         return False
-    # `job.json` last: an interrupted deletion leaves a run that the next one still recognises.
+    # `job.json` last, and in a separate request: an interrupted deletion leaves a run that the next one recognises, and
+    # S3 deletes the objects of one request in any order.
     job_file = f"{run.folder}/job.json"
-    await store.delete([*(meta.key for meta in objects if meta.key != job_file), job_file])
+    await store.delete([meta.key for meta in objects if meta.key != job_file])
+    await store.delete([job_file])
     return not await store.list(run.folder)
 
 
 async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: float) -> list[ObjectMeta]:
-    """Layers that no run names but those that are `leaving`, and that were written long enough ago."""
+    """Return layers that only `leaving` runs name, and that were written long enough ago."""
     folders = set(await store.folders()) - {FOLDER, *(run.folder for run in leaving)}
     named = {meta.key.rsplit("/", 1)[-1] for folder in folders for meta in await store.list(f"{folder}/{FOLDER}")}
     return [
@@ -146,7 +150,7 @@ async def collect(
     only: str | None = None,
     dry_run: bool = True,
 ) -> Plan:
-    """Apply a retention rule; a dry run only says what would go. `only` names the one run or job that it applies to."""
+    """Apply a retention rule; a dry run only returns the plan. `only` names the single run or job to which it applies."""
     decided = plan(
         await list_runs(store), now=time.time(), older_than_seconds=older_than_seconds, keep_newest=keep_newest
     )
@@ -162,7 +166,7 @@ async def collect(
 
 
 async def delete_layers(store: Store, layers: Sequence[ObjectMeta]) -> list[ObjectMeta]:
-    """Delete those of the layers that no run names meanwhile. A run that needs one waits, and then stores it anew."""
+    """Delete layers that no run names until the deletion. A run that needs one waits, and then stores it again."""
     if not layers:
         return []
     hasty = replace(store, patience_seconds=DELETION_SECONDS / 8)

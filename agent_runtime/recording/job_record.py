@@ -1,4 +1,4 @@
-"""One run of a job in storage: what fixes it (`job.json`), its seals, and how it ends."""
+"""One run of a job in storage: its definition (`job.json`), its seals, and its end."""
 
 import contextlib
 import hashlib
@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
@@ -26,7 +27,7 @@ _LONGEST_VALUE: Final = 60
 
 
 def differences(old: Any, new: Any, path: str) -> list[str]:
-    """Lines `path.to[0].field: old → new`; beyond 20 only how many more there are. Empty when both are equal."""
+    """Return lines `path.to[0].field: old → new`; beyond 20 only their number. Empty if both are equal."""
     lines = _walk(old, new, path)
     if len(lines) > _MOST_LINES:
         return [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
@@ -60,13 +61,13 @@ def _shown(value: Any) -> str:
 
 
 class ManifestChanged(Exception):
-    """A run of this name exists, with another manifest or other tasks. `changes` are lines `field: old → new`."""
+    """A run with this name exists, with another manifest or other tasks. `changes` are lines `field: old → new`."""
 
     def __init__(self, name: str, changes: Sequence[str]) -> None:
         listed = "\n".join(f"  {change}" for change in changes)
         super().__init__(
             f"{name} was started with another manifest:\n{listed}\n"
-            "Take the change back to go on with that run, start another one with --new, or give the job another name."
+            "Undo the change to resume that run, start another one with --new, or give the job another name."
         )
         self.changes = tuple(changes)
 
@@ -76,7 +77,7 @@ class NameTaken(Exception):
 
 
 class TaskList(ApiModel):
-    """The tasks that a run was started with."""
+    """The tasks with which a run was started."""
 
     count: int
     digest: str
@@ -85,7 +86,7 @@ class TaskList(ApiModel):
 
 
 class JobFile(ApiModel):
-    """`job.json`: what a run is."""
+    """`job.json`: the definition of a run."""
 
     version: int = RECORD_VERSION
     uid: str
@@ -102,7 +103,7 @@ class JobRecord:
         self.output = store
         """All runs of this output, and the layers that they share."""
         self.store = store.below(folder)
-        """Below the run's folder."""
+        """Storage below the run's folder."""
         self.folder, self.job, self.uid, self._job_file = folder, job, job_file.uid, job_file
         self.resumed = False
         """An earlier process, or another runner, began the run."""
@@ -116,14 +117,14 @@ class JobRecord:
 
     @classmethod
     async def find(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
-        """The run that a start of this job resumes, or a new one, of which nothing is written before `begin`.
+        """Return the run that a start of this job resumes, or a new one, of which nothing is written before `begin`.
 
         A job with `metadata.uid` has one run. Otherwise it is the newest run of that name. `new` always gives another
         run. Raises ManifestChanged, NameTaken, RecordCorrupt.
         """
         name, uid, created = job.metadata.name, job.metadata.uid, time.time()
         if (new or uid is None) and (newest := await newest_run(store, name)) is not None:
-            # Where the clock was set back, or another machine's is ahead, a new run is still the newest.
+            # The new run is the newest even if the clock was set back, or another machine's clock is ahead.
             created = max(created, math.nextafter(newest[1].created, math.inf))
             uid = newest[1].uid
         if new or uid is None:
@@ -134,10 +135,16 @@ class JobRecord:
         return record
 
     async def begin(self) -> None:
-        """Write `job.json`, from which on the run exists. Open everything else that the run needs first: a start that fails
-        must leave no run behind, which would be taken for the newest one. Raises as `find`."""
-        data = self._job_file.model_dump_json().encode()
-        if not self.resumed and not await self.store.create("job.json", data):
+        """Write `job.json`, which creates the run. Open everything else that the run needs first: a failed start must
+        leave no run behind, which would count as the newest one. Raises as `find`.
+        """
+        standing = await self.store.get("job.json") if self.resumed else None
+        self.resumed = standing is not None
+        if standing is not None:
+            # Write the same bytes again for a new modification time: `gc` then spares the run until its first rollout
+            # writes.
+            await self.store.put("job.json", standing)
+        elif not await self.store.create("job.json", self._job_file.model_dump_json().encode()):
             self.resumed = await self._exists()  # another runner of this job began it first
 
     async def _exists(self) -> bool:
@@ -154,35 +161,37 @@ class JobRecord:
         return True
 
     async def seals(self) -> Mapping[int, Seal]:
-        """Seals by index. Raises RecordCorrupt naming the key of a damaged one."""
+        """Return seals by index. Raises RecordCorrupt naming the key of a damaged one."""
         return await read_seals(self.store)
 
     async def begun(self) -> set[int]:
-        """Rollouts of which at least one attempt was claimed."""
+        """Return the rollouts with at least one claimed attempt."""
         return {int(folder) for folder in await self.store.folders("attempts") if folder.isdigit()}
 
     async def attempts(self, index: int) -> list[int]:
-        """The attempts of a rollout that were claimed, in order."""
+        """Return the claimed attempts of a rollout, in order."""
         return await read_attempt_numbers(self.store, index)
 
     async def note_told(self, group: int) -> None:
-        """Plugins have been told of that group's end."""
+        """Record that plugins were notified of that group's end."""
         await self.store.create(f"groups/{group}", b"")
 
     async def told_groups(self) -> set[int]:
-        """Groups of whose end plugins have been told."""
+        """Return the groups whose end was reported to plugins."""
         return {int(found.key.rpartition("/")[2]) for found in await self.store.list("groups")}
 
     async def abort(self, reason: str, message: str) -> None:
-        """Write why the job has to end. The first reason stands."""
+        """Record why the job must end. The first reason is kept."""
         await self.store.create("abort.json", compact_json({"reason": reason, "message": message, "time": time.time()}))
 
     async def finish_shard(self, shard: int, verdict: dict[str, Any]) -> None:
-        """Write a shard's verdict. A shard that ends twice keeps the first."""
+        """Write a shard's verdict. The first one is kept."""
         await self.store.create(f"shards/{shard}.json", compact_json(verdict))
 
     async def finish(self, shards: int) -> dict[str, Any] | None:
-        """Write `results.jsonl` and `stats.json` when all shards have ended; the statistics, None where a shard has not."""
+        """Write `results.jsonl` and `stats.json` when all shards have ended; return the statistics, None if a shard has
+        not ended.
+        """
         ended = {meta.key for meta in await self.store.list("shards")}
         if not all(f"shards/{shard}.json" in ended for shard in range(shards)):
             return None
@@ -194,7 +203,7 @@ class JobRecord:
         return stats
 
     async def _write_results(self) -> dict[str, Any]:
-        """Write `results.jsonl` in bounded memory; the statistics of all results."""
+        """Write `results.jsonl` in bounded memory; return the statistics of all results."""
         with (
             contextlib.closing(SealedResults(self.store)) as sealed,
             tempfile.SpooledTemporaryFile(max_size=PART_BYTES) as lines,
@@ -211,13 +220,24 @@ class JobRecord:
         return stats
 
 
+def output_uri(job: RolloutJob, base_dir: Path) -> str:
+    """Return the destination of results; a relative folder starts at the manifest's."""
+    uri = job.spec.output.uri
+    return uri if "://" in uri else str((base_dir / uri).resolve())
+
+
 def run_folder(name: str, uid: str) -> str:
-    """The folder of a job's run. A copy of the run has the same name and uid, and another folder."""
+    """Return the folder of a job's run. A copy of the run has the same name and uid, and another folder."""
     return f"{name}-{uid[:8]}"
 
 
+def is_copy(folder: str, job_file: JobFile) -> bool:
+    """Whether a folder is a copy of its run, or was renamed: a job resumes only the folder that its uid names."""
+    return folder != run_folder(str(job_file.manifest["metadata"]["name"]), job_file.uid)
+
+
 async def standing_run(store: Store, job: RolloutJob) -> Store | None:
-    """The folder of the run that `JobRecord.open` resumes for this job; None where it starts a first one."""
+    """Return the folder of the run that `JobRecord.open` resumes for this job; None if it starts a first one."""
     name, uid = job.metadata.name, job.metadata.uid
     if uid is not None:
         return store.below(run_folder(name, uid))
@@ -226,17 +246,17 @@ async def standing_run(store: Store, job: RolloutJob) -> Store | None:
 
 
 async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
-    """Folder and `job.json` of the newest run of that name."""
+    """Folder and `job.json` of the newest run of that name. Copies do not count."""
     of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")
     folders = [folder for folder in await store.folders() if of_name.fullmatch(folder)]
     job_files = [(folder, await read_job_file(store, folder)) for folder in folders]
-    # Without a job.json the folder is what an interrupted deletion left.
-    runs = [(folder, job_file) for folder, job_file in job_files if job_file is not None]
+    # A folder without a job.json is the rest of an interrupted deletion.
+    runs = [(folder, job_file) for folder, job_file in job_files if job_file and not is_copy(folder, job_file)]
     return max(runs, key=lambda run: (run[1].created, run[0]), default=None)
 
 
 async def read_job_file(store: Store, folder: str) -> JobFile | None:
-    """`job.json` of a run, None where it is missing. Raises RecordCorrupt for a damaged one, and for a newer version."""
+    """Return `job.json` of a run, None if it is missing. Raises RecordCorrupt if it is damaged or has a newer version."""
     key = f"{folder}/job.json"
     data = await store.get(key)
     if data is None:
@@ -248,19 +268,19 @@ async def read_job_file(store: Store, folder: str) -> JobFile | None:
 
 
 async def read_abort(store: Store) -> dict[str, Any] | None:
-    """`{reason, message, time}` of a run that was aborted, from its own store; None where it was not."""
+    """Return `{reason, message, time}` of an aborted run from its own store; None if it was not aborted."""
     data = await store.get("abort.json")
     return None if data is None else _parsed_json("abort.json", data)
 
 
 async def read_attempt_numbers(store: Store, index: int) -> list[int]:
-    """The attempts of a rollout below a run's folder, in order."""
+    """Return the attempts of a rollout below a run's folder, in order."""
     return sorted(int(folder) for folder in await store.folders(f"attempts/{index}") if folder.isdigit())
 
 
 def manifest_changes(standing: JobFile, job: RolloutJob) -> list[str]:
-    """How a job differs from that of a run, tasks of files aside: lines `field: old → new`."""
-    # Read with the models of today, so that a field that a newer version added does not count as a change.
+    """Return how a job differs from that of a run, except tasks from files: lines `field: old → new`."""
+    # Parse it with the current models, so that a field added by a newer version does not count as a change.
     before = RolloutJob.model_validate(standing.manifest).wire()["spec"]
     return differences(_fixed(before), _fixed(job.wire()["spec"]), "spec")
 
@@ -282,7 +302,7 @@ def _fixed(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_list(tasks: Sequence[Task]) -> TaskList:
-    """What a run keeps of its tasks."""
+    """Return a run's record of its tasks."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(json.dumps(task.wire(), sort_keys=True, separators=(",", ":")).encode() + b"\n")
@@ -293,5 +313,5 @@ def _parsed_json(key: str, data: bytes) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(data)
     except ValueError as error:
-        raise RecordCorrupt(key, f"it is no JSON ({error})") from error
+        raise RecordCorrupt(key, f"it is not JSON ({error})") from error
     return value

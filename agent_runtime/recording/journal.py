@@ -1,6 +1,6 @@
 """The journal of one attempt: its records, its artifacts, and the seal that ends its rollout.
 
-The records stand below `attempts/<index>/<attempt>/`, written and taken over as `epoch_log.py` says.
+The records are below `attempts/<index>/<attempt>/`, written and taken over as described in `epoch_log.py`.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ __all__ = ["ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded", "read_
 
 
 class Journal:
-    """One epoch of an attempt. `claim`, then raise epoch and holder at the executor, then `begin`, then `append`."""
+    """One epoch of an attempt. Order of calls: `claim`, then raise epoch and holder at the executor, then `begin`, then
+    `append`.
+    """
 
     def __init__(self, record: JobRecord, index: int, folder: AttemptFolder, log: EpochLog) -> None:
         self.epoch, self.holder = log.epoch, log.holder
@@ -34,14 +36,15 @@ class Journal:
 
     @classmethod
     async def claim(cls, record: JobRecord, index: int, attempt: int) -> "Journal":
-        """Make the next epoch of the attempt ours. Whoever had it before is fenced off from `begin` on."""
+        """Claim the next epoch of the attempt. The previous holder is fenced off by `begin`."""
         folder = AttemptFolder.of_rollout(record.store, index, attempt)
         return cls(record, index, folder, await EpochLog.claim(folder, f"rollout {index}, attempt {attempt}"))
 
     async def store_artifacts(self, chunks: AsyncIterator[bytes], limit: int) -> ArtifactsRecord:
-        """Store a tar, compressed, in bounded memory. The record is not appended yet; its `bytes` are the tar's.
+        """Store a tar, compressed, in bounded memory; return its record, which is not appended yet and whose `bytes`
+        are the tar's.
 
-        Raises ArtifactsTooLarge when the tar has more than `limit` bytes, and what `chunks` raises; nothing is left then.
+        Raises ArtifactsTooLarge if the tar has more than `limit` bytes, and errors of `chunks`; then nothing is left.
         """
         packer = Packer(chunks, limit)
         self._artifacts = await self._store.create_stream(
@@ -50,7 +53,7 @@ class Journal:
         return ArtifactsRecord(time=time.time(), key=self._artifacts.key, bytes=packer.size)
 
     async def load_artifacts(self, record: ArtifactsRecord) -> AsyncIterator[bytes]:
-        """The stored tar, in pieces of at most 1 MiB. Raises RecordCorrupt when it is damaged."""
+        """Yield the stored tar in pieces of at most 1 MiB. Raises RecordCorrupt if it is damaged."""
         if record.key is None:
             raise ValueError(f"{self._log.name}: there are no artifacts to load; their record has no key")
         digest, size = hashlib.sha256(), 0
@@ -69,7 +72,7 @@ class Journal:
     async def store_program_trajectory(
         self, file: bytes, atif: bytes | None
     ) -> tuple[ObjectDigest, ObjectDigest | None]:
-        """Store the trajectory file that a program wrote of itself, and the same as ATIF. Neither is in a record yet."""
+        """Store the trajectory file that a program wrote, and its ATIF conversion. Neither is in a record yet."""
         file_key, atif_key = (
             self._folder.object_key(self.epoch, f"program-trajectory.{suffix}") for suffix in ("zst", "json")
         )
@@ -77,10 +80,11 @@ class Journal:
         return stored, None if atif is None else await self._write_once(atif_key, atif)
 
     async def seal(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
-        """End the rollout: write trajectory and tokens, then the seal. Returns the result that is sealed.
+        """End the rollout: write trajectory and tokens, then the seal. Returns the sealed result.
 
-        That is another one where a seal stands already: the first wins. `trajectory`, and `branches` where token ids were
-        recorded, are filled in here. Cancelled, it may be called again, also with another result. Raises Superseded.
+        If a seal exists already, its result is returned: the first wins. `trajectory`, and `branches` if token ids were
+        recorded, are filled in here. After a cancellation it may be called again, also with another result. Raises
+        Superseded.
         """
         await self._log.settle()
         records = linear(records)
@@ -107,7 +111,8 @@ class Journal:
         key, data = f"seals/{self._index}.json", segments.json_bytes(seal)
         if not await self._store.create(key, data):
             data = await self._store.get(key) or b""
-        # As it is stored: whoever uses the result meets what a later process reads, and no half of a surrogate pair.
+        # In the stored form, so that the caller gets the same value as a later process, without half of a surrogate
+        # pair.
         return parse_seal(key, data).result
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
@@ -135,5 +140,5 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def read_attempt(record: JobRecord, index: int, attempt: int) -> list[Record]:
-    """The records of an attempt as they stand now, all epochs in order; changes nothing. Raises RecordCorrupt."""
+    """Return the current records of an attempt, all epochs in order; changes nothing. Raises RecordCorrupt."""
     return await AttemptFolder.of_rollout(record.store, index, attempt).records()

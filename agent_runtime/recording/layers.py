@@ -1,7 +1,7 @@
 """Layers of workspaces in object storage: `layers/<digest>.tar.zst` beside the runs, each content once.
 
-A run names the layers that it needs by empty objects in its own folder, `<run>/layers/<digest>`, written before the layer
-itself: what a listing shows is what must be kept, without reading any journal.
+A run names the layers that it needs by empty objects in its own folder, `<run>/layers/<digest>`, written before the
+layer itself. So a listing shows which layers are needed, without reading any journal.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ FOLDER: Final = "layers"
 SUFFIX: Final = ".tar.zst"
 
 SPARED_SECONDS: Final = 24 * 3600.0
-"""A layer that was written within a day is not deleted: whoever wrote it may not have named it yet, or is about to."""
+"""A layer that was written within a day is not deleted, because its writer may not have named it yet."""
 
 _RENEWED_SECONDS: Final = SPARED_SECONDS / 2
 """An equal layer that is older is written again, so that no cleanup deletes it meanwhile."""
 
 DELETION_SECONDS: Final = 600.0
-"""A deletion takes less from its markers on, or deletes nothing."""
+"""Time limit of a deletion after its markers; beyond it nothing is deleted."""
 
 _PAUSE_SECONDS: Final = 0.5
 
 _SPOOL_BYTES: Final = 8 << 20
-"""Compressed layers up to here stay in memory until their digest is known, larger ones lie on the disk."""
+"""Compressed layers up to this size stay in memory until their digest is known, larger ones on disk."""
 
 
 class LayerTooLarge(Exception):
-    """A layer has more bytes than it may."""
+    """A layer exceeds its size limit."""
 
 
 class Layers:
-    """The layers of one output, and those of them that one run names."""
+    """The layers of one output, and those that one run names."""
 
     def __init__(self, output: Store, run: Store) -> None:
         self._output, self._run = output, run
 
     async def keep(self, chunks: AsyncIterator[bytes], limit: int) -> Layer:
-        """Store a tar. Raises LayerTooLarge over `limit` bytes, SpoolFull, StorageError, and what `chunks` raises."""
+        """Store a tar. Raises LayerTooLarge over `limit` bytes, SpoolFull, StorageError, and errors of `chunks`."""
         digest = hashlib.sha256()
 
         async def hashed() -> AsyncIterator[bytes]:
@@ -68,34 +68,39 @@ class Layers:
         return layer
 
     async def name(self, layer: Layer) -> None:
-        """Have the run name a layer, so that it is kept as long as the run is. Waits until no deletion of it is under way.
+        """Have the run name a layer, so that it is kept as long as the run. Waits until no deletion of it is in
+        progress.
 
-        Whoever deletes writes a marker first and looks for names then (gc.py). So either it finds this name, or this finds
-        the marker, and the layer is known to be gone when the marker is.
+        A deletion writes a marker first and then looks for names (gc.py). So either the deletion finds this name, or
+        this call finds the marker, and the layer no longer exists when the marker is removed.
         """
         await self._run.put(f"{FOLDER}/{layer.digest}", b"")
         while (since := await self._output.modified(marker_of(layer.digest))) is not None:
             if time.time() - since > DELETION_SECONDS:
-                break  # whoever deleted was killed
+                break  # the process that created the marker was killed
             await asyncio.sleep(_PAUSE_SECONDS)
 
+    async def has(self, layer: Layer) -> bool:
+        """Whether the layer is stored. If the run named it before this call, it is kept as long as the run."""
+        return await self._output.modified(key_of(layer.digest)) is not None
+
     async def load(self, layer: Layer) -> AsyncIterator[bytes]:
-        """The tar in pieces. Raises RecordCorrupt where it is damaged or gone, StorageError."""
+        """Yield the tar in pieces. Raises RecordCorrupt if it is damaged or missing, StorageError."""
         key, digest = key_of(layer.digest), hashlib.sha256()
-        if await self._output.modified(key) is None:
-            raise RecordCorrupt(key, "it is missing, and a snapshot needs it")
+        if not await self.has(layer):
+            raise RecordCorrupt(key, "it is missing, but a snapshot needs it")
         async for piece in unpacked(key, self._output.stream(key), layer.bytes):
             digest.update(piece)
             yield piece
         if digest.hexdigest() != layer.digest:
-            raise RecordCorrupt(key, "its content is not that of its name")
+            raise RecordCorrupt(key, "its content does not match its name")
 
 
 def marker_of(digest: str) -> str:
-    """Key of the marker that the layer is being deleted, relative to the output."""
+    """Return the key of the layer's deletion marker, relative to the output."""
     return f"{FOLDER}/{digest}.deleting"
 
 
 def key_of(digest: str) -> str:
-    """Key of a layer, relative to the output."""
+    """Return the key of a layer, relative to the output."""
     return f"{FOLDER}/{digest}{SUFFIX}"

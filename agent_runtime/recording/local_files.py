@@ -1,7 +1,7 @@
-"""Create-only writes of small files in a local folder, on the thread of who asks, and deletions in it.
+"""Create-only writes of small files in a local folder, on the caller's thread, and deletions in it.
 
-obstore writes the same, but hands each write to a thread of its own and waits for it, which takes three times as long as
-the write itself. Its deletions follow links.
+obstore writes the same files, but hands each write to another thread and waits for it, which takes three times as long
+as the write itself. Its deletions follow links.
 """
 
 import array
@@ -26,15 +26,15 @@ _REAL_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 
 
 def is_plain(key: str) -> bool:
-    """Whether the key is also the file's path. obstore escapes other characters, and refuses `..`."""
+    """Whether the key equals the file's path. obstore escapes other characters, and refuses `..`."""
     return _PLAIN.fullmatch(key) is not None
 
 
 def create(path: str, data: bytes) -> None:
-    """Make a file, whole or not at all; folders above it are made. Raises FileExistsError, OSError.
+    """Create a file, completely or not at all, with its parents. Raises FileExistsError, OSError.
 
-    It outlives this process from then on, not a power cut. Of all who create one path exactly one succeeds: the file is
-    written under another name, and a hard link never replaces what stands there.
+    It then survives the end of this process, but not a power cut. Of all writers of one path exactly one succeeds: the
+    file is written under another name, and a hard link never replaces an existing file.
     """
     staging = _written(path, data)
     try:
@@ -44,9 +44,10 @@ def create(path: str, data: bytes) -> None:
 
 
 def delete(folder: str, key: str) -> None:
-    """Remove a file below a folder, and the folders above it that are empty then.
+    """Remove a file below a folder, and its parents that become empty.
 
-    Raises NotADirectoryError for what lies behind a link: others may write to the folder, and their links lead anywhere.
+    Raises NotADirectoryError for a path through a link: others may write to the folder, and their links can point
+    anywhere.
     """
     *above, name = key.split("/")
     with contextlib.ExitStack() as stack:
@@ -62,7 +63,9 @@ def delete(folder: str, key: str) -> None:
 
 
 def _written(path: str, data: bytes) -> str:
-    """A file of its own beside `path`, with the data. Named as obstore's, whose listings pass over these."""
+    """Return a new file beside `path` with the data. It is named as obstore names its own, so that obstore's listings
+    skip it.
+    """
     for number in itertools.count(1):
         staging = f"{path}#{number}"
         try:
@@ -84,7 +87,7 @@ def _opened(path: str) -> int:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            _make_folders(os.path.dirname(path))  # and again where another process removes empty folders
+            _make_folders(os.path.dirname(path))  # repeated if another process removes the empty folders
 
 
 def _make_folders(path: str) -> None:
@@ -96,20 +99,19 @@ def _make_folders(path: str) -> None:
         _spread(above)
         _make_folders(path)
     except FileExistsError as error:
-        if not os.path.isdir(path):  # such as a link that leads nowhere; what is to be created is not taken for that
+        if not os.path.isdir(path):  # such as a broken link; it does not count as a name that can be created
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
 
 
 def _spread(folder: str) -> None:
-    """Ask ext4 to put the folders below here into block groups of their own, as far as it can be asked (chattr(1), `T`).
+    """Ask ext4 to put the subfolders into separate block groups, if possible (chattr(1), `T`).
 
-    Otherwise they all share one with their neighbours, and where many files were deleted there in the last minutes, ext4
-    looks through all of those for each file that it makes: 0.2 to 0.5 ms in place of 0.04 (`recently_deleted` in
-    fs/ext4/ialloc.c).
+    Otherwise all share one block group. If many files were deleted there recently, ext4 examines them all for each new
+    file, which takes 0.2 to 0.5 ms instead of 0.04 (`recently_deleted` in fs/ext4/ialloc.c).
     """
     if sys.platform != "linux":
         return
-    with contextlib.suppress(OSError):  # another file system, which has no such thing, or needs none
+    with contextlib.suppress(OSError):  # another file system, which does not support or need this
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             flags = array.array("I", [0])

@@ -1,23 +1,25 @@
-"""The turns of an attempt, put one after another, as those who read a journal expect. Pure.
+"""Sort the turns of an attempt so that those of a conversation follow one another, as readers of a journal expect.
+Pure.
 
-Calls of sub-agents, and of programs behind the session proxy, interleave. Each records its parent turn, so that together
-they are trees, which are walked here from roots to leaves. Left out are undelivered answers, and calls without an answer
-except one that the attempt ends with.
+Calls of sub-agents, and of programs behind the session proxy, interleave. Each records its parent turn, so they form
+trees, which are walked from roots to leaves. Undelivered answers are left out, and so are calls without an answer,
+except a call that ends the attempt.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from agent_runtime.models.token_history import TokenHistory, common_length
 from agent_runtime.recording.messages import Turn, fold_calls
-from agent_runtime.recording.token_history import TokenHistory, common_length
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
 
 def linear(records: Sequence[Record]) -> list[Record]:
-    """The records with the turns of each conversation one after another, each relative to the turn before; `branch` is set.
+    """Return the records with the turns of each conversation one after another, each relative to the previous turn;
+    `branch` is set.
 
-    Applied to its own result, it changes nothing.
+    Idempotent.
     """
     order = _order(records)
     if _is_in_line(records, order):
@@ -29,13 +31,13 @@ def linear(records: Sequence[Record]) -> list[Record]:
 
 
 def undelivered_turns(records: Sequence[Record]) -> set[int]:
-    """Turns whose answer is known not to have been delivered."""
+    """Return the turns whose answer was not delivered."""
     delivered = {record.turn: record.delivered for record in records if isinstance(record, DeliveryRecord)}
     return {turn for turn, reached in delivered.items() if not reached}
 
 
 def _order(records: Sequence[Record]) -> list[IntentRecord]:
-    """The calls that count, a conversation's one after another: depth first, the earlier child first."""
+    """Return the calls that count, one conversation after another: depth first, the earlier child first."""
     answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
     intents = {record.turn: record for record in records if isinstance(record, IntentRecord)}
     last = max(intents, default=None)
@@ -55,7 +57,9 @@ def _order(records: Sequence[Record]) -> list[IntentRecord]:
 
 
 def _is_in_line(records: Sequence[Record], order: Sequence[IntentRecord]) -> bool:
-    """Whether each call is followed by its answer, then by the next call: side by side, answers overtake one another."""
+    """Whether each call is followed by its answer, then by the next call. Answers to concurrent calls arrive in any
+    order.
+    """
     turns = [record.turn for record in records if isinstance(record, IntentRecord | ResponseRecord)]
     answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
     expected = [turn for intent in order for turn in [intent.turn] * (1 + (intent.turn in answered))]
@@ -67,7 +71,7 @@ def _in_line(turns: Iterable[Turn]) -> Iterator[Record]:
     tools: list[dict[str, object]] | None = None
     tokens = TokenHistory()
     seen: dict[int | None, list[int]] = {None: []}
-    """What the engine had seen after a turn: its ids, or those of the nearest before it that had any."""
+    """Token ids after a turn: its own, or those of the nearest earlier turn that has any."""
     before: int | None = None
     for turn in turns:
         keep = common_length(conversation, turn.messages)
@@ -95,7 +99,7 @@ def _in_line(turns: Iterable[Turn]) -> Iterator[Record]:
 
 
 def _with_branches(records: Sequence[Record]) -> list[Record]:
-    """The records, in line already, with `branch` set."""
+    """Return records that are already sorted, with `branch` set."""
     found: list[Record] = []
     branch = messages = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""The messages of every turn, put together again from what the journal keeps of them."""
+"""The messages of every turn, restored from the journal."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rollout_api.records import IntentRecord, Message, Observation, Observations
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn as it was: what the model was sent, what it answered, what its tool calls gave."""
+    """One turn: the messages sent to the model, its answer, and the results of its tool calls."""
 
     intent: IntentRecord
     messages: list[Message]
@@ -18,35 +18,35 @@ class Turn:
     tools: list[dict[str, Any]]
     """Tool definitions of the call."""
     response: ResponseRecord | None
-    """None where the journal ends before the answer."""
+    """None if the journal ends before the answer."""
     observations: list[Observation]
 
     @property
     def number(self) -> int:
-        """Its number in the attempt."""
+        """Return its number in the attempt."""
         return self.intent.turn
 
     @property
     def branch(self) -> int:
-        """Counts up each time the messages do not extend the previous turn's."""
+        """Return the branch number, which increases each time the messages do not extend the previous turn's."""
         return self.intent.branch
 
     @property
     def kept(self) -> int:
-        """Messages at the head that stood in the turn before it already, its answer included."""
+        """Return how many first messages the previous turn had already, its answer included."""
         return self.intent.keep
 
     @property
     def time(self) -> float:
-        """Unix seconds of the intent."""
+        """Return the Unix time of the intent."""
         return self.intent.time
 
     def answered(self) -> list[Message]:
-        """The call's messages and the answer."""
+        """Return the call's messages and the answer."""
         return [*self.messages, self.response.message] if self.response else self.messages
 
     def conversation(self) -> list[Message]:
-        """The call's messages, the answer, and the tools' results."""
+        """Return the call's messages, the answer, and the tools' results."""
         results: list[Message] = [
             {"role": "tool", "tool_call_id": result.call_id, "content": result.content} for result in self.observations
         ]
@@ -54,12 +54,12 @@ class Turn:
 
 
 def fold(records: Sequence[Record]) -> list[Turn]:
-    """The turns of an attempt in order. A journal may end anywhere; the last turn then lacks what is missing."""
+    """Return the turns of an attempt in order. If the journal is incomplete, so is the last turn."""
     return fold_calls([record for record in records if isinstance(record, IntentRecord)], records)
 
 
 def fold_calls(intents: Sequence[IntentRecord], records: Sequence[Record]) -> list[Turn]:
-    """The turns of these calls, in their order. A call follows its parent, else the call before it."""
+    """Return the turns of these calls in order. A call follows its parent, else the previous call."""
     responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
     observed = results_by_turn(records)
     turns: dict[int, Turn] = {}
@@ -78,12 +78,14 @@ def fold_calls(intents: Sequence[IntentRecord], records: Sequence[Record]) -> li
 
 
 def model_of(records: Sequence[Record]) -> str | None:
-    """The name of the model that gave the first answer; None without an answer that names one."""
+    """Return the name of the model that gave the first answer; None if no answer names one."""
     return next((record.model for record in records if isinstance(record, ResponseRecord) and record.model), None)
 
 
 def results_by_turn(records: Sequence[Record]) -> dict[int, list[Observation]]:
-    """The results of tool calls; an agent may run those of one answer one after another, a record each."""
+    """Return the results of tool calls by turn. Agents may run the calls of one answer separately, with a record for
+    each.
+    """
     found: dict[int, list[Observation]] = defaultdict(list)
     for record in records:
         if isinstance(record, ObservationsRecord):
@@ -92,5 +94,5 @@ def results_by_turn(records: Sequence[Record]) -> dict[int, list[Observation]]:
 
 
 def last_of_each_branch(turns: Sequence[Turn]) -> list[Turn]:
-    """The last turn of each branch: its conversation holds all earlier ones of the branch."""
+    """Return the last turn of each branch: its conversation includes all earlier ones of the branch."""
     return [turn for _, turn in sorted({turn.branch: turn for turn in turns}.items())]

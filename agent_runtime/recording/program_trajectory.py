@@ -1,7 +1,9 @@
-"""The trajectory file that a program wrote of itself, as ATIF 1.7. Pure, and wary: the policy decides what is in the file.
+"""Convert the trajectory file that a program wrote into ATIF 1.7. Pure and defensive, because the policy controls the
+file.
 
-Sources of the forms: mini-swe-agent's `DefaultAgent.serialize` (2.4, `trajectory_format: mini-swe-agent-1.1`, with messages
-of chat completions or of OpenAI's Responses), SWE-agent's documentation of `.traj` files, Harbor's RFC 0001 for ATIF.
+Sources of the formats: mini-swe-agent's `DefaultAgent.serialize` (2.4, `trajectory_format: mini-swe-agent-1.1`, with
+messages of chat completions or of OpenAI's Responses), SWE-agent's documentation of `.traj` files, Harbor's RFC 0001
+for ATIF.
 """
 
 import json
@@ -13,22 +15,23 @@ from rollout_api.rollout_job import TrajectoryFormat
 
 Json = dict[str, Any]
 _SOURCES: Final = {"system": "system", "developer": "system", "assistant": "agent"}
-"""ATIF's source of a message, by its role; all others are the user's."""
+"""ATIF's source of a message, by its role; for all others it is the user."""
 
 
 class UnreadableTrajectory(Exception):
-    """The file is none of the known forms, or not the one that was asked for."""
+    """The file has no known format, or not the requested one."""
 
 
 def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[TrajectoryFormat, bytes]:
-    """The form of a trajectory file, and the trajectory in ATIF, as JSON. Raises UnreadableTrajectory: what is wrong.
+    """Return the format of a trajectory file, and the trajectory in ATIF as JSON. Raises UnreadableTrajectory with the
+    problem.
 
-    `form` is recognised when left out; `session` names the rollout among all runs, where the file gives no name of its own.
+    `form` is detected if left out; `session` identifies the rollout among all runs if the file has no name of its own.
     """
     try:
         content = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise UnreadableTrajectory(f"it is no JSON: {error}") from None
+        raise UnreadableTrajectory(f"it is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise UnreadableTrajectory(f"a JSON object was expected, and it holds a {type(content).__name__}")
     found = _form_of(content)
@@ -46,7 +49,7 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _form_of(content: Json) -> TrajectoryFormat | None:
@@ -72,7 +75,7 @@ def _from_atif(content: Json) -> Json:
 
 
 class _Steps:
-    """The steps so far. A result finds its step in the same time, however many steps there are."""
+    """The steps so far. A result finds its step in constant time."""
 
     def __init__(self) -> None:
         self.all: list[Json] = []
@@ -88,10 +91,10 @@ class _Steps:
             self._asked.update((call["tool_call_id"], step) for call in step.get("tool_calls", []))
 
     def observe(self, call_id: object, text: str) -> None:
-        """Add a result to the step whose call it answers; without such a call the latest agent's step has it."""
+        """Add a result to the step whose call it answers, or else to the latest agent's step."""
         asked = self._asked.get(call_id) if isinstance(call_id, str) else None
         if (step := asked or self._latest) is None:
-            raise ValueError("it has the result of a tool before any answer")
+            raise ValueError("a tool result precedes the first answer")
         result = {"content": text} if asked is None else {"source_call_id": call_id, "content": text}
         step.setdefault("observation", {"results": []})["results"].append(result)
 
@@ -118,7 +121,7 @@ def _from_mini_swe_agent(content: Json) -> Json:
 
 
 def _tool_result(message: Json) -> tuple[str | None, str] | None:
-    """(id of the call, text) of a message that gives a call's result, in either of OpenAI's forms."""
+    """Return (id of the call, text) of a message with a call's result, in either of OpenAI's formats."""
     if message.get("role") == "tool":
         return message.get("tool_call_id"), text_of(message.get("content"))
     if message.get("type") == "function_call_output":
@@ -131,7 +134,7 @@ def _chat_step(message: Json) -> Json:
     source = _SOURCES.get(str(message.get("role")), "user")
     step = {"source": source, "message": text_of(message.get("content")), **_timestamp(extra.get("timestamp"))}
     if source != "agent":
-        # mini-swe-agent ends with a message of role "exit": what it handed in.
+        # mini-swe-agent ends with a message of role "exit": its submission.
         return step | given(extra=given(role="exit" if message.get("role") == "exit" else None))
     calls = [
         tool_call(call.get("id"), call["function"].get("name"), call["function"].get("arguments"), position)
@@ -148,7 +151,7 @@ def _chat_step(message: Json) -> Json:
 
 
 def _response_step(response: Json) -> Json:
-    """A step from an answer in the form of OpenAI's Responses."""
+    """Return the step of an answer in the format of OpenAI's Responses."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Json] = []
@@ -211,7 +214,7 @@ def _before_the_first_answer(history: Sequence[Json]) -> Iterator[Json]:
         if message.get("role") == "assistant":
             return
         source = _SOURCES.get(str(message.get("role")), "user")
-        # A demonstration is shown to the model, and was not asked for here.
+        # A demonstration is part of the prompt, not an answer of this run's model.
         yield {
             "source": source,
             "message": text_of(message.get("content")),
@@ -237,7 +240,7 @@ def _trajectory(
     totals: tuple[object, object] | None = None,
 ) -> Json:
     if not steps:
-        raise ValueError("it has no steps")
+        raise ValueError("the file has no steps")
     if totals is None:
         metrics = [step.get("metrics", {}) for step in steps]
         totals = sum(m.get("prompt_tokens", 0) for m in metrics), sum(m.get("completion_tokens", 0) for m in metrics)

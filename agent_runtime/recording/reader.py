@@ -1,4 +1,4 @@
-"""Reading a run, finished or not: everything is derived from what is durable at this moment."""
+"""Read a run, finished or not: everything is derived from durable objects at this moment."""
 
 import json
 from collections.abc import Sequence
@@ -7,12 +7,7 @@ from typing import Any
 from agent_runtime.recording import atif
 from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.branches import Branch, decode_branches, token_branches
-from agent_runtime.recording.job_record import (
-    JobFile,
-    newest_run,
-    read_attempt_numbers,
-    read_job_file,
-)
+from agent_runtime.recording.job_record import JobFile, newest_run, read_attempt_numbers, read_job_file
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.repeats import restored
 from agent_runtime.recording.results import statistics_of
@@ -24,7 +19,7 @@ from rollout_api.rollout_job import RolloutJob
 
 
 class _Results(Sequence[Result]):
-    """The results of seals, by index."""
+    """The results in seals, by index."""
 
     def __init__(self, seals: StoredSeals) -> None:
         self._seals, self._indexes = seals, list(seals)
@@ -39,7 +34,7 @@ class _Results(Sequence[Result]):
 
 
 class NoSuchRun(Exception):
-    """The run does not exist, or it has no such rollout."""
+    """The run does not exist, or it lacks the rollout."""
 
 
 class RunFolder:
@@ -51,12 +46,12 @@ class RunFolder:
 
     @property
     def total(self) -> int | None:
-        """Rollouts in all; None for a stream, which has no end yet."""
+        """Return the number of rollouts; None for an open stream."""
         return None if self.job.spec.tasks.stream else self.job_file.tasks.count * self.job.spec.group_size
 
 
 class RunReader(RunFolder):
-    """One run. Seals are read once, when it is opened, and kept on disk; records when they are asked for.
+    """One run. Seals are read once, when it is opened, and kept on disk; records are read on demand.
 
     Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
     """
@@ -73,28 +68,28 @@ class RunReader(RunFolder):
         return cls(run, await read_seals(run.store))
 
     def results(self) -> Sequence[Result]:
-        """Results of the sealed rollouts, by index; each is read from the disk when it is asked for."""
+        """Results of the sealed rollouts by index; each is read from disk on access."""
         return _Results(self.seals)
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of the sealed rollouts, as in `stats.json`."""
+        """Return statistics of the sealed rollouts, as in `stats.json`."""
         return statistics_of(self.results())
 
     async def attempts(self, index: int) -> list[int]:
-        """The attempts of a rollout that were begun, in order; sealed or not."""
+        """Return the begun attempts of a rollout in order, sealed or not."""
         return await read_attempt_numbers(self.store, index)
 
     async def records(self, index: int, attempt: int | None = None) -> list[Record]:
-        """The records of an attempt, its conversations one after another. Left out: the sealed one, or else the newest.
+        """Return the records of an attempt, sorted by conversation. Default: the sealed attempt, or else the newest.
 
         Raises NoSuchRun, RecordCorrupt.
         """
         return linear(await self.journal(index, attempt))
 
     async def journal(self, index: int, attempt: int | None = None) -> list[Record]:
-        """The records of an attempt in the order in which they were written, which a replay needs.
+        """Return the records of an attempt in the order of writing, as a replay needs them.
 
-        Of a sealed attempt exactly what its seal lists, each object checked against its digest. Raises NoSuchRun,
+        For a sealed attempt, exactly the objects in its seal, each checked against its digest. Raises NoSuchRun,
         RecordCorrupt.
         """
         seal = self.seals.get(index)
@@ -109,9 +104,9 @@ class RunReader(RunFolder):
         return await AttemptFolder.of_rollout(self.store, index, newest).records()
 
     async def trajectory(self, index: int) -> dict[str, Any] | None:
-        """The ATIF trajectory of a rollout as far as it got; None when no model call was made.
+        """Return the ATIF trajectory of a rollout so far; None without a model call.
 
-        The outcome of a sealed one stands in its `extra`. Raises NoSuchRun, RecordCorrupt.
+        The outcome of a sealed one is in its `extra`. Raises NoSuchRun, RecordCorrupt.
         """
         trajectory = atif.trajectory(self.job, f"{self.folder}/{index}", await self.records(index))
         if trajectory is not None and index in self.seals:
@@ -119,12 +114,12 @@ class RunReader(RunFolder):
         return trajectory
 
     async def program_trajectory(self, index: int) -> dict[str, Any] | None:
-        """The trajectory that the program of a sealed rollout wrote of itself, as ATIF; None without one."""
+        """Return the trajectory that the program of a sealed rollout wrote, as ATIF; None without one."""
         own = self.seals[index].result.program_trajectory
         return None if own is None or own.atif is None else json.loads(await _checked(self.store, own.atif))
 
     async def tokens(self, index: int) -> list[Branch]:
-        """The token sequences of a rollout, a branch each; empty where token ids were not recorded."""
+        """Return the token sequences of a rollout, one for each branch; empty if token ids were not recorded."""
         seal = self.seals.get(index)
         return token_branches(await self.records(index)) if seal is None else await _tokens_of(self.store, seal)
 
@@ -133,13 +128,14 @@ class RunReader(RunFolder):
             return []
         content = decode(item.key, await _checked(self.store, item))
         if isinstance(content, Closing):
-            raise RecordCorrupt(item.key, "the seal lists it as records, and it holds none")
+            raise RecordCorrupt(item.key, "the seal lists it as records, but it contains none")
         return content
 
 
 async def sealed_tokens(store: Store, index: int) -> list[Branch]:
-    """The token sequences of a sealed rollout, as `RunReader.tokens`, read without the rest of the run. Raises NoSuchRun
-    for one that is not sealed, RecordCorrupt."""
+    """Return the token sequences of a sealed rollout, like `RunReader.tokens`, without reading the rest of the run.
+    Raises NoSuchRun if it is not sealed, RecordCorrupt.
+    """
     key = f"seals/{index}.json"
     data = await store.get(key)
     if data is None:
@@ -155,19 +151,21 @@ async def _tokens_of(store: Store, seal: Seal) -> list[Branch]:
 async def _checked(store: Store, item: ObjectDigest) -> bytes:
     data = await store.get(item.key)
     if data is None:
-        raise RecordCorrupt(item.key, "it is missing, and a seal lists it")
+        raise RecordCorrupt(item.key, "it is missing, but a seal lists it")
     if digest_of(item.key, data) != item:
-        raise RecordCorrupt(item.key, f"its SHA-256 or size is not what the seal says ({item.sha256[:12]}…)")
+        raise RecordCorrupt(item.key, f"its SHA-256 or size differs from the seal ({item.sha256[:12]}…)")
     return data
 
 
 async def open_run(store: Store, name: str) -> RunReader:
-    """The run that `find_folder` finds, with its seals. Raises NoSuchRun, RecordCorrupt."""
+    """Return the run that `find_folder` finds, with its seals. Raises NoSuchRun, RecordCorrupt."""
     return await RunReader.of(await find_folder(store, name))
 
 
 async def find_folder(store: Store, name: str) -> RunFolder:
-    """The run in the folder of that name, or the newest run of the job of that name. Raises NoSuchRun, RecordCorrupt."""
+    """Return the run in the folder of that name, or the newest run of the job of that name. Raises NoSuchRun,
+    RecordCorrupt.
+    """
     folder, job_file = name, await read_job_file(store, name)
     if job_file is None and (newest := await newest_run(store, name)):
         folder, job_file = newest

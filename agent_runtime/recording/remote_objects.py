@@ -1,4 +1,4 @@
-"""Remote object storage, opened with the settings that each vendor's own tools read from the environment."""
+"""Remote object storage, opened with the environment settings of each vendor's own tools."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,8 +10,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 RemoteObjects = S3Store | GCSStore | AzureStore
 SCHEMES: Final = ("s3", "gs", "az")
 
-# A request is repeated by obstore itself first, where the connection is at hand; what it gives up on is repeated here,
-# with fresh credentials. Its own bound stays well below the five minutes for which signatures are good.
+# obstore itself repeats a request first, on the same connection. When it gives up, the request is repeated here with
+# fresh credentials. obstore's limit is well below the five minutes for which signatures are valid.
 _REQUEST_RETRY: Final[Any] = {
     "max_retries": 8,
     "retry_timeout": timedelta(seconds=60),
@@ -19,10 +19,12 @@ _REQUEST_RETRY: Final[Any] = {
 }
 
 REQUEST_SECONDS: Final = 60
-"""For one request with its body. obstore's own 30 s are too short for a part of a large object over a slow link."""
+"""Time limit of one request with its body. obstore's default of 30 s is too short for a part of a large object over a
+slow link.
+"""
 
-# The settings that obstore takes from its environment (obstore.store.S3Config, GCSConfig, AzureConfig). Other variables of
-# the same prefix, AWS_PROFILE for one, are not known to it, and an unknown one is refused.
+# The settings that obstore takes from its environment (obstore.store.S3Config, GCSConfig, AzureConfig). obstore refuses
+# other variables with the same prefix, such as AWS_PROFILE.
 _SETTINGS: Final = {
     "AWS": """access_key_id secret_access_key session_token region default_region endpoint endpoint_url endpoint_url_s3
         virtual_hosted_style_request role_arn role_session_name web_identity_token_file endpoint_url_sts
@@ -36,9 +38,9 @@ _SETTINGS: Final = {
 
 
 def remote_objects(scheme: str, bucket: str, environ: Mapping[str, str], *, prefix: str | None = None) -> RemoteObjects:
-    """What lies below a prefix of the bucket, or for `az` the container, opened with the settings of `environ`.
+    """Open the objects below a prefix of the bucket, or for `az` the container, with the settings of `environ`.
 
-    Raises what obstore does, OSError.
+    Raises obstore's errors, OSError.
     """
     options: Any = {
         "allow_http": any(v.startswith("http://") for k, v in environ.items() if "ENDPOINT" in k),

@@ -1,7 +1,8 @@
-"""A journal has each message once, although a program may send its whole history in each call.
+"""Deduplication of messages: a journal has each message once, although a program may send its whole history in each
+call.
 
-In place of a message or tool definition that an earlier record of the folder has, a segment names the turn and position
-where it stands. Readers put it back, as the same object.
+If an earlier record of the folder has the same message or tool definition, a segment only names its turn and position.
+Readers restore it as the same object.
 """
 
 import hashlib
@@ -16,13 +17,13 @@ Place = tuple[int, int]
 
 
 def digest_of_message(message: Mapping[str, Any]) -> bytes:
-    """Equal only for messages that are written alike, fields in the same order."""
-    # An agent's message may hold what JSON does not.
+    """Return a digest that is equal only for messages with the same text and field order."""
+    # An agent's message may contain values that JSON cannot represent.
     return hashlib.sha256(repr(message).encode(errors="backslashreplace")).digest()
 
 
 class Repeats:
-    """Where the messages of a folder stand. `records` are those that it has already, restored."""
+    """Locations of the messages of a folder. `records` are its existing ones, restored."""
 
     def __init__(self, records: Sequence[Record] = ()) -> None:
         self._places: dict[bytes, Place] = {}
@@ -30,7 +31,7 @@ class Repeats:
         self._shorten(records)
 
     def encode(self, records: Sequence[Record]) -> bytes:
-        """The segment with these records, which follow the earlier ones. Call it once for each."""
+        """Return the segment with these records, which follow the earlier ones. Call it once for each segment."""
         return segments.encode(self._shorten(records))
 
     def _shorten(self, records: Sequence[Record]) -> list[Record]:
@@ -52,7 +53,7 @@ class Repeats:
 
 
 def restored(key: str, records: Sequence[Record]) -> list[Record]:
-    """The records of a folder from its first one on, with what they repeat. Raises RecordCorrupt."""
+    """Yield the records of a folder from its first one on, with repeated messages restored. Raises RecordCorrupt."""
     found: dict[int, list[dict[str, Any]]] = {}
     whole: list[Record] = []
     for record in records:

@@ -1,4 +1,4 @@
-"""Results as lines and as statistics: pure, and the same bytes whoever computes them. Masked rollouts count for no mean."""
+"""Results as lines and as statistics: pure and reproducible. Masked rollouts are outside all means."""
 
 import json
 import math
@@ -19,21 +19,21 @@ _COUNTED: Final[Mapping[str, Callable[[Result], int]]] = {
     "failedAttempts": lambda result: len(result.failed_attempts),
     "tokenForks": lambda result: result.token_forks,
 }
-"""Counts that `stats.json` sums up."""
+"""Counts that `stats.json` adds up."""
 
 
 def in_order(versions: Iterable[str]) -> list[str]:
-    """Policy versions, each once, oldest first: they are whole numbers in decimal, so 10 comes after 9."""
+    """Return policy versions, each once, oldest first: they are integers in decimal, so 10 comes after 9."""
     return sorted(set(versions), key=lambda version: (len(version), version))
 
 
 def result_line(result: Result) -> bytes:
-    """A line of `results.jsonl`."""
+    """Return a line of `results.jsonl`."""
     return result.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
-    """`stats.json`, the same in whatever order the results come. Keeps numbers of them, and no result.
+    """Return `stats.json`, independent of the order of the results. Keeps only numbers of them.
 
     Rewards and pass@k are over graded Completed rollouts; times are seconds over all of them.
     """
@@ -80,7 +80,7 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
 
 
 def with_groups(stats: Mapping[str, Any], shards: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """The statistics with what plugins did for whole groups, as the shards' verdicts tell it: summed up by plugin."""
+    """Return the statistics with plugins' totals for whole groups, added up from the shards' verdicts."""
     plugins: dict[str, dict[str, Any]] = dict(stats.get("plugins", {}))
     for shard in shards:
         for name, sums in shard.items():
@@ -90,7 +90,7 @@ def with_groups(stats: Mapping[str, Any], shards: Iterable[Mapping[str, Mapping[
 
 
 def stats_json(stats: Mapping[str, Any]) -> bytes:
-    """`stats.json` as bytes."""
+    """Return `stats.json` as bytes."""
     return json.dumps(stats, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
@@ -105,7 +105,9 @@ def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def _pass_at_k(passed: Mapping[int, Sequence[bool]]) -> dict[str, float]:
-    """For k = 1, 2, 4, … as far as the smallest group goes, so that every k is a mean over the same groups."""
+    """Return pass@k for k = 1, 2, 4, … up to the size of the smallest group, so that every k is a mean over the same
+    groups.
+    """
     most = min(map(len, passed.values()), default=0)
     ks = [2**power for power in range(most.bit_length())]
     means = {k: mean([pass_at_k(len(members), sum(members), k) for members in passed.values()]) for k in ks}
@@ -113,7 +115,7 @@ def _pass_at_k(passed: Mapping[int, Sequence[bool]]) -> dict[str, float]:
 
 
 class _PluginSums:
-    """What one plugin did over all rollouts; its scores are over those that have them."""
+    """Totals of one plugin over all rollouts; its scores are over those that have them."""
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter(dict.fromkeys(("calls", "refused", "changed", "failed"), 0))
@@ -136,9 +138,4 @@ class _PluginSums:
 
 
 def _times(values: Sequence[float]) -> dict[str, float | None]:
-    return {
-        "mean": mean(values),
-        "p50": statistics.median_low(values),
-        "max": max(values),
-        "total": math.fsum(values),
-    }
+    return {"mean": mean(values), "p50": statistics.median_low(values), "max": max(values), "total": math.fsum(values)}

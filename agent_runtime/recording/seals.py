@@ -1,7 +1,7 @@
 """The seals of a run, and their results in bounded memory.
 
-Reading a seal takes a request, and its verdict may make it a hundred times as large as its result. So runners also write the
-results to `results-index/<digest>.jsonl.zst`, some hundreds in each object. A seal remains the only proof that a rollout
+Reading a seal takes a request, and its verdict may make it a hundred times as large as its result. So runners also
+write the results to `results-index/<digest>.jsonl.zst`, some hundreds in each object. Only a seal proves that a rollout
 ended: entries without a seal are ignored, and seals without an entry are read.
 """
 
@@ -25,15 +25,17 @@ from rollout_api.rewards import RewardNormalization
 INDEX: Final = "results-index"
 
 ENTRIES: Final = 500
-"""Results in each object of the index: so few seals are read one by one after a crash, and 200 objects hold 100,000."""
+"""Results in each object of the index. After a crash fewer seals than this are read one by one, and 200 objects suffice
+for 100,000 results.
+"""
 
 Wanted = Callable[[int], bool]
-_Row = tuple[int, bytes, str, float | None]
+_Row = tuple[int, bytes, str, float | None, str | None]
 T = TypeVar("T", covariant=True)
 
 
 class _Rows(Mapping[int, T]):
-    """Rows by the index of their rollout, in a temporary file: those of 100,000 rollouts may take gigabytes."""
+    """Rows by rollout index in a temporary file: those of 100,000 rollouts may take gigabytes."""
 
     def __init__(self, columns: str) -> None:
         # Without a name: a temporary file, and 2 MB of memory.
@@ -61,10 +63,10 @@ class _Rows(Mapping[int, T]):
 
 
 class SealedResults(_Rows[Result]):
-    """The results of the sealed rollouts that are `wanted`, by index. To be closed."""
+    """The results of the sealed rollouts that are `wanted`, by index. Must be closed."""
 
     def __init__(self, store: Store, wanted: Wanted = lambda index: True) -> None:
-        super().__init__("outcome TEXT, reward REAL")
+        super().__init__("outcome TEXT, reward REAL, policy TEXT")
         self._store, self._wanted = store, wanted
         self._unindexed: list[bytes] = []
 
@@ -73,32 +75,40 @@ class SealedResults(_Rows[Result]):
 
     @property
     def outcomes(self) -> Counter[Outcome]:
-        """How many ended in which way."""
+        """Return the number of rollouts by outcome."""
         counts = self._table.execute("SELECT outcome, count(*) FROM results GROUP BY outcome")
         return Counter({Outcome(outcome): count for outcome, count in counts})
 
     @property
     def mean_reward(self) -> float | None:
-        """Over the results that have a reward."""
+        """Return the mean over the results with a reward."""
         mean: float | None = self._table.execute("SELECT avg(reward) FROM results").fetchone()[0]
         return mean
 
+    @property
+    def newest_policy(self) -> int | None:
+        """The newest policy version that sampled a token of them."""
+        # Stored as text: a version may exceed SQLite's integers.
+        query = "SELECT policy FROM results WHERE policy IS NOT NULL ORDER BY length(policy) DESC, policy DESC LIMIT 1"
+        found = self._table.execute(query).fetchone()
+        return None if found is None else int(found[0])
+
     async def load(self) -> None:
-        """Read what is sealed in storage. Raises RecordCorrupt naming the key of a damaged seal."""
+        """Read the seals in storage. Raises RecordCorrupt naming the key of a damaged seal."""
         sealed, entries = await asyncio.gather(_sealed(self._store), self._store.list(INDEX))
         unread = {index for index in sealed if self._wanted(index) and index not in self}
         async for key, data in _objects(self._store, [meta.key for meta in entries]):
             try:
                 rows = [row for row in map(_row, decompress(key, data).splitlines()) if row[0] in unread]
             except RecordCorrupt:
-                continue  # the seals have all of it
+                continue  # the index is incomplete; the missing results are read from the seals
             self._insert(rows)
             unread.difference_update(row[0] for row in rows)
         async for key, data in _objects(self._store, [f"seals/{index}.json" for index in sorted(unread)]):
             await self.add(parse_seal(key, data).result)
 
     async def add(self, result: Result) -> None:
-        """Take in a result whose seal is written. Writes an object of the index when enough came together."""
+        """Add a result whose seal is written. Writes an object of the index when there are enough."""
         line = result_line(result)
         self._insert([_row(line)])
         self._unindexed.append(line)
@@ -106,7 +116,7 @@ class SealedResults(_Rows[Result]):
             await self._write_index()
 
     async def end(self) -> None:
-        """Write the rest of the index, unless it is so little that reading its seals takes no longer."""
+        """Write the rest of the index, unless it is so small that reading its seals takes no longer."""
         if len(self._unindexed) > READS_AT_ONCE:
             await self._write_index()
 
@@ -120,27 +130,27 @@ class SealedResults(_Rows[Result]):
         await self._store.put(f"{INDEX}/{hashlib.sha256(data).hexdigest()}.jsonl.zst", data)
 
     def _insert(self, rows: Iterable[_Row]) -> None:
-        self._table.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
+        self._table.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?)", rows)
 
 
 class StoredSeals(_Rows[Seal]):
-    """Whole seals by index."""
+    """Complete seals by index."""
 
     def __init__(self) -> None:
         super().__init__("data BLOB")
         self._advantages: Mapping[int, float] | None = None
 
     def add(self, key: str, data: bytes) -> None:
-        """Take in a seal. Raises RecordCorrupt."""
+        """Add a seal. Raises RecordCorrupt."""
         result = parse_seal(key, data).result
         self._table.execute("INSERT INTO results VALUES (?, ?, ?)", (result.index, result_line(result), compress(data)))
 
     def result(self, index: int) -> Result:
-        """The result alone, which takes a tenth of the time: a verdict is large."""
+        """Return only the result, which takes a tenth of the time, because a verdict is large."""
         return self._compared(Result.model_validate_json(self._column("line", index)))
 
     def compare(self, spec: RewardNormalization) -> None:
-        """Give the results their advantages among all of these."""
+        """Set the results' advantages relative to all of these."""
         self._advantages = advantages(map(self.result, self), spec)
 
     def __getitem__(self, index: int) -> Seal:
@@ -154,7 +164,7 @@ class StoredSeals(_Rows[Seal]):
 
 
 async def read_seals(store: Store) -> StoredSeals:
-    """Whole seals below a run's folder. Raises RecordCorrupt."""
+    """Return the complete seals below a run's folder. Raises RecordCorrupt."""
     seals = StoredSeals()
     async for key, data in _objects(store, [f"seals/{index}.json" for index in sorted(await _sealed(store))]):
         seals.add(key, data)
@@ -162,7 +172,7 @@ async def read_seals(store: Store) -> StoredSeals:
 
 
 def parse_seal(key: str, data: bytes) -> Seal:
-    """A seal. Raises RecordCorrupt."""
+    """Parse a seal. Raises RecordCorrupt."""
     seal = validated(key, Seal.model_validate_json, data)
     if key != f"seals/{seal.result.index}.json":
         raise RecordCorrupt(key, f"it seals rollout {seal.result.index}")
@@ -170,7 +180,7 @@ def parse_seal(key: str, data: bytes) -> Seal:
 
 
 async def _sealed(store: Store) -> list[int]:
-    """The rollouts that are sealed. Raises RecordCorrupt for other names, but for what file managers leave in folders."""
+    """Return the sealed rollouts. Raises RecordCorrupt for other names, except files that file managers create."""
     names = [meta.key.removeprefix("seals/") for meta in await store.list("seals")]
     seals = [name for name in names if not name.startswith(".")]
     if other := next((name for name in seals if not re.fullmatch(r"[0-9]+\.json", name)), None):
@@ -179,7 +189,7 @@ async def _sealed(store: Store) -> list[int]:
 
 
 async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, bytes]]:
-    """Keys with contents, some hundreds in memory at once; empty contents where an object is missing."""
+    """Yield keys with contents, some hundreds in memory at once; empty contents for a missing object."""
     step = 4 * READS_AT_ONCE
     for start in range(0, len(keys), step):
         batch = keys[start : start + step]
@@ -189,4 +199,5 @@ async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, by
 
 def _row(line: bytes) -> _Row:
     fields = json.loads(line)
-    return fields["index"], line, fields["outcome"], fields.get("reward")
+    numbers = [version for version in fields.get("policyVersions", ()) if version.isdecimal()]
+    return fields["index"], line, fields["outcome"], fields.get("reward"), numbers[-1] if numbers else None

@@ -1,4 +1,4 @@
-"""The form of a journal's segments: records as JSON lines in one zstd frame with a checksum."""
+"""The format of a journal's segments: records as JSON lines in one zstd frame with a checksum."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class RecordCorrupt(Exception):
-    """A recorded object cannot be what was written. The message names the key and what is wrong with it."""
+    """A recorded object is damaged. The message names the key and the problem."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}; the object was changed or damaged after it was written")
@@ -30,7 +30,7 @@ class RecordCorrupt(Exception):
 
 
 class Closing(ApiModel):
-    """Stands where an epoch's next segment would go: whoever took the attempt over lets no further one be written."""
+    """Takes the place of an epoch's next segment, so that its holder can write no further one after a takeover."""
 
     closed_by: int
     """Epoch that closed this one."""
@@ -38,7 +38,7 @@ class Closing(ApiModel):
 
 
 def compress(data: bytes) -> bytes:
-    """One zstd frame with content size and checksum."""
+    """Return one zstd frame with content size and checksum."""
     if not hasattr(_contexts, "compressor"):
         _contexts.compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     frame: bytes = _contexts.compressor.compress(data)
@@ -46,9 +46,9 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(key: str, data: bytes) -> bytes:
-    """The content of such a frame. Raises RecordCorrupt for anything truncated, changed or appended."""
+    """Return the content of such a frame. Raises RecordCorrupt if it was truncated, changed or extended."""
     try:
-        # The header's word for the size is what gets allocated; a damaged one may claim more than there is memory.
+        # The header's size is allocated; a damaged header may claim more than the memory.
         if (claimed := zstandard.frame_content_size(data)) > len(data) * _MOST_FROM_A_BYTE:
             raise RecordCorrupt(key, f"not a whole zstd frame (claims {claimed} bytes in {len(data)})")
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
@@ -57,12 +57,14 @@ def decompress(key: str, data: bytes) -> bytes:
 
 
 def compact_json(value: object) -> bytes:
-    """A value as JSON on one line. Half a surrogate pair becomes `?`, as in `json_bytes`."""
+    """Return a value as JSON on one line. Unpaired surrogates become `?`, as in `json_bytes`."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def json_bytes(value: ApiModel) -> bytes:
-    """A model as JSON. Half a surrogate pair, which text of a tool or a server may hold and UTF-8 cannot, becomes `?`."""
+    """Return a model as JSON. Unpaired surrogates, which a tool's or a server's text may contain but UTF-8 cannot,
+    become `?`.
+    """
     try:
         return value.model_dump_json().encode()
     except PydanticSerializationError:
@@ -70,17 +72,17 @@ def json_bytes(value: ApiModel) -> bytes:
 
 
 def encode(records: Sequence[Record]) -> bytes:
-    """A segment with these records."""
+    """Return a segment with these records."""
     return compress(b"".join(json_bytes(record) + b"\n" for record in records))
 
 
 def encode_closing(closing: Closing) -> bytes:
-    """The segment that closes an epoch."""
+    """Return the segment that closes an epoch."""
     return compress(json_bytes(closing) + b"\n")
 
 
 def decode(key: str, data: bytes) -> list[Record] | Closing:
-    """What a segment holds. Raises RecordCorrupt."""
+    """Return the records of a segment. Raises RecordCorrupt."""
     lines = decompress(key, data).split(b"\n")
     if lines.pop() != b"" or not lines:
         raise RecordCorrupt(key, "it does not end with a whole line")
@@ -92,7 +94,7 @@ def decode(key: str, data: bytes) -> list[Record] | Closing:
 
 
 def validated(key: str, parse: Callable[[bytes], T], data: bytes, where: str = "") -> T:
-    """What a model makes of an object, or of the part of it that `where` names. Raises RecordCorrupt."""
+    """Validate an object, or the part that `where` names, as a model. Raises RecordCorrupt."""
     try:
         return parse(data)
     except ValidationError as error:

@@ -1,7 +1,8 @@
-"""Object storage below one prefix: create-only writes whose outcome is always known, and waiting while it is away.
+"""Object storage below one prefix: create-only writes whose outcome is always known, and retries while it is
+unavailable.
 
-Everything that the recording promises rests on `Store.create`: of all who write one key, exactly one is told that it
-succeeded, also when replies get lost on the way.
+All guarantees of the recording depend on `Store.create`: of all writers of one key, exactly one gets success, even if
+responses are lost.
 """
 
 import asyncio
@@ -23,12 +24,7 @@ from typing import IO, Any, Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    GenericError,
-    PreconditionError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import LocalStore, MemoryStore
 
 from agent_runtime.recording import local_files
@@ -39,23 +35,31 @@ Objects = RemoteObjects | LocalStore | MemoryStore
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 600.0
-"""How long an operation waits for storage that is away: longer than a rolling restart of a self-hosted store."""
+"""How long an operation is retried while storage is unavailable: longer than a rolling restart of a self-hosted store.
+"""
 
 PART_BYTES: Final = 8 << 20
-"""Part of a multipart upload, and piece of a streamed read. S3 takes 10,000 parts, so 80 GB at this size."""
+"""Size of a part of a multipart upload, and of a piece of a streamed read. S3 accepts 10,000 parts, so 80 GB at this
+size.
+"""
 
 INLINE_BYTES: Final = 1 << 20
-"""On a local folder, objects up to here are written without leaving the event loop's thread: a quarter of the CPU."""
+"""In a local folder, objects up to this size are written on the event loop's thread, which takes a quarter of the CPU
+time.
+"""
 
 READS_AT_ONCE: Final = 64
-"""Hides a store's 20–40 ms a request, and stays far below the 256 descriptors that some systems give a process."""
+"""Concurrent reads. They hide a store's latency of 20–40 ms, and stay far below the 256 descriptors that some systems
+allow.
+"""
 
 LARGE_AT_ONCE: Final = 4
-"""Requests of a store that carry more than `INLINE_BYTES` at once. Each has `REQUEST_SECONDS`, and over a slow link too many
-side by side would all run out of them, again and again."""
+"""Concurrent requests of a store with more than `INLINE_BYTES`. Each has `REQUEST_SECONDS`, and over a slow link too
+many of them would repeatedly time out.
+"""
 
 SPARED_FRACTION: Final = 0.05
-"""Of the disk on which large objects wait for storage: the run keeps its results there too."""
+"""Fraction of the disk that large objects waiting for storage leave free: the run keeps its results there too."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 15.0
@@ -80,7 +84,7 @@ TRANSIENT_CODES: Final[Mapping[str, str]] = {
     "InternalError": "",
     "ServiceUnavailable": "",
 }
-"""Error codes of S3 and STS that repetition overcomes, whatever the status. The value says what to do where it does not."""
+"""Error codes of S3 and STS that are retried, whatever the status. The value is the remedy if retries fail."""
 
 FINAL_CODES: Final[Mapping[str, str]] = {
     "AccessDenied": "allow these credentials to list the bucket, and to get and put objects below the prefix",
@@ -94,22 +98,26 @@ FINAL_CODES: Final[Mapping[str, str]] = {
     "NotImplemented": "use storage that supports create-only writes (If-None-Match: *)",
     "QuotaExceeded": "make room in the bucket, and run the same command again to resume",
 }
-"""Error codes that repetition does not overcome, with what to do. Other codes are final by their status."""
+"""Error codes that are not retried, with the remedy. Other codes are final depending on their status."""
 
 _ABSENT_CODES: Final = frozenset({"", "NoSuchKey", "BlobNotFound"})
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
 _UNEXPLAINED_STATUSES: Final = frozenset({400, 403})
-"""Without a code, as in every answer to HEAD, these may stand for a timeout or an expired token as well as for a refusal."""
+"""Statuses that, without a code (as in every response to HEAD), may mean a time-out or an expired token as well as a
+refusal.
+"""
 _TRANSIENT_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class StorageError(Exception):
-    """Storage refuses what is asked of it; no repetition will help. The message names the URI and what to do."""
+    """Storage refuses a request, and no retry will help. The message names the URI and the remedy."""
 
 
 class SpoolFull(StorageError):
-    """What waits for storage has no room on this machine's disk. `is_own`: it takes more than half of that disk itself."""
+    """This machine's disk has no room for objects that wait for storage. `is_own`: they take more than half of that
+    disk themselves.
+    """
 
     def __init__(self, bytes_: int, total: int, problem: str) -> None:
         super().__init__(
@@ -120,7 +128,7 @@ class SpoolFull(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """Storage did not answer, or answered that it is busy, until the patience was used up."""
+    """Storage did not respond, or was busy, until the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +140,23 @@ class ObjectMeta:
     modified: float
 
 
-# Named here because inside Store `list` is its method.
+# Defined here because `list` inside Store is a method.
 Listing = list[ObjectMeta]
 Names = list[str]
 Contents = list[bytes | None]
 Answers = tuple[type[Exception], ...]
 RequestObserver = Callable[[str, float, bool], None]
-"""Is told of each request: operation, seconds, whether it failed."""
+"""Called after each request: operation, seconds, whether it failed."""
 
 _TAKEN: Final[Answers] = (AlreadyExistsError, FileExistsError, PreconditionError)
+
+
+def local_folder(uri: str) -> Path | None:
+    """Return the folder of this machine that a storage URI names; None for other schemes than `file`."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else uri).expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -150,7 +166,7 @@ class Store:
     uri: str
     objects: Objects
     prefix: str = ""
-    """Empty, or ends with a slash."""
+    """Empty, or ending with a slash."""
     patience_seconds: float = PATIENCE_SECONDS
     on_request: RequestObserver = lambda operation, seconds, failed: None
     _large: asyncio.Semaphore = field(
@@ -159,10 +175,11 @@ class Store:
 
     @classmethod
     def open(cls, uri: str, environ: Mapping[str, str], *, patience_seconds: float = PATIENCE_SECONDS) -> "Store":
-        """Storage at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file://` or a local path.
+        """Open storage at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file://` or a local
+        path.
 
-        `environ` holds the settings, named as each vendor names them (AWS_ACCESS_KEY_ID and so on). A local folder is
-        made. Nothing is asked of remote storage yet (`probe` does). Raises StorageError for what cannot be opened.
+        `environ` has the settings under each vendor's names (AWS_ACCESS_KEY_ID and so on). A local folder is created.
+        Remote storage is not contacted yet (`probe` does). Raises StorageError.
         """
         parts = urlsplit(uri)
         prefix = f"{path}/" if (path := parts.path.strip("/")) else ""
@@ -174,25 +191,22 @@ class Store:
                     )
                 objects = remote_objects(parts.scheme, parts.netloc, environ)
                 return cls(uri.rstrip("/"), objects, prefix, patience_seconds)
-            if parts.scheme not in ("", "file"):
+            if (folder := local_folder(uri)) is None:
                 raise StorageError(f"{uri}: scheme {parts.scheme!r} is not known; use s3, gs, az, file or a local path")
-            folder = Path(unquote(parts.path) if parts.scheme else uri).expanduser().absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise StorageError(f"{uri}: the folder {folder} cannot be written; change its rights or the URI")
             return cls(uri.rstrip("/"), LocalStore(folder), "", patience_seconds)
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{uri}: cannot be opened: {_first_line(error)}") from error
 
     def below(self, folder: str) -> "Store":
-        """The same storage, one folder deeper."""
+        """Return the same storage, one folder deeper."""
         return replace(self, uri=f"{self.uri}/{folder}", prefix=f"{self.prefix}{folder}/")
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless the key is taken. True: the object holds `data`; False: it holds something else.
 
-        Writing the same bytes again is a success. So a reply that was lost does no harm, and who must tell its own write
-        from an equal one of another writer puts a random word into it.
+        Writing the same bytes again succeeds, so a lost response does no harm. A caller that must distinguish its write
+        from another writer's equal one adds a random word.
         """
         pauses = self._pauses(key)
         while True:
@@ -207,11 +221,11 @@ class Store:
             await pauses.wait("another write of the same key did not end")
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write an object, whatever stands there."""
+        """Write an object, replacing an existing one."""
         await self._retried("put", key, lambda: self._put(key, data, "overwrite"))
 
     async def put_file(self, key: str, file: IO[bytes]) -> None:
-        """Write an object of any size from a file, whatever stands there. Nothing is visible before all of it is."""
+        """Write an object of any size from a file, replacing an existing one. It becomes visible when complete."""
 
         async def write() -> None:
             async with self._large:
@@ -221,12 +235,12 @@ class Store:
         await self._retried("put", key, write)
 
     async def modified(self, key: str) -> float | None:
-        """Unix seconds at which an object was written, None where there is none."""
+        """Return the Unix time at which an object was written, None if it does not exist."""
         meta = await self._head(key)
         return None if meta is None else meta["last_modified"].timestamp()
 
     async def get(self, key: str) -> bytes | None:
-        """The object's bytes, or None where it does not exist."""
+        """Return the object's bytes, or None if it does not exist."""
 
         async def read() -> bytes:
             if isinstance(self.objects, LocalStore):
@@ -236,7 +250,7 @@ class Store:
         return await self._found("get", key, read)
 
     async def get_all(self, keys: Sequence[str]) -> Contents:
-        """The bytes of many objects, in the order of their keys, read side by side."""
+        """Yield the bytes of many objects, in the order of their keys, read concurrently."""
         found: dict[str, bytes | None] = {}
         waiting = iter(keys)
 
@@ -248,12 +262,12 @@ class Store:
         return [found[key] for key in keys]
 
     async def create_stream(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectDigest:
-        """Write an object of any size in bounded memory. The digest's key is the one given here.
+        """Write an object of any size in bounded memory; return its digest, whose key is the one given here.
 
-        Up to 8 MiB it is one create-only write. A larger object waits on the disk and becomes a multipart upload, which
-        obstore cannot make conditional: the key is looked up first, and the key's own name must keep two writers apart
-        (the journal puts its epoch there, which has a single holder). Nothing is visible before the last part. Raises what
-        `chunks` raises, SpoolFull, and StorageError where another object stands.
+        Up to 8 MiB it is one create-only write. A larger object is buffered on disk and becomes a multipart upload,
+        which obstore cannot make conditional: the key is checked first, and the key's name must keep two writers apart
+        (the journal includes its epoch, which has a single holder). Nothing is visible before the last part. Raises
+        errors of `chunks`, SpoolFull, and StorageError if another object exists.
         """
         digest, size = hashlib.sha256(), 0
         with tempfile.SpooledTemporaryFile(max_size=PART_BYTES) as spool:
@@ -271,7 +285,7 @@ class Store:
         return ObjectDigest(key=key, sha256=digest.hexdigest(), bytes=size)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
-        """The object's bytes in pieces, each piece repeated by itself. Raises StorageError where it does not exist."""
+        """Yield the object's bytes in pieces, each piece retried separately. Raises StorageError if it does not exist."""
         if (meta := await self._head(key)) is None:
             raise StorageError(f"{self.uri}/{key}: the object does not exist")
         size = meta["size"]
@@ -285,7 +299,7 @@ class Store:
             yield await self._retried("get", key, read)
 
     async def list(self, prefix: str) -> Listing:
-        """All objects below a folder, at any depth. `prefix` is a whole folder name, not the beginning of one."""
+        """Yield all objects below a folder, at any depth. `prefix` is a whole folder name, not the beginning of one."""
 
         async def read() -> Listing:
             found: Listing = []
@@ -299,7 +313,9 @@ class Store:
         return await self._retried("list", prefix, read)
 
     async def folders(self, prefix: str = "") -> Names:
-        """Names of the folders directly below a folder, sorted; what lies deeper costs nothing."""
+        """Return the names of the folders directly below a folder, sorted. The number of deeper objects does not affect
+        its cost.
+        """
 
         async def read() -> Names:
             listing = await obstore.list_with_delimiter_async(self.objects, prefix=(self.prefix + prefix) or None)
@@ -308,7 +324,7 @@ class Store:
         return await self._retried("list", prefix, read)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there, or that lie behind a link in a local folder, are passed over."""
+        """Delete objects. Missing ones, and ones behind a link in a local folder, are skipped."""
         for start in range(0, len(keys), 1000):  # S3 deletes at most 1,000 in one request
             batch = [self.prefix + key for key in keys[start : start + 1000]]
 
@@ -323,18 +339,21 @@ class Store:
             await self._retried("delete", keys[start], remove)
 
     async def probe(self) -> None:
-        """Find out before anything is recorded whether this storage can be relied on.
+        """Check that this storage is reliable, before anything is recorded.
 
-        Raises StorageError where it cannot be written, or where a create-only write overwrites (some S3 servers ignore
-        the condition): recording there would lose results without a word.
+        Raises StorageError if it is not writable, or if a create-only write overwrites (some S3 servers ignore the
+        condition): recording there would silently lose results.
         """
+        if isinstance(self.objects, LocalStore) and not os.access(self._folder, os.W_OK | os.X_OK):
+            raise StorageError(f"{self.uri}: the folder {self._folder} cannot be written; change its rights or the URI")
         hasty = replace(self, patience_seconds=min(self.patience_seconds, 15))
         key = f".probe-{secrets.token_hex(8)}"
         if not await hasty.create(key, b"first"):
-            raise StorageError(f"{self.uri}: {key} was taken before it was written; this storage cannot be relied on")
+            raise StorageError(f"{self.uri}: {key} existed before it was written; this storage is unreliable")
         second = await hasty.create(key, b"second")
         standing = await hasty.get(key)
-        with contextlib.suppress(StorageError):  # without the right to delete, which is good for records, 5 bytes stay
+        # credentials without the right to delete, which protects records, leave 5 bytes behind
+        with contextlib.suppress(StorageError):
             await hasty.delete([key])
         if second or standing != b"first":
             raise StorageError(
@@ -345,7 +364,7 @@ class Store:
 
     @cached_property
     def _folder(self) -> str:
-        """Of a LocalStore, which takes as long to tell as a file takes to write."""
+        """The folder of a LocalStore; computing it takes as long as writing a file."""
         assert isinstance(self.objects, LocalStore)
         return str(self.objects.prefix)
 
@@ -366,16 +385,16 @@ class Store:
         return await self._found("head", key, read)
 
     async def _found(self, name: str, key: str, operation: Callable[[], Awaitable[T]]) -> T | None:
-        """The operation's result, or None where the object does not exist."""
+        """Return the operation's result, or None if the object does not exist."""
         try:
             return await self._retried(name, key, operation, (FileNotFoundError,))
         except FileNotFoundError as error:
             if _code(error) in _ABSENT_CODES:
                 return None
-            raise self._judged(key, error) from error  # NoSuchBucket: the object itself may well exist
+            raise self._judged(key, error) from error  # NoSuchBucket: the object itself may exist
 
     async def _retried(self, name: str, key: str, operation: Callable[[], Awaitable[T]], answers: Answers = ()) -> T:
-        """The operation's result, repeated while storage is away. Exceptions that are `answers` pass through."""
+        """Return the operation's result, retried while storage is unavailable. Exceptions in `answers` are raised."""
         pauses = self._pauses(key)
         while True:
             started, failure = time.perf_counter(), None
@@ -400,7 +419,7 @@ class Store:
 
 @dataclass
 class _Pauses:
-    """Growing pauses between repetitions, with full jitter so that many runners do not come back at once."""
+    """Growing pauses between retries, with full jitter so that many runners do not return at once."""
 
     where: str
     patience_seconds: float
@@ -408,7 +427,7 @@ class _Pauses:
     pause: float = _FIRST_PAUSE_SECONDS
 
     async def wait(self, reason: str) -> None:
-        """Sleep before the next try. Raises StorageUnavailable when the patience is used up."""
+        """Sleep before the next attempt. Raises StorageUnavailable at the time limit."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise StorageUnavailable(
@@ -420,10 +439,10 @@ class _Pauses:
 
 
 def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> None:
-    """Add to what waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull."""
+    """Append to an object that waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull."""
     size = spool.tell() + len(data)
     disk = shutil.disk_usage(tempfile.gettempdir())
-    # Some file systems in memory tell no size: 0 of 0 bytes are free.
+    # Some file systems in memory report no size: 0 of 0 bytes are free.
     if disk.total and size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total:
         raise SpoolFull(size, disk.total, f"only {disk.free} are left")
     try:
@@ -433,9 +452,9 @@ def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> Non
 
 
 def judged(where: str, error: Exception, *, on_disk: bool) -> StorageError:
-    """What a failure means: StorageUnavailable if repetition may overcome it, StorageError if not.
+    """Classify a failure: StorageUnavailable if a retry may help, StorageError if not.
 
-    The store's own code decides, then the status, then the number of the operating system.
+    The store's own code decides, then the status, then the operating system's error number.
     """
     text, code, status = _first_line(error), _code(error), _status(error)
     if code in TRANSIENT_CODES:
@@ -461,7 +480,9 @@ def judged(where: str, error: Exception, *, on_disk: bool) -> StorageError:
 
 
 def _code(error: Exception) -> str:
-    """The store's error code, from the XML of a refused request or the line on a refused deletion; empty without one."""
+    """Return the store's error code, from the XML of a refused request or the line on a refused deletion; empty without
+    one.
+    """
     found = re.search(r"<Code>(\w+)</Code>|\(code: (\w+)\)", str(error))
     return (found[1] or found[2]) if found else ""
 
@@ -472,7 +493,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _os_error(error: Exception, text: str) -> int | None:
-    """The errno of a failure, which obstore quotes in its message."""
+    """Return the errno of a failure, which obstore includes in its message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", text)
@@ -480,8 +501,8 @@ def _os_error(error: Exception, text: str) -> int | None:
 
 
 def _first_line(error: Exception) -> str:
-    # obstore appends a dump of its own structures after an empty line. Before it may come the store's own answer, in XML,
-    # of which code and message say most: NoSuchBucket, InvalidAccessKeyId.
+    # obstore appends a dump of its own structures after an empty line. The store's own XML answer may precede it; its
+    # code and message are the most useful parts: NoSuchBucket, InvalidAccessKeyId.
     text = str(error)
     answer = re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", text)
     told = f" {': '.join(filter(None, answer.groups()))}" if answer else ""

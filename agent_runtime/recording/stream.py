@@ -1,16 +1,18 @@
-"""A job that stays open, in storage: groups go in under `stream/` by number, finished ones come out under `feed/`.
+"""A stream job in storage: groups are submitted under `stream/` by number, finished ones are published under `feed/`.
 
-Entries are create-only and numbered without gaps, so several may submit at once, and each runner takes every n-th number.
-The last entry closes the stream; `stream/closed.json` repeats its number for runners that do not look at every entry.
+Entries are create-only and numbered without gaps, so several clients may submit concurrently, and each runner takes
+every n-th number. The last entry closes the stream; `stream/closed.json` repeats its number for runners that do not
+read every entry.
 """
 
 import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.segments import RecordCorrupt, compact_json
 from agent_runtime.recording.store import Store
 from rollout_api.records import Result
@@ -21,7 +23,7 @@ _END = b'{"closed":true}'
 
 
 class StreamClosed(Exception):
-    """Nothing can be submitted any more."""
+    """The stream is closed: nothing can be submitted any more."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,12 @@ class StreamEntry:
     """Also the number of its group."""
     task: Task
     label: str | None
-    """What the submitter wants back with the results: a batch, a training step."""
+    """The submitter's label, returned with the results: a batch, a training step."""
 
 
 @dataclass(frozen=True)
 class FedGroup:
-    """A finished group as it stands in the feed of a shard, under `sequence`."""
+    """A finished group in the feed of a shard, under `sequence`."""
 
     shard: int
     sequence: int
@@ -53,12 +55,27 @@ class StreamRecord:
         self._next: int | None = None
         self._submitting = asyncio.Lock()
 
+    async def claim(self) -> Callable[[], Awaitable[None]]:
+        """Claim the run for a session. Return a check that raises Superseded after a later session's claim."""
+        body = compact_json({"holder": secrets.token_hex(8)})
+        number = len(await self._store.list("holders"))
+        while not await self._store.create(f"holders/{number}.json", body):
+            number += 1
+
+        async def check() -> None:
+            if await self._store.get(f"holders/{number + 1}.json") is not None:
+                raise Superseded(f"{self._store.uri}: a later session of this job has taken it over")
+
+        return check
+
     async def submit(self, task: Task, label: str | None = None) -> int:
-        """Hand a group in; durable when this returns its number. Several at once go in one after the other.
+        """Submit a group; it is durable when this returns its number. Concurrent submits are numbered one after the
+        other.
 
         Raises StreamClosed.
         """
-        # The id keeps equal submissions of two clients apart: equal bytes under one key would pass for one.
+        # The id distinguishes equal submissions of two clients: `create` treats equal bytes under one key as the same
+        # write.
         body = compact_json({"task": task.wire(), "label": label, "id": secrets.token_hex(8)})
         async with self._submitting:
             number = await self._append(body)
@@ -66,27 +83,27 @@ class StreamRecord:
         return number
 
     async def entry(self, number: int) -> StreamEntry | None:
-        """The group of that number, None while it is not there, and where the stream ends."""
+        """Return the group of that number, None if it does not exist yet, and where the stream ends."""
         data = await self._store.get(f"stream/{number}.json")
         if data is None:
             return None
         if data == _END:
-            # Whoever closed the stream may have died before it wrote this.
+            # The process that closed the stream may have died before it wrote this.
             await self._store.create(CLOSED, compact_json({"groups": number}))
             return None
         try:
             entry = json.loads(data)
             return StreamEntry(number, Task.model_validate(entry["task"]), entry["label"])
         except (ValueError, TypeError, KeyError) as error:
-            raise RecordCorrupt(f"stream/{number}.json", f"is no submitted group: {error}") from error
+            raise RecordCorrupt(f"stream/{number}.json", f"is not a submitted group: {error}") from error
 
     async def numbers(self) -> list[int]:
-        """Numbers of all entries in order: the groups, and the end of a closed stream."""
+        """Return the numbers of all entries in order: the groups, and the end of a closed stream."""
         names = [meta.key.rsplit("/", 1)[-1].removesuffix(".json") for meta in await self._store.list("stream")]
         return sorted(int(name) for name in names if name.isdigit())
 
     async def close(self) -> int:
-        """End the stream; returns how many groups there are. Closing twice changes nothing."""
+        """Close the stream; return the number of groups. Idempotent."""
         async with self._submitting:
             with contextlib.suppress(StreamClosed):
                 await self.entry(await self._append(_END))
@@ -95,16 +112,16 @@ class StreamRecord:
         return groups
 
     async def closed(self) -> int | None:
-        """How many groups there are in all, None while more may come."""
+        """Return the number of groups, None while the stream is open."""
         data = await self._store.get(CLOSED)
         return None if data is None else int(json.loads(data)["groups"])
 
     async def give_out(self, shard: int, sequence: int, results: Sequence[Result]) -> bool:
-        """Give out a finished group; False where that number is another's, whose entry stays."""
+        """Publish a finished group; False if another group has that number, whose entry is kept."""
         return await self._store.create(_feed_key(shard, sequence), compact_json([result.wire() for result in results]))
 
     async def fed(self, shard: int, sequence: int) -> FedGroup | None:
-        """What a shard gave out under that number, None while it is not there."""
+        """Return what a shard published under that number, None if nothing yet."""
         data = await self._store.get(_feed_key(shard, sequence))
         if data is None:
             return None
@@ -112,12 +129,12 @@ class StreamRecord:
         return FedGroup(shard, sequence, results[0].group, results)
 
     async def fed_groups(self, shard: int) -> set[int]:
-        """Groups that a shard has given out."""
+        """Return the groups that a shard has published."""
         keys = [meta.key for meta in await self._store.list(f"feed/{shard}")]
         return {json.loads(data)[0]["group"] for data in await self._store.get_all(keys) if data is not None}
 
     async def _append(self, body: bytes) -> int:
-        """Create the next entry; its number. Raises StreamClosed."""
+        """Create the next entry; return its number. Raises StreamClosed."""
         if self._next is None:
             self._next = max(await self.numbers(), default=0)
         while not await self._store.create(f"stream/{self._next}.json", body):
@@ -130,7 +147,7 @@ class StreamRecord:
 
 
 class Feed:
-    """Gives out the finished groups of a shard, each once, under numbers without gaps."""
+    """Publishes the finished groups of a shard, each once, under numbers without gaps."""
 
     def __init__(self, record: StreamRecord, shard: int) -> None:
         self._record, self._shard = record, shard
@@ -138,16 +155,16 @@ class Feed:
         self._giving = asyncio.Lock()
 
     async def open(self) -> None:
-        """Learn what earlier processes have given out."""
+        """Read what earlier processes have published."""
         self._given = await self._record.fed_groups(self._shard)
 
     async def give_out(self, group: int, results: Sequence[Result]) -> None:
-        """Give a group out, unless it was."""
+        """Publish a group unless it was published."""
         async with self._giving:
             while group not in self._given:
                 sequence = len(self._given)
                 if not await self._record.give_out(self._shard, sequence, results):
-                    # A process that was thought dead has given out a group meanwhile.
+                    # A process that seemed dead has delivered a group in the meantime.
                     other = await self._record.fed(self._shard, sequence)
                     assert other is not None, "nothing removes an entry"
                     self._given.add(other.group)

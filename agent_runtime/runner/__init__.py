@@ -1,1 +1,1 @@
-"""The process of a runner pod: a supervisor as PID 1, and the engine on one shard of a job below it."""
+"""The process of a runner pod: a supervisor as PID 1, and the engine for one shard of a job as its child."""

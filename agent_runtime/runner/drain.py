@@ -1,4 +1,4 @@
-"""SIGTERM: a job that is gone ends at once; where it goes on elsewhere, the turns that run are finished first."""
+"""Handling of SIGTERM: a deleted job ends at once; if it continues elsewhere, running turns are finished first."""
 
 import asyncio
 
@@ -8,11 +8,12 @@ from agent_runtime.runner.log import log
 from rollout_api.conditions import Metadata
 
 DRAIN_SECONDS = 25.0
-"""For the turns that run: the pod's terminationGracePeriodSeconds, 30, less what the last report and the exit take."""
+"""Time for running turns: the pod's terminationGracePeriodSeconds, 30, minus the time for the last report and the exit.
+"""
 
 
 class Stopping:
-    """What the engine is told. `cancelled` is set when the job is gone: then nothing is worth waiting for."""
+    """Stop requests for the engine. `cancelled` is set if the job was deleted: then nothing is worth waiting for."""
 
     def __init__(self, api: JobApi, job: Metadata, *, seconds: float = DRAIN_SECONDS) -> None:
         self._api, self._job, self._seconds = api, job, seconds
@@ -24,9 +25,9 @@ class Stopping:
         return self._work is not None
 
     def begin(self) -> None:
-        """Handle SIGTERM; a second one changes nothing."""
+        """Handle SIGTERM; a second one has no effect."""
         if self._work is None:
-            log.info("asked to stop: no turn starts any more, those that run come to their end")
+            log.info("asked to stop: no new turn starts, and running turns are finished")
             # Before the API server is asked: it may be away.
             self.drain.request()
             self._work = asyncio.create_task(self._carry_out())

@@ -40,7 +40,7 @@ async def run_engine(
     open_provider: OpenProvider = cluster_provider,
     metrics_port: int = RUNNER_METRICS_PORT,
 ) -> Exit:
-    """Run the shard that `folder` and `environ` name. Raises what is a bug."""
+    """Run the shard given by `folder` and `environ`. Raises unexpected errors."""
     try:
         start = read_start(folder, environ)
     except BadStart as error:
@@ -83,7 +83,9 @@ async def _leave_with(engine: Coroutine[Any, Any, Exit]) -> None:
 
 
 def _leave(code: Exit) -> NoReturn:
-    """End at once: a plain exit waits for what still runs, and the threads of the storage library abort some of those."""
+    """Exit immediately: a normal exit waits for running threads, and those of the storage library may abort the
+    process.
+    """
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
@@ -95,7 +97,7 @@ def _progress_of(environ: Mapping[str, str]) -> Callable[[], None]:
         return lambda: None
 
     def tell() -> None:
-        # Full: then it has been told often enough.
+        # Full: the reader has enough notifications.
         with contextlib.suppress(BlockingIOError):
             os.write(int(pipe), b".")
 

@@ -1,4 +1,4 @@
-"""The engine's events as lines of the log."""
+"""The engine's events as log lines."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Line = tuple[int, str, dict[str, Any]]
 
 
 class EventLog:
-    """Logs what is worth a line; not the groups that earlier processes finished."""
+    """Logs notable events, except groups that earlier processes finished."""
 
     def observe(self, event: Event) -> None:
         if isinstance(event, GroupFinished) and event.earlier:
@@ -29,7 +29,7 @@ class EventLog:
 
 
 def lines_of(event: Event) -> Iterator[Line]:
-    """Level, message and fields: groups at info, single rollouts at debug, what went wrong at warning."""
+    """Yield level, message and fields: groups at info, single rollouts at debug, failures at warning."""
     match event:
         case JobStarted():
             verb = "goes on with" if event.resumed else "starts"
@@ -71,8 +71,8 @@ def lines_of(event: Event) -> Iterator[Line]:
         case JobEnded(summary=summary):
             fields: dict[str, Any] = {"outcomes": dict(summary.outcomes), "meanReward": summary.mean_reward}
             if summary.aborted is not None:
-                yield logging.ERROR, f"the job is given up: {summary.aborted}", fields
+                yield logging.ERROR, f"the job is aborted: {summary.aborted}", fields
             elif summary.completed:
                 yield logging.INFO, "the shard is completed", fields
             else:
-                yield logging.INFO, "stopped; the rest can be gone on with", fields
+                yield logging.INFO, "stopped; the rest can be resumed", fields

@@ -1,4 +1,4 @@
-"""Whether the job of this runner still exists, as the API server knows it."""
+"""Whether this runner's job still exists, according to the API server."""
 
 import asyncio
 from enum import Enum
@@ -8,13 +8,13 @@ from agent_runtime.kube.api import ApiError
 from rollout_api.conditions import Metadata
 
 ASK_SECONDS = 5.0
-"""An API server that does not answer within that is unavailable: then the job is assumed to continue."""
+"""An API server that does not respond within this time is unavailable: then the job is assumed to continue."""
 CANCELLED_STATUSES = frozenset({401, 403, 404})
-"""Gone, or denied: the roles of a job, or of a whole namespace, go while it is being deleted."""
+"""Not found, or denied: the roles of a job, or of a whole namespace, are removed while it is being deleted."""
 
 
 class JobApi(Protocol):
-    """The calls about the runner's own RolloutJob and RolloutShard (KubeApi has them)."""
+    """Calls for the runner's own RolloutJob and RolloutShard (implemented by KubeApi)."""
 
     async def get_job(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
         """The RolloutJob."""
@@ -30,13 +30,13 @@ class JobState(Enum):
     """Whether work on the job continues."""
 
     CANCELLED = "cancelled"
-    """Deleted: nothing more is wanted of it than what is sealed."""
+    """Deleted: nothing beyond the sealed rollouts is needed."""
     CONTINUES = "continues"
     """After a suspension, an eviction or a drained node another pod resumes it."""
 
 
 def job_state_of(job: Metadata, answer: dict[str, Any] | ApiError) -> JobState:
-    """The state that the answer to `get` of the RolloutJob stands for."""
+    """Return the state for the response to `get` of the RolloutJob."""
     if isinstance(answer, ApiError):
         return JobState.CANCELLED if answer.status in CANCELLED_STATUSES else JobState.CONTINUES
     metadata = answer.get("metadata", {})

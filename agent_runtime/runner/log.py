@@ -1,4 +1,4 @@
-"""One JSON object a line on stdout: read by people through `kubectl logs`, and by log collectors."""
+"""One JSON object per line on stdout, for `kubectl logs` and log collectors."""
 
 import json
 import logging
@@ -10,13 +10,13 @@ from pathlib import Path
 log = logging.getLogger("rollout.runner")
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""What a container leaves here is shown by `kubectl describe pod`."""
+"""File whose contents `kubectl describe pod` shows after the container's end."""
 TERMINATION_BYTES = 4096
-"""The kubelet reads no more."""
+"""The kubelet reads at most this."""
 
 
 class JsonLines(logging.Formatter):
-    """Time, level and message first; then the fields that a call gave as `extra={"fields": {...}}`."""
+    """Writes time, level and message first; then the fields of `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(environ: Mapping[str, str]) -> None:
-    """Log to stdout. The variable ROLLOUT_LOG_LEVEL may be `debug`, which adds a line for each sealed rollout."""
+    """Log to stdout. ROLLOUT_LOG_LEVEL may be `debug`, which adds a line for each sealed rollout."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -40,7 +40,7 @@ def configure(environ: Mapping[str, str]) -> None:
 
 
 def leave_behind(message: str) -> None:
-    """Log why this process ends, and leave it where `kubectl describe pod` shows it."""
+    """Log why this process ends, and write it to the termination log, which `kubectl describe pod` shows."""
     log.error(message)
     # It exists in a container only, where the kubelet has put it.
     if TERMINATION_LOG.exists():

@@ -1,4 +1,4 @@
-"""`/metrics` and `/healthz` of a runner pod. No label has more values than the job's spec allows."""
+"""`/metrics` and `/healthz` of a runner pod. The job's spec bounds the values of each label."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
@@ -25,10 +25,10 @@ from agent_runtime.runner.report import ShardTally
 from rollout_api.records import Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""From the fork of a workspace, some milliseconds, to the slowest start of a sandbox."""
+"""Buckets from the fork of a workspace, some milliseconds, to the slowest start of a sandbox."""
 REWARDS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 MOST_REASONS = 32
-"""Reasons of failures come from clusters and plugins; those beyond are counted as Other."""
+"""Most distinct reasons of failures, which come from clusters and plugins; further ones are counted as Other."""
 OTHER = "Other"
 USUAL_REASONS = frozenset(
     (
@@ -36,12 +36,14 @@ USUAL_REASONS = frozenset(
         *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "OOMKilled"),
     )
 )
-"""Of lost attempts: those of the model, which alert RolloutModelErrors watches, and those of nodes and pods."""
+"""Common reasons of lost attempts: those of the model, which alert RolloutModelErrors watches, and those of nodes and
+pods.
+"""
 SANDBOX_STATES = ("Starting", "Ready")
 
 
 class RunnerMetrics:
-    """What `/metrics` shows."""
+    """The contents of `/metrics`."""
 
     def __init__(self, tally: ShardTally, tools: Collection[str], restarts: int = 0) -> None:
         self._tools, self._reasons = frozenset(tools), set(USUAL_REASONS)
@@ -62,19 +64,21 @@ class RunnerMetrics:
         self._turns = counter("turns", "Model calls that were answered.")
         self._tokens = counter("tokens", "Tokens as the model server counted them.", "kind")
         self._forks = counter("token_forks", "Prompts of sealed rollouts whose ids did not extend those before them.")
-        self._model = seconds("model_call", "From a model call to its answer, failed tries left out.")
+        self._model = seconds("model_call", "From a model call to its answer, without failed attempts.")
         self._tool = seconds("tool_call", "From a tool call to its observation.", "tool")
         self._tool_errors = counter("tool_call_errors", "Tool calls that the model got an error for.", "tool")
         self._failed = counter("attempts_failed", "Attempts lost to infrastructure.", "reason")
-        self._workspace = seconds("workspace_acquire", "From asking for an attempt's workspace to having it.")
-        self._sandbox = seconds("sandbox_start", "From creating a sandbox to its being ready.")
-        self._storage = seconds("storage_request", "Requests to object storage, each try by itself.", "operation")
+        self._workspace = seconds("workspace_acquire", "From the request for an attempt's workspace until it is ready.")
+        self._sandbox = seconds("sandbox_start", "From the creation of a sandbox until it is ready.")
+        self._storage = seconds(
+            "storage_request", "Requests to object storage, each attempt counted separately.", "operation"
+        )
         self._storage_errors = counter("storage_errors", "Failed requests to object storage.", "operation")
-        gauge("rollouts_running", "Rollouts whose attempt is under way.", lambda: len(tally.running))
-        gauge("groups_waiting", "Groups that nobody has begun yet.", lambda: tally.groups_waiting)
+        gauge("rollouts_running", "Rollouts with a running attempt.", lambda: len(tally.running))
+        gauge("groups_waiting", "Groups that have not begun yet.", lambda: tally.groups_waiting)
         gauge(
             "infra_failure_fraction",
-            "Of the ended rollouts of this shard, those lost to infrastructure.",
+            "Share of this shard's ended rollouts that were lost to infrastructure.",
             lambda: infra_failure_fraction(tally.outcomes),
         )
         counter("engine_restarts", "Engines that died in this container.").inc(restarts)
@@ -90,7 +94,7 @@ class RunnerMetrics:
             self._failed.labels(reason)
 
     def observe(self, event: Event) -> None:
-        """Take an event of the engine in. What an earlier process did and the journal repeats is not counted again."""
+        """Process an event of the engine. Replayed work of an earlier process is not counted again."""
         match event:
             case TurnEnded(replayed=False):
                 self._turns.inc()
@@ -118,7 +122,7 @@ class RunnerMetrics:
         self._registry.register(_ModelCollector(model))
 
     def watch_sandboxes(self, states: Callable[[], Mapping[str, int]]) -> None:
-        """Show the runner's sandboxes; `states` counts them by state whenever Prometheus asks."""
+        """Report the runner's sandboxes; `states` counts them by state at each scrape."""
         for state in SANDBOX_STATES:
             self._sandboxes.labels(state).set_function(partial(_count, states, state))
 
@@ -135,7 +139,7 @@ class RunnerMetrics:
 
 
 class _ModelCollector(Collector):
-    """What a ServedModel counts itself, read whenever Prometheus asks."""
+    """Counters of a ServedModel, read at each scrape."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -143,7 +147,9 @@ class _ModelCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         model = self._model
         yield GaugeMetricFamily("rollout_model_calls_in_flight", "Calls at model servers.", model.in_flight)
-        yield GaugeMetricFamily("rollout_model_calls_waiting", "Calls that wait for gate or place.", model.waiting)
+        yield GaugeMetricFamily(
+            "rollout_model_calls_waiting", "Calls that wait for the gate or for a place.", model.waiting
+        )
         yield CounterMetricFamily("rollout_model_spills", "Calls not at their group's first server.", model.spills)
         yield CounterMetricFamily("rollout_model_resent_calls", "Calls that were sent again.", model.resent)
         yield CounterMetricFamily("rollout_model_gate_seconds", "Time behind a shut gate.", model.gate_seconds)
@@ -154,14 +160,14 @@ def _count(states: Callable[[], Mapping[str, int]], state: str) -> float:
 
 
 def infra_failure_fraction(outcomes: Mapping[str, int]) -> float:
-    """As the engine judges it when it gives a job up: cancelled rollouts count for neither side."""
+    """Return the fraction by which the engine aborts a job; cancelled rollouts do not count."""
     ended = sum(count for outcome, count in outcomes.items() if outcome != Outcome.CANCELLED)
     return sum(outcomes.get(outcome, 0) for outcome in LOST) / ended if ended else 0.0
 
 
 @contextlib.asynccontextmanager
 async def serve_metrics(exposition: Callable[[], bytes], port: int) -> AsyncIterator[None]:
-    """Serve them on all addresses. That `/healthz` answers says that the event loop, which all rollouts share, turns."""
+    """Serve them on all addresses. A response of `/healthz` shows that the event loop, which all rollouts share, works."""
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,4 +1,4 @@
-"""The model of a job that has a ModelServer: followed at the API server, called at its servers."""
+"""The model of a job with a ModelServer: its state is followed at the API server, and its servers are called."""
 
 import asyncio
 import contextlib
@@ -18,15 +18,15 @@ from rollout_api.cluster import own_model_server_name
 from rollout_api.model_server import ModelServerStatus
 
 CREATED_SECONDS = 60.0
-"""For the operator to have created the job's own ModelServer; it makes that before the runners."""
+"""Time for the operator to create the job's own ModelServer, which it does before the runners."""
 SAMPLES_A_SECOND = 10
-"""Of one server's metrics, by all runners of the job together."""
+"""Readings of one server's metrics by all runners of the job together."""
 SERVER_FIELDS = ("name", "url", "uid", "ready", "state", "restarts")
 POLICY_FIELDS = ("current", "gate", "update", "paused", "mixed")
 
 
 class ModelServerApi(Protocol):
-    """What KubeApi knows of ModelServers."""
+    """KubeApi's calls for ModelServers."""
 
     async def get_model_server(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
         """The ModelServer."""
@@ -34,11 +34,11 @@ class ModelServerApi(Protocol):
     def watch_model_server(
         self, name: str, resource_version: str
     ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """Its watch events."""
+        """Yield its watch events."""
 
 
 def model_server_name(start: Start) -> str | None:
-    """Name of the ModelServer that the job's model is; None where it is something else."""
+    """Return the name of the job's ModelServer; None for another kind of model."""
     model = start.job.spec.model
     if model is None:
         return None
@@ -46,12 +46,12 @@ def model_server_name(start: Start) -> str | None:
 
 
 async def open_served_model(start: Start, name: str, api: ModelServerApi) -> ServedModel:
-    """The model of that ModelServer. Raises ModelError when it cannot be found."""
+    """Return the model of that ModelServer. Raises ModelError if it does not exist."""
     model = start.job.spec.model
     served = await _served_name(name, "server" if model and model.server else "serverRef", api)
 
     def connect(url: str) -> VllmServer:
-        # Calls have no limit of their own: whether one is to be given up is decided by what all servers do.
+        # Calls have no individual limit: the state of all servers decides whether a call is given up.
         return VllmServer(f"{url}/v1", served, headers={}, key_origin="", call_seconds=math.inf)
 
     return ServedModel(
@@ -64,9 +64,9 @@ async def open_served_model(start: Start, name: str, api: ModelServerApi) -> Ser
 
 
 class ModelServerDirectory:
-    """A `Directory`: asks for the ModelServer every few seconds, and at once when a watch says that it has changed.
+    """A `Directory`: reads the ModelServer every few seconds, and at once when a watch reports a change.
 
-    Only what was asked for can be given a time at which it was certainly true: watches have no upper limit on their delay.
+    Only a requested object has a time at which it was certainly current: the delay of a watch has no upper limit.
     """
 
     def __init__(self, api: ModelServerApi, name: str) -> None:
@@ -75,7 +75,7 @@ class ModelServerDirectory:
         self._changed = asyncio.Event()
 
     async def changes(self) -> AsyncIterator[View]:
-        """See `Directory`. A ModelServer that was deleted has no servers."""
+        """See `Directory`. A deleted ModelServer has no servers."""
         loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._watch())
         try:
@@ -135,13 +135,10 @@ async def _served_name(name: str, field: str, api: ModelServerApi) -> str:
 
 
 def read_status(status: Mapping[str, Any]) -> ModelServerStatus:
-    """A status as the API server gives it, as far as a runner needs it: the operator may be newer and say more."""
+    """Parse the fields of a status that a runner needs: a newer operator may send more."""
     servers, policy = status.get("servers") or [], status.get("policy") or {}
     return ModelServerStatus.model_validate(
-        {
-            "servers": [_some(server, SERVER_FIELDS) for server in servers],
-            "policy": _some(policy, POLICY_FIELDS),
-        }
+        {"servers": [_some(server, SERVER_FIELDS) for server in servers], "policy": _some(policy, POLICY_FIELDS)}
     )
 
 

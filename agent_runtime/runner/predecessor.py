@@ -1,4 +1,6 @@
-"""Kubernetes starts a runner while the one before it still drains; it lets that one finish its turns, then takes over."""
+"""Kubernetes may start a runner while its predecessor still drains. The runner lets it finish its turns, then takes
+over.
+"""
 
 import asyncio
 import contextlib
@@ -15,23 +17,25 @@ from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 LONGEST_SECONDS = 30.0
-"""The pod's terminationGracePeriodSeconds: whoever still drains after that was killed, and could not say so."""
+"""The pod's terminationGracePeriodSeconds: a predecessor that still drains afterwards was killed."""
 LOOK_SECONDS = 1.0
-"""As often as runners report."""
+"""Interval of runners' reports."""
 
 
 def is_draining(report: RunnerReport | None) -> bool:
-    """Whether turns are still being finished. In the last report of a drain none is at work any more."""
+    """Whether turns are still being finished. The last report of a drain has none running."""
     return report is not None and report.state is RunnerState.DRAINING and report.running > 0
 
 
 def patience(environ: Mapping[str, str], now: float) -> float:
-    """Seconds that a predecessor can still drain, `now` by time.monotonic(): its time ran out for earlier engines too."""
+    """Return how many seconds a predecessor can still drain, `now` by time.monotonic(). Time with earlier engines
+    counts too.
+    """
     return max(0.0, LONGEST_SECONDS - (now - float(environ.get(SINCE, now))))
 
 
 async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float) -> None:
-    """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop itself."""
+    """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop."""
     shard, waits = shard_name(job.name, job.uid or "", index), False
     with contextlib.suppress(TimeoutError, ApiError):
         async with asyncio.timeout(seconds):
@@ -40,7 +44,7 @@ async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Dr
                 if not is_draining(standing_report(found)):
                     return
                 if not waits:
-                    log.info("the runner before this one finishes its turns; this one takes over then")
+                    log.info("the previous runner is finishing its turns; this one takes over afterwards")
                 waits = True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):

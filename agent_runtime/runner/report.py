@@ -1,4 +1,4 @@
-"""What a runner says of its shard, from the engine's events: pure."""
+"""A runner's report on its shard, from the engine's events. Pure."""
 
 import math
 from collections import Counter
@@ -11,20 +11,22 @@ from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 INTERVALS_CHARACTERS = 4096
-"""Most of `sealedIndexes`: each report is written to etcd, and kept there for minutes."""
+"""Most characters of `sealedIndexes`: each report is written to etcd, and kept there for minutes."""
 MESSAGE_CHARACTERS = 4096
 FASTEST_SECONDS = 1.0
 REPORTS_A_SECOND = 10
-"""All runners of a job together: the API server has other work, and the operator sums them up every 10 s only."""
+"""Reports of all runners of a job together: the API server has other work, and the operator adds them up only every 10
+s.
+"""
 
 
 def report_interval(runners: int) -> float:
-    """Seconds between two reports of one runner."""
+    """Return the seconds between two reports of one runner."""
     return max(FASTEST_SECONDS, runners / REPORTS_A_SECOND)
 
 
 def intervals(positions: Iterable[int]) -> str | None:
-    """Numbers as `0-14,17`; None where that gets longer than a report may be."""
+    """Format numbers as `0-14,17`; None if that exceeds a report's limit."""
     parts: list[list[int]] = []
     for position in sorted(set(positions)):
         if parts and position == parts[-1][1] + 1:
@@ -38,25 +40,25 @@ def intervals(positions: Iterable[int]) -> str | None:
 
 
 def standing_report(shard: Mapping[str, Any]) -> RunnerReport | None:
-    """What this runner last reported, from its RolloutShard as the API server gives it."""
+    """Return this runner's last report, from its RolloutShard in the API server."""
     status = shard.get("status")
     return RunnerReport.model_validate(status) if status else None
 
 
 class ShardTally:
-    """Counts of one shard. A rollout counts once, however often and by whichever process it is told of."""
+    """Counts of one shard. A rollout counts once, however many events of any process report it."""
 
     def __init__(self, shard: Shard, group_size: int) -> None:
         self.shard, self.group_size = shard, group_size
         self.total: int | None = None
         self.started = False
-        """Whether it has been told what earlier processes sealed; before that its counts say nothing."""
+        """Whether it has the rollouts that earlier processes sealed; before that its counts mean nothing."""
         self.running: set[int] = set()
-        """Indexes of the rollouts whose attempt is under way."""
+        """Indexes of the rollouts with a running attempt."""
         self.outcomes: Counter[str] = Counter()
         self._last_lost = ""
         self._loss = ""
-        """Why an attempt was lost to infrastructure, the newest; empty when a rollout has completed since."""
+        """Why the latest attempt was lost to infrastructure; empty if a rollout has completed since."""
         self._sealed: set[int] = set()
         self._rewards: list[float] = []
         self._token_forks = 0
@@ -83,7 +85,7 @@ class ShardTally:
                     self.total = event.summary.total
 
     def report(self, state: RunnerState, message: str = "") -> RunnerReport:
-        """The entry of this runner in the status of its RolloutJob."""
+        """Return this runner's report for its RolloutShard."""
         return RunnerReport(
             index=self.shard.index,
             state=state,
@@ -100,7 +102,7 @@ class ShardTally:
 
     @property
     def trouble(self) -> str:
-        """What was lost to infrastructure, and why; empty while all is well."""
+        """Return what was lost to infrastructure, and why; empty without problems."""
         lost = self.outcomes[Outcome.INFRA_FAILED.value]
         if lost:
             return f"{lost} rollout{'s' * (lost > 1)} lost to infrastructure, the last one: {self._last_lost}"
@@ -108,11 +110,13 @@ class ShardTally:
 
     @property
     def groups_waiting(self) -> int:
-        """Groups that nobody has begun; 0 while a stream is open, whose end nobody knows."""
+        """Return the number of groups that have not begun; 0 while a stream is open, whose end is unknown."""
         return 0 if self.total is None else self.total // self.group_size - len(self._begun)
 
     def position(self, index: int) -> int:
-        """A rollout's number within its shard: the groups of one shard are those whose number has the same remainder."""
+        """Return a rollout's number within its shard: the groups of one shard are those whose number has the same
+        remainder.
+        """
         group, member = divmod(index, self.group_size)
         return group // self.shard.count * self.group_size + member
 

@@ -1,4 +1,4 @@
-"""Carries the report to the API server: not too often, only when it changed, and the last one for certain."""
+"""Sends the report to the API server: rate-limited, only after changes, and the last one reliably."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,21 @@ from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport
 
 PAUSE_SECONDS = 2.0
-"""Between two tries of the last report."""
+"""Pause between two attempts to send the last report."""
 REFUSAL_PATIENCE_SECONDS = 60.0
-"""An API server that starts may refuse what it admits later."""
+"""Time for which refusals are retried: a starting API server may refuse what it admits later."""
 
 
 class JobGone(Exception):
-    """There is no such RolloutJob to report to."""
+    """The RolloutJob no longer exists."""
 
 
 class ReportRefused(Exception):
-    """The API server does not take the report; the message has its words."""
+    """The API server refuses the report; the message is the API server's."""
 
 
 class Reporter:
-    """Reports of one runner; `make` gives the report as of now."""
+    """Reports of one runner; `make` returns the current report."""
 
     def __init__(
         self, api: JobApi, job: Metadata, *, index: int, interval_seconds: float, make: Callable[[], RunnerReport]
@@ -39,26 +39,26 @@ class Reporter:
         self._urgent = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._delivered: RunnerReport | None = None
-        """What the API server holds; None when that is not known."""
+        """The last report that the API server has; None if unknown."""
         self._away = False
 
     def start(self) -> None:
-        """Report from now on. Whatever the API server does, the rollouts go on."""
+        """Start reporting. Rollouts continue whatever the API server does."""
         self._work = asyncio.create_task(self._report())
 
     def hurry(self) -> None:
-        """Somebody waits for what the next report says: deliver it now, and again every second until it is taken."""
+        """Send the next report now, and retry every second until it is accepted, because another process waits for it."""
         self._urgent.set()
 
     async def finish(self, *, within_seconds: float | None = None) -> None:
-        """Deliver the last report, waiting for an API server that is away; for ever where no limit is given.
+        """Send the last report, retrying while the API server is unavailable; without a limit, forever.
 
         Raises JobGone, ReportRefused, and TimeoutError at the limit.
         """
         self._finishing.set()
         async with asyncio.timeout(within_seconds):
             if self._work is not None:
-                # Two at once could arrive in the wrong order.
+                # Two concurrent reports could arrive in the wrong order.
                 await self._work
             await self._deliver_last()
 
@@ -77,7 +77,7 @@ class Reporter:
                 await self._rest(self._interval)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait so long, or until there is something that cannot wait."""
+        """Wait for this time, or until a report is urgent."""
         events = [asyncio.create_task(event.wait()) for event in (self._finishing, self._urgent)]
         await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for event in events:
@@ -91,7 +91,7 @@ class Reporter:
             try:
                 await self._deliver(report, patience_seconds=PAUSE_SECONDS)
             except ApiError as error:
-                # 429 and 0, no answer, are no refusals.
+                # 429 and 0 (no answer) are not refusals.
                 refused = 400 <= error.status < 500 and error.status != 429
                 if refused and await fetch_job_state(self._api, self._job) is JobState.CANCELLED:
                     raise JobGone(str(error)) from error
@@ -107,9 +107,9 @@ class Reporter:
             await self._api.apply_report(self._shard, report.wire(), patience_seconds=patience_seconds)
         except ApiError as error:
             if not self._away:
-                log.warning("the API server does not take the report; rollouts go on: %s", error)
+                log.warning("the API server refuses the report; rollouts continue: %s", error)
             self._away = True
             raise
         if self._away:
-            log.info("the API server takes reports again")
+            log.info("the API server accepts reports again")
         self._away, self._delivered = False, report

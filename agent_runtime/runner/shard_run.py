@@ -1,4 +1,4 @@
-"""One shard of a job, run to its verdict: engine, reports, metrics, log and SIGTERM put together."""
+"""One shard of a job, run to its verdict: combines engine, reports, metrics, log and SIGTERM."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ from rollout_api.sandbox import Provider
 T = TypeVar("T")
 
 LAST_REPORT_SECONDS = 3.0
-"""For the last report of a pod that has to go, and of one whose next try will tell the same."""
+"""Time for the last report of a pod that must end, or whose next attempt will report the same."""
 
 _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
     (TaskSourceUnavailable, Exit.STORAGE),
@@ -54,17 +54,18 @@ _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
     (Superseded, Exit.SUPERSEDED),
     (Fenced, Exit.SUPERSEDED),
 )
-"""What ends a run from outside. Only BAD_JOB of a shard that never worked is for good: the spec of a job cannot be changed.
-All else may be mended."""
+"""Errors that end a run externally. Only BAD_JOB of a shard that never worked is permanent, because the spec of a job
+cannot be changed. All others may be fixed.
+"""
 
 
 class _Stopped(Exception):
-    """The process has to go before the run has begun."""
+    """The process must end before the run has begun."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the engine came back: the exit code, and what the last report says."""
+    """Result of the engine: the exit code, and the contents of the last report."""
 
     exit: Exit
     state: RunnerState
@@ -72,7 +73,7 @@ class Ending:
 
 
 def ending_of(result: JobSummary | Exception) -> Ending | None:
-    """What a run's summary, or the error that ended it, means for this process; None for an error that is a bug."""
+    """Return the consequence of a run's summary, or of the error that ended it; None for an unexpected error."""
     if isinstance(result, JobSummary):
         if result.aborted is not None:
             return Ending(Exit.REPORTED, RunnerState.ABORTED, result.aborted)
@@ -88,9 +89,9 @@ def ending_of(result: JobSummary | Exception) -> Ending | None:
 
 
 class ShardRun:
-    """This process's work. `on_sealed` is called after each seal.
+    """The work of this process. `on_sealed` is called after each seal.
 
-    `open_model` gives the model of a job that has a ModelServer, and None for all others.
+    `open_model` returns the model of a job with a ModelServer, and None for others.
     """
 
     def __init__(
@@ -114,21 +115,17 @@ class ShardRun:
         self._before: RunnerReport | None = None
         self._stopping = Stopping(api, job.metadata)
         self._reporter = Reporter(
-            api,
-            job.metadata,
-            index=shard.index,
-            interval_seconds=report_interval(shard.count),
-            make=self._report,
+            api, job.metadata, index=shard.index, interval_seconds=report_interval(shard.count), make=self._report
         )
 
     async def run(self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]) -> Exit:
-        """Run until the shard has its verdict, or this process has to end. Raises what is a bug."""
+        """Run until the shard has its verdict, or this process must end. Raises unexpected errors."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._begin_to_stop)
         if isinstance(provider, ClusterProvider):
             self._waits_for = provider.waits_for
         result = await self._unless_cancelled(self._result(provider, base_dir, environ))
         if result is None:
-            log.info("the RolloutJob is gone: ending at once; what is sealed stays in storage")
+            log.info("the RolloutJob was deleted: ending at once; sealed rollouts stay in storage")
             return Exit.CANCELLED
         self._ending = ending_of(result)
         if self._ending is None:
@@ -179,7 +176,7 @@ class ShardRun:
         self._reporter.hurry()
 
     async def _start_with(self, model: ServedModel) -> None:
-        """Wait until the model can be called, which takes as long as its weights take to load."""
+        """Wait until the model can be called, which takes as long as loading its weights."""
         model.on_acknowledged = self._reporter.hurry
         self._metrics.watch_model(model)
         log.info("waiting for a server of %s", model.name)
@@ -195,7 +192,7 @@ class ShardRun:
             await asyncio.gather(check, stop, return_exceptions=True)
 
     async def _tell(self, ending: Ending) -> Exit:
-        """Deliver the last report; a verdict for certain, anything else if it can be done soon."""
+        """Send the last report: a verdict reliably, anything else if it is quick."""
         has_worked = True  # As far as is known.
         if not self._tally.started:
             with contextlib.suppress(ApiError):
@@ -204,7 +201,7 @@ class ShardRun:
                 self._before = standing_report(shard)
                 has_worked = self._before is not None and self._before.state is not RunnerState.ABORTED
         if ending.exit is Exit.BAD_JOB and has_worked:
-            # It could run as it is written, so what is wrong may pass: a plugin's or an environment's server is away.
+            # The job can run as it is written, so the problem may pass: a plugin's or an environment's server is down.
             ending = self._ending = replace(ending, state=RunnerState.RUNNING)
         is_verdict = ending.state in (RunnerState.COMPLETED, RunnerState.ABORTED)
         patience = None if is_verdict and not self._stopping.begun else LAST_REPORT_SECONDS
@@ -213,14 +210,14 @@ class ShardRun:
         except JobGone:
             return Exit.CANCELLED
         except ReportRefused as error:
-            leave_behind(f"the API server does not take the report of this shard: {error}")
+            leave_behind(f"the API server refuses the report of this shard: {error}")
             return Exit.UNREPORTED
         if told is None:
             return Exit.CANCELLED
         return ending.exit if told or not is_verdict else Exit.UNREPORTED
 
     async def _finish(self, patience: float | None) -> bool:
-        """Whether the last report was delivered. Without a limit, SIGTERM puts an end to the waiting after a while."""
+        """Return whether the last report was sent. Without a limit, SIGTERM ends the wait after a while."""
         finishing = asyncio.create_task(self._reporter.finish(within_seconds=patience))
         if patience is None:
             stop = asyncio.create_task(self._stopping.stop.wait())
@@ -236,7 +233,7 @@ class ShardRun:
         return True
 
     async def _unless_cancelled(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result, or None as soon as the job is known to be gone."""
+        """Return the result, or None as soon as the job is known to be deleted."""
         task = asyncio.create_task(work)
         cancelled = asyncio.create_task(self._stopping.cancelled.wait())
         await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the operator gives a runner pod: the job, its key, and which shard is this pod's."""
+"""The operator's input to a runner pod: the job, its key, and the index of its shard."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,25 +11,25 @@ from rollout_api.cluster import JOB_FILE, KEY_FILE
 from rollout_api.rollout_job import RolloutJob
 
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
-"""Set by Kubernetes in the pods of an Indexed Job."""
+"""Variable that Kubernetes sets in the pods of an Indexed Job."""
 
 
 class BadStart(Exception):
-    """This is no pod that the operator made, or not with this version of the image."""
+    """The pod was not created by the operator, or not by this version."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A runner's work."""
+    """Input of a runner."""
 
     job: RolloutJob
     key: str = field(repr=False)
-    """The job's key, from which the tokens of its executors are made."""
+    """The job's key, from which the tokens of its executors derive."""
     shard: Shard
 
 
 def read_start(folder: Path, environ: Mapping[str, str]) -> Start:
-    """Read job, key and index. Raises BadStart naming the file or variable."""
+    """Read job, key and index. Raises BadStart that names the file or variable."""
     job = _job(folder / JOB_FILE)
     key = _text(folder / KEY_FILE).strip()
     count = job.spec.runners.replicas

@@ -1,7 +1,8 @@
-"""PID 1 of a runner pod: starts the engine again when it dies, reaps what is orphaned, passes SIGTERM on.
+"""PID 1 of a runner pod: restarts the engine when it dies, reaps orphans, forwards SIGTERM.
 
-A Job's own back-off, 10 s doubling to 10 min, would outlast the sandboxes; here the next engine starts at once and goes on
-in the same ones. Standard library only, so that it is small and nothing in it can fail with the engine.
+A Job's own back-off, 10 s doubling to 10 min, would outlast the sandboxes; here the next engine starts at once and
+continues in the same ones. It only uses the standard library, so that it is small and cannot fail together with the
+engine.
 """
 
 import contextlib
@@ -16,66 +17,69 @@ from agent_runtime.runner.log import configure, leave_behind, log
 
 
 class Exit(IntEnum):
-    """Only `REPORTED` completes the pod's index of the Job; after every other one Kubernetes starts another pod."""
+    """Only `REPORTED` completes the pod's index of the Job. After every other exit code Kubernetes starts another pod."""
 
     REPORTED = 0
-    """The shard has its verdict, Completed or Aborted, and its RolloutShard has it."""
+    """The shard has its verdict, Completed or Aborted, which is in its RolloutShard."""
     CRASHED = 1
-    """A bug, or a death by signal: the supervisor starts the engine again."""
+    """An unexpected error, or a death by signal: the supervisor restarts the engine."""
     BAD_START = 2
-    """The pod lacks what the operator gives it: job, key, index."""
+    """The pod lacks input from the operator: job, key, index."""
     BAD_JOB = 3
-    """The job cannot run as it is written; reported as Aborted by a shard that never worked."""
+    """The job's spec cannot run; a shard that never worked reports Aborted."""
     STORAGE = 4
-    """Object storage refuses, or was away for longer than the patience for it; or the tasks cannot be read."""
+    """Object storage refuses, or was unavailable beyond the time limit; or the tasks cannot be read."""
     MODEL = 5
-    """The model endpoint refuses, or cannot be reached."""
+    """The model endpoint refuses, or is unreachable."""
     SANDBOXES = 6
-    """No sandbox can be had at all."""
+    """No sandbox is available at all."""
     SUPERSEDED = 7
     """Another runner works on this shard."""
     UNREPORTED = 8
-    """The shard has its verdict, and the API server refuses to take it."""
+    """The shard has its verdict, but the API server refuses the report."""
     CANCELLED = 10
-    """The RolloutJob is gone."""
+    """The RolloutJob was deleted."""
     DRAINED = 11
-    """Asked to stop: what ran is journaled, the next pod goes on with it."""
+    """Asked to stop: running work is journaled, and the next pod resumes it."""
 
 
 DECISIONS = frozenset(Exit) - {Exit.CRASHED}
-"""Ends that the engine chose. Starting it again at once would come to the same."""
+"""Ends that the engine chose. An immediate restart would give the same result."""
 
 
 DEATHS_IN_A_ROW = 10
-"""So many deaths without a new seal between them are no accident: the pod fails, where people and alerts look."""
+"""Consecutive deaths without a new seal after which the pod fails, so that people and alerts notice."""
 QUICK_SECONDS = 10.0
-"""An engine that dies sooner than this has hardly begun: opening storage, sandboxes and journals takes a few seconds."""
+"""An engine that dies sooner than this has hardly begun: opening storage, sandboxes and journals takes a few seconds.
+"""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
-"""Ten deaths then take half a minute: long enough for what passes by itself, such as a name that is not yet resolved."""
+"""Longest pause before a restart. Ten deaths then take half a minute, enough for transient problems such as an
+unresolved name.
+"""
 
 
 @dataclass(frozen=True)
 class Deaths:
-    """Deaths of the engine since its last progress, and those of them in a row that came quickly."""
+    """Deaths of the engine since its last progress, and how many of the latest were quick."""
 
     in_a_row: int = 0
     quick: int = 0
 
     def another(self, *, lived_seconds: float, progress: bool) -> "Deaths":
-        """After one more death. `progress`: that engine sealed something before it died."""
+        """Return the state after one more death. `progress`: that engine sealed something before it died."""
         before = Deaths() if progress else self
         quick = before.quick + 1 if lived_seconds < QUICK_SECONDS else 0
         return Deaths(before.in_a_row + 1, quick)
 
     @property
     def too_many(self) -> bool:
-        """Give up: starting it again leads nowhere."""
+        """Whether to give up, because restarts do not help."""
         return self.in_a_row >= DEATHS_IN_A_ROW
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before the next start. A single death costs no wait."""
+        """Return the pause before the next start. A single death needs none."""
         if self.quick < 2:
             return 0.0
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (self.quick - 2)))
@@ -93,7 +97,9 @@ _SIGNALS = (*_STOP, signal.SIGCHLD)
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run the engine until it ends by its own decision, is asked to stop, or dies too often: this process's exit code."""
+    """Run the engine until it ends by its own decision, is asked to stop, or dies too often; return this process's exit
+    code.
+    """
     configure(os.environ)
     # Blocked, and taken one by one from here on: no handler, so no race.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -124,11 +130,11 @@ class _Supervisor:
             if deaths.too_many:
                 leave_behind(
                     f"the engine {_how(code)}; it died {deaths.in_a_row} times in a row without sealing a rollout. "
-                    "Its own messages stand above this line of the log"
+                    "Its own messages precede this line in the log"
                 )
                 return Exit.CRASHED
             log.warning(
-                f"the engine {_how(code)}; it is started again and goes on where it was",
+                f"the engine {_how(code)}; it is restarted and resumes",
                 extra={"fields": {"deathsInARow": deaths.in_a_row, "pauseSeconds": deaths.pause_seconds}},
             )
             self._restarts += 1
@@ -152,7 +158,7 @@ class _Supervisor:
                 os.kill(engine, signal.SIGTERM)
             else:
                 code = _reap(engine)
-        # What its tools left running would go on beside those of the next engine.
+        # Processes that its tools left would run next to those of the next engine.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(engine, signal.SIGKILL)
         return code
@@ -164,10 +170,10 @@ class _Supervisor:
             return False
 
     def _stopped_within(self, seconds: float) -> bool:
-        """Wait; True when this process is asked to stop meanwhile."""
+        """Wait; return True if this process gets a stop signal during the wait."""
         end = time.monotonic() + seconds
         while True:
-            # Python's stubs lack the None of a time-out that is over.
+            # Python's stubs omit the None of an expired time-out.
             taken: signal.struct_siginfo | None = signal.sigtimedwait(_SIGNALS, max(0.0, end - time.monotonic()))
             if taken is None:
                 return False
@@ -177,7 +183,7 @@ class _Supervisor:
 
 
 def _reap(engine: int | None) -> int | None:
-    """Take the exit codes of all children that have ended; the engine's, negative for a signal, or None."""
+    """Collect the exit codes of all ended children; return the engine's, negative for a signal, or None."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -188,5 +194,5 @@ def _reap(engine: int | None) -> int | None:
 
 def _how(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "was killed (SIGKILL: out of memory, if nobody did it)"
+        return "was killed (SIGKILL, probably out of memory)"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"crashed with exit code {code}"

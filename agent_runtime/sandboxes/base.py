@@ -1,4 +1,4 @@
-"""What the engine asks of a sandbox provider, whether that is a process, a container engine or a cluster."""
+"""The interface of sandbox providers, whether processes, a container engine or a cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ Phase = Literal["setup", "agent", "verifier"]
 Ancestors = Literal["refuse", "replace", "follow"]
 
 INTERRUPTED = "Interrupted"
-"""Reason of an attempt that was lost because no runner held it for a while."""
+"""Reason of an attempt that was lost because it had no runner for a while."""
+ACCESS_DENIED = "AccessDenied"
+"""Reason of a sandbox that this runner may not request from the cluster, whatever the task. The run cannot continue."""
+NETWORK_LOST = "NetworkLost"
+"""Reason of a sandbox whose kernel acknowledges no packets, although its pod and its node run."""
 DISK_FULL = "DiskFull"
-"""Reason of a workspace that cannot be relied on, because others have filled the disk that it writes to."""
+"""Reason of a workspace that is unreliable, because others have filled its disk."""
 
 
 class Evidence(StrEnum):
-    """What is known of the cause of a SandboxFailure. Who is to blame for it follows in `engine.attribution`."""
+    """Evidence about the cause of a SandboxFailure. `engine.attribution` decides who is responsible."""
 
     NOT_LOST = "not lost"
     """It could not be acquired, prepared or restored."""
@@ -35,16 +39,17 @@ class Evidence(StrEnum):
 
 _EVIDENCE = {
     Evidence.OUTSIDE: (
-        *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Idle"),
+        *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Idle", NETWORK_LOST),
         *(INTERRUPTED, DISK_FULL),
     ),
     Evidence.OWN_LIMIT: ("StorageExceeded",),
-    # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up; so with inodes and processes.
-    # A sandbox may be old when a rollout comes to it; one that has it to itself can outlast it by sleeping.
-    # In `Plain` a command of the executor's user can take its descriptors or memory (prlimit), so that its calls fail.
+    # Kubernetes also reports OOMKilled when a node has run out of memory, whoever used it up; the same holds for inodes
+    # and processes. A sandbox may be old when a rollout gets it, and a rollout that is alone in one can exceed its
+    # lifetime by sleeping. In `Plain` a command of the executor's user can take the executor's descriptors or memory
+    # (prlimit), so that its calls fail.
     Evidence.UNEXPLAINED: (
         *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "InternalError"),
-        *("OOMKilled", "DeadlineExceeded", "InodesExhausted", "ProcessesExhausted"),
+        *("OOMKilled", "DeadlineExceeded", "DiskExhausted", "InodesExhausted", "ProcessesExhausted"),
     ),
 }
 
@@ -53,7 +58,7 @@ class SandboxFailure(Exception):
     """A sandbox or workspace could not be acquired, or is lost. `reason` is one CamelCase word."""
 
     was_unheld = False
-    """The runner had stood still for longer than `sandbox.idleSeconds`, after which a sandbox ends."""
+    """The runner was stopped for longer than `sandbox.idleSeconds`, after which a sandbox ends."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -61,12 +66,12 @@ class SandboxFailure(Exception):
 
     @property
     def evidence(self) -> Evidence:
-        """What the reason says about the cause."""
+        """Return the evidence that the reason gives about the cause."""
         return next((kind for kind, reasons in _EVIDENCE.items() if self.reason in reasons), Evidence.NOT_LOST)
 
 
 class SetupFailed(SandboxFailure):
-    """A setup command ended with another code than 0, so no member of the group can start."""
+    """A setup command ended with an exit code other than 0, so no member of the group can start."""
 
     def __init__(self, message: str) -> None:
         super().__init__("SetupFailed", message)
@@ -77,15 +82,17 @@ class Fenced(Exception):
 
 
 class WorkspaceLimit(Exception):
-    """What ran in the workspace used up memory, disk or processes, or killed what serves it: the policy's own doing."""
+    """Programs in the workspace used up memory, disk or processes, or killed its helper processes, which the policy
+    caused.
+    """
 
     def __init__(self, cause: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{cause}: {message}")
         self.cause, self.message = cause, message
 
 
 class FileError(Exception):
-    """A file operation failed inside the workspace: a missing file, a folder where a file was expected."""
+    """A file operation failed inside the workspace: for example a missing file, or a folder instead of a file."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -98,33 +105,34 @@ class DiskFailed(FileError):
 
 @dataclass(frozen=True)
 class Fence:
-    """One runner's hold on an attempt: who acts with a lower epoch, or an equal one of another holder, is refused."""
+    """One runner's claim to an attempt. Runners with a lower epoch, or another holder of an equal one, are refused."""
 
     epoch: int
     holder: str
 
 
 WORKSPACE_USER = ""
-"""As the `owner` of a file operation: the user of the workspace's commands."""
+"""The user of the workspace's commands, as the `owner` of a file operation."""
 
 
 class StartState(Protocol):
-    """A state that a workspace may begin with, such as that of a turn of another rollout."""
+    """An initial state of a workspace, such as that of a turn of another rollout."""
 
     name: str
     """Equal for equal states."""
 
     async def bring(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
-        """Bring a bare workspace into it, as often as it is called. Its keys carry the turn of a workspace's own life, or
-        turns before any other. Raises SandboxFailure."""
+        """Bring a bare workspace into this state; may be repeated. Its keys use the turn of a workspace's own
+        operations, or turns before all others. Raises SandboxFailure.
+        """
 
 
 @dataclass(frozen=True)
 class WorkspaceSpec:
-    """The workspace an attempt needs."""
+    """The workspace that an attempt needs."""
 
     group: str
-    """Group of rollouts that share the prepared state; part of every name a provider gives."""
+    """Group of rollouts that share the prepared state; part of every name that a provider creates."""
     working_dir: str
     image: str | None = None
     user: str | None = None
@@ -136,13 +144,17 @@ class WorkspaceSpec:
     setup_seconds: float = 600
     start_seconds: float = 600
     snapshot_paths: Sequence[str] = ()
-    """Folders that snapshots keep in `Plain` beside the working directory."""
+    """Folders that snapshots in `Plain` include besides the working directory."""
     start: StartState | None = None
-    """What brings the workspace into its prepared state, in place of files and setup."""
+    """Brings the workspace into its initial state, instead of files and setup."""
     alone: bool = False
     """The sandbox hosts no workspace of another attempt, so that its loss can be attributed."""
     working_dir_of_image: bool = False
-    """Nobody chose `working_dir`: a provider that knows what the image says of it takes that instead."""
+    """`working_dir` is a default: a provider that knows the image's working folder uses that instead."""
+
+
+USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
+"""Causes that programs in a workspace can bring about, even before a command's process has started."""
 
 
 @dataclass(frozen=True)
@@ -157,27 +169,34 @@ class CommandResult:
     stdout: bytes
     stderr: bytes
     stdout_bytes: int
-    """Bytes in all; `stdout` has the head and the tail of them."""
+    """Total bytes; `stdout` has their beginning and end."""
     stderr_bytes: int
     stdout_omitted: int = 0
-    """Bytes left out between head and tail of `stdout`; `stdout_head` is where the gap is."""
+    """Bytes left out between beginning and end of `stdout`; `stdout_head` is the position of the gap."""
     stderr_omitted: int = 0
     stdout_head: int = 0
     stderr_head: int = 0
 
     @property
     def ok(self) -> bool:
-        """It ended by itself with code 0."""
+        """Whether it ended by itself with code 0."""
         return self.exit_code == 0 and self.cause is None
 
     @property
+    def start_error(self) -> str | None:
+        """Return why it could not be started; None if it started, or a limit of the workspace ended it."""
+        if self.exit_code is not None or self.signal is not None or self.cause in USED_UP:
+            return None
+        return self.stderr.decode(errors="replace").strip() or self.cause or "it did not start"
+
+    @property
     def end_of_output(self) -> str:
-        """The end of all that it printed, where the error is: 2,000 characters at most."""
+        """Return the end of its output, where errors are: at most 2,000 characters."""
         return (self.stdout + self.stderr).decode(errors="replace").strip()[-2000:]
 
     @property
     def ending(self) -> str:
-        """How it ended: `Deadline`, `exit code 1`, `signal 9`."""
+        """Describe how it ended: `Deadline`, `exit code 1`, `signal 9`."""
         return self.cause or (f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}")
 
 
@@ -193,19 +212,20 @@ class FileStat:
 
 
 class RunOptions(TypedDict, total=False):
-    """What a command may have beside its deadline."""
+    """Options of a command besides its deadline."""
 
     cwd: str | None
     env: Mapping[str, str] | None
     user: str | None
     stdin: bytes
     head_bytes: int
-    """Of each stream, kept from its beginning; 65,536 unless given. So is `tail_bytes` from its end."""
+    """Bytes kept from the beginning of each stream; 65,536 by default. The same applies to `tail_bytes` from its end.
+    """
     tail_bytes: int
 
 
 class Workspace(Protocol):
-    """One isolated place where an attempt's tools run.
+    """One isolated environment in which an attempt's tools run.
 
     Calls that change something take a `key`, `TURN:NAME`: the same key again gives the same result, or joins the call that
     still runs, also after a crash of the caller. A read with a key gives the same bytes again as well.
@@ -218,46 +238,41 @@ class Workspace(Protocol):
     """
 
     handle: Mapping[str, Any]
-    """JSON by which another process reattaches (`SandboxProvider.reattach`)."""
+    """JSON with which another process reattaches (`SandboxProvider.reattach`)."""
     description: Mapping[str, Any]
-    """What this really is, for the record: provider, mode, root or image."""
+    """Actual implementation for the record: provider, mode, root or image."""
     alone: bool
-    """Its sandbox hosts no workspace of another attempt."""
+    """Whether its sandbox hosts no workspace of another attempt."""
     working_dir: str
 
     async def run(
         self, command: str | Sequence[str], *, key: str, deadline_seconds: float, **how: Unpack[RunOptions]
     ) -> CommandResult:
-        """Run a command (a string is for the shell) to its end. Its whole process tree is ended at the deadline."""
+        """Run a command (a string is for the shell) to its end. At the deadline its whole process tree is killed."""
 
-    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
-        """A file's content, up to `limit` bytes. Relative paths start at the working directory. Raises FileError."""
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20, owner: str | None = None) -> bytes:
+        """Return a file's content, up to `limit` bytes. Relative paths start at the working directory. Raises
+        FileError.
+        """
 
     async def write(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        key: str,
-        mode: str = "644",
-        replace: bool = False,
-        owner: str | None = None,
+        self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False, owner: str | None = None
     ) -> None:
-        """Write a file, parents made. `replace` removes whatever stands there first. Raises FileError."""
+        """Write a file, creating its parents. `replace` first removes an existing entry. Raises FileError."""
 
     async def remove(self, path: str, *, key: str, owner: str | None = None) -> None:
-        """Remove a file, or a folder with all below it; nothing there is fine."""
+        """Remove a file, or a folder with its contents, if it exists."""
 
-    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
-        """What stands at a path, links not followed; None when nothing does."""
+    async def stat(self, path: str, *, key: str | None = None, owner: str | None = None) -> FileStat | None:
+        """Return the entry at a path without following links; None if there is none."""
 
     async def list(self, path: str, *, key: str | None = None) -> list[FileStat]:
-        """Entries of a folder, sorted by name. Raises FileError."""
+        """Return the entries of a folder, sorted by name. Raises FileError."""
 
     def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
-        """A tar of a file or folder, names relative to it, as a stream.
+        """Yield a tar of a file or folder with relative names.
 
-        With `parts`, of these files and folders in it alone: those that are there, and may be read.
+        With `parts`, only of these files and folders in it, as far as they exist and are readable.
         """
 
     async def untar(
@@ -271,102 +286,111 @@ class Workspace(Protocol):
     ) -> None:
         """Unpack a tar below a path; names that leave it are refused with FileError.
 
-        `ancestors` says what happens to a link or file where a folder belongs: `replace` puts a folder in its place,
-        `follow` follows links and refuses files. With both, files get the current time and not that of the tar.
+        `ancestors` determines the handling of a link or file in place of a folder: `replace` creates a folder instead,
+        `follow` follows links and refuses files. In both cases, files get the current time and not that of the tar.
         """
 
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
-        """Bring the tar of an agent's files into a folder of the prepared state, by the executor's rules for each part.
+        """Write the tar of an agent's files into a folder of the prepared state, by the executor's rules for each part.
 
-        Returns what was left out and why, one line each. Raises FileError. See docs/executor.md.
+        Returns which files were left out and why, one per line. Raises FileError. See docs/executor.md.
         """
 
     async def layers(self) -> Sequence[str]:
-        """Names of the frozen states that it stands on, nearest first; they never change. None in `Plain`."""
+        """Return the names of the frozen states below it, nearest first; they never change. None in `Plain`."""
 
     def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
-        """What was changed over the layer below it, a tar with OCI whiteouts: by this workspace, or by one of `layers`.
+        """Yield the changes over the layer below, as a tar with OCI whiteouts: of this workspace, or of one of
+        `layers`.
 
-        In `Plain` the working folder and `snapshot_paths`, whole. Raises FileError for what a tar cannot hold.
+        In `Plain`, the whole working folder and `snapshot_paths`. Raises FileError for files that a tar cannot hold.
         """
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         """Apply such a tar."""
 
     async def freeze(self) -> None:
-        """End its processes; from now on it can be read and forked, and has no place. `Plain` cannot: SandboxFailure."""
+        """End its processes; then it can be read and forked, and uses no place. Not possible in `Plain`:
+        SandboxFailure.
+        """
 
     async def fork(self, name: str, *, of: str | None = None) -> Workspace:
-        """A workspace of the same attempt that begins as this frozen one is; `name` tells it apart as in `acquire`.
+        """Create a workspace of the same attempt from this frozen one; `name` distinguishes it as in `acquire`.
 
-        `of`: the name of another frozen workspace of this sandbox, to begin with that instead. The same name again gives the
-        same workspace. What it was forked from may go before it.
+        `of`: the name of another frozen workspace of this sandbox, to start from that instead. The same name again
+        returns the same workspace. The original may be removed before the fork.
         """
 
     async def discard(self, other: str) -> None:
-        """Destroy another workspace of the same attempt, by its name. Done twice is fine; a lost sandbox is fine."""
+        """Destroy another workspace of the same attempt by its name. Idempotent; a lost sandbox is accepted."""
 
     async def enter(self, phase: Phase, *, key: str) -> None:
-        """Switch the network to what the spec allows in that phase."""
+        """Switch the network to the spec's access for that phase."""
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes that every runner that holds this workspace knows, and nobody in it does; others for each purpose."""
-
-    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
-        """While the context is open, `server` answers the HTTP requests of the workspace's programs, whatever its network.
-
-        Gives the URL by which they reach it, without a path; it stays the same until the next phase. On leaving, and when
-        this process dies, answers under way break off. Requests whose answer has not begun are held, and sent again to
-        whoever serves next: so `server` must bear the same request twice. It should cancel its handlers when their
-        connection is lost, as a program that gives up a request has no other way to say so.
+        """Return 32 bytes, different for each purpose, that every runner with this workspace can derive but no program
+        inside it.
         """
 
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
+        """While the context is open, `server` answers the HTTP requests of the workspace's programs, whatever its
+        network.
+
+        Gives the URL by which they reach it, without a path; it stays the same until the next phase. When the context
+        ends, or this process dies, unfinished answers are cut off. Requests without the beginning of an answer are
+        held, and sent to the next server. So `server` must accept the same request twice. It should cancel its handlers
+        when their connection is lost, as a program that gives up a request has no other way to say so.
+        """
+
+    async def missed_requests(self) -> int:
+        """The number of requests that the workspace's programs gave up without a server, since the last reply."""
+
     async def kill_all(self, *, key: str) -> None:
-        """End every process that the tools left running."""
+        """Kill every process that tools left running."""
 
     async def acknowledge(self, turn: int) -> None:
-        """Results of earlier turns are durable; their keys may be forgotten."""
+        """Report that results of earlier turns are durable, so that their keys may be forgotten."""
 
     async def release(self) -> None:
-        """Destroy the workspace and its forks with every process in them. Done twice is fine; a lost sandbox is fine."""
+        """Destroy the workspace and its forks with all their processes. Idempotent; a lost sandbox is accepted."""
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """A process that lives on between calls."""
+    """State of a process that outlives the call that started it."""
 
     id: str
     running: bool
     exit_code: int | None
     input_bytes: int
-    """Taken so far: the offset of the next input."""
+    """Bytes accepted so far: the offset of the next input."""
     output_bytes: int
-    """Said so far on standard output, or the terminal: the cursor of what comes next."""
+    """Bytes written so far to standard output or the terminal: the cursor of the next output."""
     stderr: bytes
-    """The end of what it said there."""
+    """The end of its error output."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A piece of what such a process said."""
+    """A piece of such a process's output."""
 
     data: bytes
     next: int
     """The cursor of the next piece."""
     ended: bool
-    """The process has ended, or closed the stream, and this was all."""
+    """The process has ended, or closed the stream, and this is the end."""
     lost: int
-    """Bytes before `data` that nobody kept."""
+    """Bytes before `data` that were not kept."""
 
 
 @runtime_checkable
 class LiveProcesses(Protocol):
-    """What a workspace has besides, where a process can be kept in it and talked with over several calls.
+    """Optional interface of workspaces in which processes can outlive a call and be used by several calls.
 
-    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write puts nothing in twice. All calls
-    raise FileError where the request itself cannot be had.
+    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write adds nothing twice. All calls
+    raise FileError if the request itself is invalid.
     """
 
     async def start_process(
@@ -377,49 +401,55 @@ class LiveProcesses(Protocol):
         env: Mapping[str, str] | None = None,
         terminal: tuple[int, int] | None = None,
     ) -> str:
-        """Start it without a deadline; its id. `terminal` is (rows, columns) of one. Raises FileError: it did not start."""
+        """Start a process without a deadline; return its id. `terminal` is (rows, columns). Raises FileError if it did
+        not start.
+        """
 
     async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
-        """(id, whether it runs) of all that were started, less those that were forgotten with their turn."""
+        """Return (id, whether it runs) of all started processes, except forgotten ones."""
 
     async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
-        """How it is; None when it has ended and was forgotten."""
+        """Return its state; None if it has ended and was forgotten."""
 
     async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
-        """Write to its input; answers when it is taken, so bound it. Raises FileError when nobody reads it any more."""
+        """Write to its input; returns when it is accepted, so set a time limit. Raises FileError if the input is
+        closed.
+        """
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
-        """What it said from the cursor on, at most 1 MiB; waits for the first byte of it."""
+        """Return its output from the cursor on, at most 1 MiB; waits for the first byte."""
 
 
 class SandboxProvider(Protocol):
-    """Where workspaces come from; one a runner."""
+    """Source of workspaces; one for each runner."""
 
     name: str
     warnings: Sequence[str]
-    """What is not isolated here, one line each; filled by `open`."""
+    """What is not isolated here, one line each; filled in by `open`."""
 
     async def open(self) -> None:
-        """Get ready. Raises SandboxFailure when this provider cannot work here."""
+        """Prepare the provider. Raises SandboxFailure if it cannot work here."""
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> Workspace:
-        """A new workspace in the prepared state of its group: files and setup done once, then forked where the mode can.
+        """Return a new workspace in the prepared state of its group: files and setup are done once, then forked if the
+        mode supports it.
 
-        `name` tells an attempt's workspaces apart (`agent`, `grading`). The same attempt, fence and name again give the
-        same workspace. Raises SandboxFailure, SetupFailed, Fenced.
+        `name` distinguishes an attempt's workspaces (`agent`, `grading`). The same attempt, fence and name again give
+        the same workspace. Raises SandboxFailure, SetupFailed, Fenced.
         """
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
-        """The workspace that an earlier process had, with the fence raised. Raises SandboxFailure when it is gone.
+        """Return the workspace of an earlier process, with the fence raised. Raises SandboxFailure if it no longer
+        exists.
 
-        A workspace that was ended by its own programs is reattached; calls in it raise WorkspaceLimit, as before.
+        A workspace that its own programs ended is reattached; calls in it raise WorkspaceLimit, as before.
         """
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """Destroy workspaces that an earlier process left behind: those for which `unwanted(attempt, name)` is true."""
+        """Destroy workspaces of an earlier process for which `unwanted(attempt, name)` is true."""
 
     async def forget_group(self, group: str) -> None:
-        """No further workspace of that group will be asked for; its prepared state may go."""
+        """Release the prepared state of that group, which needs no further workspace."""
 
     async def close(self, *, keep: bool = False) -> None:
-        """Let go. `keep` leaves live workspaces to be reattached by the next process until their idle time is over."""
+        """Close the provider. `keep` leaves live workspaces for the next process until their idle time is over."""

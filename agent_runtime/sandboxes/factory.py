@@ -1,45 +1,62 @@
-"""Which provider a job gets."""
+"""Selection of a job's provider."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from agent_runtime.extensions import load_object
+from agent_runtime.extensions import Registry
+from agent_runtime.recording.store import local_folder
 from agent_runtime.sandboxes.base import SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.local.provider import LocalProvider
+from agent_runtime.tasks.place import SourcePlace
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
 
-# Imported when a job names them: not everybody has what they need.
-OTHERS = {
-    Provider.CONTAINER: "agent_runtime.sandboxes.container.provider:ContainerProvider",
-    Provider.KODO: "agent_runtime.integrations.kodo:KodoProvider",
-}
-# A rollout at work has one workspace; the grading of one that ended, and a group's preparation, want one beside it.
+# Imported when a job names them, because their dependencies are optional.
+registry = Registry(
+    "sandbox.provider",
+    "agent_rollouts.sandbox_providers",
+    {Provider.CONTAINER: "agent_runtime.sandboxes.container.provider:ContainerProvider"},
+    optional={Provider.KODO: "agent-rollouts[kodo]"},
+)
+# A running rollout has one workspace; the grading of a finished one and a group's preparation need one more.
 PLACES_PER_ROLLOUT = 2
 
 
 def open_provider(
-    job: RolloutJobSpec, run_dir: Path, override: Provider | None = None, *, base_dir: Path = Path()
+    job: RolloutJobSpec,
+    run_dir: Path,
+    override: Provider | None = None,
+    *,
+    base_dir: Path = Path(),
+    private: Sequence[Path] = (),
 ) -> SandboxProvider:
-    """The provider that the job asks for, or `override`; not yet opened. Raises SandboxFailure when there is none here.
+    """Return the job's provider, or `override`, not opened yet. Raises SandboxFailure if it is unavailable here.
 
     `run_dir` is where a provider keeps what the next process needs to find live sandboxes; paths of images start at
-    `base_dir`.
+    `base_dir`. Workspaces on this machine's root see nothing of `private`, of the job's output and of its tasks' source.
     """
     wanted = override or job.sandbox.provider
     run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
     places = job.runners.concurrency * PLACES_PER_ROLLOUT
     if wanted is Provider.LOCAL:
-        output = [] if "://" in job.output.uri else [Path(job.output.uri).absolute()]
-        return LocalProvider(run_dir, job.sandbox, places=places, private=output, base_dir=base_dir)
-    if wanted not in OTHERS:
+        # Only an existing path can be masked. A run creates its output folder before it opens its provider.
+        output = local_path(job.output.uri, base_dir)
+        branched = (local_path(each.job, base_dir) for each in job.tasks.branch or ())
+        tasks = SourcePlace(job.tasks.from_, base_dir, {}).local_path if job.tasks.from_ else None
+        hidden = [path for path in (output, tasks, *branched, *private) if path is not None and path.exists()]
+        return LocalProvider(run_dir, job.sandbox, places=places, private=hidden, base_dir=base_dir)
+    if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
             "sandbox.provider Cluster is for runners in a cluster; apply the job there (docs/jobs-on-a-cluster.md), or set "
             "it to Local or Container, which run sandboxes on this machine",
         )
-    provider: SandboxProvider = load_object(OTHERS[wanted], "sandbox.provider")(
-        run_dir, job.sandbox, places=places, base_dir=base_dir
-    )
+    provider: SandboxProvider = registry.find(wanted.value)(run_dir, job.sandbox, places=places, base_dir=base_dir)
     return provider
+
+
+def local_path(uri: str, base_dir: Path) -> Path | None:
+    """Return the folder of this machine that a manifest's storage URI names; None for object storage."""
+    return local_folder(uri if "://" in uri else str(base_dir / uri))

@@ -16,39 +16,39 @@ from agent_runtime.sandboxes.pool import LeasePool
 
 
 class Executor(Protocol):
-    """A running executor and the client that reaches it."""
+    """A running executor and its client."""
 
     client: ExecutorClient
     mode: str
     """Overlay or Plain."""
 
     async def stop(self) -> None:
-        """End it with everything that it hosts, and remove its traces. Done twice is fine."""
+        """End the sandbox and its workspaces, and remove its files. Idempotent."""
 
 
 class Executors(Protocol):
     """Starts executors by name, so that the next process finds them."""
 
     async def find(self, name: str) -> Executor | None:
-        """The executor of that name, which this or an earlier process started; traces of a dead one are removed."""
+        """Return the executor of that name, which this or an earlier process started; files of a dead one are removed."""
 
     async def start(self, name: str, spec: WorkspaceSpec) -> Executor:
-        """Start one that can host the workspaces of that spec. Raises SandboxFailure."""
+        """Start an executor that can host workspaces of that spec. Raises SandboxFailure."""
 
     def names(self) -> Sequence[str]:
-        """Those of which there are traces."""
+        """Return the names of all recorded executors."""
 
 
 @dataclass(frozen=True)
 class Hosting:
-    """What all sandboxes of one kind have in common."""
+    """Settings that all sandboxes of one kind share."""
 
     mode: str
     places: int
-    """Workspaces that may live at once in one sandbox (`Overlay`), or in all of them (`Plain`)."""
+    """Concurrent workspaces in one sandbox (`Overlay`), or in all of them (`Plain`)."""
     idle_seconds: float
     environment: Mapping[str, str]
-    """Of every command, under the task's own."""
+    """Environment of every command; the task's own overrides it."""
     description: Mapping[str, Any]
     provider: str
 
@@ -65,34 +65,34 @@ class Hosting:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the workspaces of a spec belong."""
+    """Location of a spec's workspaces."""
 
     spec: WorkspaceSpec
-    """With what its image says."""
+    """Completed from its image."""
     name: str
-    """Of the executor that they share; in `Plain` each has its own."""
+    """Name of the executor that they share; in `Plain` each has its own."""
     hosting: Hosting
     executors: Executors
 
 
 @dataclass
 class _Sandbox:
-    """One executor, and who needs it."""
+    """One executor, and what needs it."""
 
     free: asyncio.Semaphore
     leases: int = 0
     groups: set[str] = field(default_factory=set)
-    """Groups that will ask for further workspaces in it."""
+    """Groups that will request further workspaces in it."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the executor is started or ended."""
     running: tuple[Executor, ExecutorSandbox] | None = None
     is_lost: bool = False
     failures: list[SandboxFailure] = field(default_factory=list)
-    """Of its starts."""
+    """Failures of its starts."""
 
 
 class HostedProvider:
-    """What providers share that start executors themselves. `_open_pool` comes first.
+    """Base of providers that start executors themselves. Call `_open_pool` first.
 
     A sandbox starts with its first lease, and ends with its last one when no group needs it any more.
     """
@@ -104,11 +104,11 @@ class HostedProvider:
         self._pool: LeasePool | None = None
 
     async def _placed(self, spec: WorkspaceSpec) -> Placement:
-        """Where its workspaces belong. Raises SandboxFailure."""
+        """Return the location of its workspaces. Raises SandboxFailure."""
         raise NotImplementedError
 
     def _open_pool(self, hosting: Hosting, executors: Executors) -> None:
-        """`hosting` and `executors` find whatever an earlier process left."""
+        """Set `hosting` and `executors`, which find what an earlier process left."""
         self._found = hosting, executors
         self._free = asyncio.Semaphore(hosting.places)
         self._sandboxes: dict[str, _Sandbox] = {}
@@ -121,7 +121,7 @@ class HostedProvider:
         return await self._opened().reattach(handle, spec=spec, fence=fence)
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider. Executors run on, but those of `Plain`, which have one workspace each."""
+        """See SandboxProvider. Executors keep running, except those of `Plain`, which have one workspace each."""
         self._opened()
         hosting, executors = self._found
         for name in executors.names():
@@ -149,7 +149,7 @@ class HostedProvider:
             await _end_if_unneeded(sandbox, stops=False)
 
     async def _let_go(self) -> None:
-        """Leave all workspaces as they are, and close the connections."""
+        """Leave all workspaces unchanged, and close the connections."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
@@ -202,7 +202,7 @@ async def _running(sandbox: _Sandbox, name: str, placement: Placement, lease: Le
                 raise SandboxFailure(sandbox.failures[-1].reason, sandbox.failures[-1].message)
             executor = await placement.executors.find(name)
             if executor is None and lease.handle is not None:
-                raise SandboxFailure("SandboxLost", f"the executor of {lease.identity} has ended; its state is gone")
+                raise SandboxFailure("SandboxLost", f"the executor of {lease.identity} has ended; its state is lost")
             try:
                 executor = executor or await placement.executors.start(name, lease.spec)
             except SandboxFailure as failure:
@@ -216,7 +216,7 @@ async def _running(sandbox: _Sandbox, name: str, placement: Placement, lease: Le
 
 
 async def _end_if_unneeded(sandbox: _Sandbox, *, stops: bool) -> None:
-    """End it when no lease and no group needs it. Without `stops` it must also be empty: others may come back to it."""
+    """End it if no lease and no group needs it. Without `stops` it must also be empty, because others may use it again."""
     async with sandbox.changing:
         if sandbox.running is None:
             return

@@ -7,7 +7,7 @@ from agent_runtime.sandboxes.base import Fence, Phase, SandboxFailure, Workspace
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise SandboxFailure("NoSandbox", "this rollout acts in an environment beside the runner, and has no sandbox")
+    raise SandboxFailure("NoSandbox", "this rollout acts in an environment of the runner, and has no sandbox")
 
 
 async def _refuse_call(*_: Any, **__: Any) -> Any:
@@ -22,26 +22,26 @@ class NoSandbox:
     working_dir = "/"
     alone = True
 
-    run = read = write = remove = stat = list = untar = carry = restore = freeze = fork = _refuse_call
+    run = read = write = remove = stat = list = untar = carry = restore = freeze = fork = missed_requests = _refuse_call
     tar = snapshot = secret = serve_model = _refuse
 
     async def acknowledge(self, turn: int) -> None:
-        """There are no results to forget."""
+        """Do nothing: there are no results to forget."""
 
     async def release(self) -> None:
-        """There is nothing to destroy."""
+        """Do nothing: there is nothing to destroy."""
 
     async def kill_all(self, *, key: str) -> None:
-        """There are no processes."""
+        """Do nothing: there are no processes."""
 
     async def enter(self, phase: Phase, *, key: str) -> None:
-        """There is no network to switch."""
+        """Do nothing: there is no network to switch."""
 
     async def layers(self) -> Sequence[str]:
         return ()
 
     async def discard(self, other: str) -> None:
-        """There are no forks."""
+        """Do nothing: there are no forks."""
 
 
 class NoSandboxes:
@@ -51,7 +51,7 @@ class NoSandboxes:
     warnings: Sequence[str] = ()
 
     async def open(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is nothing to start."""
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> NoSandbox:
         return NoSandbox()
@@ -60,10 +60,10 @@ class NoSandboxes:
         return NoSandbox()
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """There are no workspaces to destroy."""
+        """Do nothing: there are no workspaces to destroy."""
 
     async def forget_group(self, group: str) -> None:
-        """There are no prepared states."""
+        """Do nothing: there are no prepared states."""
 
     async def close(self, *, keep: bool = False) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""

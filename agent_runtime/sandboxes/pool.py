@@ -1,6 +1,6 @@
 """Leases: who holds a place in a sandbox, from the request to the end of the workspace.
 
-One asyncio job holds each lease and leaves workspace and place as nested contexts, so that no place is lost.
+One coroutine holds each lease and leaves workspace and place as nested contexts, so that no place is lost.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease, no_place, workspace_id
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 
-# Between two tries at an executor whose places were taken by someone else: as long as making a workspace takes.
+# The wait between two tries at an executor whose places another process took: the time to create a workspace.
 NO_PLACE_PAUSE_SECONDS = 0.01
 
 log = logging.getLogger(__name__)
 
 Place = Callable[[Lease], AbstractAsyncContextManager[ExecutorSandbox]]
-"""A sandbox with a place for the lease's workspace, taken until the context is left; a `kept` lease keeps both."""
+"""A sandbox with a place for the lease's workspace, reserved until the context ends; a `kept` lease keeps both."""
 
 
 class LeasePool:
@@ -40,7 +40,7 @@ class LeasePool:
         return await self._take(Lease(handle["workspace"], attempt, name, spec, fence, handle))
 
     async def close(self) -> None:
-        """Let go of all workspaces; they and their sandboxes stay as they are, but those that are being released."""
+        """Release all workspaces; they and their sandboxes are kept, except those that are being destroyed."""
         lives = [lease.life for lease in self._leases.values() if lease.life is not None]
         for lease in self._leases.values():
             lease.kept = lease.kept or not lease.over.is_set()

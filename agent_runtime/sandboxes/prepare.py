@@ -1,4 +1,4 @@
-"""The prepared state of a group: its task's files put in and its setup run, once for all members that can fork from it.
+"""The prepared state of a group: its task's files and setup, done once for all members that can fork from it.
 
 The keys of its steps depend on the spec alone, so the next runner continues a preparation, and two runners share one.
 """
@@ -24,16 +24,16 @@ from agent_runtime.sandboxes.base import (
 
 # Keys of a workspace's own life carry this turn: higher than any real one, so no watermark ever makes them forgotten.
 LIFECYCLE_TURN = 10**9
-# What of a failed setup command's output its message carries: enough for a traceback, little enough for a status line.
+# The most of a failed setup command's output in its message: enough for a traceback, short enough for a status line.
 LAST_LINES, LAST_CHARACTERS = 20, 4000
-# Of the command itself: enough to know it by; a whole script would hide what it printed.
+# The most of the command itself: enough to recognise it; a whole script would hide its output.
 COMMAND_CHARACTERS = 500
-# The executor's own deadline speaks first, because it knows what the command had printed.
+# The executor's own deadline comes first, because it has the command's output.
 SETUP_GRACE_SECONDS = 5.0
 
 
 def prepared_id(spec: WorkspaceSpec) -> str:
-    """Name of the state that a spec describes: equal for equal specs of one group, another when anything differs."""
+    """Return the name of the state that a spec describes: equal only for equal specs of one group."""
     described: Mapping[str, Any] = {
         "group": spec.group,
         "image": spec.image,
@@ -51,7 +51,7 @@ def prepared_id(spec: WorkspaceSpec) -> str:
 
 
 async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
-    """Make the working folder, put the files in and run the setup, or bring `spec.start`. Raises SetupFailed."""
+    """Create the working folder, write the files and run the setup, or bring `spec.start`. Raises SetupFailed."""
     if spec.start is not None:
         await spec.start.bring(workspace, spec)
         return
@@ -86,7 +86,7 @@ async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
 
 def _refused(error: FileError, spec: WorkspaceSpec) -> str:
     if error.path != spec.working_dir:
-        return f"the task's files could not be put in: {error.message}"
+        return f"the task's files could not be written: {error.message}"
     user = f"user {spec.user!r}" if spec.user else "the image's user"
     return (
         f"sandbox.workingDir could not be made: {error.message}; where {user} has no right to make it, choose a folder that "
@@ -95,9 +95,9 @@ def _refused(error: FileError, spec: WorkspaceSpec) -> str:
 
 
 class PreparedGroups:
-    """Prepared states of one sandbox, each made once by `make`, as a frozen workspace, and removed by `drop`.
+    """Prepared states of one sandbox, each created once by `make`, as a frozen workspace, and removed by `drop`.
 
-    A failure reaches all who wait for it; the next one who asks tries again.
+    A failure reaches all current waiters; the next request tries again.
     """
 
     def __init__(
@@ -110,14 +110,16 @@ class PreparedGroups:
         self._forgotten: set[str] = set()
 
     async def fork_of(self, spec: WorkspaceSpec) -> str:
-        """The prepared state to fork from; counts as in use until `fork_ended`. Raises SetupFailed, SandboxFailure."""
+        """Return the prepared state to fork from; it counts as in use until `fork_ended`. Raises SetupFailed,
+        SandboxFailure.
+        """
         name = prepared_id(spec)
         self.adopt(name, spec.group)
         try:
             task = self._states.get(name)
             if task is None:
                 task = self._states[name] = asyncio.create_task(self._make_once(name, spec))
-                # Told to those who wait; when all of them were cancelled nobody asks, which is no error.
+                # Passed to the waiting callers; if all of them were cancelled, it has no reader, which is not an error.
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
             # One impatient member must not end the preparation that others wait for.
             await asyncio.shield(task)
@@ -133,7 +135,7 @@ class PreparedGroups:
         self._forks[name] = self._forks.get(name, 0) + 1
 
     async def fork_ended(self, name: str) -> None:
-        """A fork is gone. The state under it goes with the last one when its group is forgotten."""
+        """Record the end of a fork. The last one removes its state if the group is forgotten."""
         self._forks[name] -= 1
         await self._drop_unused(name)
 

@@ -1,4 +1,4 @@
-"""Executors that outlive the process that started them: each has a record, by which the next process finds it."""
+"""Executors that outlive the process that started them: each has a record, with which the next process finds it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ RecordT = TypeVar("RecordT")
 
 
 class ExecutorRecords(Generic[RecordT]):
-    """One JSON file an executor in a folder, readable by its owner alone, because records hold tokens."""
+    """A folder with one JSON file for each executor, readable only by its owner, because records hold tokens."""
 
     def __init__(self, folder: Path, kind: type[RecordT]) -> None:
         self.folder, self._kind = folder, kind
 
     def names(self) -> list[str]:
-        """Names of all executors that have a record."""
+        """Return the names of all executors with a record."""
         return [path.stem for path in self.folder.glob("*.json")]
 
     def path(self, name: str) -> Path:
-        """The file of a record."""
+        """Return the file of a record."""
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> RecordT | None:
-        """The record; None when there is no file. Raises SandboxFailure for a file that is not a record."""
+        """Return the record; None if there is no file. Raises SandboxFailure for a file that is not a record."""
         path = self.path(name)
         try:
             return self._kind(**json.loads(path.read_text()))
@@ -43,7 +43,7 @@ class ExecutorRecords(Generic[RecordT]):
             ) from error
 
     def write(self, name: str, record: RecordT) -> Path:
-        """Write the record in one step; the path of its file."""
+        """Write the record atomically; return the path of its file."""
         path = self.path(name)
         partial = path.with_suffix(".partial")
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
@@ -53,9 +53,9 @@ class ExecutorRecords(Generic[RecordT]):
 
 
 class RecordedProvider(HostedProvider):
-    """What providers share whose executors have records.
+    """Base of providers whose executors have records.
 
-    `run_dir` keeps the records; `places` workspaces live at once; paths of images start at `base_dir`.
+    `run_dir` has the records; at most `places` workspaces exist at once; paths of images start at `base_dir`.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class RecordedProvider(HostedProvider):
         self._template, self._places = template, places
         self._images = images or ImageStore(base_dir)
         self._executors: Executors | None = None
-        """Finds every executor of this run; None until `open` knows how."""
+        """Finds every executor of this run; None until `open`."""
 
     def _prepare(self) -> None:
-        """The first step of `open`."""
+        """Run the first step of `open`."""
         self._images.stopping.clear()
         self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -1,1 +1,1 @@
-"""What runs beside an inference engine in a cluster: the gateway of its pod, and the program that fetches its weights."""
+"""Programs in the pod of an inference server in a cluster: the gateway, and the download of its weights."""

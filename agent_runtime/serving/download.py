@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 async def download(uri: str, revision: str | None, folder: Path, writer: str) -> bool:
-    """Make the folder hold what is at the URI. Returns whether anything was fetched."""
+    """Make the folder contain the files at the URI. Returns whether anything was fetched."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     async with open_source(uri, revision, dict(os.environ)) as source:
         return await fetch_folder(source, folder, writer=writer)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Ends with an error that says what was wrong, in one line: Kubernetes shows the last ones."""
+    """Entry point. Errors are printed in one line, because Kubernetes shows the last lines."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m agent_runtime.serving.download", description=__doc__)
     parser.add_argument("--uri", required=True, help="hf://ORG/NAME, s3://, gs://, az:// or file://")

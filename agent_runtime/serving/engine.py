@@ -1,9 +1,9 @@
-"""The engine behind a gateway: which of its processes runs, and which policy that one was verified to serve.
+"""The engine behind a gateway: which of its processes runs, and which policy version it was verified to serve.
 
-A process that is started again has lost its policy, and has the same address as the one before it. So the gateway keeps a
-connection to it on which nothing is ever sent: no server ends such a one by itself (uvicorn and aiohttp count the time
-between requests from the first answer), and the kernel ends it with the process, before another one can listen. Whether
-it has ended is asked of the socket at each request, so no restart goes unseen, however busy the gateway is.
+A process that is started again has lost its policy, and has the same address as the one before it. So the gateway keeps
+an idle connection to it. No server closes such a connection by itself (uvicorn and aiohttp count the time between
+requests from the first answer), and the kernel ends it with the process, before another one can listen. The gateway
+checks this socket at each request, so it detects every restart, however busy it is.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Final
 from yarl import URL
 
 CONNECT_SECONDS: Final = 5.0
-"""To a port of the same pod: it listens or it does not."""
+"""Time limit for a connection to a port of the same pod, which either listens or does not."""
 
 
 class Engine:
-    """Shut until `open`, and again from the moment its process ends, or `shut`."""
+    """Shut until `open`, and again when its process ends or `shut` is called."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -29,11 +29,11 @@ class Engine:
 
     @property
     def process(self) -> str | None:
-        """A name of the process that runs, made up here; None where none was found, or it has ended."""
+        """Return a generated name of the running process; None if there is none, or it has ended."""
         if self._connection is None:
             return None
         try:
-            # Nothing is asked there, so nothing is said: whatever there is to read tells of an end.
+            # No request is sent on it, so no answer comes: readable data means that the peer ended.
             self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return self._process
@@ -44,11 +44,11 @@ class Engine:
 
     @property
     def version(self) -> int | None:
-        """The policy that calls may be answered with; None: with none, it is shut."""
+        """Return the policy version with which calls may be answered; None while shut."""
         return self._version if self.process is not None else None
 
     async def find(self) -> str | None:
-        """The name of the process that listens now, as `process`."""
+        """Return the name of the process that listens now, as `process`."""
         async with self._finding:
             if self.process is None:
                 self._connection = await _connected(self.url)
@@ -56,7 +56,7 @@ class Engine:
             return self.process
 
     def open(self, process: str, version: int) -> bool:
-        """Calls may be answered by this process, with this policy. False: it is not the one that runs."""
+        """Allow calls to this process, with this policy version. False: another process runs."""
         if self.process != process:
             return False
         self._version = version
@@ -79,7 +79,7 @@ async def _connected(url: str) -> socket.socket | None:
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             await asyncio.get_running_loop().sock_connect(connection, (address.host, address.port))
-        # A port that nobody listens on and that the kernel happens to choose for this end is connected to itself.
+        # If no process listens on a port that the kernel chooses for this end, the socket connects to itself.
         if connection.getsockname() != connection.getpeername():
             return connection
     except OSError:

@@ -1,8 +1,8 @@
-"""Bring a folder of files here so that it is either whole and checked, or not there.
+"""Fetch a folder of files so that it is either complete and checked, or absent.
 
-Files come into a folder of the writer's own, which takes its name in one step when all is checked. A fetch that was broken
-off goes on with the files that are whole. Nothing here relies on locks: on network file systems they may do nothing, which
-has silently spoilt model caches (huggingface_hub issue 4306).
+Files are written into a temporary folder, which is renamed in one step when everything is checked. An interrupted fetch
+continues with its complete files. Nothing here relies on locks, which may do nothing on network file systems; that has
+silently corrupted model caches (huggingface_hub issue 4306).
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final, Protocol
 
 SENTINEL: Final = ".complete.json"
-"""In a folder that is whole: where it is from."""
+"""File in a complete folder with its source."""
 SUMS: Final = "SHA256SUMS"
-"""A file as `sha256sum` writes it; where a folder has one, it must list all other files."""
+"""A file in the format of `sha256sum`. If a folder has one, it must list all other files."""
 FILES_AT_ONCE: Final = 8
-"""Shards of a model that come side by side; each comes in pieces of 8 MiB."""
+"""Files of a model that are fetched concurrently, each in pieces of 8 MiB."""
 MOST_SUMS: Final = 16 * 2**20
-"""Bytes of SHA256SUMS: some hundred thousand files."""
+"""Most bytes of SHA256SUMS, enough for some hundred thousand files."""
 _SUM_LINE: Final = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+)$")
 
 
 class FetchError(Exception):
-    """What was asked for is not there, or is not what it should be; the message says which file, and what was expected."""
+    """The requested files are missing or differ from their digests; the message has the file and the expectation."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +36,32 @@ class RemoteFile:
     """One file of a source."""
 
     path: str
-    """Relative, with slashes."""
+    """Path relative to the folder, with slashes."""
     size: int | None = None
-    """Bytes, where the source says so."""
+    """Size, if the source reports it."""
     sha256: str | None = None
-    """Hexadecimal, where the source says so."""
+    """Hexadecimal digest, if the source reports it."""
 
 
 class Source(Protocol):
-    """A folder somewhere else."""
+    """A remote folder."""
 
     uri: str
-    """Also tells its revision."""
+    """URI of the source, including its revision."""
 
     async def files(self) -> Sequence[RemoteFile]:
-        """All files, at any depth."""
+        """Return all files, at any depth."""
 
     def read(self, path: str) -> AsyncIterator[bytes]:
-        """A file's bytes, in pieces."""
+        """Yield a file's bytes in pieces."""
 
 
 async def fetch_folder(source: Source, folder: Path, *, writer: str, digest: str | None = None) -> bool:
-    """Make `folder`, whose parent exists, hold what the source has. Returns whether anything was fetched.
+    """Make `folder`, whose parent exists, contain the source's files. Returns whether anything was fetched.
 
-    `writer` tells apart who may fetch into one parent at the same time. `digest` is `sha256:` and the digest of the source's
-    SHA256SUMS, where it must have one. Raises FetchError for a source that has nothing, or other content.
+    `writer` distinguishes processes that may fetch into one parent at the same time. `digest` is `sha256:` and the
+    digest of the source's SHA256SUMS, if it is required. Raises FetchError for a source that is empty or has other
+    content.
     """
     origin = {"uri": source.uri, "digest": digest}
     if _is_from(folder, origin):
@@ -78,7 +79,7 @@ async def fetch_folder(source: Source, folder: Path, *, writer: str, digest: str
         async with asyncio.TaskGroup() as group:
             for file in files:
                 group.create_task(bring(file))
-    except ExceptionGroup as failed:  # The first one ended the others, and says enough.
+    except ExceptionGroup as failed:  # The first one ended the others, and its message is enough.
         raise failed.exceptions[0] from None
     await asyncio.to_thread(_finish, beside, folder, origin, {file.path for file in files})
     return True
@@ -92,10 +93,10 @@ async def _listed(source: Source, digest: str | None) -> list[RemoteFile]:
     for path in files:
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\\" in path:
-            raise FetchError(f"{source.uri} has a file {path!r}, which has no place in a folder; rename it")
+            raise FetchError(f"{source.uri} has a file {path!r}, which is not a valid path; rename it")
     if SUMS not in files:
         if digest is not None:
-            raise FetchError(f"{source.uri} has no {SUMS}, and its digest was asked for; write one with sha256sum")
+            raise FetchError(f"{source.uri} has no {SUMS}, but its digest is required; write one with sha256sum")
         return list(files.values())
     data = b"".join([piece async for piece in source.read(SUMS)])
     found = f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -129,7 +130,7 @@ async def _bring(source: Source, file: RemoteFile, target: Path) -> None:
     size = 0
     with unfinished.open("wb") as out:
         async for piece in source.read(file.path):
-            # In a thread: the gateway answers runners meanwhile.
+            # In a thread, so that the gateway keeps answering runners.
             await asyncio.to_thread(_put, out, digest, piece)
             size += len(piece)
         await asyncio.to_thread(_to_disk, out)
@@ -150,13 +151,13 @@ def _put(out: IO[bytes], digest: _Digest, piece: bytes) -> None:
 
 
 def _to_disk(out: IO[bytes]) -> None:
-    """What the folder's name is to promise must be on the disk before it has the name."""
+    """Flush the files to disk before the folder gets its final name, which promises that they are complete."""
     out.flush()
     os.fsync(out.fileno())
 
 
 def _is_whole(path: Path, file: RemoteFile) -> bool:
-    """A file has its name only when it came whole; it may be of another version of the source, though."""
+    """Whether a file is complete: it gets its name only then. It may come from another version of the source, though."""
     if file.size is not None and path.stat().st_size != file.size:
         return False
     if file.sha256 is None:
@@ -167,7 +168,7 @@ def _is_whole(path: Path, file: RemoteFile) -> bool:
 
 def _finish(beside: Path, folder: Path, origin: Mapping[str, str | None], expected: set[str]) -> None:
     for path in beside.rglob("*"):
-        # Left by a fetch of something else, or by one that was broken off.
+        # Remains of another or an interrupted fetch.
         if path.is_file() and path.relative_to(beside).as_posix() not in expected:
             path.unlink()
     (beside / SENTINEL).write_text(json.dumps(origin))
@@ -178,7 +179,7 @@ def _finish(beside: Path, folder: Path, origin: Mapping[str, str | None], expect
     except OSError:
         if not _is_from(folder, origin):
             raise
-        shutil.rmtree(beside)  # Another writer was faster, with the same.
+        shutil.rmtree(beside)  # Another writer was faster and wrote the same files.
 
 
 def _is_from(folder: Path, origin: Mapping[str, str | None]) -> bool:

@@ -1,8 +1,9 @@
-"""One request passed on to the engine as it came, and the answer back as it comes: no byte waits for another.
+"""Forwarding of one request to the engine and of its answer, both streamed without buffering.
 
-Whoever goes away takes the request with them: the engine sees its client go, and stops to generate.
+If the client disconnects, the engine's connection is closed too, and the engine stops generating.
 """
 
+import io
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -18,11 +19,12 @@ from rollout_api.cluster import ENGINE_PROCESS_HEADER, SERVER_NOT_READY
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 2.0
-"""Unused connections are closed before the engine closes them itself (uvicorn: after 5 s), which could meet a request."""
+"""Unused connections are closed before the engine closes them (uvicorn: after 5 s), which could collide with a request.
+"""
 RETRY_SECONDS: Final = 5
-"""After which a client may ask again: an engine that has its policy is told so within seconds."""
+"""Value of Retry-After: the operator opens an engine with its policy within seconds."""
 MOST_LINE: Final = 64 * 1024
-"""Bytes of a header line from the engine."""
+"""Most bytes of a header line from the engine."""
 
 HOP_BY_HOP: Final = frozenset(
     (
@@ -32,11 +34,14 @@ HOP_BY_HOP: Final = frozenset(
 )
 """Headers of one connection (RFC 9110, 7.6.1)."""
 OURS: Final = HOP_BY_HOP | {"host", "authorization", ENGINE_PROCESS_HEADER.lower()}
-"""Headers of a request that stay here: the engine knows no keys, and need not see any."""
+"""Request headers that are not forwarded: the engine needs no keys."""
+
+OF_BODY: Final = frozenset({"content-length", "content-encoding"})
+"""Request headers that describe a body, and not another one in its place."""
 
 
 def engine_session() -> aiohttp.ClientSession:
-    """Connections to the engine: as many as there are requests, without a time limit, nothing decoded."""
+    """Return a session with unlimited connections to the engine, without a time limit or decoding."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
@@ -53,21 +58,25 @@ async def forward(
     engine_url: str,
     refusal: Callable[[], web.Response | None],
     headers: Mapping[str, str],
+    body: bytes | None = None,
 ) -> web.StreamResponse:
-    """Pass one request on, and its answer back, with further `headers`.
+    """Forward one request, and its answer with further `headers`. `body` replaces the request's own body.
 
-    `refusal` is asked before the request is sent, and when the answer begins, and replaces the engine's answer. From there
-    on the connection tells that no other process answers.
+    `refusal` is called before the request is sent, and when the answer begins, and replaces the engine's answer. From
+    then on the connection ensures that no other process answers.
     """
     if (refused := refusal()) is not None:
         return refused
-    body = request.content if request.can_read_body else None
+    left_out = OURS if body is None else OURS | OF_BODY
+    data: aiohttp.StreamReader | io.BytesIO | None = request.content if request.can_read_body else None
+    if body is not None:
+        data = io.BytesIO(body)  # aiohttp sends it in pieces, so that a large one does not delay other calls
     try:
         upstream = await engine.request(
             request.method,
             _at(engine_url, request),
-            headers=_kept(request.headers, OURS),
-            data=body,
+            headers=_kept(request.headers, left_out),
+            data=data,
             allow_redirects=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
@@ -86,7 +95,7 @@ async def forward(
                 await answer.write(piece)
             await answer.write_eof()
         except (aiohttp.ClientError, OSError) as error:
-            # An answer that is cut off must not look whole: without a proper end the client knows.
+            # An incomplete answer must not look complete: without a proper end the client notices.
             log.warning("%s %s: cut off: %s", request.method, request.path, error)
             if request.transport is not None:
                 request.transport.abort()
@@ -94,13 +103,13 @@ async def forward(
 
 
 def unavailable(message: str) -> web.Response:
-    """503 in the form of OpenAI's errors: another server may answer, or this one later."""
+    """Return 503 in OpenAI's error format: another server may answer, or this one later."""
     error = {"message": message, "type": SERVER_NOT_READY, "param": None, "code": 503}
     return web.json_response({"error": error}, status=503, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 def _at(engine_url: str, request: web.Request) -> URL:
-    """Path and query as they were sent; whatever host the request names, it goes to the engine."""
+    """Return path and query unchanged. The request's host is ignored: it goes to the engine."""
     asked = request.rel_url
     query = f"?{asked.raw_query_string}" if asked.raw_query_string else ""
     return URL(f"{engine_url}{asked.raw_path}{query}", encoded=True)

@@ -1,17 +1,18 @@
 """The gateway of a model server's pod: `python -m agent_runtime.serving.gateway`.
 
-The engine listens on the pod's loopback alone, with all its routes. Two ports lead to it: one for runners, with the routes
-of `routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `routes.OWN`, for who has the token. A
-network policy guards the second one too; where a cluster enforces none, the token still does.
+The engine listens on the pod's loopback alone, with all its routes. Two ports lead to it: one for runners, with the
+routes of `routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `routes.OWN`, which requires the
+token. A NetworkPolicy also restricts the second port, but some clusters enforce none.
 
-An engine that is started again has the weights that it is always started with, whatever the ModelServer's status says. So
-calls are answered only once the operator has said which policy this very process was verified to serve.
+An engine that is started again has the weights that it is always started with, whatever the ModelServer's status says.
+So calls are refused until the operator has verified and reported which policy this process serves.
 """
 
 import argparse
 import asyncio
 import hashlib
 import hmac
+import json
 import logging
 import os
 import signal
@@ -31,6 +32,7 @@ from agent_runtime.serving.json_calls import CallFailed, HookRequest, ask_hook, 
 from agent_runtime.serving.policies import Policies, PolicyRequest
 from rollout_api.base import ApiModel
 from rollout_api.cluster import (
+    ADAPTER_SUFFIX,
     ENGINE_PROCESS_HEADER,
     MODEL_CONTROL_PORT,
     MODEL_ENGINE_PORT,
@@ -44,28 +46,36 @@ BodyT = TypeVar("BodyT", bound=ApiModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 END_SECONDS = 10.0
-"""For answers that are under way when the gateway ends; as a sidecar it ends after the engine, so there are none."""
+"""Time for running answers when the gateway ends. As a sidecar it ends after the engine, so there are none."""
 
 
 class _BadBody(Exception):
-    """The body of a request is not as its route expects it."""
+    """The request's body does not match its route."""
 
 
 class ServedPolicy(ApiModel):
     """Body of POST /policy/served."""
 
     engine: str
-    """The process that was verified, as GET /policy/served named it."""
+    """The verified process, by its name from GET /policy/served."""
     version: Annotated[int, Field(ge=0, le=2**53)]
 
 
-def data_app(http: aiohttp.ClientSession, engine: Engine) -> web.Application:
+MOST_BODY = 256 * 2**20
+"""Most bytes of a request that is read whole, to replace its model: a conversation with many images."""
+
+
+def data_app(http: aiohttp.ClientSession, engine: Engine, adapters_of: str | None = None) -> web.Application:
+    """Return the runners' application. `adapters_of`: the model of which policies are LoRA adapters."""
+
     async def handle(request: web.Request) -> web.StreamResponse:
         route = (request.method, request.rel_url.raw_path)
         if route not in routes.DATA:
             return _refused(404, f"{request.method} {request.path} is not offered here")
         if route not in routes.SAMPLING:
             return await forward(request, http, engine.url, lambda: None, {})
+        # Read first: the engine's policy may change while a body arrives.
+        body = None if adapters_of is None else await request.read()
         version, process = engine.version, engine.process
         if version is None or process is None:
             return unavailable("this server's engine was not verified to serve a policy yet; ask another server")
@@ -75,13 +85,15 @@ def data_app(http: aiohttp.ClientSession, engine: Engine) -> web.Application:
                 return None
             return unavailable("this server's engine has ended, and with it its policy; ask another server")
 
-        return await forward(request, http, engine.url, refusal, {POLICY_VERSION_HEADER: str(version)})
+        if adapters_of is not None and body is not None and version > 0:
+            body = _for_adapter(body, adapters_of)
+        return await forward(request, http, engine.url, refusal, {POLICY_VERSION_HEADER: str(version)}, body)
 
-    return _app(handle)
+    return _app(handle, MOST_BODY)
 
 
 def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None) -> web.Application:
-    """What the operator reaches: with `token` as bearer. `policies` is None in mode Push."""
+    """Return the operator's application, with `token` as bearer token. `policies` is None in mode Push."""
     expected = hashlib.sha256(token.encode()).digest()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -114,24 +126,28 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
             return await forward(request, http, engine.url, refusal, {})
         finally:
             if changes:
-                engine.shut()  # whatever was said meanwhile was not said of what it is now
+                engine.shut()  # statements from that time do not apply to the current process
 
     return _app(handle)
 
 
 async def serve(
-    stack: AsyncExitStack, token: str, policies: Policies | None, engine_url: str, data_port: int, control_port: int
+    stack: AsyncExitStack,
+    token: str,
+    policies: Policies | None,
+    engine_url: str,
+    data_port: int,
+    control_port: int,
+    adapters_of: str | None = None,
 ) -> tuple[int, int]:
-    """Open both ports until the stack is closed. Returns their numbers, for a port 0."""
+    """Serve both ports until the stack is closed. Returns their numbers, which matters for port 0."""
     http = await stack.enter_async_context(engine_session())
     engine = Engine(engine_url)
     stack.callback(engine.close)
     ports = []
-    for app, port in (
-        (data_app(http, engine), data_port),
-        (control_app(http, engine, token, policies), control_port),
-    ):
-        # With cancellation: a client that goes ends its request at the engine at once.
+    data, control = data_app(http, engine, adapters_of), control_app(http, engine, token, policies)
+    for app, port in ((data, data_port), (control, control_port)):
+        # With cancellation: a client that disconnects ends its request at the inference server immediately.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=END_SECONDS)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -141,16 +157,31 @@ async def serve(
     return ports[0], ports[1]
 
 
-def _app(handle: Handler) -> web.Application:
+def _app(handle: Handler, most_body: int = 2**20) -> web.Application:
+    """Return an application with one handler, which reads at most `most_body` bytes of a body and forwards any number."""
+
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await handle(request)
         except _BadBody as error:
             return _refused(400, str(error))
 
-    app = web.Application()
+    app = web.Application(client_max_size=most_body)
     app.router.add_route("*", "/{path:.*}", answer)
     return app
+
+
+def _for_adapter(body: bytes, model: str) -> bytes:
+    """Return the body of a request to a model, addressed to the adapter of its policy. The engine takes a request without a
+    model for one to its base model.
+    """
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _BadBody(f"expected a JSON object: {error}") from None
+    if isinstance(asked, dict) and asked.get("model") in (None, model):
+        asked["model"] = model + ADAPTER_SUFFIX
+    return json.dumps(asked).encode()
 
 
 async def _body(request: web.Request, kind: type[BodyT], expected: str) -> BodyT:
@@ -161,7 +192,7 @@ async def _body(request: web.Request, kind: type[BodyT], expected: str) -> BodyT
 
 
 async def _fetch(request: web.Request, policies: Policies) -> web.Response:
-    wanted = await _body(request, PolicyRequest, "version, uri and perhaps digest")
+    wanted = await _body(request, PolicyRequest, "version, uri and optionally digest")
     try:
         folder = await policies.fetch(wanted)
     except Exception as error:  # noqa: BLE001 - whatever it is, the operator has to be told
@@ -171,12 +202,14 @@ async def _fetch(request: web.Request, policies: Policies) -> web.Response:
 
 
 async def _call_hook(request: web.Request, http: aiohttp.ClientSession) -> web.Response:
-    """The operator opens no connection to an address from a manifest: this pod reaches only what its namespace may."""
+    """Call the trainer's hook from this pod, which only reaches what its namespace may: the operator connects to no
+    address from a manifest.
+    """
     asked = await _body(request, HookRequest, "url, question and seconds")
     try:
         return web.json_response(await ask_hook(http, asked))
     except CallFailed as error:
-        # Statuses of the hook must not be taken for this gateway's own.
+        # Statuses of the hook must not look like this gateway's own.
         return _refused(422 if 300 <= error.status < 500 else 502, error.message)
 
 
@@ -189,7 +222,7 @@ async def _digest(
         answer = web.json_response({"digest": await weights_digest(http, engine_url)})
     except CallFailed as error:
         answer = _refused(error.status or 502, error.message)
-    # An engine that was started meanwhile answered for other weights.
+    # An inference server that was started in the meantime answered for other weights.
     return answer if (refused := refusal()) is None else refused
 
 
@@ -226,7 +259,9 @@ async def _run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        ports = await serve(stack, token, policies, options.engine_url, options.port, options.control_port)
+        ports = await serve(
+            stack, token, policies, options.engine_url, options.port, options.control_port, options.adapters_of
+        )
         print("listening on ports {} and {}".format(*ports), flush=True)
         await stop.wait()
 
@@ -236,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m agent_runtime.serving.gateway", description=__doc__)
     parser.add_argument("--token-file", type=Path, required=True, help="file with the token of the control port")
     parser.add_argument("--policy-folder", type=Path, help="where policies are fetched to; without it none are")
+    parser.add_argument("--adapters-of", metavar="MODEL", help="policies are LoRA adapters of this model")
     parser.add_argument("--engine-url", default=f"http://127.0.0.1:{MODEL_ENGINE_PORT}", help="the engine's address")
     parser.add_argument("--port", type=int, default=MODEL_PORT, help="for runners")
     parser.add_argument("--control-port", type=int, default=MODEL_CONTROL_PORT, help="for the operator")

@@ -1,4 +1,4 @@
-"""JSON requests that a gateway makes itself: to its engine, and to the trainer's hook."""
+"""JSON requests of the gateway itself: to its engine, and to the trainer's hook."""
 
 import hashlib
 import json
@@ -11,21 +11,21 @@ from pydantic import Field, StringConstraints
 from rollout_api.base import ApiModel
 
 MOST_CHECKSUMS: Final = 64 * 2**20
-"""Bytes. Checksums of a model with 100,000 tensors are some 16 MB."""
+"""Most bytes. Checksums of a model with 100,000 tensors take some 16 MB."""
 MOST_HOOK_ANSWER: Final = 16 * 2**20
-"""Bytes. Names, types and shapes of 100,000 tensors are some 9 MB; the operator reads no more either."""
+"""Most bytes. Names, types and shapes of 100,000 tensors take some 9 MB; the operator has the same limit."""
 ERROR_CHARACTERS: Final = 500
 
 
 class CallFailed(Exception):
-    """A request got no answer, a refusal, or an answer that is not a JSON object."""
+    """A request got no response, a refusal, or a response that is not a JSON object."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.message = message
-        """Names the URL and what came back."""
+        """Names the URL and the response."""
         self.status = status
-        """HTTP status of a refusal; 0: no usable answer."""
+        """HTTP status of a refusal; 0: no usable response."""
 
 
 class HookRequest(ApiModel):
@@ -34,13 +34,15 @@ class HookRequest(ApiModel):
     url: Annotated[str, StringConstraints(pattern=r"^https?://", max_length=2048)]
     """`weightTransfer.push.hook`."""
     question: dict[str, Any]
-    """What the hook is sent."""
+    """Body of the request to the hook."""
     seconds: Annotated[float, Field(gt=0)]
-    """Time for its answer."""
+    """Time limit of its response."""
 
 
 async def weights_digest(http: aiohttp.ClientSession, engine_url: str) -> str:
-    """SHA-256 over an engine's checksums of its weights. Raises CallFailed; engines without checksums answer 404."""
+    """Return a SHA-256 over an engine's checksums of its weights. Raises CallFailed; engines without checksums answer
+    404.
+    """
     url = f"{engine_url}/weight_checker"
     answer = await _post(http, url, {"action": "checksum"}, MOST_CHECKSUMS, None)
     if not isinstance(answer.get("checksums"), dict):
@@ -49,7 +51,7 @@ async def weights_digest(http: aiohttp.ClientSession, engine_url: str) -> str:
 
 
 async def ask_hook(http: aiohttp.ClientSession, asked: HookRequest) -> dict[str, Any]:
-    """Call the trainer's hook; return its answer. Raises CallFailed."""
+    """Call the trainer's hook; return its response. Raises CallFailed."""
     try:
         return await _post(http, asked.url, asked.question, MOST_HOOK_ANSWER, asked.seconds)
     except CallFailed as error:

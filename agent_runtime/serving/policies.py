@@ -1,4 +1,4 @@
-"""Policies on the volume that gateway and engine share: a folder a version, there whole or not at all."""
+"""Policies on the volume that gateway and engine share: one folder for each version, which is complete or absent."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from agent_runtime.serving.sources import open_source
 from rollout_api.base import ApiModel
 
 KEPT: Final = 2
-"""Policies that were asked for last, the one that is served and the one that is to come; the others make room."""
+"""Number of most recently requested policies to keep: the served one and the next. Older ones are deleted."""
 
 
 class PolicyRequest(ApiModel):
@@ -27,15 +27,16 @@ class PolicyRequest(ApiModel):
 
 
 class Policies:
-    """Fetches policies into the shared volume `folder`, each once, however often it is asked for."""
+    """Fetches policies into the shared volume `folder`, each once, even if requested repeatedly."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self._folder, self._environ = folder, environ
         self._running: dict[PolicyRequest, asyncio.Task[Path]] = {}
 
     async def fetch(self, wanted: PolicyRequest) -> Path:
-        """The folder of a version, fetched if it is not there. Who asks again waits for the same fetch, and who goes away
-        does not stop it. Raises what the fetch raises."""
+        """Return the folder of a version, fetched if missing. Repeated requests wait for the same fetch, and a
+        cancelled request does not stop it. Raises the errors of the fetch.
+        """
         task = self._running.get(wanted)
         if task is None:
             task = asyncio.create_task(self._fetch(wanted))

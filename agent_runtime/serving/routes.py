@@ -1,13 +1,13 @@
-"""What may be asked of an engine, and by whom. All else is not there.
+"""The routes of an engine that may be called, and by whom. All others are not found.
 
-Routes of vLLM 0.26: vllm/entrypoints/openai, vllm/entrypoints/serve/{render,disagg,tokenize,lora,instrumentator,dev}. A
-route that an engine gains with a new version is closed until somebody has looked at it.
+Routes of vLLM 0.26: vllm/entrypoints/openai, vllm/entrypoints/serve/{render,disagg,tokenize,lora,instrumentator,dev}.
+New routes of later versions stay closed until they are reviewed.
 """
 
 from typing import Final
 
 Route = tuple[str, str]
-"""Method and path, compared as they were sent: nothing is decoded, so nothing decodes to another path."""
+"""Method and path, compared without decoding, so that no encoded path can match another one."""
 
 READ_ONLY: Final[frozenset[Route]] = frozenset(
     {("GET", "/health"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/v1/models")}
@@ -24,11 +24,11 @@ DATA: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 }
-"""For runners: what answers one request, and changes nothing for others."""
+"""Routes for runners: they answer one request without affecting others."""
 SAMPLING: Final[frozenset[Route]] = frozenset(
     {("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/inference/v1/generate")}
 )
-"""Those whose answers are a policy's; the others are the same with all of them."""
+"""Routes whose answers depend on the policy."""
 
 CONTROL: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/pause"),
@@ -51,7 +51,7 @@ CONTROL: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/v1/load_lora_adapter"),
     ("POST", "/v1/unload_lora_adapter"),
 }
-"""For the operator: what changes an engine."""
+"""Routes for the operator: they change an engine."""
 CHANGES: Final[frozenset[Route]] = frozenset(
     {
         ("POST", "/pause"),
@@ -66,11 +66,11 @@ CHANGES: Final[frozenset[Route]] = frozenset(
         ("POST", "/v1/unload_lora_adapter"),
     }
 )
-"""After these nobody knows which policy the engine serves, or whether it answers, until the operator has looked."""
+"""Routes after which the gateway is shut until the operator has checked the engine's policy and health."""
 FETCH_POLICY: Final[Route] = ("POST", "/policy/fetch")
 SERVED_POLICY: Final[Route] = ("GET", "/policy/served")
 SERVE_POLICY: Final[Route] = ("POST", "/policy/served")
 DIGEST_POLICY: Final[Route] = ("POST", "/policy/digest")
 CALL_HOOK: Final[Route] = ("POST", "/policy/hook")
 OWN: Final[frozenset[Route]] = frozenset({FETCH_POLICY, SERVED_POLICY, SERVE_POLICY, DIGEST_POLICY, CALL_HOOK})
-"""The gateway's own, on the control port."""
+"""The gateway's own routes, on the control port."""

@@ -1,4 +1,4 @@
-"""Where weights come from: object storage, a folder, or a model hub."""
+"""Sources of weights: object storage, a folder, or a model hub."""
 
 import asyncio
 import json
@@ -15,20 +15,20 @@ from agent_runtime.recording.store import PART_BYTES, Store
 from agent_runtime.serving.fetching import FetchError, RemoteFile, Source
 
 HUB: Final = "https://huggingface.co"
-"""The hub, unless HF_ENDPOINT names another one."""
+"""Default hub; HF_ENDPOINT overrides it."""
 TRIES: Final = 6
-"""Of a request to the hub that gets nowhere: a minute in all."""
+"""Attempts of a failing request to the hub: a minute in total."""
 PAUSE_SECONDS = 1.0
-"""After the first try; doubles, with jitter."""
+"""Pause after the first attempt; doubles, with jitter."""
 SILENCE_SECONDS: Final = 60.0
 
 
 @asynccontextmanager
 async def open_source(uri: str, revision: str | None, environ: Mapping[str, str]) -> AsyncIterator[Source]:
-    """The source at `hf://ORG/NAME`, `s3://`, `gs://`, `az://` or `file://`. Raises FetchError for another URI.
+    """Return the source at `hf://ORG/NAME`, `s3://`, `gs://`, `az://` or `file://`. Raises FetchError for another URI.
 
-    `revision` is a commit, branch or tag, for a hub only. `environ` has settings and credentials, named as each vendor names
-    them; HF_ENDPOINT and HF_TOKEN for the hub.
+    `revision` is a commit, branch or tag, for a hub only. `environ` has settings and credentials under each vendor's
+    names; HF_ENDPOINT and HF_TOKEN for the hub.
     """
     parts = urlsplit(uri)
     if parts.scheme == "hf":
@@ -58,7 +58,7 @@ class StoreSource:
 
 
 class HubSource:
-    """A repository of models (Hugging Face Hub API: /api/models/REPO/revision/REV?blobs=true, /REPO/resolve/COMMIT/FILE)."""
+    """A model repository (Hugging Face Hub API: /api/models/REPO/revision/REV?blobs=true, /REPO/resolve/COMMIT/FILE)."""
 
     def __init__(
         self, repository: str, revision: str, environ: Mapping[str, str], session: aiohttp.ClientSession
@@ -67,12 +67,12 @@ class HubSource:
         self._hub = environ.get("HF_ENDPOINT", HUB).rstrip("/")
         self._commit = revision
         token = environ.get("HF_TOKEN")
-        # Not compressed: a connection that breaks goes on at a byte of the file.
+        # Not compressed: after a broken connection the download resumes at a byte of the file.
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self.uri = f"hf://{repository}@{revision}"
 
     async def files(self) -> Sequence[RemoteFile]:
-        """All files of the revision. A branch is looked up once: all files are of one commit."""
+        """Return all files of the revision. A branch is resolved once, so that all files belong to one commit."""
         url = f"{self._hub}/api/models/{self._repository}/revision/{quote(self._revision, safe='')}?blobs=true"
         body: dict[str, Any] = json.loads(b"".join([piece async for piece in self._get(url, is_whole=True)]))
         self._commit = str(body["sha"])
@@ -82,13 +82,14 @@ class HubSource:
         ]
 
     def read(self, path: str) -> AsyncIterator[bytes]:
-        """A file's bytes, in pieces."""
+        """Yield a file's bytes in pieces."""
         return self._get(f"{self._hub}/{self._repository}/resolve/{self._commit}/{quote(path)}")
 
     async def _get(self, url: str, *, is_whole: bool = False) -> AsyncIterator[bytes]:
-        """The body in pieces. A connection that breaks is made again, and continues where it broke.
+        """Yield the body in pieces. A broken connection is replaced, and the download continues where it stopped.
 
-        With `is_whole` it is one piece, and asked for from its beginning: a listing may be another one the next time.
+        With `is_whole` it is one piece, which is requested again from its beginning, because a listing may change
+        between requests.
         """
         done = tries = 0
         while True:

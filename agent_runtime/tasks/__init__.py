@@ -1,4 +1,4 @@
-"""Task sources: what a job's `tasks` stand for."""
+"""Task sources: the tasks for a job's `tasks`."""
 
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, TaskSourceUnavailable
 from agent_runtime.tasks.rows import read_rows

@@ -20,13 +20,13 @@ from agent_runtime.tasks.table import ordered, row_filter
 from rollout_api.tasks import Task, TaskFile
 
 FILE_BYTES = 64 << 20
-"""Largest file of a task folder: what base64 of `TaskFile` takes."""
+"""Largest file of a task folder: the limit of base64 in `TaskFile`."""
 
 EXECUTABLES = ".executables.json"
-"""In the folder that `tasks.from.uri` names, a list of its files with the x bit: object storage keeps no modes."""
+"""File in the folder of `tasks.from.uri` that lists its executable files, because object storage keeps no modes."""
 
 READERS = 16
-"""Requests to object storage at once."""
+"""Concurrent requests to object storage."""
 
 
 @dataclass(frozen=True)
@@ -35,58 +35,58 @@ class Folder:
 
     name: str
     where: str
-    """Its path or URI, for messages."""
+    """Path or URI of the folder, for messages."""
     files: Mapping[str, Callable[[], bytes]]
-    """By path relative to the folder, sorted; called, they read."""
+    """Functions that read the files, by path relative to the folder, sorted."""
     executable: frozenset[str] = frozenset()
-    """Those with the x bit; in object storage, those that `EXECUTABLES` names."""
+    """Files with the x bit; in object storage, those listed in `EXECUTABLES`."""
     _read: dict[str, bytes] = field(default_factory=dict, compare=False)
 
     def read(self, path: str) -> bytes:
-        """A file's bytes, read once."""
+        """Return a file's bytes, read once."""
         if path not in self._read:
             self._read[path] = self.files[path]()
         return self._read[path]
 
     def text(self, path: str) -> str:
-        """A file's text. Raises UnicodeDecodeError."""
+        """Return a file's text. Raises UnicodeDecodeError."""
         return self.read(path).decode("utf-8-sig")
 
     def is_executable(self, path: str) -> bool:
-        """Scripts are, whatever the place that they were kept in remembers of them."""
+        """Whether a file is executable. Scripts always are, because not every storage keeps modes."""
         return path in self.executable or path.endswith(".sh") or self.read(path).startswith(b"#!")
 
     def below(self, folder: str) -> list[str]:
-        """Paths of the files below one of its folders; "" is the whole."""
+        """Return paths of the files below one of its folders; "" is the whole."""
         return [path for path in self.files if not folder or path.startswith(f"{folder}/")]
 
     def as_files(self, folder: str, target: str) -> list[TaskFile]:
-        """What is below one of its folders, as files of a task below `target`. Raises ValidationError."""
+        """Return the files below one of its folders as files of a task below `target`. Raises ValidationError."""
         return [
             self.as_file(path, posixpath.join(target, path.removeprefix(f"{folder}/"))) for path in self.below(folder)
         ]
 
     def as_file(self, path: str, target: str) -> TaskFile:
-        """One of its files, as a file of a task."""
+        """Return one of its files as a file of a task."""
         mode = "755" if self.is_executable(path) else "644"
         return TaskFile(path=target, content_base64=b64encode(self.read(path)).decode(), mode=mode)
 
 
 @dataclass(frozen=True)
 class Build:
-    """An image that a task needs, to be made from one of its folders."""
+    """An image that a task needs, to be built from one of its folders."""
 
     image: str
     folder: Folder
     context: str
-    """Path in the folder of what is sent along; the Dockerfile is in it."""
+    """Path of the build context in the folder, which includes the Dockerfile."""
     seconds: float
-    """Most time that it may take."""
+    """Time limit of the build."""
 
 
 @dataclass
 class Notes:
-    """What is wrong with one folder, what in it is not honoured, and the images that it needs."""
+    """Problems of one folder, unsupported settings, and the images that it needs."""
 
     where: str
     builds: list[Build] = field(default_factory=list)
@@ -95,35 +95,35 @@ class Notes:
     """File, line, message."""
 
     def refuse(self, file: str, message: str, line: int | None = None) -> None:
-        """The task cannot be used."""
+        """Record that the task cannot be used."""
         self.problems.append(TaskProblem(f"{self.where}/{file}", line, message))
 
     def check_script(self, folder: Folder, file: str) -> None:
         """Refuse a script that no shell can run."""
         if folder.read(file).split(b"\n", 1)[0].endswith(b"\r"):
-            self.refuse(file, "has Windows line ends, with which no shell runs it; convert it, such as with dos2unix")
+            self.refuse(file, "has Windows line ends, so no shell can run it; convert it, for example with dos2unix")
 
     def report(self, file: str, message: str, line: int | None = None) -> None:
-        """Something is there that does not count."""
+        """Record a setting that has no effect."""
         self.warnings.append((file, line, message))
 
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """How the folders of one kind are told and read."""
+    """How one kind of folder is detected and read."""
 
     marker: str
-    """The file that makes a folder a task."""
+    """The file that marks a folder as a task."""
     columns: Callable[[Folder, Notes], Mapping[str, Any]]
-    """What `tasks.from.filter` looks at."""
+    """Columns for `tasks.from.filter`."""
     task: Callable[[Folder, Notes, SourcePlace], Task | None]
-    """The task, or None with at least one problem in the notes."""
+    """Returns the task, or None with at least one problem in the notes."""
 
 
 def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, list[Build]]:
-    """The tasks of a folder, or of the folders below one, by name, and the images that they need.
+    """Return the tasks of a folder, or of the folders below one, by name, and the images that they need.
 
-    Raises TaskSourceError with every problem there is.
+    Raises TaskSourceError with all problems.
     """
     if place.source.columns:
         raise place.refused("tasks.from.columns is for files with columns; leave it out for folders")
@@ -135,14 +135,14 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
         if place.source.filter:
             positions = [p for p in positions if passes(form.columns(folders[p], notes[p]))]
             if not positions:
-                raise place.refused(f"none of its {len(folders)} tasks passes tasks.from.filter; look at its values")
+                raise place.refused(f"none of its {len(folders)} tasks matches tasks.from.filter; check its values")
         chosen = ordered(positions, place.source)
         tasks = [_checked(form, folders[p], notes[p], place) for p in chosen]
     problems = [problem for p in chosen for problem in notes[p].problems]
     names: dict[str, str] = {}
     for p, task in zip(chosen, tasks, strict=True):
         if task is not None and task.name in names:
-            message = f"a task named {task.name!r} stands in {names[task.name]} already; rename one of the folders"
+            message = f"a task named {task.name!r} is in {names[task.name]} already; rename one of the folders"
             problems.append(TaskProblem(folders[p].where, None, message))
         elif task is not None:
             names[task.name] = folders[p].where
@@ -153,7 +153,7 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
 
 
 def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
-    """Every folder with a file of that name; nothing below one is another. Raises TaskSourceError."""
+    """Return every folder with a file of that name. Folders inside such a folder are skipped. Raises TaskSourceError."""
     with place.readable():
         path = place.local_path
         folders = _stored(place, marker) if path is None else _local(path, place, marker)
@@ -179,13 +179,13 @@ def _local(root: Path, place: SourcePlace, marker: str) -> list[Folder]:
 
 
 def executable_files(root: Path) -> list[str]:
-    """What `EXECUTABLES` of a folder of this machine has to say: paths relative to it, sorted. Raises TaskSourceError."""
+    """Return the contents of `EXECUTABLES` for a local folder: paths relative to it, sorted. Raises TaskSourceError."""
     files = (path for path in root.rglob("*") if path.is_file() and _is_executable(path))
     return sorted({path.relative_to(root).as_posix() for path in files} | _listed_locally(root))
 
 
 def _listed_locally(root: Path) -> frozenset[str]:
-    """A folder that was copied from object storage has the list, and no modes."""
+    """Return the list in a folder that was copied from object storage, which has no modes."""
     file = root / EXECUTABLES
     return _listed(file.read_bytes(), str(file)) if file.is_file() else frozenset()
 
@@ -202,12 +202,12 @@ def _listed(data: bytes, where: str) -> frozenset[str]:
 
 
 def _those_below(paths: frozenset[str], folder: str) -> frozenset[str]:
-    """Relative to the folder, which is "." or "" for the whole."""
+    """Return paths relative to the folder, which is "." or "" for the whole."""
     return paths if folder in ("", ".") else frozenset(p[len(folder) + 1 :] for p in paths if _is_below(p, folder))
 
 
 def _is_executable(path: Path) -> bool:
-    """The owner's bit, as git has it: the same to whoever asks."""
+    """Whether the owner's x bit is set, as in git, independent of the calling user."""
     return bool(path.stat().st_mode & stat.S_IXUSR)
 
 
@@ -228,14 +228,14 @@ def _local_folder(root: Path, listed: frozenset[str], problems: list[TaskProblem
 
 
 def _unusable(path: Path, root: Path) -> str | None:
-    """Why a file cannot be part of a task's folder; None where it can."""
+    """Return why a file cannot be part of a task's folder; None if it can."""
     target = Path(os.path.realpath(path))  # Path.resolve raises for links that lead to themselves
     if not target.is_relative_to(root):
         return f"is a link that leads out of the task's folder, to {target}; put the file itself there"
     if target.is_dir():
         return "is a link to a folder; put the folder itself there"
     if not target.is_file():
-        return "is a link to nothing; remove it" if path.is_symlink() else "is not a regular file; remove it"
+        return "is a dangling link; remove it" if path.is_symlink() else "is not a regular file; remove it"
     size = target.stat().st_size
     return _too_large(size) if size > FILE_BYTES else None
 
@@ -263,7 +263,7 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
 
 
 def prefetch(folder: Folder) -> None:
-    """Read all files of a folder side by side: in object storage each is a request."""
+    """Read all files of a folder concurrently: in object storage each is a request."""
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(folder.read, folder.files))
 
@@ -295,7 +295,7 @@ def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlac
 
 
 def _together(notes: Sequence[Notes]) -> list[TaskProblem]:
-    """Each warning once, with the first task that it is about and the number of the others."""
+    """Combine equal warnings into one, with the first task and the number of others."""
     found: dict[tuple[str, str], list[TaskProblem]] = {}
     for note in notes:
         for file, line, message in note.warnings:

@@ -1,4 +1,4 @@
-"""`Harbor`: task folders of Harbor, schema 1.x, as they are.
+"""`Harbor`: unmodified task folders of Harbor, schema 1.x.
 
 task.toml, instruction.md, environment/, tests/test.sh, solution/solve.sh, steps/. The verifier writes
 /logs/verifier/reward.json or reward.txt; tests lie in /tests, the solution in /solution.
@@ -24,11 +24,11 @@ TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
 LOGS, MARK = ("/logs/agent", CONVENTION), ".rollout"
 
 NO_AGENT_LIMIT: Final = 86_400
-"""Seconds of an agent without `timeout_sec`: Harbor has no limit, a sandbox's life is a day."""
+"""Default time limit of an agent without `timeout_sec`: Harbor has none, a sandbox lives a day."""
 VERIFIER_SECONDS: Final = 600.0
 BUILD_SECONDS: Final = 600.0
 PORTS: Final = (443, 80)
-"""What of an allowed host can be reached: Harbor names hosts, an executor's rules name host and port."""
+"""Ports of an allowed host that can be reached: Harbor names hosts, an executor's rules need host and port."""
 
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -38,7 +38,7 @@ Config = Mapping[str, Any]
 
 
 def parse_config(folder: Folder, notes: Notes) -> Config | None:
-    """`task.toml`, every key of it judged; None where it cannot be used."""
+    """Parse `task.toml` and check every key of it; None if it cannot be used."""
     try:
         text = folder.text(CONFIG)
         config = tomllib.loads(text)
@@ -51,7 +51,7 @@ def parse_config(folder: Folder, notes: Notes) -> Config | None:
     for path in dict.fromkeys(leaves(config)):
         kind, instead = fate(path)
         if kind == "reported":
-            notes.report(CONFIG, f"{path} is not honoured: {instead}", line_of(text, path))
+            notes.report(CONFIG, f"{path} is not supported: {instead}", line_of(text, path))
         elif kind == "refused":
             notes.refuse(CONFIG, f"{path}: {instead}", line_of(text, path))
     return None if notes.problems else config
@@ -61,7 +61,7 @@ def _columns(folder: Folder, notes: Notes) -> Mapping[str, Any]:
     try:
         metadata = tomllib.loads(folder.text(CONFIG)).get("metadata", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        metadata = {}  # a task that is chosen tells of it
+        metadata = {}  # reported when a task is selected
     return {**metadata, "name": folder.name}
 
 
@@ -74,7 +74,7 @@ FORMAT: Final = FolderFormat(CONFIG, _columns, _task)
 
 
 class _Reader:
-    """One folder, piece by piece. What is wrong goes into the notes, and reading goes on to find the rest."""
+    """Reads one folder. Problems go into the notes, and reading continues to find the rest."""
 
     def __init__(self, folder: Folder, config: Config, notes: Notes, place: SourcePlace) -> None:
         self.folder, self.config, self.notes, self.place = folder, config, notes, place
@@ -86,7 +86,7 @@ class _Reader:
         self.working_dir = self.value("environment.workdir", str) or (self.dockerfile and self.dockerfile.working_dir)
 
     def task(self) -> Task | None:
-        """The task, or None with problems in the notes."""
+        """Return the task, or None with problems in the notes."""
         self.look_around()
         steps = self.steps()
         agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
@@ -105,10 +105,7 @@ class _Reader:
             prompt=prompt,
             # Files are put in by root, and their folders with them: the image need not let the agent's user make these.
             files=[TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS],
-            setup=[
-                " && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS),
-                *self.healthcheck(),
-            ],
+            setup=[" && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS), *self.healthcheck()],
             solution=solution,
             solution_files=solution_files,
             verifier=verifier,
@@ -128,7 +125,7 @@ class _Reader:
     # Values of task.toml
 
     def value(self, path: str, *kinds: type) -> Any:
-        """The value of a key, None where it is not there; another type than expected is a problem."""
+        """Return the value of a key, None if it is missing; another type than expected is a problem."""
         value: Any = self.config
         for part in path.split("."):
             value = (
@@ -169,7 +166,7 @@ class _Reader:
         return math.ceil(float(value))
 
     def env(self, path: str) -> list[EnvVar]:
-        """Variables, with `${NAME}` and `${NAME:-default}` filled in from this process's environment."""
+        """Return variables with `${NAME}` and `${NAME:-default}` filled in from this process's environment."""
 
         def filled(match: re.Match[str]) -> str:
             found = self.place.environ.get(match[1], match[2])
@@ -202,7 +199,7 @@ class _Reader:
             self.refuse("environment.os", "is not linux, and nothing else can be run here; leave the task out")
         for name in ("environment/docker-compose.yaml", "tests/docker-compose.yaml"):
             if name in self.folder.files:
-                self.notes.refuse(name, "needs more than one container, and a task has one here; leave the task out")
+                self.notes.refuse(name, "needs several containers, but a task has one here; remove the task")
         if "tests/Dockerfile" in self.folder.files and not self.is_separate():
             self.notes.report("tests/Dockerfile", "is not built: the task is graded in the agent's own workspace")
         if not self.is_separate():
@@ -217,20 +214,20 @@ class _Reader:
                 self.notes.report(path, "the agent begins without this conversation")
 
     def prompt(self, path: str) -> str:
-        """An instruction without the canary lines at its head, which are no part of it."""
+        """Return an instruction without the canary lines at its beginning, which are not part of it."""
         if path not in self.folder.files:
-            self.notes.refuse(path, "is missing; it has what the agent is asked to do")
+            self.notes.refuse(path, "is missing; it must contain the agent's instructions")
             return ""
         lines = self.folder.text(path).split("\n")
         while lines and _CANARY.match(lines[0].strip()):
             lines.pop(0)
         text = "\n".join(lines).lstrip("\n")
         if not text.strip():
-            self.notes.refuse(path, "is empty; it has what the agent is asked to do")
+            self.notes.refuse(path, "is empty; it must contain the agent's instructions")
         return text
 
     def image(self, path: str, context: str, name: str, instead: str) -> str | None:
-        """The image that a table names, else the one that is built from its folder."""
+        """Return the image that a table names, else the one that is built from its folder."""
         given: str | None = self.value(f"{path}.docker_image", str)
         if given is not None:
             return given
@@ -264,7 +261,7 @@ class _Reader:
         )
 
     def access(self, path: str, default: NetworkAccess) -> NetworkAccess:
-        """What `network_mode` and `allowed_hosts` of a table come to."""
+        """Return the network access for `network_mode` and `allowed_hosts` of a table."""
         mode, hosts = self.value(f"{path}.network_mode", str), self.value(f"{path}.allowed_hosts", list) or []
         internet = self.value(f"{path}.allow_internet", bool) if path.endswith("environment") else None
         if mode is None and internet is not None:
@@ -273,7 +270,7 @@ class _Reader:
             self.refuse(f"{path}.network_mode", f"is {mode!r}, expected public, no-network or allowlist")
         if mode != "allowlist":
             if hosts:
-                self.refuse(f"{path}.allowed_hosts", "is for network_mode allowlist alone; leave it out")
+                self.refuse(f"{path}.allowed_hosts", "is only for network_mode allowlist; remove it")
             return default if mode is None else "Public" if mode == "public" else "None"
         found = []
         for host in map(str, hosts):
@@ -285,11 +282,13 @@ class _Reader:
             address = f"[{host}]" if ":" in host else host.rstrip(".")
             found += [f"{address}:{port}" for port in PORTS]
         if found:
-            self.report(f"{path}.allowed_hosts", "the hosts are reachable at ports 443 and 80 alone")
+            self.report(f"{path}.allowed_hosts", "the hosts are reachable only at ports 443 and 80")
         return found or "None"
 
     def healthcheck(self, path: str = "environment.healthcheck") -> list[str]:
-        """Its command, tried as Docker would, at the end of the setup: nothing of the image's own is started."""
+        """Return the healthcheck's command, run as Docker would at the end of the setup: programs of the image are not
+        started here.
+        """
         command = self.value(f"{path}.command", str)
         if command is None:
             return []
@@ -313,7 +312,9 @@ class _Reader:
         return [command], self.folder.as_files(folder, SOLUTION)
 
     def script(self, path: str, target: str) -> str:
-        """How a script is started: by the program that its first line names, since not every place keeps the x bit."""
+        """Return the command that starts a script with the program in its first line, because not every storage keeps
+        the x bit.
+        """
         self.notes.check_script(self.folder, path)
         first = self.folder.read(path).split(b"\n", 1)[0]
         program = first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else "/bin/sh"
@@ -326,7 +327,7 @@ class _Reader:
         if mode not in (None, "shared", "separate"):
             self.refuse("verifier.environment_mode", f"is {mode!r}, expected shared or separate")
         if mode == "shared" and self.grading:
-            self.refuse("verifier.environment", "is for environment_mode separate alone; leave one of them out")
+            self.refuse("verifier.environment", "is only for environment_mode separate; remove one of them")
         return mode == "separate" or bool(self.grading)
 
     def verifier_of(self, folder: str, path: str, shared_folder: str | None = None) -> TaskVerifier | None:
@@ -358,11 +359,13 @@ class _Reader:
         )
 
     def hooks(self) -> list[str]:
-        """What runs in the agent's workspace before its artifacts are taken. Those of other services are reported."""
+        """Return commands that run in the agent's workspace before its artifacts are taken. Those of other services are
+        reported.
+        """
         return [f"{hook.get('command', ':')}\ntrue" for hook in self.verifier.get("collect", [])]
 
     def artifacts(self) -> list[str]:
-        """What the grading gets: the folder by convention, and what is declared."""
+        """Return the artifacts for the grading: the conventional folder, and the declared ones."""
         entries = [
             entry if isinstance(entry, str) else entry.get("source", "")
             for entry in self.value("artifacts", list) or []

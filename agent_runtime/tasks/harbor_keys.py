@@ -1,4 +1,4 @@
-"""Every key that a `task.toml` of Harbor may have (schema 1.0 to 1.4), and what becomes of it here.
+"""Every key of Harbor's `task.toml` (schema 1.0 to 1.4), and its handling here.
 
 The keys are those of Harbor 0.25's own models. Other keys are reported as unknown; Harbor itself ignores them.
 """
@@ -29,10 +29,10 @@ HONOURED: Final[Mapping[str, str]] = {
     ),
     **_paths("steps[].healthcheck.", _HEALTH),
 }
-"""Those that do here what they do there; `[task]`, `[metadata]` and `source` are for people, there and here."""
+"""Supported keys; `[task]`, `[metadata]` and `source` are descriptions only, in Harbor as well."""
 
-_ELSEWHERE: Final = "the grading has the bounds and the settings of the task's own environment"
-_WHOLE_TASK: Final = "all steps have what the task itself says"
+_ELSEWHERE: Final = "the grading has the limits and settings of the task's own environment"
+_WHOLE_TASK: Final = "all steps use the settings of the task"
 
 REPORTED: Final[Mapping[str, str]] = {
     "artifacts[].destination": "`rolloutctl export --format harbor` keeps what was graded under its own path",
@@ -42,24 +42,24 @@ REPORTED: Final[Mapping[str, str]] = {
     "verifier.collect[].timeout_sec": "verifier.timeout_sec bounds each of these commands",
     "verifier.collect[].user": "the command runs as the agent's user",
     "verifier.environment.": _ELSEWHERE,
-    "environment.gpus": "no GPU is asked for; give the job a sandbox.podTemplate that does",
-    "environment.gpu_types": "no GPU is asked for; give the job a sandbox.podTemplate that does",
+    "environment.gpus": "no GPU is requested; request it in the job's sandbox.podTemplate",
+    "environment.gpu_types": "no GPU is requested; request it in the job's sandbox.podTemplate",
     "environment.mcp_servers": "the agent gets the tools that the job names; name the servers there",
-    "environment.skills_dir": "no agent here has skills; the folder is where the image has it",
+    "environment.skills_dir": "agents here have no skills; the folder stays in the image",
     "steps[].agent.": _WHOLE_TASK,
     "steps[].verifier.": "a step is graded in the agent's workspace, and all steps have the network of the task",
     "steps[].artifacts": "only what a step's reward says is kept of it",
 }
-"""Those that do nothing here, and what happens in their place. A name that ends with a dot stands for all below it."""
+"""Keys without effect, and what happens instead. A name that ends with a dot includes all keys below it."""
 
 REFUSED: Final[Mapping[str, str]] = {"environment.tpu": "no TPU can be asked for here; leave the task out"}
-"""Those without which the task would be another one."""
+"""Keys without which the task would be a different one."""
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
-    """Paths of all values of a document, `artifacts[].source`; the entries of a list are told apart by nothing.
+    """Return the paths of all values of a document, such as `artifacts[].source`, without positions in lists.
 
-    What is empty, or asks for none (`gpus = 0`), asks for nothing and is left out.
+    Empty values, and values that request nothing (`gpus = 0`), are left out.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -72,7 +72,7 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 def fate(path: str) -> tuple[str, str]:
-    """What becomes of a key: (`honoured` | `reported` | `refused`, what happens instead)."""
+    """Return the handling of a key: (`honoured` | `reported` | `refused`, what happens instead)."""
     if any(path == key or (key.endswith(".*") and path.startswith(key[:-1])) for key in HONOURED):
         return "honoured", ""
     for table, name in ((REFUSED, "refused"), (REPORTED, "reported")):
@@ -83,7 +83,7 @@ def fate(path: str) -> tuple[str, str]:
 
 
 def line_of(text: str, path: str) -> int | None:
-    """Line of a key in a TOML text, or of the inline table that has it; None where neither stands there plainly."""
+    """Return the line of a key in a TOML text, or of its inline table; None if neither is found."""
     wanted = path.replace("[]", "").split(".")
     section: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Images of tasks that bring a Dockerfile: what they are called, and what the Dockerfile says of working in them."""
+"""Images of tasks with a Dockerfile: their names, and the Dockerfile's settings for commands."""
 
 import hashlib
 import posixpath
@@ -13,14 +13,14 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True)
 class DockerfileFacts:
-    """What the last stage of a Dockerfile says; None where it says nothing, or what only a build can tell."""
+    """Settings of the last stage of a Dockerfile; None if absent, or known only to a build."""
 
     working_dir: str | None = None
     user: str | None = None
 
 
 def content_digest(folder: Folder, context: str) -> str:
-    """Of all names, modes and bytes below a folder: another image exactly where the build would be another."""
+    """Return a digest of all names, modes and bytes below a folder, which differs exactly if the build would differ."""
     digest = hashlib.sha256()
     for path in folder.below(context):
         content = hashlib.sha256(folder.read(path)).hexdigest()
@@ -29,7 +29,7 @@ def content_digest(folder: Folder, context: str) -> str:
 
 
 def image_name(template: str, name: str, digest: str) -> str:
-    """The template with `{name}` and `{digest}` filled in; what a name may not have becomes `-`."""
+    """Return the template with `{name}` and `{digest}` filled in; invalid characters become `-`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")
     return template.replace("{name}", plain).replace("{digest}", digest)
 
@@ -37,9 +37,9 @@ def image_name(template: str, name: str, digest: str) -> str:
 def built_image(
     folder: Folder, notes: Notes, template: str | None, *, context: str, name: str, seconds: float, instead: str
 ) -> str | None:
-    """The image that is made from the Dockerfile in a folder of the task; None without such a file.
+    """Return the image built from the Dockerfile in a folder of the task; None without such a file.
 
-    Also None where the job has no `tasks.imageTemplate`: then it is reported what is used `instead`.
+    Also None if the job has no `tasks.imageTemplate`: then a report says what is used `instead`.
     """
     file = posixpath.join(context, "Dockerfile")
     if file not in folder.files:
@@ -53,9 +53,9 @@ def built_image(
 
 
 def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:
-    """A Dockerfile in which the images of FROM and of COPY --from are taken from elsewhere.
+    """Return a Dockerfile in which the images of FROM and of COPY --from are replaced.
 
-    A base is named in full (`ubuntu:24.04`) or by a beginning that ends with `/` or `:` and is replaced there.
+    A base is named in full (`ubuntu:24.04`) or by a prefix that ends with `/` or `:`.
     """
 
     def other(match: re.Match[str]) -> str:
@@ -66,7 +66,7 @@ def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:
 
 
 def rewritten(image: str, bases: Mapping[str, str]) -> str:
-    """An image by the table of bases: its own entry, else that of the longest beginning."""
+    """Return an image replaced by the table of bases: by its own entry, else by that of the longest prefix."""
     if image in bases:
         return bases[image]
     beginnings = [key for key in bases if key.endswith(("/", ":")) and image.startswith(key)]
@@ -75,7 +75,7 @@ def rewritten(image: str, bases: Mapping[str, str]) -> str:
 
 
 def dockerfile_facts(text: str) -> DockerfileFacts:
-    """What a Dockerfile's WORKDIR and USER come to."""
+    """Return the result of a Dockerfile's WORKDIR and USER."""
     working_dir: str | None = None
     user: str | None = None
     for line in re.sub(r"\\[ \t]*\n", " ", text).splitlines():

@@ -1,4 +1,4 @@
-"""Instances: rows that are made into tasks by a format of their own, and what is wrong with one."""
+"""Instances: rows that a format converts into tasks, and their problems."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ def read_instances(
     make: Callable[[Instance], Task],
     name_if_sure: Callable[[Instance], str | None] = lambda instance: None,
 ) -> LoadedTasks:
-    """The tasks of a file of instances. `make` raises RowError; `name_if_sure` is as for `tasks_of_table`.
+    """Return the tasks of a file of instances. `make` raises RowError; `name_if_sure` is as for `tasks_of_table`.
 
-    Raises TaskSourceError with every broken row, and where a column is missing with that alone.
+    Raises TaskSourceError with every invalid row, or only with the missing columns.
     """
     fields = (*required, *optional)
     if unknown := [field for field in place.source.columns if field not in fields]:
         raise place.refused(
-            f"tasks.from.columns: {unknown[0]!r} is no field of an instance; known are {', '.join(fields)}"
+            f"tasks.from.columns: {unknown[0]!r} is not a field of an instance; known are {', '.join(fields)}"
         )
     columns = {field: place.source.columns.get(field, field) for field in fields}
     table = open_table(place, {*columns.values(), *place.source.filter})
@@ -47,7 +47,7 @@ def read_instances(
 
 
 def valid(values: dict[str, Any]) -> Task:
-    """The task with these fields. Raises RowError."""
+    """Return the task with these fields. Raises RowError."""
     try:
         return Task.model_validate(values)
     except ValidationError as error:
@@ -55,30 +55,30 @@ def valid(values: dict[str, Any]) -> Task:
 
 
 def row_error(error: ValidationError, values: dict[str, Any]) -> RowError:
-    """Each thing that is wrong with the fields of a task."""
+    """Return an error with each problem of a task's fields."""
     return RowError(
         [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
     )
 
 
 class Checked:
-    """The fields of an instance, and what is wrong with them."""
+    """The fields of an instance, and their problems."""
 
     def __init__(self, instance: Mapping[str, Any]) -> None:
         self._instance = instance
         self.messages: dict[str, str] = {}
 
     def wrong(self, field: str, message: str) -> None:
-        """Note a problem; the first of a field counts."""
+        """Record a problem; only the first of each field counts."""
         self.messages.setdefault(field, message)
 
     def refuse(self) -> None:
-        """Raise RowError where anything was wrong."""
+        """Raise RowError if there were problems."""
         if self.messages:
             raise RowError([f"{field}: {message}" for field, message in self.messages.items()])
 
     def text(self, field: str) -> str:
-        """A text that must be there."""
+        """Return a required text."""
         value = self._instance.get(field)
         if value is None or value == "":
             self.wrong(field, "is missing or empty")
@@ -89,18 +89,18 @@ class Checked:
         return ""
 
     def optional(self, field: str) -> str:
-        """A text that may be left out."""
+        """Return an optional text."""
         return self.text(field) if self._instance.get(field) not in (None, "") else ""
 
     def patch(self, field: str) -> str:
-        """A patch that git wrote, or nothing."""
+        """Return a patch in git's format, or an empty text."""
         patch = self.optional(field)
         if patch and not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
-            self.wrong(field, "is no patch that git wrote: expected lines that begin with 'diff --git'")
+            self.wrong(field, "is not a git patch: expected lines that begin with 'diff --git'")
         return patch if patch.endswith("\n") or not patch else f"{patch}\n"
 
     def names(self, field: str) -> list[str]:
-        """A list of test names, or the JSON of one."""
+        """Return a list of test names, or parse one from JSON."""
         value = self._instance.get(field)
         if isinstance(value, str):
             try:

@@ -1,4 +1,4 @@
-"""What Python and pytest load without being asked to: an agent that plants it decides its own verdict."""
+"""Files that Python and pytest load automatically: an agent that plants one decides its own verdict."""
 
 import sys
 
@@ -13,16 +13,19 @@ LOADED_BY_THEMSELVES = frozenset(
         "setup.cfg",
         "pyproject.toml",
         ".coveragerc",
+        ".coveragerc.toml",
         ".python-version",
+        ".python-versions",
         "sitecustomize.py",
         "usercustomize.py",
         "pyvenv.cfg",
     }
 )
-"""Configuration that pytest, coverage, pyenv and Python look for, and modules that Python imports at its start."""
+"""Configuration files that pytest, coverage, pyenv, uv and Python look for, and modules that Python imports at its start.
+"""
 
 TEST_FILES = ("test_*.py", "*_test.py")
-"""Names of the files that pytest collects from a folder where `python_files` says nothing else."""
+"""Names of the files that pytest collects from a folder by default (`python_files`)."""
 
 METADATA_SUFFIXES = (".dist-info", ".egg-info", ".egg", ".egg-link", "EGG-INFO")
 """Metadata of packages: an `entry_points.txt` anywhere on the path is enough to become a pytest plugin."""
@@ -39,11 +42,11 @@ _PYTEST_PLUGINS = (
 # Modules that the standard library of another Python, from 3.6 on, imports: the image's may be older or newer than ours.
 _OF_OTHER_PYTHONS = (
     "_apple_support _ast_unparse _bootlocale _bootsubprocess _colorize _dummy_thread _dummy_threading _hmac _interpchannels "
-    "_interpqueues _interpreters _ios_support _opcode_metadata _py_warnings _pydatetime _pylong _pyrepl _remote_debugging "
-    "_sha2 _sha256 _sha512 _suggestions _sysconfig _types _wmi _zstd annotationlib compression distutils dummy_threading "
-    "imghdr imp org sndhdr uu"
+    "_interpqueues _interpreters _ios_support _math_integer _missing_stdlib_info _opcode_metadata _py_warnings _pydatetime "
+    "_pylong _pyrepl _remote_debugging _sha2 _sha256 _sha512 _suggestions _sysconfig _types _wmi _zstd annotationlib "
+    "compression distutils dummy_threading imghdr imp org profiling sndhdr uu"
 )
 SHADOWED = frozenset(sys.stdlib_module_names).union(
     *map(str.split, (_PYTEST_FAMILY, _PYTEST_PLUGINS, _OF_OTHER_PYTHONS))
 )
-"""Modules that the test process imports before or beside the code under test."""
+"""Modules that the test process imports before or besides the code under test."""

@@ -1,4 +1,4 @@
-"""Where a task source lies: its bytes, from a local file or from object storage."""
+"""Location of a task source: its bytes, from a local file or from object storage."""
 
 import contextlib
 import io
@@ -15,16 +15,16 @@ from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourc
 from rollout_api.tasks import TaskSource
 
 CHUNK_BYTES = 8 << 20
-"""Of one request, where an object is read from beginning to end."""
+"""Bytes of one request when an object is read sequentially."""
 
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A `tasks.from` with what is needed to read it; what every reader is given."""
+    """A `tasks.from` with everything that readers need."""
 
     source: TaskSource
     base_dir: Path
-    """A relative `uri` starts here: the manifest's folder."""
+    """Base of a relative `uri`: the manifest's folder."""
     environ: Mapping[str, str] = field(repr=False)
     """Credentials of object storage."""
     image_template: str | None = None
@@ -32,12 +32,12 @@ class SourcePlace:
 
     @property
     def uri(self) -> str:
-        """As it was written; names the source in messages."""
+        """Return the URI as written, which names the source in messages."""
         return self.source.uri
 
     @property
     def local_path(self) -> Path | None:
-        """The file or folder; None in object storage."""
+        """Return the file or folder; None in object storage."""
         scheme, separator, path = self.uri.partition("://")
         if not separator:
             return self.base_dir / self.uri
@@ -45,18 +45,18 @@ class SourcePlace:
 
     @property
     def is_parquet(self) -> bool:
-        """By its name."""
+        """Whether the name is that of a Parquet file."""
         return self.uri.endswith(".parquet")
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes of the file. Raises TaskSourceError naming it, whatever goes wrong."""
+        """Yield the bytes of the file. Raises only TaskSourceError that names it."""
         with self.open() as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
-        """The file, for libraries that seek in it. Raises TaskSourceError naming it, whatever goes wrong."""
+        """Return the file for libraries that seek in it. Raises only TaskSourceError that names it."""
         with self.readable():
             path = self.local_path
             if path is None:
@@ -68,9 +68,9 @@ class SourcePlace:
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
-        """Turns what files and storage raise inside into TaskSourceError naming the source.
+        """Convert errors of files and storage into TaskSourceError that names the source.
 
-        TaskSourceUnavailable where object storage is away or refuses.
+        TaskSourceUnavailable if object storage is unavailable or refuses.
         """
         try:
             yield
@@ -85,15 +85,15 @@ class SourcePlace:
             raise self.unreadable(" ".join(str(error).split())[:500], kind) from error
 
     def refused(self, message: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
-        """What is wrong with the source as a whole."""
+        """Return a problem of the source as a whole."""
         return kind([TaskProblem(self.uri, None, message)])
 
     def unreadable(self, reason: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
-        """The source as a whole cannot be used."""
+        """Return the error for a source that cannot be used as a whole."""
         return self.refused(f"cannot be read: {reason}; see tasks.from.uri", kind)
 
     def store_below(self) -> Any:
-        """Object storage below the `uri`, which is a folder there."""
+        """Return object storage below the `uri`, which is a folder there."""
         return self._open_store(self.uri.rstrip("/"))
 
     def _open_store(self, folder: str) -> Any:
@@ -105,7 +105,7 @@ class SourcePlace:
 
 
 class _Remote(io.RawIOBase):
-    """An object as a file. A read is one request, for its bytes alone: Parquet is read in small pieces, far apart."""
+    """An object as a file. Each read is one request for its bytes only: Parquet is read in small, distant pieces."""
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._name, self._position = store, name, 0

@@ -1,4 +1,4 @@
-"""What reading a task source comes to: tasks, and what is wrong with them, row by row."""
+"""Result of reading a task source: tasks, and problems by row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from typing import Literal
 from rollout_api.tasks import Task
 
 PROBLEMS_SHOWN = 100
-"""Most problems that one error tells of; a file in the wrong form has as many as it has rows."""
+"""Most problems in one error; a file in the wrong format has one for each row."""
 
 
 @dataclass(frozen=True)
 class TaskProblem:
-    """One thing that is wrong with a task source, or that is not honoured."""
+    """One problem of a task source, or an unsupported setting."""
 
     source: str
     line: int | None
-    """From 1; None for the source as a whole."""
+    """Counted from 1; None for the source as a whole."""
     message: str
     unit: Literal["line", "row"] = "line"
-    """What `line` counts: Parquet has rows."""
+    """Unit of `line`: Parquet has rows."""
 
     def __str__(self) -> str:
         if self.line is None:
@@ -29,7 +29,7 @@ class TaskProblem:
 
 
 class TaskSourceError(ValueError):
-    """Tasks that cannot be used; `problems` has all that is wrong with them, line by line."""
+    """Tasks that cannot be used; `problems` has all their problems, line by line."""
 
     def __init__(self, problems: Sequence[TaskProblem]) -> None:
         self.problems = list(problems)
@@ -40,13 +40,13 @@ class TaskSourceError(ValueError):
 
 
 class TaskSourceUnavailable(TaskSourceError):
-    """The tasks cannot be read, as while storage is away or refuses; a later try may succeed."""
+    """The tasks cannot be read, for example while storage is unavailable or refuses; a later attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class LoadedTasks:
-    """The tasks of a source, in order; each was validated, and some sources make them only when they are asked for."""
+    """The validated tasks of a source, in order; some sources create them on access."""
 
     tasks: Sequence[Task]
     warnings: Sequence[TaskProblem] = ()
-    """What stands in the source and is not honoured."""
+    """Settings in the source that are not supported."""

@@ -1,7 +1,8 @@
-"""`R2E`: instances of R2E-Gym, one a row: an image each, with the repository in /testbed and the tests in the image.
+"""`R2E`: instances of R2E-Gym, one in each row: an image each, with the repository in /testbed and the tests in the
+image.
 
-Columns as in the data set `R2E-Gym/R2E-Gym-Subset`. Solved means that every test that `expected_output_json` has as PASSED
-is reported as passed; tests that fail with the fix too do not count.
+Columns as in the dataset `R2E-Gym/R2E-Gym-Subset`. A task is solved if every test that is PASSED in
+`expected_output_json` is reported as passed; tests that fail even with the fix do not count.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ OPTIONAL: Final = ("instance_id", "parsed_commit_content", "patch", "working_dir
 
 WORKING_DIR: Final = "/testbed"
 ENVIRONMENT: Final = ".venv/bin"
-"""The images keep the environment of the tests in the repository, and put it on no path themselves."""
+"""Environment of the tests: the images have it in the repository, but on no path."""
 SEARCH_PATH: Final = "/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=600)
@@ -34,12 +35,12 @@ _PROGRAM_FILE: Final = TaskFile(path=f"{repository.TESTS_FOLDER}/sealed_tests.py
 
 
 def read(place: SourcePlace) -> LoadedTasks:
-    """The tasks of a file of instances. Raises TaskSourceError with every broken row."""
+    """Return the tasks of a file of instances. Raises TaskSourceError with every invalid row."""
     return read_instances(place, REQUIRED, OPTIONAL, task_of)
 
 
 def task_of(instance: Mapping[str, Any]) -> Task:
-    """The task of an instance. Raises RowError with all that is wrong with it."""
+    """Return the task of an instance. Raises RowError with all its problems."""
     checked = Checked(instance)
     repo, commit = checked.text("repo_name"), checked.text("commit_hash")
     image, issue = checked.text("docker_image"), checked.text("problem_statement")
@@ -75,7 +76,9 @@ def task_of(instance: Mapping[str, Any]) -> Task:
 
 
 def _tests(checked: Checked, expected: str) -> list[str]:
-    """The tests that pass with the fix, as pytest's summary names them: `test` or `Class.test`, without the file."""
+    """Return the tests that pass with the fix, as pytest's summary names them: `test` or `Class.test`, without the
+    file.
+    """
     field = "expected_output_json"
     if not expected:
         return []
@@ -85,17 +88,17 @@ def _tests(checked: Checked, expected: str) -> list[str]:
         checked.wrong(field, f"is text that is not JSON: {error}; expected an object of test names")
         return []
     if not isinstance(found, dict) or not all(isinstance(status, str) for status in found.values()):
-        checked.wrong(field, "is no JSON object of test names and PASSED or FAILED")
+        checked.wrong(field, "is not a JSON object of test names and PASSED or FAILED")
         return []
     names = (_COLOR.sub("", name).partition(" - ")[0] for name, status in found.items() if status == "PASSED")
     tests = list(dict.fromkeys(name for name in names if name))
     if not tests:
-        checked.wrong(field, "has no test that is PASSED: doing nothing would be right")
+        checked.wrong(field, "has no test that is PASSED: doing nothing would pass")
     return tests
 
 
 def _commit_before(checked: Checked) -> list[str]:
-    """The commit before the fix, where the row tells it; images have it checked out."""
+    """Return the commit before the fix, if the row has it; images have it checked out."""
     text = checked.optional("parsed_commit_content")
     try:
         commit = json.loads(text)["old_commit_hash"] if text else None

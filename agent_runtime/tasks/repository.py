@@ -1,7 +1,7 @@
-"""Tasks whose work is a patch of a git repository: history without the fix, the agent's patch, and its grading.
+"""Tasks whose result is a patch of a git repository: history without the fix, the agent's patch, and its grading.
 
-What is carried to the grading is the patch alone, a few KB and not the repository, so the prediction that is exported is
-exactly what was graded.
+Only the patch is carried to the grading, a few KB instead of the repository, so the exported prediction is exactly what
+was graded.
 """
 
 import base64
@@ -20,7 +20,7 @@ PATCH_FOLDER = ".rollout-patch"
 PATCH = f"{PATCH_FOLDER}/model.patch"
 TESTS_FOLDER = ".rollout-tests"
 PREPARED = "refs/rollout/prepared"
-"""The tree of the prepared work tree: images differ from `base_commit` where the environment needed it."""
+"""The tree of the prepared work tree: images differ from `base_commit` if the environment required it."""
 
 PROMPT = """\
 The working directory has the repository {repo}. Resolve this issue in it, in its source files. Hidden tests will judge the \
@@ -31,26 +31,26 @@ result; changes of existing tests do not count.
 </issue>"""
 
 _PART_CHARACTERS = 60_000
-"""Of a command: below the 65,536 of rollout_api.base.Command."""
+"""Characters of a command, below the 65,536 of rollout_api.base.Command."""
 _FILE_CHARACTERS = 200_000
-"""Of a hidden file: below the 204,800 of rollout_api.base.LongText."""
+"""Characters of a hidden file, below the 204,800 of rollout_api.base.LongText."""
 
 _GIT = """\
 set -eu
 export HOME="$(mktemp -d)" GIT_CONFIG_NOSYSTEM=1
 git config --global --add safe.directory '*'
 """
-"""A configuration of its own: nothing of the image's or the agent's decides what git does, or whether it may."""
+"""git with its own configuration: no setting of the image or the agent affects it."""
 
 
 def scrub_history(*base: str) -> str:
-    """A setup command after which `.git` holds the base commit and its ancestors, and nothing else.
+    """Return a setup command that reduces `.git` to the base commit and its ancestors.
 
-    The base is the first of the revisions given that the repository has.
+    The base is the first given revision that the repository has.
 
-    A new object store is filled with what the base commit reaches and takes the place of the old one. So there is nothing
-    to forget: refs, reflogs, stashes, packs, alternates, worktrees, submodules' stores and unreachable objects of the old
-    one are gone with it. Tags of ancestors stay, since packages compute their version from them.
+    A new object store gets the objects of the base commit and replaces the old one. So nothing can be forgotten: refs,
+    reflogs, stashes, packs, alternates, worktrees, submodules' stores and unreachable objects disappear with the old
+    one. Tags of ancestors are kept, because packages compute their version from them.
     """
     revisions = " ".join(shlex.quote(revision) for revision in base)
     return f"""{_GIT}
@@ -102,11 +102,11 @@ git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --
 mv "$HOME/patch" {PATCH}
 rm -rf "$HOME"
 """
-"""Writes what the agent changed, committed or not, new files too but for ignored ones, as one patch."""
+"""Command that writes the agent's changes as one patch, committed or not, including new files that are not ignored."""
 
 
 def solution(patch: str) -> list[str]:
-    """Commands that apply a patch of any size."""
+    """Return commands that apply a patch of any size."""
     if not patch:
         return []
     encoded = base64.b64encode(patch.encode()).decode()
@@ -119,7 +119,7 @@ def solution(patch: str) -> list[str]:
 def hidden_files(
     base_commit: str, test_patch: str, tests: Collection[str], allowed: Sequence[str]
 ) -> list[TaskFile | dict[str, str]]:
-    """What the grading brings in: the hidden tests, and the program that puts them and the agent's patch into the tree.
+    """Return the hidden files: the hidden tests, and the program that applies them and the agent's patch.
 
     Args:
         base_commit: where the tests are as they were.
@@ -131,8 +131,8 @@ def hidden_files(
         "base": base_commit,
         "prepared": PREPARED,
         "patch": PATCH,
-        "tests": sorted(tests),
-        "allowed": list(allowed),
+        "hidden": sorted(tests),
+        "artifacts": [".", *allowed],
     }
     parts = [test_patch[start : start + _FILE_CHARACTERS] for start in range(0, len(test_patch), _FILE_CHARACTERS)]
     return [
@@ -153,7 +153,7 @@ def task_of_patch(
     timeouts: Timeouts,
     sandbox: Row,
 ) -> Task:
-    """The task to resolve an issue of a repository, of which the patch alone is graded. Raises RowError."""
+    """Return a task to resolve an issue of a repository, of which only the patch is graded. Raises RowError."""
     graded = {"collect": [COLLECT_PATCH], "artifacts": [PATCH_FOLDER], "reward": "AllOrNothing"}
     return valid(
         {
@@ -170,29 +170,32 @@ def task_of_patch(
 
 
 APPLY_PATCH = f"python {TESTS_FOLDER}/apply_patch.py"
-"""The command that brings both into the grading workspace."""
+"""Command that applies both in the grading workspace."""
 
 
 def patched_paths(patch: str) -> list[str]:
-    """The files of a patch that git wrote, before and after it."""
-    # Split and not searched: a regular expression would look at every line of thousands of patches.
+    """Return the files of a patch in git's format, before and after it."""
+    # Split instead of searched: a regular expression would check every line of thousands of patches.
     headers = (part.partition("\n")[0] for part in f"\n{patch}".split("\ndiff --git ")[1:])
     return [path for header in headers if (found := _HEADER.fullmatch(header)) for path in found.groups()]
 
 
 _HEADER = re.compile(r'"?a/(.+?)"? "?b/(.+?)"?')
 
-_APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text("utf-8")
-_TEST_NAMES = [re.escape(pattern).replace(r"\*", "[^/]*") for pattern in TEST_FILES]
-_LOADED_BY_ITSELF = (
-    rf"(^|/)({'|'.join([*map(re.escape, sorted(LOADED_BY_THEMSELVES)), *_TEST_NAMES])}|[.]gitattributes)$|\.(pth|pyc|pyo)$"
-    rf"|({'|'.join(map(re.escape, METADATA_SUFFIXES))})(/|$)|^(_winapi|msvcrt|nt|org/python)/|_sysconfigdata_"
+_SOURCES = resources.files("agent_runtime")
+_RULES = {
+    "names": [*sorted(LOADED_BY_THEMSELVES), ".gitattributes"],
+    "modules": sorted(SHADOWED),
+    "metadata": METADATA_SUFFIXES,
+    "tests": TEST_FILES,
+    "options": (),
+}
+_PROGRAM = tuple(
+    TaskFile(path=f"{TESTS_FOLDER}/{name}", content=content)
+    for name, content in (
+        ("apply_patch.py", _SOURCES.joinpath("tasks/in_sandbox/apply_patch.py").read_text("utf-8")),
+        ("tree_rules.py", _SOURCES.joinpath("executor/init/tree_rules.py").read_text("utf-8")),
+        ("tree_rules.json", json.dumps(_RULES)),
+    )
 )
-_PROGRAM = (
-    TaskFile(path=f"{TESTS_FOLDER}/apply_patch.py", content=_APPLY_PATCH),
-    TaskFile(
-        path=f"{TESTS_FOLDER}/loaded_by_itself.json",
-        content=json.dumps({"pattern": _LOADED_BY_ITSELF, "shadowed": sorted(SHADOWED)}),
-    ),
-)
-"""Made once: it is the same for every instance."""
+"""Cached, because it is the same for every instance."""

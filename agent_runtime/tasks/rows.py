@@ -1,4 +1,4 @@
-"""`Rows`: a row of a JSONL or Parquet file is a task, its columns are the fields of a task, or are mapped to them."""
+"""`Rows`: each row of a JSONL or Parquet file is a task. Its columns are the fields of a task, or are mapped to them."""
 
 import difflib
 import json
@@ -21,10 +21,10 @@ FIELDS = {info.alias or name for name, info in Task.model_fields.items()}
 
 
 def read(place: SourcePlace) -> LoadedTasks:
-    """The tasks of a file. Raises TaskSourceError with every broken row.
+    """Return the tasks of a file. Raises TaskSourceError with every invalid row.
 
-    Without `columns` every column must be a field of a task, or in `filter`. With it the others are left out, and a warning
-    names them.
+    Without `columns` every column must be a field of a task, or in `filter`. With it the others are ignored, and a
+    warning names them.
     """
     columns = place.source.columns
     only_filter = place.source.filter.keys() - FIELDS
@@ -43,16 +43,16 @@ def read(place: SourcePlace) -> LoadedTasks:
 
 
 def read_rows(chunks: Iterator[bytes], source: str, limit: int | None = None) -> list[Task]:
-    """Tasks from the bytes of a JSONL file: one task a line, as in a manifest; empty lines are skipped.
+    """Parse tasks from the bytes of a JSONL file: one task per line, as in a manifest; empty lines are skipped.
 
-    Raises TaskSourceError with every broken line among those that `limit` lets through.
+    Raises TaskSourceError with every invalid line among the first `limit`.
     """
     place = SourcePlace(TaskSource(uri=source, limit=limit), Path(), {})
     return list(tasks_of_table(place, JsonLines(chunks, source, limit), _task).tasks)
 
 
 def _task(values: Row) -> Task:
-    """A task from its fields, by the rules of the manifest. Raises RowError."""
+    """Return a task from its fields, by the rules of the manifest. Raises RowError."""
     try:
         return validate(Task, values)
     except ValidationError as error:
@@ -62,10 +62,10 @@ def _task(values: Row) -> Task:
 
 
 def mapped(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
-    """The fields of a task out of a row of other columns. Raises RowError.
+    """Return the fields of a task from a row of other columns. Raises RowError.
 
-    A field takes its column as it is, and three kinds of value are adapted, because tables rarely have anything else: a
-    number for a text, one text for a list of texts, and JSON as text for a list or mapping.
+    A field takes its column unchanged, except that three kinds of values are converted, because tables rarely have
+    anything else: a number for a text, one text for a list of texts, and JSON text for a list or mapping.
     """
     task: Row = {name: row[name] for name in FIELDS & row.keys() if name not in columns}
     problems = []
@@ -115,7 +115,7 @@ def _refuse_unknown_fields(place: SourcePlace, columns: Mapping[str, str]) -> No
             (unknown, known) = error.args
             near = difflib.get_close_matches(unknown, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            message = f"tasks.from.columns: {field!r} is no field of a task; {hint}"
+            message = f"tasks.from.columns: {field!r} is not a field of a task; {hint}"
             problems.append(TaskProblem(place.uri, None, message))
     if problems:
         raise TaskSourceError(problems)
@@ -123,7 +123,7 @@ def _refuse_unknown_fields(place: SourcePlace, columns: Mapping[str, str]) -> No
 
 @cache
 def _kind(field: str) -> Kind:
-    """What a field, as `sandbox.image`, takes. Raises KeyError with the unknown name and those that there are."""
+    """Return the type of a field, such as `sandbox.image`. Raises KeyError with the unknown name and the existing ones."""
     annotation: Any = Task
     for name in field.split("."):
         model = _plain(annotation)
@@ -138,7 +138,7 @@ def _kind(field: str) -> Kind:
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without its bounds and without None."""
+    """Return a type without its bounds and without None."""
     if hasattr(annotation, "__metadata__"):
         return _plain(annotation.__origin__)
     if get_origin(annotation) in (Union, types.UnionType):

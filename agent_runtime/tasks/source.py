@@ -1,4 +1,4 @@
-"""What a job's `tasks` stand for: the manifest's own, or those of a file or folder, read by its format."""
+"""Loads a job's `tasks`: the manifest's own, or those of a file or folder in its format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,18 +15,18 @@ FOLDERS: Final[Mapping[TaskFormat, FolderFormat]] = {
     TaskFormat.HARBOR: harbor.FORMAT,
     TaskFormat.TERMINAL_BENCH: terminal_bench.FORMAT,
 }
-"""Those whose tasks are folders, which may have a Dockerfile."""
+"""Formats whose tasks are folders, which may have a Dockerfile."""
 
 FILES: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
     TaskFormat.ROWS: rows.read,
     TaskFormat.SWE_BENCH: swe_bench.read,
     TaskFormat.R2E: r2e.read,
 }
-"""A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
+"""Formats of files. A reader returns valid tasks, or raises TaskSourceError with all problems."""
 
 
 def needed_images(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> list[Build]:
-    """The images that the tasks' Dockerfiles stand for, each once. Raises TaskSourceError as `load_tasks` does."""
+    """Return the images of the tasks' Dockerfiles, each once. Raises TaskSourceError as `load_tasks` does."""
     source = tasks.from_
     if source is None or source.format not in FOLDERS:
         return []
@@ -36,10 +36,10 @@ def needed_images(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> l
 
 
 def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> LoadedTasks:
-    """The tasks of a job, in order.
+    """Return the tasks of a job, in order.
 
-    A relative `from.uri` starts at `base_dir`, the manifest's folder; object storage takes its credentials from `environ`.
-    Raises TaskSourceError with every problem, and for `stream`, whose tasks are submitted while the job runs.
+    A relative `from.uri` starts at `base_dir`, the manifest's folder; `environ` has the credentials of object storage.
+    Raises TaskSourceError with all problems, and for `stream`, whose tasks are submitted while the job runs.
     """
     if tasks.inline is not None:
         return LoadedTasks(tasks.inline)
@@ -56,7 +56,9 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
 
 
 def _environment_tasks(entry: EnvironmentGroups) -> Iterator[Task]:
-    """One task a group, `TAG-0`, `TAG-1` and so on; each has a seed, which all members of its group share."""
+    """Return one task for each group, `TAG-0`, `TAG-1` and so on; each has a seed, which all members of its group
+    share.
+    """
     for group in range(entry.groups):
         yield Task(
             name=f"{entry.label}-{group}",

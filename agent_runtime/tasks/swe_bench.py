@@ -1,6 +1,6 @@
-"""`SWEBench`: instances of SWE-bench and of sets in its form (SWE-Gym, SWE-rebench, …), one a row.
+"""`SWEBench`: instances of SWE-bench and of datasets in its format (SWE-Gym, SWE-rebench, …), one in each row.
 
-The columns are those of the data set `princeton-nlp/SWE-bench`; the image is its harness's for the instance, with the
+The columns are those of the dataset `princeton-nlp/SWE-bench`; the image is its harness's for the instance, with the
 repository in /testbed. Resolved means that all of FAIL_TO_PASS and PASS_TO_PASS are reported as passed.
 """
 
@@ -21,10 +21,11 @@ from rollout_api.sandbox import EnvVar
 from rollout_api.tasks import Task, TaskFile, Timeouts
 
 CHARACTERS: Final = 30_000
-"""Most that all texts of one have but the issue's, a quote counted five times, as the shell's quoting does.
+"""Most characters of an instance's texts except the issue, with a quote counted five times, as in shell quoting.
 
-So what is made of the paths in them keeps its bounds. A command its 65,536 characters: quoted, a file has at most half as
-much again as its test's name. A file its 204,800: JSON needs at most six characters for one of ASCII.
+The limit keeps values with the instance's paths within their bounds. A command has 65,536 characters: quoted, a file
+has at most half as many again as its test's name. A file has 204,800: JSON needs at most six characters for one of
+ASCII.
 """
 
 _Issue = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
@@ -38,10 +39,10 @@ _Names = Annotated[
 
 
 class UsualInstance(BaseModel):
-    """The fields of a usual instance: they show, before its task is made, that it will be a valid one.
+    """Checks the fields of a common instance, which shows that its task is valid before it is created.
 
-    Validating ten thousand of them takes a third of the time of making their tasks. An instance that is not usual need not
-    be wrong: its task is made, to see.
+    Validating ten thousand of them takes a third of the time of creating their tasks. An uncommon instance need not be
+    invalid: its task is created to check it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -63,13 +64,13 @@ class UsualInstance(BaseModel):
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing that is made of it can be too long."""
+        """Whether no derived value can be too long."""
         text = "".join([self.patch or "", self.test_patch, self.test_cmd or "", *self.FAIL_TO_PASS, *self.PASS_TO_PASS])
         return text.isascii() and len(text) + 4 * text.count("'") <= CHARACTERS
 
 
 def usual(instance: Instance) -> UsualInstance | None:
-    """The instance, if it is a usual one."""
+    """Return the instance if it is a common one."""
     try:
         found = UsualInstance.model_validate(instance)
     except ValidationError:
@@ -90,19 +91,21 @@ OPTIONAL: Final = ("patch", "image", "image_name", "docker_image", "test_cmd", "
 
 WORKING_DIR: Final = "/testbed"
 IMAGE: Final = "swebench/sweb.eval.x86_64.{name}:latest"
-"""Where the images of SWE-bench's harness are published; `__` is written `_1776_` there, since Docker Hub refuses it."""
+"""Registry name of the images of SWE-bench's harness; `__` is written `_1776_` there, because Docker Hub refuses it."""
 
 IMAGE_CHARACTERS: Final = 1024
-"""Of rollout_api.sandbox.SandboxOverrides.image."""
+"""Limit of rollout_api.sandbox.SandboxOverrides.image."""
 
 SHELL: Final = [EnvVar(name="BASH_ENV", value="/root/.bashrc")]
-"""The harness's images activate the conda environment of the tests in that file, which bash reads for every command so."""
+"""File in the harness's images that activates the conda environment of the tests; this makes bash read it for every
+command.
+"""
 
 TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
-"""The program and not `python -m pytest`, which would put the repository's root before the standard library."""
+"""The program instead of `python -m pytest`, which would put the repository's root before the standard library."""
 
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=1800)
-"""The verifier's is the harness's own default for one run of tests."""
+"""The verifier's limit is the harness's own default for one test run."""
 
 REPORT: Final = f"{repository.TESTS_FOLDER}/report.xml"
 _REPORT_TESTS: Final = TaskFile(
@@ -116,7 +119,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{7,64}")
 
 
 def read(place: SourcePlace) -> LoadedTasks:
-    """The tasks of a file of instances. Raises TaskSourceError with every broken row."""
+    """Return the tasks of a file of instances. Raises TaskSourceError with every invalid row."""
     return read_instances(
         place,
         REQUIRED,
@@ -127,7 +130,7 @@ def read(place: SourcePlace) -> LoadedTasks:
 
 
 def name_if_sure(instance: Mapping[str, Any], image_template: str | None = None) -> str | None:
-    """The name of the task of a usual instance: `task_of` makes it for certain. None for all others."""
+    """Return the name of a common instance's task, for which `task_of` certainly succeeds. None for all others."""
     found = usual(instance)
     if found is None or len(image_of(instance, found.instance_id, image_template)) > IMAGE_CHARACTERS:
         return None
@@ -135,7 +138,7 @@ def name_if_sure(instance: Mapping[str, Any], image_template: str | None = None)
 
 
 def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> Task:
-    """The task of an instance. Raises RowError with all that is wrong with it."""
+    """Return the task of an instance. Raises RowError with all its problems."""
     checked = Checked(instance)
     name, base = checked.text("instance_id"), checked.text("base_commit")
     if base and not _COMMIT.fullmatch(base):
@@ -143,12 +146,10 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     patch, test_patch = checked.patch("patch"), checked.patch("test_patch")
     to_pass, to_keep = checked.names("FAIL_TO_PASS"), checked.names("PASS_TO_PASS")
     if not to_pass and "FAIL_TO_PASS" not in checked.messages:
-        checked.wrong(
-            "FAIL_TO_PASS", "is empty: doing nothing would be right; expected the tests that the fix makes pass"
-        )
+        checked.wrong("FAIL_TO_PASS", "is empty: doing nothing would pass; expected the tests that the fix makes pass")
     repo, issue = checked.text("repo"), checked.text("problem_statement")
     if not test_patch:
-        checked.wrong("test_patch", "is missing or empty: it has the tests that judge")
+        checked.wrong("test_patch", "is missing or empty: it must contain the hidden tests")
     command, version, folder = (checked.optional(field) for field in ("test_cmd", "version", "working_dir"))
     checked.refuse()
     tests = [*to_pass, *to_keep]
@@ -170,10 +171,10 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
 
 
 def runner_of(repo: str, command: str, files: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:
-    """How the tests of a repository are run, and how their results are read: the first fields of its verifier.
+    """Return how the tests of a repository are run, and how their results are read: the first fields of its verifier.
 
-    `command`, if there is one, is pytest's with the repository's own options. Django and SymPy have runners of their own,
-    called as SWE-bench's harness calls them, on the files that the test patch touches; all others use pytest, on `files`.
+    `command`, if given, is pytest's with the repository's own options. Django and SymPy have their own runners, called
+    as in SWE-bench's harness on the files that the test patch changes; all others use pytest, on `files`.
     """
     scripts = [path for path in dict.fromkeys(patched) if path.endswith(".py")]
     if repo == "django/django" and not command:
@@ -194,10 +195,10 @@ def _reported(environment: str, runner: str, targets: Sequence[str]) -> dict[str
 
 
 def files_of(tests: Sequence[str]) -> list[str]:
-    """The files of tests in pytest's form, `file::test`, each once."""
+    """Return the files of tests in pytest's format, `file::test`, each once."""
     files, known = set[str](), "\0"
     for name in tests:
-        if not name.startswith(known) and "::" in name:  # names of one file stand together
+        if not name.startswith(known) and "::" in name:  # usually all tests of a file follow one another
             file = name.partition("::")[0]
             files.add(file)
             known = f"{file}::"
@@ -205,7 +206,7 @@ def files_of(tests: Sequence[str]) -> list[str]:
 
 
 def image_of(instance: Mapping[str, Any], name: str, template: str | None) -> str:
-    """The image of an instance: its own column, else the template's, else that of SWE-bench's harness."""
+    """Return the image of an instance: its own column, else the template's, else that of SWE-bench's harness."""
     given = instance.get("image") or instance.get("image_name") or instance.get("docker_image")
     if given:
         return str(given)

@@ -1,6 +1,6 @@
-"""Rows of a JSONL or Parquet file, and tasks made of them: each parsed, and made, when it is asked for.
+"""Rows of a JSONL or Parquet file, and tasks from them, parsed and created on access.
 
-A table holds a file's bytes, not the values in them: ten thousand parsed rows would take several times their file's memory.
+A table holds a file's bytes, not its values: ten thousand parsed rows would take several times their file's memory.
 """
 
 import hashlib
@@ -17,14 +17,15 @@ from rollout_api.tasks import Task, TaskSource
 Row = dict[str, Any]
 
 LINE_BYTES = 64 * 1024 * 1024
-"""Longest line: a task has at most 256 + 1024 files of 200 KiB, and a file without line ends must not fill the memory."""
+"""Longest line: a task has at most 256 + 1024 files of 200 KiB, and a file without line ends must not fill the memory.
+"""
 
 PARQUET_BATCH = 256
-"""Rows that are decoded, and later turned into Python objects, at once."""
+"""Rows that are decoded, and later converted to Python objects, at once."""
 
 
 class RowError(ValueError):
-    """A row that does not make a task; `messages` list everything that is wrong with it."""
+    """An invalid row; `messages` lists all its problems."""
 
     def __init__(self, messages: Sequence[str]) -> None:
         super().__init__("; ".join(messages))
@@ -36,24 +37,24 @@ class Table(Protocol):
 
     unit: Literal["line", "row"]
     columns: Collection[str] | None
-    """Names of the columns that are in the file; None where each row has its own."""
+    """Names of the columns in the file; None if each row has its own."""
 
     def __len__(self) -> int: ...
 
     def number(self, position: int) -> int:
-        """What a person calls the row: its line, or its number from 1."""
+        """Return the number of a row for users: its line, or its position from 1."""
 
     def row(self, position: int) -> Row:
-        """The values of one row. Raises RowError."""
+        """Return the values of one row. Raises RowError."""
 
     def rows(self, positions: Sequence[int]) -> Iterator[Row | RowError]:
-        """The values of many rows, in the order given."""
+        """Return the values of many rows, in the given order."""
 
 
 def open_table(place: SourcePlace, wanted: Collection[str] | None = None) -> Table:
-    """The rows of a source. `wanted` are the only columns that are needed; None for all.
+    """Return the rows of a source. `wanted` are the only needed columns; None for all.
 
-    Raises TaskSourceError where the file as a whole cannot be read.
+    Raises TaskSourceError if the file as a whole cannot be read.
     """
     if place.is_parquet:
         return ParquetTable(place, wanted)
@@ -62,7 +63,7 @@ def open_table(place: SourcePlace, wanted: Collection[str] | None = None) -> Tab
 
 
 class JsonLines:
-    """One JSON object a line; empty lines are skipped. Lines after the first `limit` are not looked at."""
+    """One JSON object per line; empty lines are skipped. Lines after the first `limit` are ignored."""
 
     unit: Literal["line", "row"] = "line"
     columns: Collection[str] | None = None
@@ -102,13 +103,13 @@ def _lines(chunks: Iterator[bytes], source: str) -> Iterator[tuple[int, bytes]]:
             yield number, line
             number += 1
         if len(rest) > LINE_BYTES:
-            message = f"is longer than {LINE_BYTES} bytes; expected one task a line"
+            message = f"is longer than {LINE_BYTES} bytes; expected one task per line"
             raise TaskSourceError([TaskProblem(source, number, message)])
     yield number, rest
 
 
 def _object(line: bytes) -> Row:
-    """The JSON object of a line. Raises RowError."""
+    """Parse the JSON object of a line. Raises RowError."""
     repeated: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,9 +137,7 @@ def _object(line: bytes) -> Row:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             found = ascii(error.object[error.start]).strip("'")
-            raise RowError(
-                [f"has {found}, half of a character, which no text can hold; give both halves, or neither"]
-            ) from None
+            raise RowError([f"has {found}, an unpaired surrogate, which text cannot contain"]) from None
     return value
 
 
@@ -147,7 +146,7 @@ def _no_constant(name: str) -> Any:
 
 
 class ParquetTable:
-    """A Parquet file in Arrow's memory. An empty value is one that is not there."""
+    """A Parquet file in Arrow's memory. Null values count as missing."""
 
     unit: Literal["line", "row"] = "row"
 
@@ -171,7 +170,7 @@ class ParquetTable:
                 )
             except (pyarrow.ArrowException, OSError) as error:
                 reason = " ".join(str(error).split())[:300]
-                raise place.unreadable(f"it is no readable Parquet file ({reason})") from error
+                raise place.unreadable(f"it is not a readable Parquet file ({reason})") from error
             except (TypeError, NotImplementedError) as error:
                 raise place.unreadable(f"pyarrow cannot read it ({error})") from error
 
@@ -195,7 +194,7 @@ class ParquetTable:
 
 
 def _without_nulls(row: Row) -> Row:
-    """A column that only some rows have is null in all others, and so are the fields of a struct."""
+    """Remove nulls: a column that only some rows have is null in all others, and so are the fields of a struct."""
     return {
         name: _without_nulls(value)
         if isinstance(value, dict)
@@ -208,7 +207,9 @@ def _without_nulls(row: Row) -> Row:
 
 
 def row_filter(wanted: Mapping[str, Sequence[str]]) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a row has, in every column that is named, one of its values; a list has a value when an entry has."""
+    """Return a function that checks whether a row has one of the values in every named column; for a list, one matching
+    entry suffices.
+    """
     patterns = {column: re.compile("|".join(translate(value) for value in values)) for column, values in wanted.items()}
 
     def passes(row: Mapping[str, Any]) -> bool:
@@ -224,9 +225,10 @@ def _texts(value: Any) -> list[str]:
 
 
 def ordered(positions: Sequence[int], source: TaskSource) -> list[int]:
-    """The rows in the order of the job, at most `limit`.
+    """Return the rows in the order of the job, at most `limit`.
 
-    By a hash of seed and position, so that every version of Python, on a laptop and in a cluster, gives the same order.
+    The order is that of a hash of seed and position, so that every version of Python, on a laptop and in a cluster,
+    gives the same order.
     """
     if source.shuffle_seed is not None:
         seed = source.shuffle_seed
@@ -235,14 +237,14 @@ def ordered(positions: Sequence[int], source: TaskSource) -> list[int]:
 
 
 MakeTask = Callable[[Row], Task]
-"""Raises RowError with all that is wrong with the row."""
+"""Raises RowError with all problems of the row."""
 
 NameIfSure = Callable[[Row], str | None]
-"""The name of a row's task where the row alone shows that making it succeeds; None where that has to be tried."""
+"""Returns the name of a row's task if the row alone shows that the task is valid; otherwise None."""
 
 
 class TableTasks(Sequence[Task]):
-    """Chosen rows of a table as tasks. What is kept is the table: a task is a function of its row."""
+    """Selected rows of a table as tasks. Only the table is kept: a task is a function of its row."""
 
     def __init__(self, table: Table, positions: Sequence[int], make: MakeTask) -> None:
         self._table, self._positions, self._make = table, positions, make
@@ -273,14 +275,14 @@ def tasks_of_table(
     warnings: Sequence[TaskProblem] = (),
     name_if_sure: NameIfSure = lambda row: None,
 ) -> LoadedTasks:
-    """The rows that `filter`, `shuffleSeed` and `limit` choose, as tasks of which each is valid.
+    """Return the rows that `filter`, `shuffleSeed` and `limit` select, as valid tasks.
 
-    Raises TaskSourceError with every problem there is, by line or row.
+    Raises TaskSourceError with all problems, by line or row.
     """
     check_columns(place, table, [(column, "named in tasks.from.filter") for column in place.source.filter])
     problems: list[TaskProblem] = []
     if not len(table):
-        expected = "one JSON object a line" if table.unit == "line" else "one task a row"
+        expected = "one JSON object per line" if table.unit == "line" else "one task per row"
         problems = [TaskProblem(place.uri, None, f"has no tasks; expected {expected}")]
     positions = ordered(_passing(place, table, problems), place.source)
     lines: dict[str, int] = {}
@@ -290,7 +292,7 @@ def tasks_of_table(
                 raise row
             name = name_if_sure(row) or make(row).name
             if name in lines:
-                stands = f"stands in {table.unit} {lines[name]} already; names must differ"
+                stands = f"is in {table.unit} {lines[name]} already; names must differ"
                 raise RowError([f"name: a task named {name!r} {stands}"])
             lines[name] = table.number(position)
         except RowError as error:
@@ -301,7 +303,7 @@ def tasks_of_table(
 
 
 def check_columns(place: SourcePlace, table: Table, needed: Sequence[tuple[str, str]]) -> None:
-    """Raise TaskSourceError for columns that the file does not have; each comes with what needs it."""
+    """Raise TaskSourceError for missing columns, with what needs each."""
     known = table.columns
     if known is None:
         return
@@ -315,7 +317,7 @@ def check_columns(place: SourcePlace, table: Table, needed: Sequence[tuple[str, 
 
 
 def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> Sequence[int]:
-    """The rows that the filter lets through. A row that cannot be read, and might have been one, is a problem."""
+    """Return the rows that match the filter. An unreadable row that might match is a problem."""
     everything, wanted = range(len(table)), place.source.filter
     if not wanted or problems:
         return everything
@@ -331,7 +333,7 @@ def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> S
         if absent := [column for column in wanted if column not in seen and table.columns is None]:
             message = f"has no column {absent[0]!r}, named in tasks.from.filter; it has {', '.join(sorted(seen))}"
         else:
-            message = f"none of its {len(table)} {table.unit}s passes tasks.from.filter; look at its values"
+            message = f"none of its {len(table)} {table.unit}s matches tasks.from.filter; check its values"
         problems.append(TaskProblem(place.uri, None, message))
     return chosen
 

@@ -1,4 +1,4 @@
-"""`TerminalBench`: task folders of Terminal-bench 1, as they are.
+"""`TerminalBench`: unmodified task folders of Terminal-bench 1.
 
 task.yaml, Dockerfile, docker-compose.yaml with one container, run-tests.sh, tests/, solution.sh. pytest's own
 report decides: every test of the hidden files must pass.
@@ -22,7 +22,7 @@ COMPOSE: Final = "docker-compose.yaml"
 CLIENT: Final = "client"
 """The compose service in which agent and tests work."""
 AGENT_SECONDS, TEST_SECONDS = 360.0, 60.0
-"""Terminal-bench's own defaults of `max_agent_timeout_sec` and `max_test_timeout_sec`."""
+"""Terminal-bench's defaults of `max_agent_timeout_sec` and `max_test_timeout_sec`."""
 BUILD_SECONDS: Final = 1800.0
 TESTS, ORACLE = "/tests", "/oracle"
 
@@ -31,10 +31,10 @@ _ESTIMATES: Final = {"estimated_duration_sec", "expert_time_estimate_min", "juni
 _SETTINGS: Final = {"instruction", "parser_name", "max_agent_timeout_sec", "max_test_timeout_sec", "disable_asciinema"}
 HONOURED: Final = _PEOPLE | _ESTIMATES | _SETTINGS
 REPORTED: Final[Mapping[str, str]] = {
-    "run_tests_in_same_shell": "the tests have a shell of their own, without what the agent's shell knew",
+    "run_tests_in_same_shell": "the tests run in a new shell, without the state of the agent's shell"
 }
 COMPOSE_HONOURED: Final = frozenset({"build", "image", "container_name", "command", "environment", "volumes"})
-"""Keys of the one service that mean nothing here, or what happens here too."""
+"""Supported keys of the single service, and keys without meaning here."""
 
 
 def _config(folder: Folder, notes: Notes) -> Mapping[str, Any] | None:
@@ -46,7 +46,7 @@ def _config(folder: Folder, notes: Notes) -> Mapping[str, Any] | None:
         notes.refuse(CONFIG, f"is not YAML: {getattr(error, 'problem', None) or error}", line)
         return None
     if not isinstance(config, dict):
-        notes.refuse(CONFIG, "is no mapping; expected at least instruction and difficulty")
+        notes.refuse(CONFIG, "is not a mapping; expected at least instruction and difficulty")
         return None
     return config
 
@@ -55,7 +55,7 @@ def _columns(folder: Folder, notes: Notes) -> Mapping[str, Any]:
     try:
         config = yaml.safe_load(folder.text(CONFIG))
     except (yaml.YAMLError, UnicodeDecodeError):
-        config = None  # a task that is chosen tells of it
+        config = None  # reported when a task is selected
     return {**(config if isinstance(config, dict) else {}), "name": folder.name}
 
 
@@ -66,7 +66,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
     _judge_keys(folder, config, notes)
     instruction = config.get("instruction")
     if not isinstance(instruction, str) or not instruction.strip():
-        notes.refuse(CONFIG, "instruction: is missing; it has what the agent is asked to do")
+        notes.refuse(CONFIG, "instruction: is missing; it must contain the agent's instructions")
     if (parser := config.get("parser_name", "pytest")) != "pytest":
         notes.refuse(CONFIG, f"parser_name: {parser!r} cannot be read here, expected pytest; leave the task out")
     if "run-tests.sh" not in folder.files:
@@ -133,14 +133,14 @@ def _judge_keys(folder: Folder, config: Mapping[str, Any], notes: Notes) -> None
     for key in config:
         line = next((n for n, text in enumerate(lines, 1) if text.startswith(f"{key}:")), None)
         if key in REPORTED and config[key]:
-            notes.report(CONFIG, f"{key} is not honoured: {REPORTED[key]}", line)
+            notes.report(CONFIG, f"{key} is not supported: {REPORTED[key]}", line)
         elif key not in HONOURED and key not in REPORTED:
             notes.report(
-                CONFIG, f"{key} is not honoured: it is not a key of Terminal-bench 1, which ignores it too", line
+                CONFIG, f"{key} is not supported: it is not a key of Terminal-bench 1, which ignores it too", line
             )
     if "solution.sh" not in folder.files and "solution.yaml" in folder.files:
         notes.report(
-            "solution.yaml", "is not honoured: it is typed into a terminal; the Oracle agent needs solution.sh"
+            "solution.yaml", "is not supported: it is typed into a terminal; the Oracle agent needs solution.sh"
         )
 
 
@@ -153,7 +153,7 @@ def _seconds(config: Mapping[str, Any], key: str, default: float, notes: Notes) 
 
 
 def _compose(folder: Folder, notes: Notes) -> list[EnvVar]:
-    """What docker-compose.yaml says of the one container: its environment. More containers are refused."""
+    """Return the environment of the single container in docker-compose.yaml. Several containers are refused."""
     if COMPOSE not in folder.files:
         return []
     try:
@@ -161,13 +161,13 @@ def _compose(folder: Folder, notes: Notes) -> list[EnvVar]:
         client = services.get(CLIENT) or {}
         others = sorted(set(services) - {CLIENT})
     except (yaml.YAMLError, AttributeError):
-        notes.refuse(COMPOSE, "is no mapping with services")
+        notes.refuse(COMPOSE, "is not a mapping with services")
         return []
     if others:
-        notes.refuse(COMPOSE, f"needs {', '.join(others)} beside the client, and a task has one container here")
+        notes.refuse(COMPOSE, f"needs {', '.join(others)} beside the client, but a task has one container here")
     for key in sorted(set(client) - COMPOSE_HONOURED):
-        notes.report(COMPOSE, f"services.client.{key} is not honoured: the sandbox is what the job says")
+        notes.report(COMPOSE, f"services.client.{key} is not supported: the job determines the sandbox")
     given = client.get("environment") or []
     pairs = given.items() if isinstance(given, dict) else [str(entry).partition("=")[::2] for entry in given]
-    # What Terminal-bench's own variables stand for is known here without them.
+    # The values of Terminal-bench's own variables are known here without them.
     return [EnvVar(name=str(name), value=str(value)) for name, value in pairs if "${T_BENCH_" not in str(value)]

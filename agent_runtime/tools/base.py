@@ -1,4 +1,4 @@
-"""What a tool is: a name, a schema and an async `execute`."""
+"""The tool interface: a name, a schema and an async `execute`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from rollout_api.tasks import Task
 
 
 class ToolWorkspace(Protocol):
-    """The attempt's workspace as a tool sees it: every call gets the next idempotency key of this tool call by itself.
+    """The attempt's workspace for a tool: every call automatically gets the next idempotency key of this tool call.
 
-    A tool that makes the same calls in the same order is repeated exactly after a crash: what was done is not done twice.
+    A tool that makes the same calls in the same order is repeated exactly after a crash: nothing is done twice.
     """
 
     working_dir: str
@@ -30,27 +30,29 @@ class ToolWorkspace(Protocol):
         """Run a command; the deadline is at most, and by default, the task's `commandSeconds`."""
 
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
-        """A file's content. Raises FileError."""
+        """Return a file's content. Raises FileError."""
 
     async def write(self, path: str, data: bytes, *, mode: str = "644") -> None:
-        """Write a file, parents made. Raises FileError."""
+        """Write a file, creating its parents. Raises FileError."""
 
     async def remove(self, path: str) -> None:
         """Remove a file or a folder."""
 
     async def stat(self, path: str) -> FileStat | None:
-        """What stands at a path; None when nothing does."""
+        """Return the entry at a path; None if there is none."""
 
     async def list(self, path: str) -> list[FileStat]:
-        """Entries of a folder. Raises FileError."""
+        """Return the entries of a folder. Raises FileError."""
 
 
 @runtime_checkable
 class ToolProcesses(Protocol):
-    """Processes that a tool keeps in the workspace between its calls; see `LiveProcesses`. Keys are given by themselves."""
+    """Processes that a tool keeps in the workspace between its calls; see `LiveProcesses`. Keys are added
+    automatically.
+    """
 
     call: str
-    """Names this tool call among all of the attempt, the same where it is repeated."""
+    """Name of this tool call, unique in the attempt and the same if it is repeated."""
 
     async def start_process(
         self,
@@ -60,26 +62,26 @@ class ToolProcesses(Protocol):
         env: Mapping[str, str] | None = None,
         terminal: tuple[int, int] | None = None,
     ) -> str:
-        """Start it; its id, which ends with `label`."""
+        """Start a process; return its id, which ends with `label`."""
 
     async def processes(self) -> Sequence[tuple[str, bool]]:
-        """(id, whether it runs)."""
+        """Return (id, whether it runs) of each process."""
 
     async def process(self, process: str) -> ProcessStatus | None:
-        """How it was when this call asked first."""
+        """Return the process's state at the first call."""
 
     async def process_now(self, process: str) -> ProcessStatus | None:
-        """How it is at this moment, also where the call is repeated."""
+        """Return its current state, also if the call is repeated."""
 
     async def write_input(self, process: str, offset: int, data: bytes) -> None:
         """Write to its input."""
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
-        """What it said from the cursor on. Not the same when the call is repeated: it may have said more."""
+        """Return its output from the cursor on. A repeated call may return more."""
 
 
 def live_processes(workspace: object) -> ToolProcesses:
-    """A workspace's processes. Raises ToolError where its provider cannot keep any."""
+    """Return a workspace's processes. Raises ToolError if its provider does not support them."""
     if not isinstance(workspace, ToolProcesses):
         raise ToolError("This sandbox cannot keep a process between calls.")
     return workspace
@@ -87,18 +89,18 @@ def live_processes(workspace: object) -> ToolProcesses:
 
 @dataclass(frozen=True)
 class ToolContext:
-    """What a tool call may use."""
+    """Objects that a tool call may use."""
 
     workspace: ToolWorkspace
     task: Task
     call_id: str
     seconds_left: float
-    """Of the agent's time."""
+    """Remaining time of the agent."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What the model is told, and what machines are told. `stop` ends the rollout as Finished."""
+    """Text for the model, and data for machines. `stop` ends the rollout as Finished."""
 
     content: str
     error: bool = False
@@ -107,12 +109,12 @@ class ToolResult:
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the model, in plain words, what was wrong with its call."""
+    """Raised by a tool to tell the model in plain words what was wrong with its call."""
 
 
 @runtime_checkable
 class Tool(Protocol):
-    """A tool. `parameters` is the JSON schema of the arguments, which are checked against it before `execute`."""
+    """A tool. `parameters` is the JSON schema of the arguments, which are checked before `execute`."""
 
     name: str
     description: str
@@ -120,16 +122,22 @@ class Tool(Protocol):
 
     @property
     def runs_in(self) -> Literal["Sandbox", "Runner"]:
-        """Where its work is done; an attribute of the class does."""
+        """Return where it runs; may be a plain attribute."""
 
     @property
     def idempotent(self) -> bool:
-        """A `Runner` tool may be run again after a crash; else the model is told that the outcome is unknown."""
+        """Whether a `Runner` tool may be run again after a crash; otherwise the model gets the message that the outcome
+        is unknown.
+        """
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Do it. Raise ToolError for what the model did wrong; other exceptions are told to it as the tool's failure."""
+        """Run the tool. Raise ToolError for mistakes of the model; other exceptions are reported to it as the tool's
+        failure.
+        """
 
 
 def takes_agents_time(tool: Tool | None) -> bool:
-    """Whether the tool's time is the agent's. It is, unless the tool has an attribute `takes_agents_time` that is False."""
+    """Whether the tool's time counts as the agent's. It does, unless the tool has an attribute `takes_agents_time` that
+    is False.
+    """
     return bool(getattr(tool, "takes_agents_time", True))

@@ -12,14 +12,14 @@ from agent_runtime.tools.function_tool import FunctionTool
 async def run_command(
     context: ToolContext, command: str, timeout: float | None = None, working_directory: str | None = None
 ) -> ToolResult:
-    """Run a command and tell how it ended; `timeout` in seconds, at most the task's `commandSeconds`."""
+    """Run a command and report how it ended; `timeout` in seconds, at most the task's `commandSeconds`."""
     if "\0" in command or "\0" in (working_directory or ""):
         raise ToolError(
             "a command and its working directory cannot have NUL characters; write $'\\\\0' or printf '\\\\0'"
         )
     allowed = context.task.timeouts.command_seconds
     result = await context.workspace.run(
-        # One stream, so that errors stand where they happened. On the same line, so that line numbers stay right.
+        # One stream, so that errors appear where they happened. On the same line, so that line numbers stay correct.
         f"exec 2>&1; {command}",
         deadline_seconds=min(timeout or allowed, allowed),
         cwd=working_directory,

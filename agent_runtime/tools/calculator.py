@@ -1,4 +1,4 @@
-"""Arithmetic without `eval`: the expression is parsed, and only numbers, operators and known functions are computed."""
+"""Arithmetic without `eval`: the expression is parsed, and only numbers, operators and known functions are evaluated."""
 
 import ast
 import math
@@ -16,18 +16,20 @@ Number = int | float
 
 EXPRESSION_CHARACTERS = 1000
 INTEGER_BITS = 10_000
-"""Of the largest whole number: 3,000 digits, computed in microseconds."""
+"""Bits of the largest integer: 3,000 digits, computed in microseconds."""
 LARGEST_FACTORIAL = 1000
 """1000! has 8,530 bits."""
 
 
 def calculate(expression: str, precision: int = 12) -> str:
-    """The value of an expression; whole numbers exactly, others with `precision` significant digits.
+    """Return the value of an expression; integers exactly, others with `precision` significant digits.
 
-    Raises ToolError for what is no arithmetic, has no value, or is too large.
+    Raises ToolError for an invalid expression, an undefined value, or one that is too large.
     """
     if len(expression) > EXPRESSION_CHARACTERS:
-        raise ToolError(f"the expression has {len(expression)} characters; at most {EXPRESSION_CHARACTERS} are taken")
+        raise ToolError(
+            f"the expression has {len(expression)} characters; at most {EXPRESSION_CHARACTERS} are accepted"
+        )
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
     except ToolError:
@@ -85,7 +87,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _small(function: Callable[..., Number]) -> Callable[..., Number]:
-    """A function of whole numbers whose result grows fast."""
+    """Limit the arguments of an integer function whose result grows fast."""
 
     def checked(*arguments: Number) -> Number:
         if any(abs(argument) > LARGEST_FACTORIAL for argument in arguments):
@@ -97,7 +99,7 @@ def _small(function: Callable[..., Number]) -> Callable[..., Number]:
 
 def _round(value: Number, digits: Number = 0) -> Number:
     if not isinstance(digits, int) or abs(digits) > 100:
-        raise ToolError("round takes up to 100 digits, a whole number")
+        raise ToolError("round accepts a whole number of digits up to 100")
     return round(value, digits) if digits else round(value)
 
 

@@ -1,4 +1,4 @@
-"""The set `commands-and-files`: commands, whole files, and the end of the work."""
+"""The tool set `commands-and-files`: commands, whole files, and the end of the work."""
 
 from functools import partial
 from typing import Annotated
@@ -10,7 +10,7 @@ from agent_runtime.tools.base import ToolContext, ToolError, ToolResult
 from agent_runtime.tools.bash import run_command
 from agent_runtime.tools.function_tool import FunctionTool
 
-READ_BYTES = 60 * 1024  # under what one observation holds, so that the note at the end is seen
+READ_BYTES = 60 * 1024  # below an observation's limit, so that the note at the end is visible
 
 
 @FunctionTool
@@ -42,8 +42,7 @@ async def write_file(
 
 @FunctionTool
 async def read_file(
-    context: ToolContext,
-    filepath: Annotated[str, "Path, absolute or relative to the working directory."],
+    context: ToolContext, filepath: Annotated[str, "Path, absolute or relative to the working directory."]
 ) -> str:
     """Read a file."""
     _check_path(filepath)

@@ -1,4 +1,6 @@
-"""From a tool call as the model wrote it to an observation. Whatever the model did wrong, it is told in plain words."""
+"""Executes a tool call as the model wrote it and returns an observation. Mistakes of the model are reported to it in
+plain words.
+"""
 
 import json
 import time
@@ -18,15 +20,15 @@ OBSERVATION_BYTES = 64 * 1024
 """Most bytes of one observation: about 16,000 tokens, half of a small model's context."""
 
 FORMAT_ERROR = "formatError"
-"""Key in `Observation.data` of a call that could not be made: UnknownTool, MalformedJson or InvalidArguments."""
+"""Key in `Observation.data` of an invalid call: UnknownTool, MalformedJson or InvalidArguments."""
 
 _TRACEBACK_BYTES = 8192
 
 
 async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolContext) -> Observation:
-    """Run one tool call. What the model or the tool did wrong becomes an observation with `error` set.
+    """Run one tool call. Errors of the model or the tool become an observation with `error` set.
 
-    Lets through what is about the attempt and not about this call: SandboxFailure, WorkspaceLimit, Fenced, cancellation.
+    Raises errors that concern the attempt instead of this call: SandboxFailure, WorkspaceLimit, Fenced, cancellation.
     """
     started = time.monotonic()
     traceback = None
@@ -84,9 +86,10 @@ def _format_error(kind: str, message: str) -> ToolResult:
 
 
 def decoded_arguments(text: str) -> dict[str, Any]:
-    """The object in a call's arguments; none at all stands for an empty one. Raises ValueError, readable.
+    """Return the object in a call's arguments; empty arguments count as an empty object. Raises ValueError with a
+    readable message.
 
-    Line breaks inside strings are let through: models write them, and what is meant is clear.
+    Line breaks inside strings are accepted: models write them, and the meaning is clear.
     """
     if not text.strip():
         return {}
@@ -111,7 +114,7 @@ def decoded_arguments(text: str) -> dict[str, Any]:
 
 
 def shortened(text: str, limit: int = OBSERVATION_BYTES) -> str:
-    """Text of at most about `limit` bytes of UTF-8: head and tail, with a note of how much is left out between."""
+    """Return text of at most about `limit` bytes of UTF-8: beginning and end, with a note of how much is left out."""
     data = text.encode(errors="replace")
     if len(data) <= limit:
         return data.decode()

@@ -1,7 +1,7 @@
 """View and edit files in the sandbox, with undo.
 
 Undo must survive a crash of the runner, so earlier versions are files in the workspace, outside the working directory.
-Bytes that are no UTF-8 pass through an edit unchanged: they are kept as lone surrogates (PEP 383) while text is edited.
+Bytes that are not UTF-8 pass through an edit unchanged, as lone surrogates (PEP 383).
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from agent_runtime.tools.base import ToolContext, ToolError, ToolWorkspace
 from agent_runtime.tools.function_tool import FunctionTool
 
 FILE_BYTES = 1 << 20
-"""Largest file that is edited: what one remembered read of the executor can hold."""
+"""Largest file that can be edited: the limit of one remembered read of the executor."""
 VIEW_CHARACTERS = 48_000
-"""Of one view: with multi-byte text still within what one observation holds, mostly."""
+"""Characters of one view: even multi-byte text mostly fits into one observation."""
 SNIPPET_LINES = 4  # around an edit
 UNDO_FOLDER = "/tmp/.editor-undo"
 UNDO_VERSIONS = 20  # kept of one file
@@ -29,7 +29,7 @@ Command = Literal["view", "create", "str_replace", "insert", "undo_edit"]
 
 @dataclass(frozen=True)
 class File:
-    """A file as it is edited: `newline` is `\\r\\n` where every line ends so, and the text has `\\n` then."""
+    """A file being edited: `newline` is `\\r\\n` if every line ends with it; the text then has `\\n`."""
 
     path: str
     mode: str
@@ -44,7 +44,7 @@ class File:
         return self.data.decode(errors="surrogateescape").replace(self.newline, "\n")
 
     def encoded(self, text: str) -> bytes:
-        """New text as its bytes. Raises ToolError for what UTF-8 cannot hold."""
+        """Return new text as its bytes. Raises ToolError for text that UTF-8 cannot represent."""
         try:
             return text.replace("\r\n", "\n").replace("\n", self.newline).encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
@@ -54,19 +54,21 @@ class File:
 
 
 def numbered(text: str, first: int, last: int) -> str:
-    """Lines `first` to `last`, counted from 1, with their numbers; broken bytes as `\\xNN`."""
+    """Return lines `first` to `last`, counted from 1, with their numbers; invalid bytes as `\\xNN`."""
     lines = lines_of(text)[first - 1 : last]
     plain = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=first))
     return plain.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines without their ends; a last line end makes no further line."""
+    """Return lines without their ends; a final line end adds no further line."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """Text with the one occurrence of `old` replaced, and the line where it was. Raises ToolError when it is not one."""
+    """Return text with the only occurrence of `old` replaced, and its line. Raises ToolError unless there is exactly
+    one.
+    """
     if not old:
         raise ToolError("old_str is empty; give the text to replace, or use the command insert")
     count = text.count(old)
@@ -84,7 +86,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def inserted(text: str, after: int, new: str) -> str:
-    """Text with `new` as lines of their own after line `after` (0: at the top). Raises ToolError out of range."""
+    """Return text with `new` inserted as lines after line `after` (0: at the top). Raises ToolError out of range."""
     lines = lines_of(text)
     if not 0 <= after <= len(lines):
         raise ToolError(f"insert_line is {after}, but the file has {len(lines)} lines; give 0 to {len(lines)}")
@@ -93,7 +95,7 @@ def inserted(text: str, after: int, new: str) -> str:
 
 
 def view_bounds(view_range: Sequence[int] | None, lines: int) -> tuple[int, int]:
-    """First and last line to show. Raises ToolError for a range that the file does not have."""
+    """Return the first and last line to show. Raises ToolError for a range outside the file."""
     if view_range is None:
         return 1, lines
     first, last = view_range[0], lines if view_range[1] == -1 else min(view_range[1], lines)
@@ -121,7 +123,7 @@ class Versions:
             await self._workspace.remove(f"{self._folder}/{number}.{numbers[number]}")
 
     async def newest(self) -> tuple[str, bytes | None] | None:
-        """Path of the newest version, and its bytes (None: there was no file); None when nothing is kept."""
+        """Return the path of the newest version, and its bytes (None: there was no file); None if there is no version."""
         numbers = await self._numbers()
         if not numbers:
             return None
@@ -137,10 +139,10 @@ class Versions:
 
 
 async def _existing(workspace: ToolWorkspace, path: str) -> File | None:
-    """The file at a path, links followed. Raises ToolError for what cannot be edited."""
+    """Return the file at a path, following links. Raises ToolError for a file that cannot be edited."""
     stat = await workspace.stat(path)
     if stat is not None and stat.type == "link":
-        # Writing replaces what stands at a path, so the file that the link names is edited, and the link stays.
+        # Writing replaces the entry at a path, so the link's target is edited, and the link stays.
         resolved = await workspace.run(["readlink", "-f", path])
         path = resolved.stdout.decode(errors="surrogateescape").removesuffix("\n") or path
         stat = await workspace.stat(path)

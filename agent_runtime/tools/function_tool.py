@@ -1,4 +1,4 @@
-"""The decorator that makes a tool of an async function or of a class."""
+"""The decorator that makes a tool from an async function or a class."""
 
 import inspect
 import json
@@ -12,10 +12,10 @@ ToolFunction = Callable[..., Awaitable[str | ToolResult | dict[str, Any] | list[
 
 
 class FunctionTool:
-    """A `Tool` that is an async function; its schema comes from the signature, its description from the docstring.
+    """A `Tool` from an async function; its schema comes from the signature, its description from the docstring.
 
-    A parameter annotated as ToolContext gets the context of the call. The function returns a ToolResult, text, or a value
-    that JSON can hold, which the model reads as JSON.
+    A parameter annotated as ToolContext gets the context of the call. The function returns a ToolResult, text, or a
+    JSON value, which the model reads as JSON.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FunctionTool:
         self._function, self._signature = function, signature
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Check the arguments and call the function. Raises ArgumentsError, and whatever the function raises."""
+        """Check the arguments and call the function. Raises ArgumentsError, and the function's errors."""
         bound = self._signature.bind(arguments)
         if self._signature.context_parameter is not None:
             bound[self._signature.context_parameter] = context
@@ -50,7 +50,7 @@ class FunctionTool:
 
 
 def as_tool(thing: Any, name: str) -> Tool:
-    """A tool from what a name stands for: a tool, a class of tools, or a plain async function. Raises TypeError."""
+    """Return a tool from a tool, a class of tools, or a plain async function. Raises TypeError."""
     made: Any = thing() if inspect.isclass(thing) else thing
     if inspect.iscoroutinefunction(made):
         made = FunctionTool(made)

@@ -11,7 +11,7 @@ from agent_runtime.tools.function_tool import FunctionTool, ToolFunction, as_too
 COMMANDS_AND_FILES = ("execute_command", "write_file", "read_file", "mark_done")
 
 TOOL_SETS = {"commands-and-files": COMMANDS_AND_FILES}
-"""Names that stand for several tools at once."""
+"""Names of sets of several tools."""
 
 registry = Registry(
     "tool",
@@ -41,10 +41,10 @@ def tool(
     runs_in: Literal["Sandbox", "Runner"] = "Sandbox",
     idempotent: bool = False,
 ) -> Any:
-    """Decorate an async function, or a class of tools, to be known by its name in this process.
+    """Register an async function, or a class of tools, by its name in this process.
 
-    Of a function it makes a FunctionTool; of a class, which has its own name, nothing else. Raises TypeError where a schema
-    cannot be made, ExtensionError for the name of a built-in.
+    A function becomes a FunctionTool; a class, which has its own name, is returned unchanged. Raises TypeError if a
+    schema cannot be made, ExtensionError for the name of a built-in.
     """
     if thing is None:
         return lambda function: _registered(FunctionTool(function, name=name, runs_in=runs_in, idempotent=idempotent))
@@ -60,9 +60,10 @@ def _registered(made: FunctionTool) -> FunctionTool:
 
 
 def open_tools(names: Sequence[str], own: Mapping[str, Tool] = MappingProxyType({})) -> dict[str, Tool]:
-    """The tools of a manifest by the names that the model sees, sets expanded, in order. Raises ExtensionError.
+    """Return the tools of a manifest by the names that the model sees, with sets expanded, in order. Raises
+    ExtensionError.
 
-    Names in `own` stand for the tools there.
+    Names in `own` refer to the tools there.
     """
     tools: dict[str, Tool] = {}
     origins: dict[str, str] = {}

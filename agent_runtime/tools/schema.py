@@ -1,4 +1,4 @@
-"""JSON schemas of tools: made from a signature, and arguments checked against them with errors that a model can act on."""
+"""JSON schemas of tools: derived from a signature, and used to check arguments, with errors that a model can act on."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ _CONSTRAINTS: dict[str, dict[str, str]] = {
 
 
 class ArgumentsError(ToolError):
-    """Arguments that do not fit the schema; the message has one line for each problem."""
+    """Arguments that do not match the schema; the message has one line for each problem."""
 
 
 def openai_definition(tool: Tool) -> dict[str, Any]:
@@ -36,10 +36,11 @@ def openai_definition(tool: Tool) -> dict[str, Any]:
 
 
 class Signature:
-    """The arguments of a function: their JSON schema, and JSON turned into what the function takes.
+    """The arguments of a function: their JSON schema, and the conversion from JSON.
 
-    Types, defaults, `Annotated` texts and Fields, and the `Args:` of the docstring count. A parameter of type ToolContext
-    is not an argument of the model; one without a type takes any JSON value. Raises TypeError for one that JSON cannot give.
+    Types, defaults, `Annotated` texts and Fields, and the `Args:` of the docstring are used. A parameter of type
+    ToolContext is not an argument for the model; one without a type accepts any JSON value. Raises TypeError for a type
+    that JSON cannot represent.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -66,13 +67,15 @@ class Signature:
         self.description = re.split(r"^Args:$", docstring, maxsplit=1, flags=re.MULTILINE)[0].strip()
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The function's keyword arguments, the context apart. Raises ArgumentsError."""
+        """Return the function's keyword arguments without the context. Raises ArgumentsError."""
         checked = _validated(self._model, arguments)
         return {info.alias or field: getattr(checked, field) for field, info in self._model.model_fields.items()}
 
 
 def checked_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that fit a JSON schema, defaults filled in, `"5"` taken for 5. Raises ArgumentsError else."""
+    """Return arguments that match a JSON schema, with defaults filled in and `"5"` converted to 5. Raises
+    ArgumentsError.
+    """
     model = _model_of_schema(json.dumps(parameters))
     return _validated(model, arguments).model_dump(by_alias=True, exclude_unset=True) | {
         name: schema["default"]
@@ -82,7 +85,7 @@ def checked_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any
 
 
 def readable(error: ValidationError, known: Sequence[str]) -> str:
-    """What was wrong with which argument and what was expected, one line each."""
+    """Return each problem of an argument and the expected value, one per line."""
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "arguments"
@@ -98,19 +101,21 @@ def readable(error: ValidationError, known: Sequence[str]) -> str:
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """A prompt has no use for the titles that pydantic makes of names."""
+    """Omits the titles that pydantic derives from names, which are useless in a prompt."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _object_model(properties: Iterable[tuple[str, Any, Any]], extra: Literal["allow", "forbid"]) -> type[BaseModel]:
-    """A pydantic model of (name, type, default); names are aliases, since `json` or `_x` cannot name its fields."""
+    """Return a pydantic model of (name, type, default); names are aliases, because `json` or `_x` cannot name its
+    fields.
+    """
     fields: dict[str, Any] = {
         f"argument_{position}": (hint, Field(default, alias=name))
         for position, (name, hint, default) in enumerate(properties)
     }
-    # JSON schemas have patterns with look-around, which pydantic's own engine does not know.
+    # JSON schemas may have patterns with look-around, which pydantic's own engine does not support.
     return create_model("Arguments", __config__=ConfigDict(extra=extra, regex_engine="python-re"), **fields)
 
 
@@ -130,7 +135,7 @@ def _validated(model: type[BaseModel], arguments: Mapping[str, Any]) -> BaseMode
 
 
 def _with_description(hint: Any, described: str | None) -> Any:
-    """A type with its description: the first text in Annotated, else what the docstring says."""
+    """Return a type with its description: the first text in Annotated, else that of the docstring."""
     metadata = hint.__metadata__ if typing.get_origin(hint) is Annotated else ()
     if any(isinstance(item, FieldInfo) and item.description for item in metadata):
         return hint
@@ -160,7 +165,7 @@ def _model_of_schema(schema_json: str) -> type[BaseModel]:
 
 
 def _type_of(schema: Any, definitions: Mapping[str, Any], inside: frozenset[str]) -> Any:
-    """The type that a JSON schema describes; Any for what it says in other words than those known here."""
+    """Return the type that a JSON schema describes; Any for unsupported keywords."""
     if not isinstance(schema, Mapping):
         return Any
     if reference := schema.get("$ref"):

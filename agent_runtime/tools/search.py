@@ -1,4 +1,4 @@
-"""Find text, files and folders in the sandbox, with the grep and find that every image has, busybox included."""
+"""Search text, files and folders in the sandbox with grep and find, which every image has, busybox included."""
 
 import posixpath
 import shlex
@@ -11,11 +11,13 @@ from agent_runtime.tools.bash import how_it_ended
 from agent_runtime.tools.function_tool import FunctionTool
 
 LINE_CHARACTERS = 400  # of a matching line: minified files have lines of megabytes
-OUTPUT_BYTES = 60 * 1024  # under what one observation holds, so that the note at the end is seen
+OUTPUT_BYTES = 60 * 1024  # below an observation's limit, so that the note at the end is visible
 
 
 def search_command(kind: str, pattern: str, path: str, name: str, max_results: int) -> str:
-    """The shell command of a search below an absolute path; one result more than asked for shows that there are more."""
+    """Return the shell command of a search below an absolute path. It finds one result more than requested to show that
+    there are more.
+    """
     below = f"find {shlex.quote(path)} -name .git -prune -o"
     match kind:
         case "text":

@@ -1,6 +1,6 @@
-"""A terminal that stays open between calls, as tmux would keep it: keys go in, the screen comes out.
+"""A terminal that stays open between calls, like tmux: keys go in, the screen comes out.
 
-It is a shell on a pseudo-terminal in the workspace. The executor keeps it, so it lives on whatever becomes of the runner.
+It is a shell on a pseudo-terminal in the workspace. The executor keeps it, so it outlives the runner.
 """
 
 import asyncio
@@ -23,17 +23,19 @@ from agent_runtime.tools.function_tool import FunctionTool
 ROWS, COLUMNS = 40, 120
 LABEL = "terminal"
 REPLAYED_BYTES = 64 << 10
-"""Output of which the screen is made up again for each call: some twenty full screens."""
+"""Bytes of output from which the screen is restored for each call: some twenty full screens."""
 START_SECONDS = 5.0
-"""For the shell to show its first prompt, before anything is typed."""
+"""Time limit for the shell's first prompt, before anything is typed."""
 INPUT_SECONDS = 10.0
-"""For what is typed to be taken. A program that reads nothing is the policy's own, and must not look like a lost sandbox."""
+"""Time limit for typed input to be accepted. A program that reads nothing belongs to the policy, and must not look like
+a lost sandbox.
+"""
 SETTLE_SECONDS = 0.05
-"""After a prompt, for what still follows it."""
+"""Time after a prompt for further output."""
 END_SECONDS = 2.0
-"""For a shell to be gone whose last word has been read."""
+"""Time limit for the end of a shell whose last output was read."""
 PROMPT = "\x1b]133;A\x07"
-"""By which a shell says that it shows its prompt (FinalTerm's semantic prompts, OSC 133). No screen shows it."""
+"""Marker with which a shell announces its prompt (FinalTerm's semantic prompts, OSC 133). No screen shows it."""
 ENVIRONMENT = {
     "TERM": "xterm-256color",
     # Each for the shells that read it: bash, and those of POSIX.
@@ -47,13 +49,13 @@ _KEYS = {
     "Up": "\x1b[A", "Down": "\x1b[B", "Right": "\x1b[C", "Left": "\x1b[D", "Home": "\x1b[H", "End": "\x1b[F",
     "PageUp": "\x1b[5~", "PageDown": "\x1b[6~",
 }  # fmt: skip
-"""tmux's names of keys, and what a terminal sends for each."""
+"""tmux's names of keys, and the bytes that a terminal sends for each."""
 _CONTROL = re.compile(r"C-([a-z@\[\\\]^_])", re.IGNORECASE)
 _ESCAPES = re.compile(r"\x1b(\][^\x07\x1b]*(\x07|\x1b\\)?|\[[0-?]*[ -/]*[@-~]?|[()#][0-9A-Za-z]|.)", re.DOTALL)
 
 
 def typed(text: str, keys: Sequence[str]) -> str:
-    """What a terminal sends for a text and the keys that are pressed after it. Raises ToolError for an unknown key."""
+    """Return the bytes that a terminal sends for a text and the keys after it. Raises ToolError for an unknown key."""
     return text.replace("\n", "\r") + "".join(map(_sent, keys))
 
 
@@ -72,7 +74,7 @@ def _sent(key: str) -> str:
 
 
 def screen_of(output: bytes) -> str:
-    """What a terminal shows after this output, without the empty lines at its end."""
+    """Return the screen of a terminal after this output, without empty lines at its end."""
     text = output.decode(errors="replace")
     screen = pyte.Screen(COLUMNS, ROWS)
     try:
@@ -108,7 +110,7 @@ async def terminal(
             async with asyncio.timeout(INPUT_SECONDS):
                 await processes.write_input(terminal, status.input_bytes, keystrokes)
         except TimeoutError:
-            raise ToolError("The program in the terminal does not read what is typed; only a part was taken.") from None
+            raise ToolError("The program in the terminal does not read its input; only a part was accepted.") from None
         except FileError:
             raise ToolError("The shell of this terminal has ended. Call it again for a new one.") from None
     seconds = min(wait, context.task.timeouts.command_seconds, context.seconds_left)
@@ -139,7 +141,7 @@ async def _find(processes: ToolProcesses) -> str:
 
 
 async def _until_prompt(processes: ToolProcesses, terminal: str, cursor: int, seconds: float) -> bool:
-    """Return when the shell shows a prompt after the cursor, says no more (True), or the time is over."""
+    """Return when the shell shows a prompt after the cursor, closes its output (True), or the time is over."""
     until, tail = time.monotonic() + seconds, b""
     while (left := until - time.monotonic()) > 0:
         piece = await processes.read_output(terminal, cursor, wait_seconds=left)

@@ -1,6 +1,6 @@
-"""Our engine, run through `run_job` as a user would, in a process of its own.
+"""Our engine, run through `run_job` as a user would, in a separate process.
 
-Workspaces are in memory: the tool that is called does nothing, and what a workspace costs is measured elsewhere.
+Workspaces are in memory: the called tool does nothing, and the cost of a workspace is measured elsewhere.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MEASURED_CORE = 0
 
 @dataclass
 class _Seen:
-    """What the run's events add up to."""
+    """Totals of the run's events."""
 
     stop_after: int | None
     stop: asyncio.Event
@@ -63,7 +63,7 @@ class _Seen:
                 self.stop.set()
 
     def turn_seconds(self) -> float | None:
-        """Mean time from one turn's answer to the next one's, within a rollout."""
+        """Return the mean time from one turn's answer to the next one's, within a rollout."""
         between = [
             (ended - self.first_turn[index]) / turn for index, (turn, ended) in self.last_turn.items() if turn > 0
         ]
@@ -71,9 +71,9 @@ class _Seen:
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answers {job, environ, stop_after, journal} with the cost of running that job, and what it did.
+    """Answer {job, environ, stop_after, journal} with the cost of running that job, and its totals.
 
-    `stop_after` so many seals the run is stopped, resumable. `journal` false leaves the turns' records unwritten.
+    After `stop_after` seals the run is stopped, resumable. `journal` false leaves the turns' records unwritten.
     """
     job = validate(RolloutJob, question["job"])
     stop = asyncio.Event()
@@ -108,7 +108,7 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _unwritten(self: EpochLog, records: Sequence[Record]) -> None:
-    """In the place of `EpochLog.append`, to see what it costs."""
+    """Replacement of `EpochLog.append`, to measure its cost."""
 
 
 if __name__ == "__main__":

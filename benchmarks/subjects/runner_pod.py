@@ -1,4 +1,4 @@
-"""In a runner's pod: what a runner's cluster provider takes, beside `pods/exec` and bare pods from the same place."""
+"""In a runner's pod: times of a runner's cluster provider, compared with `pods/exec` and bare pods from the same pod."""
 
 import asyncio
 import itertools
@@ -55,7 +55,7 @@ class RunnerPod:
         await self._api.close()
 
     async def _tool(self, times: int, at_once: int) -> list[float]:
-        """`true` through the executor; of several at once each in a workspace of its own, as rollouts have it."""
+        """Run `true` through the executor; concurrent calls use separate workspaces, as rollouts do."""
         free = list(await self._workspaces_that_stay(at_once))
 
         async def call() -> None:
@@ -71,7 +71,7 @@ class RunnerPod:
         return seconds
 
     async def _exec(self, times: int, at_once: int) -> list[float]:
-        """`true` through `pods/exec`, with Kubernetes' own client, in the same pod; a client for each thread."""
+        """Run `true` through `pods/exec`, with Kubernetes' own client, in the same pod; a client for each thread."""
         pod = (await self._workspaces_that_stay(1))[0].handle["sandbox"]
         namespace = self._start.job.metadata.namespace
         # `stream` borrows its client's request method: one that is shared would send other calls to the socket.
@@ -94,7 +94,7 @@ class RunnerPod:
         return await _timed(times, at_once, call)
 
     async def _workspaces(self, times: int, at_once: int, new_group: bool) -> list[float]:
-        """From asking for a workspace to its first tool result, on a sandbox that is up."""
+        """Measure from the request for a workspace to its first tool result, on a running sandbox."""
         await self._workspaces_that_stay(1)
 
         async def call() -> None:
@@ -110,7 +110,7 @@ class RunnerPod:
         return seconds
 
     async def _cold(self) -> list[float]:
-        """From the request for a sandbox that does not exist to the first tool result in it."""
+        """Measure from the request for a new sandbox to its first tool result."""
         provider = self._provider(COLD)
         await provider.open()
         await asyncio.sleep(_any_phase())
@@ -120,7 +120,7 @@ class RunnerPod:
             await provider.close()
 
     async def _pod(self, image: str) -> list[float]:
-        """From the creation of a bare pod, as `kubectl run` makes it, to its being Ready."""
+        """Measure from the creation of a bare pod, as by `kubectl run`, until it is Ready."""
         namespace = str(self._start.job.metadata.namespace)
         name = f"bare-{secrets.token_hex(4)}"
         pod = {
@@ -152,7 +152,7 @@ class RunnerPod:
             time.sleep(GONE_POLL_SECONDS)
 
     async def _workspaces_that_stay(self, count: int) -> Sequence[Workspace]:
-        """So many, so that their sandbox does; their group is prepared."""
+        """Yield this many workspaces of a prepared group, which keep their sandbox alive."""
         if not self._staying:
             await self._warm.open()
         while len(self._staying) < count:
@@ -161,10 +161,7 @@ class RunnerPod:
 
     async def _first_result(self, provider: ClusterProvider, group: str, attempt: str) -> Workspace:
         spec = WorkspaceSpec(
-            group=group,
-            working_dir="/workspace",
-            image=self._start.job.spec.sandbox.image,
-            start_seconds=START_SECONDS,
+            group=group, working_dir="/workspace", image=self._start.job.spec.sandbox.image, start_seconds=START_SECONDS
         )
         workspace = await provider.acquire(spec, attempt=attempt, fence=FENCE, name="agent")
         result = await workspace.run(["true"], key="0:true", deadline_seconds=DEADLINE_SECONDS)
@@ -177,7 +174,7 @@ class RunnerPod:
 
 
 async def _timed(times: int, at_once: int, call: Callable[[], Awaitable[object]]) -> list[float]:
-    """Seconds of each of `times` calls, always `at_once` of them under way."""
+    """Return the seconds of each of `times` calls, with `at_once` of them running concurrently."""
     seconds: list[float] = []
 
     async def work(count: int) -> None:
@@ -191,7 +188,9 @@ async def _timed(times: int, at_once: int, call: Callable[[], Awaitable[object]]
 
 
 def _any_phase() -> float:
-    """The kubelet looks at its pods once a second: a start that follows another one would always meet it alike."""
+    """Wait for a random time: the kubelet checks its pods once a second, and a start right after another one would
+    always meet the same phase.
+    """
     return random.random()
 
 

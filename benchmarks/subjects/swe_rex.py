@@ -1,4 +1,4 @@
-"""SWE-ReX: its own server on loopback, asked by its own client. Runs in its own virtual environment."""
+"""SWE-ReX: its own server on loopback, called by its own client. Runs in its own virtual environment."""
 
 import asyncio
 import secrets
@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 
 async def main() -> None:
-    """Answers {call: execute | session, times} with {seconds: one of each}."""
+    """Answer {call: execute | session, times} with {seconds: one of each}."""
     port, token = free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
     server = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)

@@ -1,4 +1,4 @@
-"""Reads a file of instances, with pyarrow alone or as tasks, and tells what it took."""
+"""Reads a file of instances, with pyarrow alone or as tasks, and reports the cost."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from rollout_api.tasks import Tasks
 
 
 def read_values(file: str) -> object:
-    """Python's values of the columns that a task is made of."""
+    """Return Python values of the columns from which a task is made."""
     names = pq.read_schema(file).names
     columns = [name for name in names if name in (*swe_bench.REQUIRED, *swe_bench.OPTIONAL)]
     return pq.read_table(file, columns=columns).to_pylist()
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[str], object]] = {"values": read_values, "table": p
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answers {reader, file} with wall seconds, and bytes that were resident at most above those at the start."""
+    """Answer {reader, file} with wall seconds, and the peak of resident bytes above the start."""
     meter = Meter()
     held = READERS[question["reader"]](question["file"])
     cost = meter.read()

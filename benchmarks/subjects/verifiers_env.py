@@ -1,6 +1,6 @@
 """verifiers' own in-process rollouts: a MultiTurnEnv whose tool does nothing. Runs in its own virtual environment.
 
-It neither records nor scores here, which is in its favour.
+It neither records nor scores here, which is an advantage for it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class NoopToolEnv(vf.MultiTurnEnv):  # type: ignore[misc]
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answers {base_url, model, rollouts, turns} with the cost of so many rollouts, all at once."""
+    """Answer {base_url, model, rollouts, turns} with the cost of this many concurrent rollouts."""
     env = NoopToolEnv(
         dataset=Dataset.from_list([{"question": "Call noop until told otherwise.", "answer": ""}]),
         tool_defs=[Tool(name="noop", description="Does nothing.", parameters={"type": "object", "properties": {}})],
@@ -54,7 +54,7 @@ async def _generate(env: NoopToolEnv, client: ClientConfig, model: str, rollouts
 
 
 def _turns(output: Any) -> int:
-    """Model calls of a rollout. Raises RuntimeError when it failed."""
+    """Return the model calls of a rollout. Raises RuntimeError if it failed."""
     if output.get("error"):
         raise RuntimeError(f"a rollout failed: {output['error']}")
     return sum(1 for message in output["completion"] if message["role"] == "assistant")

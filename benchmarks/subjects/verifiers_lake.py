@@ -1,6 +1,6 @@
-"""FrozenLake in verifiers 0.4: its Env steps the game and its `null` harness talks to the model, as its own textarena does.
+"""FrozenLake in verifiers 0.4: its Env steps the game and its `null` harness calls the model, like its own textarena.
 
-Runs in its own virtual environment. The game is the class that we use ourselves.
+Runs in its own virtual environment. The game is the same class as ours.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class LakeTask(vf.Task[LakeData]):  # type: ignore[misc]
 
 
 class LakeConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """So many maps."""
+    """A number of maps."""
 
     maps: int = 1
 
@@ -78,7 +78,7 @@ class LakeEnv(vf.Env[LakeEnvConfig]):  # type: ignore[misc]
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answers {base_url, model, maps, rollouts, at_once, steps} with the cost of that many rollouts of each map."""
+    """Answer {base_url, model, maps, rollouts, at_once, steps} with the cost of that many rollouts of each map."""
     from verifiers.v1.utils.loaders import load_environment  # type: ignore[import-not-found]
 
     os.environ.update(BENCHMARK_KEY="none", LAKE_STEPS=str(question["steps"]))

@@ -1,4 +1,4 @@
-"""Many prompts at once, at most four under way; what fails, fails alone, and is told apart from a bad answer."""
+"""Many prompts, at most four at once. Failures are independent, and differ from bad answers."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ at_work = most_at_work = 0
 
 
 async def llm_func(messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    """Squares the number in the prompt. The server of one prompt is down."""
+    """Squares the number in the prompt. For one prompt, the server is unavailable."""
     global at_work, most_at_work
     at_work += 1
     most_at_work = max(most_at_work, at_work)

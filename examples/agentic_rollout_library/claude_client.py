@@ -1,4 +1,4 @@
-"""Claude, or whatever speaks Anthropic's Messages, answers."""
+"""Claude, or another model behind Anthropic's Messages API, answers."""
 
 import asyncio
 import os

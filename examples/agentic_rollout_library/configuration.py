@@ -1,4 +1,4 @@
-"""An agent and its tools by one configuration, with all that it can say."""
+"""An agent and its tools from one configuration that shows all options."""
 
 import asyncio
 

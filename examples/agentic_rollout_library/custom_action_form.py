@@ -1,4 +1,4 @@
-"""Tool calls in XML, by a parser of one's own, and a system prompt that is made from the tools and some options."""
+"""Tool calls in XML with a user-defined parser, and a system prompt built from the tools and some options."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Agents of one's own: one that is a single method, and one that changes every part of the common loop."""
+"""User-defined agents: one with a single method, and one that changes every part of the common loop."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class OneQuestion:
 
 @agent("Careful")
 class Careful(BaseAgent):
-    """Looks at few messages, keeps to one tool call an answer, and asks for a second look before it is done."""
+    """Looks at few messages, makes one tool call at a time, and checks its answer before it finishes."""
 
     system_prompt = "Use the calculator for every number."
 

@@ -1,4 +1,4 @@
-"""Tools of one's own: a class with `execute`, a decorated function, and one that is there already, told in other words."""
+"""User-defined tools: a class with `execute`, a decorated function, and a built-in tool with another description."""
 
 import asyncio
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ async def convert_temperature(degrees: float, to: Annotated[Literal["C", "F"], "
 
 
 class CustomDescriptionWrapper:
-    """A tool that describes itself in other words."""
+    """A tool with another description."""
 
     def __init__(self, tool: Any, description: str) -> None:
         self.tool, self.custom_description = tool, description

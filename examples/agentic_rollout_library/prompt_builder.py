@@ -1,4 +1,4 @@
-"""A prompt that is put together from parts."""
+"""A prompt that is built from parts."""
 
 from typing import Any
 

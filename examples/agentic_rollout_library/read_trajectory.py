@@ -1,4 +1,4 @@
-"""A trajectory, read step by step, written as JSON, and read again."""
+"""A trajectory that is read step by step, written as JSON, and read again."""
 
 import asyncio
 import json

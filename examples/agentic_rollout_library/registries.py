@@ -1,4 +1,4 @@
-"""Names become agents and tools: what is known, what is made of a name, and how a name is added in a process."""
+"""Agents and tools by name: list them, create them, and register new ones in a process."""
 
 from agent_rollouts import agents, tools
 from agent_rollouts.agents import ToolCalling

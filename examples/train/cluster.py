@@ -25,15 +25,17 @@ MANIFESTS = Path(__file__).with_name("cluster.yaml")
 GROUP, VERSION = "rollout.dev", "v1alpha1"
 PLURALS = {"ModelServer": "modelservers", "RolloutJob": "rolloutjobs"}
 LOOK_SECONDS = 0.5
-"""Between two looks at the job."""
+"""Interval between two checks of the job."""
 PATIENCE_SECONDS = 600.0
-"""For servers to come up, for a job's runners, and for one update."""
+"""Time limit for servers to start, for a job's runners, and for one update."""
 
 Object = dict[str, Any]
 
 
 class ClusterServer:
-    """The ModelServer's policy, by its spec; weights go through object storage. The operator does and verifies the rest."""
+    """Changes the ModelServer's policy through its spec; weights go through object storage. The operator loads and
+    verifies them.
+    """
 
     def __init__(self, policy: ServedPolicy, uri: str, environ: Mapping[str, str]) -> None:
         self._policy, self._uri, self._environ = policy, uri, environ
@@ -58,7 +60,7 @@ async def upload(weights: Weights, uri: str, environ: Mapping[str, str]) -> None
 
 
 async def started(objects: client.CustomObjectsApi, namespace: str) -> str:
-    """Where the job's run is recorded, once its runners are at work. Raises TimeoutError, ApiException."""
+    """Return where the job's run is recorded, once its runners work. Raises TimeoutError, ApiException."""
     status: Object = {}
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -83,7 +85,9 @@ async def learn(
     environ: Mapping[str, str],
     settings: Settings,
 ) -> list[float]:
-    """The learning curve. Makes ModelServer and RolloutJob `lake`; the servers are gone at the end, the job stays."""
+    """Return the learning curve. Creates ModelServer and RolloutJob `lake`; the servers are deleted at the end, the job
+    stays.
+    """
     weights_uri = f"{uri}/weights"
     await upload(policy.fresh_weights(), f"{weights_uri}/first", environ)
     text = MANIFESTS.read_text()
@@ -105,7 +109,7 @@ async def learn(
 
 
 def running(status: Object) -> str | None:
-    """Where the job's run is recorded, once its runners are at work."""
+    """Return where the job's run is recorded, once its runners work."""
     ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions", []))
     return status.get("resultURI") if ready else None
 

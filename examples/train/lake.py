@@ -1,4 +1,4 @@
-"""The lake that is learned, and how well anybody could do on it."""
+"""The lake to learn, and the best possible result on it."""
 
 from typing import Any
 
@@ -21,7 +21,9 @@ def task(number: int, *, slippery: bool) -> Task:
 
 
 def best_possible(*, slippery: bool) -> float:
-    """The share of episodes in which a player who knows everything reaches the goal: value iteration over the steps left."""
+    """Return the share of episodes in which a perfect player reaches the goal: value iteration over the remaining
+    steps.
+    """
     return _value(slippery, best=True)
 
 

@@ -1,4 +1,4 @@
-"""Learning on one machine: `python -m examples.train.laptop`. The policy's server is a process beside this one."""
+"""Learning on one machine: `python -m examples.train.laptop`. The policy's server is a separate process."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ JOB = Path(__file__).with_name("job.yaml")
 
 
 class LaptopServer:
-    """A policy server that is told about new weights by vLLM's own routes. `folder` is where it finds them."""
+    """A policy server that loads new weights through vLLM's own routes, from `folder`."""
 
     def __init__(self, url: str, folder: Path, http: aiohttp.ClientSession) -> None:
         self._url, self._folder, self._http = url, folder, http
@@ -63,7 +63,7 @@ def job_for(url: str, output: Path, seed: int) -> RolloutJob:
 
 
 async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
-    """The learning curve; the rollouts go into `output`. Raises WrongPolicy."""
+    """Return the learning curve; the rollouts go into `output`. Raises WrongPolicy."""
     job = job_for(url, output, seed)
     with tempfile.TemporaryDirectory(prefix="policy-") as folder:
         async with aiohttp.ClientSession() as http, Client().session(job, new=True) as session:

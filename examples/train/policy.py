@@ -1,8 +1,8 @@
-"""The policy: a language model small enough to be read in one go. Text in tokens, a table of weights, softmax, sampling.
+"""The policy: a minimal language model that can be read quickly. Text in tokens, a table of weights, softmax, sampling.
 
-What comes next depends on the last `CONTEXT` tokens alone. They choose a row of a table, by their checksum, as a hashed
-n-gram model does it, and the row's weights are added to those of a base. The base knows the form of an answer and nothing
-of where to go; it is never changed. The table is what is learned, from zero.
+The next token depends only on the last `CONTEXT` tokens. Their checksum selects a row of a table, as in a hashed n-gram
+model, and the row's weights are added to those of a base. The base knows the format of an answer but not the
+directions; it never changes. The table is learned, starting at zero.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Weights = NDArray[np.float64]
-"""(ROWS, VOCABULARY): what is added to the base's logits."""
+"""(ROWS, VOCABULARY): added to the base's logits."""
 
 SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-"""What the chat template is made of; no text is ever read as one of them."""
+"""Tokens of the chat template; no text is ever encoded as one of them."""
 ACTIONS = ("Left", "Down", "Right", "Up")
 WORDS = ("<answer>", "</answer>", *ACTIONS)
-"""Words with a token of their own. All other text is bytes, of which each is a token."""
+"""Words with their own token. All other text is encoded as bytes, each of which is a token."""
 FIRST_WORD = 256
 FIRST_SPECIAL = FIRST_WORD + len(WORDS)
 VOCABULARY = FIRST_SPECIAL + len(SPECIAL)
@@ -30,11 +30,13 @@ TOKENS = {word: FIRST_WORD + place for place, word in enumerate((*WORDS, *SPECIA
 END = TOKENS["<|end|>"]
 
 CONTEXT = 22
-"""A 4 × 4 map (16 tiles, 3 line breaks) and what stands between it and the action: end, assistant, `<answer>`."""
+"""A 4 × 4 map (16 tiles, 3 line breaks) and the tokens between it and the action: end, assistant, `<answer>`."""
 ROWS = 4096
-"""Many more than there are situations, so that two of them hardly ever share a row."""
+"""Many more than there are situations, so that two of them rarely share a row."""
 FORM = 10.0
-"""The base's logit of what the form of an answer asks for; all else has 0: 99 of 100 answers have the form."""
+"""The base's logit of tokens that the format of an answer requires; all others have 0: 99 of 100 answers have the
+format.
+"""
 
 _PIECES = re.compile("|".join(map(re.escape, WORDS)).encode() + b"|.", re.DOTALL)
 _OF_PIECE = {bytes([byte]): byte for byte in range(256)} | {word.encode(): TOKENS[word] for word in WORDS}
@@ -46,12 +48,12 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int], *, special: bool = False) -> str:
-    """The text of tokens. `special`: what the chat template is made of is spelled out, else left out."""
+    """Return the text of tokens. `special`: include the tokens of the chat template."""
     return b"".join(_TEXT[token] for token in ids if special or token < FIRST_SPECIAL).decode(errors="replace")
 
 
 def _base() -> NDArray[np.float64]:
-    """(VOCABULARY, VOCABULARY): logits of what follows a token."""
+    """Return (VOCABULARY, VOCABULARY): logits of the token after each token."""
     logits = np.zeros((VOCABULARY, VOCABULARY))
     logits[TOKENS["<|assistant|>"], TOKENS["<answer>"]] = FORM
     for action in ACTIONS:
@@ -67,17 +69,17 @@ BASE = _base()
 
 
 def fresh_weights() -> Weights:
-    """Nothing is learned yet: each of the four actions is as likely as the others."""
+    """Return unlearned weights: each of the four actions is equally likely."""
     return np.zeros((ROWS, VOCABULARY))
 
 
 def row_of(prefix: Sequence[int]) -> int:
-    """Row of the table for what follows these tokens."""
+    """Return the row of the table for what follows these tokens."""
     return zlib.crc32(array("H", prefix[-CONTEXT:]).tobytes()) % ROWS
 
 
 def log_probabilities(weights: Weights, rows: NDArray[np.intp], last: NDArray[np.intp]) -> NDArray[np.float64]:
-    """(positions, VOCABULARY), of what follows at each position, given its row and the token before."""
+    """Return (positions, VOCABULARY) for the token at each position, given its row and the previous token."""
     logits = BASE[last] + weights[rows]
     logits -= logits.max(axis=-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -85,9 +87,10 @@ def log_probabilities(weights: Weights, rows: NDArray[np.intp], last: NDArray[np
 
 
 def sample(weights: Weights, prompt: Sequence[int], most: int, seed: int) -> tuple[list[int], list[float]]:
-    """Up to `most` tokens after a prompt, at temperature 1, and their log probabilities; fewer where END comes first.
+    """Return up to `most` tokens after a prompt, at temperature 1, and their log probabilities; fewer if END comes
+    first.
 
-    A token depends on the seed and its place, so whoever goes on in the middle of an answer gets the rest of the same.
+    A token depends on the seed and its position, so an answer that is continued in the middle has the same rest.
     """
     ids, logprobs = list(prompt), list[float]()
     while len(logprobs) < most:
@@ -108,7 +111,7 @@ def save(weights: Weights, folder: Path) -> None:
 
 
 def load(folder: Path) -> Weights:
-    """The weights in a folder. Raises OSError, and ValueError for anything else than weights of this policy."""
+    """Return the weights in a folder. Raises OSError, and ValueError unless they are weights of this policy."""
     weights: Weights = np.load(folder / "table.npy", allow_pickle=False)
     if weights.shape != (ROWS, VOCABULARY):
         raise ValueError(f"{folder}/table.npy has the shape {weights.shape}, expected {(ROWS, VOCABULARY)}")
@@ -116,5 +119,5 @@ def load(folder: Path) -> Weights:
 
 
 def checksum(weights: Weights) -> str:
-    """SHA-256 of the weights: the same here and where they are served."""
+    """Return a SHA-256 of the weights, the same here and at the server."""
     return hashlib.sha256(weights.tobytes()).hexdigest()

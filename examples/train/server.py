@@ -1,7 +1,8 @@
-"""The policy behind the part of vLLM's HTTP API that rollouts and policy updates use: `python -m examples.train.server`.
+"""The policy behind the part of vLLM's HTTP API that rollouts and policy updates use: `python -m
+examples.train.server`.
 
 Token ids in and out, with log probabilities and the version of the weights that made them; pause, load, verify, resume.
-vLLM's command line is taken, as far as it means something here, so a ModelServer can start it in vLLM's place.
+It accepts the applicable part of vLLM's command line, so that a ModelServer can start it instead of vLLM.
 """
 
 import argparse
@@ -21,33 +22,33 @@ from examples.train import policy
 from examples.train.policy import END, TOKENS
 
 CONTEXT_LENGTH = 16_384
-"""Tokens that prompt and answer may have together; 20 turns have some 700."""
+"""Limit of tokens of prompt and answer together; 20 turns have some 700."""
 BODY_BYTES = 16 << 20
 UNLABELLED = "default"
-"""vLLM's name for weights to which nobody has given one."""
+"""vLLM's name for weights that were never named."""
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class Refused(Exception):
-    """What is asked for is not offered here, or makes no sense."""
+    """The request is not supported, or invalid."""
 
 
 class Engine:
-    """The weights, the version that they are said to be, and whether it answers."""
+    """The weights, their version, and whether it answers."""
 
     def __init__(self, folder: Path | None) -> None:
         self._first = policy.fresh_weights() if folder is None else policy.load(folder)
         self.weights = self._first
         self.version = UNLABELLED
         self.sampled = 0
-        """Tokens so far."""
+        """Number of sampled tokens."""
         self.running = asyncio.Event()
         self.running.set()
 
     async def answer(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Json:
-        """A choice with sampled tokens. It is made in one piece, so one version makes all of it."""
+        """Return a choice with sampled tokens. It is made without interruption, so one version makes all of it."""
         if sampling.get("temperature") not in (None, 1) or sampling.get("stop"):
             raise Refused("this policy samples at temperature 1, and has no stop strings; leave both out")
         if not prompt or len(prompt) >= CONTEXT_LENGTH:
@@ -78,7 +79,7 @@ class Engine:
         }
 
     def reload(self, folder: Path | None) -> None:
-        """Weights from a folder; None: those that it was started with. Raises OSError, ValueError."""
+        """Load weights from a folder; None: those with which it was started. Raises OSError, ValueError."""
         self.weights = self._first if folder is None else policy.load(folder)
 
     def checksums(self) -> dict[str, str]:
@@ -86,7 +87,7 @@ class Engine:
 
 
 def render(messages: Sequence[Mapping[str, Any]], *, to_be_answered: bool = True) -> list[int]:
-    """The chat template: who speaks, what is said, the end. Its last token is that of the one who is to speak."""
+    """Apply the chat template: role, content, end. Its last token is the role of the next speaker."""
     ids = [token for message in messages for token in _said(message["role"], message.get("content") or "")]
     return [*ids, TOKENS["<|assistant|>"]] if to_be_answered else ids
 
@@ -100,7 +101,9 @@ def _said(role: str, text: str) -> tuple[int, ...]:
 
 
 class Routes:
-    """What each route answers; bodies and answers are those of vLLM 0.30 (docs/token-exact.md, docs/policy-updates.md)."""
+    """The handlers of the routes; bodies and answers are those of vLLM 0.30 (docs/token-exact.md,
+    docs/policy-updates.md).
+    """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
@@ -135,7 +138,7 @@ class Routes:
         return app
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """By which runners see that it gets on."""
+        """Return metrics from which runners see its progress."""
         return web.Response(text=f"vllm:generation_tokens_total {self._engine.sampled}\n")
 
     def _models(self) -> Json:
@@ -237,7 +240,7 @@ def _refusal(error: Refused) -> web.Response:
 
 
 async def serve(engine: Engine, name: str, host: str, port: int) -> web.AppRunner:
-    """Begin to answer; `addresses` of what is returned has the port, `cleanup` ends it."""
+    """Start serving; `addresses` of the result has the port, `cleanup` ends it."""
     runner = web.AppRunner(Routes(engine, name).app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=4096).start()

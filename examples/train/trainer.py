@@ -1,6 +1,6 @@
-"""The trainer: policy gradient on what one open job brings, update after update.
+"""The trainer: policy gradient with rollouts of one open job, update after update.
 
-    submit groups → follow results → read tokens → check them → step → new weights to the server → again
+submit groups → follow results → read tokens → check them → step → new weights to the server → again
 
 It knows nothing of where rollouts run, nor of how a server gets its weights: see `laptop.py` and `cluster.py`.
 """
@@ -22,33 +22,35 @@ from examples.train.policy import Weights
 Numbers = NDArray[np.intp]
 
 SAME = 1e-6
-"""Most that a log probability may differ from its recomputation. Both are of 64 bits, on perhaps different machines."""
+"""Largest allowed difference of a log probability and its recomputation. Both have 64 bits, perhaps on different
+machines.
+"""
 
 
 class Stream(Protocol):
-    """An open job: RolloutSession in this process, or JobStream where runners are elsewhere."""
+    """An open job: RolloutSession in this process, or JobStream if runners are elsewhere."""
 
     async def submit(self, task: Task, label: str | None = None) -> int:
-        """Hand a group in."""
+        """Submit a group."""
 
     async def tokens(self, result: Result) -> list[Branch]:
-        """What to train on of a finished rollout."""
+        """Return the training data of a finished rollout."""
 
 
 class PolicyServer(Protocol):
-    """Whoever answers the rollouts."""
+    """The server of the rollouts' policy."""
 
     async def update(self, version: int, weights: Weights) -> None:
         """Serve these weights from now on, under that version. Returns when that is verified."""
 
 
 class WrongPolicy(Exception):
-    """Rollouts are not of the policy that they should be of; the message says how that was seen."""
+    """Rollouts have another policy than expected; the message has the evidence."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A token sequence, and how much better its rollout was than the others of its group."""
+    """A token sequence, and its rollout's advantage in its group."""
 
     branch: Branch
     advantage: float
@@ -56,16 +58,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is learned, and how fast."""
+    """Parameters of the training."""
 
     slippery: bool = False
     updates: int = 12
     enough: float | None = None
-    """It ends earlier, as soon as this share of episodes reaches the goal."""
+    """It ends early when this share of episodes reaches the goal."""
     groups: int = 32
-    """Of each update; how many members they have is said in the job."""
+    """Groups of each update; the job determines the number of members."""
     learning_rate: float = 16.0
-    """Large, because each situation has weights of its own, and is met in few of the tokens of a step."""
+    """Large, because each situation has its own weights, and occurs in few of the tokens of a step."""
 
 
 class Trainer:
@@ -80,9 +82,10 @@ class Trainer:
         self._submitted = 0
 
     async def run(self, on_update: Callable[[int, float], None]) -> list[float]:
-        """The share of episodes that reached the goal, for each update; `on_update` gets its number and that share.
+        """Return the share of episodes that reached the goal, for each update; `on_update` gets its number and that
+        share.
 
-        Raises WrongPolicy, and what stream and server raise.
+        Raises WrongPolicy, and errors of stream and server.
         """
         await self.publish()
         curve: list[float] = []
@@ -102,7 +105,7 @@ class Trainer:
         await self._server.update(self.version, self.weights)
 
     async def samples(self, group: FinishedGroup) -> list[Sample]:
-        """What to train on of a group; rollouts that were lost to infrastructure are not in it. Raises WrongPolicy."""
+        """Return the training data of a group, without rollouts lost to infrastructure. Raises WrongPolicy."""
         kept = [(result, result.advantage) for result in group.results if result.advantage is not None]
         branches = await asyncio.gather(*(self._stream.tokens(result) for result, _ in kept))
         found = [
@@ -123,13 +126,13 @@ class Trainer:
 
 
 def success(groups: Sequence[FinishedGroup]) -> float:
-    """The share of episodes that reached the goal, of those that were played."""
+    """Return the share of played episodes that reached the goal."""
     passed = [result.passed for group in groups for result in group.results if result.passed is not None]
     return sum(passed) / max(len(passed), 1)
 
 
 def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
-    """See that these very weights, under that version, sampled every token to train on. Raises WrongPolicy."""
+    """Check that these very weights, under that version, sampled every token to train on. Raises WrongPolicy."""
     for branch in branches:
         places = trained(branch)
         others = {branch.policy_versions[place] for place in places} - {version}
@@ -148,14 +151,17 @@ def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
 
 
 def trained(branch: Branch) -> list[int]:
-    """Places of the tokens that the policy sampled. The first of all tokens follows on nothing, so nobody sampled it."""
+    """Return the positions of the tokens that the policy sampled. The first token of all follows no other, so it was
+    not sampled.
+    """
     return [place for place in range(1, len(branch.mask)) if branch.mask[place]]
 
 
 def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> Weights:
-    """One step of policy gradient (REINFORCE): tokens of good rollouts become likelier, those of bad ones less likely.
+    """Make one step of policy gradient (REINFORCE): tokens of good rollouts become likelier, those of bad ones less
+    likely.
 
-    The gradient of a token's log probability, by the logits before it, is its own unit vector less all probabilities.
+    The gradient of a token's log probability, by the preceding logits, is its own unit vector minus all probabilities.
     """
     if not samples:
         return weights

@@ -1,6 +1,6 @@
-"""Puts a Python that runs in any Linux root into a folder: `bundle.py OUT PACKAGE`, run by the Dockerfile.
+"""Writes a Python that runs in any Linux root into a folder: `bundle.py OUT PACKAGE`, run by the Dockerfile.
 
-    bin/python3           the interpreter of the base image
+bin/python3           the interpreter of the base image
     lib/loader            its ELF loader, under a name that says nothing of the architecture
     lib/*.so*             the shared objects that interpreter and extension modules need
     lib/pythonX.Y/        PACKAGE and the part of the standard library that it imports, compiled; its C too
@@ -34,13 +34,13 @@ PRELOAD_FILE = b"/etc/ld.so.preload\0"
 
 
 def imported_modules(package: str) -> dict[str, Path]:
-    """The file of every module that `package` may import, itself included."""
+    """Returns the file of every module that `package` may import, itself included."""
     finder = ModuleFinder(path=[os.getcwd(), *(path for path in sys.path if "-packages" not in path)], excludes=UNUSED)
     for file in sorted(Path(package.replace(".", "/")).rglob("*.py")):
         finder.import_hook(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
     for codec in CODECS:
         finder.import_hook(f"encodings.{codec}")
-    # What the interpreter itself imports when it starts.
+    # Modules that the interpreter itself imports at the start.
     for name in ("os", "io", "codecs", "warnings"):
         finder.import_hook(name)
     files = {name: getattr(module, "__file__", None) for name, module in finder.modules.items()}
@@ -48,7 +48,7 @@ def imported_modules(package: str) -> dict[str, Path]:
 
 
 def needed_libraries(program: Path) -> dict[str, Path]:
-    """Shared objects by the name under which they are looked for; the loader's name is an absolute path."""
+    """Returns shared objects by the name under which they are loaded; the loader's name is an absolute path."""
     listing = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     named = re.findall(r"^\s*(\S+) => (/\S+) \(", listing, re.MULTILINE)
     loader = re.findall(r"^\s*(/\S+) \(", listing, re.MULTILINE)
@@ -56,7 +56,7 @@ def needed_libraries(program: Path) -> dict[str, Path]:
 
 
 def copy_modules(modules: dict[str, Path], library: Path) -> list[Path]:
-    """Compile or copy them below `library`; the shared objects among them."""
+    """Compiles or copies them below `library`; returns the shared objects among them."""
     extensions = []
     for name, source in modules.items():
         place = library / name.replace(".", "/")
@@ -70,16 +70,16 @@ def copy_modules(modules: dict[str, Path], library: Path) -> list[Path]:
             place /= "__init__"
         target = place.with_suffix(importlib.machinery.BYTECODE_SUFFIXES[0])
         shown = f"<bundle>/{target.relative_to(library).with_suffix('.py')}"
-        # Never compared with a source, for there is none.
+        # There is no source to compare it with.
         unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
         py_compile.compile(str(source), str(target), shown, doraise=True, invalidation_mode=unchecked)
-    # The interpreter knows its place by this folder.
+    # The interpreter finds its prefix by this folder.
     (library / "lib-dynload").mkdir(parents=True, exist_ok=True)
     return extensions
 
 
 def compile_c(package: str, library: Path) -> list[Path]:
-    """A shared object beside the modules of `package` for each of its C files."""
+    """Compiles each C file of `package` into a shared object beside its modules."""
     objects = []
     for source in sorted(Path(package.replace(".", "/")).rglob("*.c")):
         target = (library / source).with_suffix(".so")
@@ -91,7 +91,7 @@ def compile_c(package: str, library: Path) -> list[Path]:
 
 
 def copy_libraries(programs: list[Path], folder: Path) -> None:
-    """The shared objects of `programs`, and the loader, which from here on reads no list of libraries to preload."""
+    """Copies the shared objects of `programs`, and the loader, which then reads no list of libraries to preload."""
     needed = {name: path for program in programs for name, path in needed_libraries(program).items()}
     libc = next(path for name, path in needed.items() if name.startswith("libc.so"))
     for name, path in needed.items():

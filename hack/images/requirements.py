@@ -1,5 +1,5 @@
-"""Prints what pyproject.toml says that the product needs, with these extras: so that dependencies are installed before
-there is any code, in a layer that a change of code leaves alone.
+"""Prints the product's requirements in pyproject.toml with these extras, so that an image layer can install
+dependencies before the code is copied, and is kept when only code changes.
 """
 
 import sys

@@ -1,25 +1,19 @@
-"""What a plan may ask for. Plans are data: `plan` functions make them from what was observed, the loop carries them out."""
+"""Actions that a plan can contain. `plan` functions create them from observed state; the loop executes them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from rollout_api.cluster import KEY_FILE
-
-if TYPE_CHECKING:
-    from rollout_operator.model_server.operations import LoadOptions
-    from rollout_operator.model_server.update_state import Server, ServerOperation
-
-Manifest = Mapping[str, Any]
-"""A Kubernetes object as JSON."""
+from rollout_api.on_cluster.objects import Manifest
+from rollout_operator.server_contact import LoadOptions, Server, ServerOperation
 
 Fact = tuple[str, ...]
-"""Name of something learned, such as ("overlay-refused", namespace)."""
+"""Name of a learned fact, such as ("overlay-refused", namespace)."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """One object, by name. The namespace of a cluster-scoped one is empty."""
+    """Reference to one object. The namespace of a cluster-scoped object is empty."""
 
     kind: str
     namespace: str
@@ -31,22 +25,25 @@ class Ref:
 
 @dataclass(frozen=True)
 class Remember:
-    """Keep a fact in the operator's memory for a while. Nothing is written: a new operator learns it again."""
+    """Keep a fact in the operator's memory for a while. It is not persisted: after a restart the operator learns it
+    again.
+    """
 
     fact: Fact
     message: str
-    """In the words of whoever said it."""
+    """Message of the component that reported the fact."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Create:
-    """Create an object. One that exists already and has the same controller is as good as created."""
+    """Create an object. If it exists already with the same controller, that counts as success."""
 
     body: Manifest
     if_refused: Remember | None = None
-    """What to learn when the API server refuses it (Pod Security, a policy, an unknown field) instead of failing; the
-    message is then the API server's. The object is planned again at once."""
+    """Fact to learn, instead of failing, when the API server refuses the object (Pod Security, a policy, an unknown
+    field). Its message is the API server's. The object is planned again at once.
+    """
 
     @property
     def ref(self) -> Ref:
@@ -56,31 +53,33 @@ class Create:
 
 @dataclass(frozen=True)
 class EnsureKey:
-    """Create a Secret with the owner's key in it (a new random one, unless it is known), unless it exists, and read the key;
-    planned again at once when the key was not known."""
+    """Ensure that a Secret with the owner's key exists, and read the key. A new key is random unless the operator
+    already knows one. The object is planned again at once if the key was unknown.
+    """
 
     body: Manifest
     """The Secret, without its key."""
     field: str = KEY_FILE
-    """Field of the Secret in which the key is."""
+    """Field of the Secret that holds the key."""
 
 
 @dataclass(frozen=True)
 class ReadKey:
-    """Read the key of a Secret that exists; planned again at once when the key was not known."""
+    """Read the key of an existing Secret. The object is planned again at once if the key was unknown."""
 
     ref: Ref
     owner_uid: str
-    """Uid of its controller: the Secret of an earlier object of the same name is no answer."""
+    """Uid of the Secret's controller. A Secret of an earlier object with the same name is ignored."""
 
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete an object, if it is still the one with that uid. Its dependents go with it, in the background."""
+    """Delete an object if its uid still matches. Dependents are deleted after it, or before it with `foreground`."""
 
     ref: Ref
     uid: str
     grace_seconds: int | None = None
+    foreground: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Replace:
-    """Write an object anew, whole, if it is still the one that was seen (its uid and resourceVersion are in the body)."""
+    """Replace a whole object if it is unchanged since it was read (the body has its uid and resourceVersion)."""
 
     body: Manifest
 
@@ -105,26 +104,26 @@ class Replace:
 
 @dataclass(frozen=True)
 class SetPodCondition:
-    """Set a condition in a pod's status, for a readiness gate, if it is still the pod with that uid."""
+    """Set a condition in a pod's status, for a readiness gate, if the pod's uid still matches."""
 
     ref: Ref
     uid: str
     condition: Manifest
-    """With type, status, reason, message, lastTransitionTime."""
+    """Has type, status, reason, message and lastTransitionTime."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Begin an operation on model servers. It may take minutes: the object is planned again when it is over."""
+    """Begin an operation on model servers. It can take minutes: the object is planned again when the operation ends."""
 
-    operation: "ServerOperation"
-    servers: "tuple[Server, ...]"
-    options: "LoadOptions"
+    operation: ServerOperation
+    servers: tuple[Server, ...]
+    options: LoadOptions
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a person would want to read in `kubectl describe`. Equal ones are counted, not repeated."""
+    """A Kubernetes Event, shown by `kubectl describe`. Repeated Events increase a count."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -136,13 +135,14 @@ Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch | Replace | Se
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do about one object now. A plan that is carried out and made again is empty."""
+    """The actions for one object. Executing a plan makes the next one empty."""
 
     actions: tuple[Action, ...] = ()
-    """In this order, deletes last. After one that fails nothing more is made, for it may need what is missing; all else is
-    done, and the round is tried again with back-off."""
+    """Executed in this order, deletes last. After a failed action, creates are skipped because they may depend on it;
+    other actions still run. The round is retried with back-off.
+    """
     status: Manifest | None = None
-    """The operator's part of the object's status, whole; written when it differs from what was observed."""
+    """The operator's complete part of the object's status. It is written when it differs from the observed status."""
     events: tuple[Event, ...] = ()
     requeue_seconds: float | None = None
-    """Look again after so long even if nothing changes: a deadline is due then."""
+    """Plan again after this time even if nothing changes, because a deadline is due then."""

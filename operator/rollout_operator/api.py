@@ -1,4 +1,4 @@
-"""The API server, over one aiohttp session: list, watch, read, and the few kinds of write that the operator makes.
+"""Client of the API server over one aiohttp session: list, watch, read, and the writes that the operator needs.
 
 The official client was measured at twice the memory and four times the time per write (docs/operator.md); what is needed
 of it is these requests.
@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -20,35 +21,37 @@ import aiohttp
 import kopf
 
 from rollout_api.nesting import read_json
-from rollout_operator.actions import Manifest
+from rollout_api.on_cluster.objects import KINDS, Manifest
+from rollout_operator import clock
 from rollout_operator.config import WRITE_SECONDS
-from rollout_operator.kinds import KINDS, is_by_admission
+from rollout_operator.kinds import is_by_admission
 
 FIRST_PAGE, LARGEST_PAGE = 10, 250
-"""Objects of the first page, and of any."""
+"""Objects in the first page, and the most in any page."""
 PAGE_BYTES: Final = 2**20
 MOST_PAGE_BYTES: Final = 4 * PAGE_BYTES
-"""A page with more is not parsed. It is asked for again with fewer objects, unless it has one object alone."""
+"""A larger page is not parsed. It is requested again with fewer objects, unless it has only one."""
 
 
 def next_limit(limit: int, size: int) -> int:
-    """Objects to ask for next, if `limit` objects had `size` bytes (or more, when the page was cut off)."""
+    """Return the next page's limit, given that `limit` objects had `size` bytes (or more, if the page was cut off)."""
     return max(1, min(LARGEST_PAGE, limit * PAGE_BYTES // max(1, size)))
 
 
 log = logging.getLogger(__name__)
 
+_OVERTAKEN = "please apply your changes to the latest version and try again"
 UNREACHABLE = 0
-"""Status of an error without an answer: no connection, cut off, or too late."""
+"""Status of an error without a response: no connection, a broken connection, or a time-out."""
 LIST_SECONDS = 60.0
 SILENCE_SECONDS = 120.0
-"""The API server sends a bookmark about once a minute; a watch that is silent for two is dead."""
+"""The API server sends a bookmark about once a minute. A watch that is silent for twice as long is dead."""
 WATCH_SECONDS = 1800
-"""The API server ends a watch then; it is resumed at once."""
+"""The API server ends a watch after this time. The informer then resumes it at once."""
 
 
 class ApiError(Exception):
-    """The API server refused, failed or was not there."""
+    """The API server refused a request, failed, or was unreachable."""
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -56,31 +59,43 @@ class ApiError(Exception):
         """HTTP status, or UNREACHABLE."""
         self.message = message
         self.retry_after = retry_after
-        """Seconds for which the API server does not want to be asked again."""
+        """Seconds to wait before the next request, as the API server asked."""
 
     @property
     def refused(self) -> bool:
-        """The object itself is not wanted (Pod Security, a policy, a field): the same again would be refused again.
+        """Whether the API server refuses the object itself (Pod Security, a policy, a field), so that a retry is
+        useless.
 
         Any other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted.
         """
         return self.status in (400, 422) or (self.status == 403 and is_by_admission(self.message))
 
     @property
+    def of_another_uid(self) -> bool:
+        """Whether the object was deleted. Another object may have its name."""
+        # Its message names the object, and a name may have "uid" in it.
+        return self.status == 409 and "uid" in self.message.lower() and not self.is_overtaken
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether another writer changed the object at the same time. The request can be retried."""
+        return self.status == 409 and self.message.endswith(_OVERTAKEN)
+
+    @property
     def lacks_kind(self) -> bool:
-        """Of a create: the cluster has no such kind. A missing namespace has the same status."""
+        """For a create: whether the cluster lacks the kind. A missing namespace has the same status."""
         return self.status == 404 and "namespaces " not in self.message
 
 
 class Page(NamedTuple):
-    """A part of a list."""
+    """One page of a list."""
 
     objects: list[Manifest] | None
-    """None when they have too many bytes to be parsed at once: ask for fewer."""
+    """None if the page is too large to parse: request fewer objects."""
     size: int
-    """Bytes of the answer; of what was read of it when it has too many."""
+    """Bytes of the response, or the bytes read before it was cut off as too large."""
     token: str = ""
-    """From which the next page begins; empty after the last one."""
+    """Token of the next page; empty after the last one."""
     version: str = ""
     """resourceVersion of the whole list, to watch from."""
 
@@ -110,14 +125,14 @@ class KubeApi:
             raise
 
     async def create(self, body: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create an object, or with `dry_run` only see what it would be. Status 409: there is one of that name."""
+        """Create an object, or only validate it with `dry_run`. Status 409: the name is taken."""
         verb, query = ("dry-run", {"dryRun": "All"}) if dry_run else ("create", None)
         return await self._write(
             verb, "POST", body["kind"], body["metadata"].get("namespace", ""), body=body, query=query
         )
 
     async def replace(self, body: Manifest) -> Manifest:
-        """Replace an object. Status 409: it is not at the body's resourceVersion any more."""
+        """Replace an object. Status 409: the object changed since the body's resourceVersion."""
         metadata = body["metadata"]
         return await self._write(
             "update", "PUT", body["kind"], metadata.get("namespace", ""), metadata["name"], body=body
@@ -127,30 +142,38 @@ class KubeApi:
         return await self._write("patch", "PATCH", kind, namespace, name, body=change, form="merge-patch+json")
 
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Manifest) -> Manifest:
-        """Set one condition of a pod. Status 409: the pod has another uid now."""
+        """Set one condition of a pod. Status 409: the pod's uid differs."""
         # Conditions are merged by their type.
         body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
         form = "strategic-merge-patch+json"
         return await self._write("patch-status", "PATCH", "Pod", namespace, name, "status", body=body, form=form)
 
     async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
-        """Server-side apply of `manager`'s part of a status. Status 409: the object has another uid now."""
+        """Server-side apply `manager`'s part of a status. Status 409: the object's uid differs."""
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
         body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
         place, query = (metadata["namespace"], metadata["name"], "status"), {"fieldManager": manager, "force": "true"}
         return await self._write("apply-status", "PATCH", kind, *place, body=body, query=query, form="apply-patch+yaml")
 
     async def delete(
-        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        *,
+        foreground: bool = False,
     ) -> Manifest:
-        """Delete an object, its dependents in the background. Status 404: gone; 409: it has another uid."""
-        body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        """Delete an object, and its dependents after or before it. Status 404: it does not exist; 409: its uid differs."""
+        policy = "Foreground" if foreground else "Background"
+        body: dict[str, Any] = {"propagationPolicy": policy, "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         return await self._write("delete", "DELETE", kind, namespace, name, body=body)
 
     async def page(self, kind: str, namespace: str, selector: str, limit: int, token: str) -> "Page":
-        """At most `limit` objects of a kind, from where the page with that `token` ended (empty: the first page)."""
+        """Return at most `limit` objects of a kind, starting at `token` (empty: the first page)."""
         query = {"limit": str(limit)} | ({"labelSelector": selector} if selector else {})
         query |= {"continue": token} if token else {}
         url, timeout = f"{KINDS[kind].path(namespace)}?{urlencode(query)}", aiohttp.ClientTimeout(total=LIST_SECONDS)
@@ -167,7 +190,8 @@ class KubeApi:
     async def watch(
         self, kind: str, namespace: str, selector: str, version: str
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """(type, object) of every change after a resourceVersion, bookmarks included; ends when the server ends it.
+        """Yield (type, object) for each change after a resourceVersion, bookmarks included, until the server ends the
+        watch.
 
         Status 410: the version is too old, the objects must be listed again.
         """
@@ -197,7 +221,7 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         form: str = "json",
     ) -> dict[str, Any]:
-        """One write. `place`: namespace, name and subresource; `form`: what kind of JSON or YAML the body is."""
+        """Send one write. `place`: namespace, name and subresource; `form`: content type of the body."""
         began, code = time.monotonic(), "none"
         try:
             answer = await self._call(method, KINDS[kind].path(*place), query, body, f"application/{form}")
@@ -232,11 +256,13 @@ class KubeApi:
         content_type: str = "application/json",
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
-        """The response, if it is a success; logs in again once when the credentials have expired."""
+        """Return a successful response. Logs in again once if the credentials have expired."""
         session = await self._connect()
         for first in (True, False):
             headers = {"Content-Type": content_type} if data is not None else {}
+            asked = datetime.now(UTC)
             response = await session.request(method, self._server + url, data=data, headers=headers, timeout=timeout)
+            clock.note(response.headers.get("Date"), asked)
             if response.status < 400:
                 return response
             async with response:
@@ -258,7 +284,7 @@ class KubeApi:
                 }
                 old, self._server = self._session, info.server.rstrip("/")
                 self._session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=info.proxy_url)
-                if old:  # Watches that still run on it start again by themselves.
+                if old:  # Watches that still run on it restart.
                     await old.close()
             return self._session
 

@@ -1,4 +1,4 @@
-"""How fast the operator creates and deletes. Two budgets, so that creates into a full cluster never hold up deletes."""
+"""Rate limits for creates and deletes. They are separate, so that creates into a full cluster never delay deletes."""
 
 import asyncio
 from collections.abc import Callable, Hashable
@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 LONGEST_WAIT_SECONDS = 60.0
-"""A key comes back so soon at least: other groups may have stopped to take turns."""
+"""A key returns after this time at the latest, because other groups may no longer take turns."""
 
 
 class TokenBucket:
-    """Tokens come at a steady rate; one second's worth is kept. Later ones can be promised."""
+    """A token bucket with a steady rate and room for one second's tokens. Future tokens can be reserved."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
@@ -20,14 +20,14 @@ class TokenBucket:
         self._at = 0.0
 
     def promise(self, now: float) -> float:
-        """Take the next token. Returns the time from which it may be spent: `now`, or later."""
+        """Reserve the next token. Returns the time from which it may be used: `now`, or later."""
         self._tokens = min(self._most, self._tokens + max(0.0, now - self._at) * self._per_second)
         self._at = max(self._at, now)
         self._tokens -= 1
         return now if self._tokens >= 0 else now - self._tokens / self._per_second
 
     def spare(self, now: float) -> bool:
-        """Take a token if there is one."""
+        """Take a token if one is available."""
         if self.promise(now) <= now:
             return True
         self._tokens += 1
@@ -36,34 +36,34 @@ class TokenBucket:
 
 @dataclass
 class _Line(Generic[K]):
-    """Keys of one group in order of arrival, with the number of each."""
+    """The keys of one group in order of arrival, each with its number."""
 
     keys: dict[K, int] = field(default_factory=dict)
     arrivals: int = 0
 
     def join(self, key: K) -> None:
-        """Put a key at the end, unless it is here."""
+        """Append a key unless it is already queued."""
         if key not in self.keys:
             self.keys[key] = self.arrivals
             self.arrivals += 1
 
 
 class Budget(Generic[K]):
-    """One kind of write: so many a second, so many at once. Groups of keys take turns: who wants one write does not wait for
-    another tenant's ten thousand."""
+    """Rate and concurrency limit of one kind of write. Groups of keys take turns, so that one write does not wait for
+    another tenant's ten thousand.
+    """
 
     def __init__(self, per_second: float, in_flight: int, group_of: Callable[[K], Hashable] = lambda key: None) -> None:
         self._bucket = TokenBucket(per_second)
         self._turn_seconds = 1 / per_second
         self._group_of = group_of
         self._waiting: dict[Hashable, _Line[K]] = {}
-        """By group; the group whose turn is next comes first."""
+        """Queues by group. The group whose turn is next comes first."""
         self._admitted: set[K] = set()
         self.in_flight = asyncio.Semaphore(in_flight)
 
     def admit(self, key: K, now: float) -> float:
-        """Seconds after which the key should come back; 0: it may write now. It keeps its place among those of its group, so
-        it need not wait here: what others have to do goes on."""
+        """Return the seconds after which the key should return; 0: it may write now."""
         group = self._group_of(key)
         if key not in self._admitted:
             self._waiting.setdefault(group, _Line()).join(key)
@@ -76,12 +76,12 @@ class Budget(Generic[K]):
         return min(LONGEST_WAIT_SECONDS, turns * self._turn_seconds)
 
     def spare(self, now: float) -> bool:
-        """Take a further write if there is one that nobody waits for."""
+        """Take one more write if no key waits for it."""
         self._serve(now)
         return self._bucket.spare(now)
 
     def forget(self, key: K) -> None:
-        """The key does not want to write any more."""
+        """Remove a key that no longer needs to write."""
         self._admitted.discard(key)
         group = self._group_of(key)
         if (line := self._waiting.get(group)) and line.keys.pop(key, None) is not None and not line.keys:

@@ -1,4 +1,4 @@
-"""What the watches have shown so far: plain dicts, one index (who controls what), no copies.
+"""The objects that the watches have delivered: plain dicts with one index, by controller, and no copies.
 
 Objects are JSON as the API server sent it, without the fields that the operator does not read (`prune.py`). Readers must not
 change them. `wakes` says which objects have to be planned again when one changes.
@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE, own_model_server_name
+from rollout_api.on_cluster.nodes import NodeCounts, is_ready
+from rollout_api.on_cluster.objects import Manifest
 from rollout_api.rollout_job import RunnerReport
-from rollout_operator.actions import Manifest, Ref
-from rollout_operator.nodes import NodeCounts, is_ready
+from rollout_operator.actions import Ref
 
 NodeName = str
 _Name = tuple[str, str]  # namespace, name
@@ -26,7 +27,7 @@ def uid_of(obj: Manifest) -> str:
 
 
 def controller_of(obj: Manifest) -> Mapping[str, Any] | None:
-    """The owner reference of the object's controller."""
+    """Return the owner reference of the object's controller."""
     for reference in obj["metadata"].get("ownerReferences", ()):
         if reference.get("controller"):
             found: Mapping[str, Any] = reference
@@ -44,7 +45,7 @@ class Cache:
         self.nodes = NodeCounts()
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object; None when there is none, or none was seen yet."""
+        """Return one object; None if it does not exist or was not seen yet."""
         return self._objects.get(kind, {}).get((namespace, name))
 
     def all(self, kind: str) -> Iterable[Manifest]:
@@ -52,8 +53,8 @@ class Cache:
 
     def owned(self, kind: str, namespace: str, owner_uid: str) -> tuple[Manifest, ...]:
         """Objects of a kind whose controller has that uid: the Pods of a Sandbox or of a Job, the Sandboxes, the Job
-        and the NetworkPolicies of a RolloutJob. An owner is in the namespace of what it owns; anybody can write its uid
-        into an object elsewhere."""
+        and the NetworkPolicies of a RolloutJob. An owner is in the namespace of what it owns; any user can write its
+        uid into an object in another namespace."""
         return tuple(self._owned.get((kind, namespace, owner_uid), {}).values())
 
     def pods_on(self, node: NodeName) -> tuple[Manifest, ...]:
@@ -72,7 +73,7 @@ class Cache:
             self.nodes.add(obj)
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
-        """Forget an object; one that is not there is fine."""
+        """Remove an object if it is cached."""
         key = (namespace, name)
         old = self._objects.get(kind, {}).pop(key, None)
         if old is None:
@@ -93,7 +94,7 @@ def _drop(index: dict[_K, dict[_Name, Manifest]], entry: _K, name: _Name) -> Non
 
 
 def read_as(model: type[_Model], found: Any) -> _Model | None:
-    """A value as the contract reads it; None when it does not have that form, as what another version wrote may not."""
+    """Return a value parsed by the contract; None if it is malformed, as one from another version may be."""
     try:
         return model.model_validate(found)
     except ValidationError:
@@ -101,23 +102,23 @@ def read_as(model: type[_Model], found: Any) -> _Model | None:
 
 
 def report_of(shard: Manifest) -> RunnerReport | None:
-    """The report in a RolloutShard; None before the first one."""
+    """Return the report in a RolloutShard; None before the first report."""
     return read_as(RunnerReport, shard.get("status"))
 
 
 def reports_of(cache: Cache, namespace: str, job_uid: str) -> Iterator[RunnerReport]:
-    """The reports of a job's runners, in no order."""
+    """Return the reports of a job's runners, unordered."""
     for shard in cache.owned("RolloutShard", namespace, job_uid):
         if report := report_of(shard):
             yield report
 
 
 PRIMARY = ("Sandbox", "RolloutJob", "ModelServer")
-"""Kinds that people and runners write; all others follow from them."""
+"""Kinds that users and runners write. All other kinds are derived from them."""
 
 
 def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -> list[Ref]:
-    """Keys to look at, given an object before and after a change (None: not there)."""
+    """Return the keys to plan, given an object before and after a change (None: it does not exist)."""
     obj = new or old
     assert obj is not None
     if kind in PRIMARY:
@@ -146,13 +147,16 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
     if owner is None or owner["kind"] not in PRIMARY:
         return []
     owners = [Ref(owner["kind"], namespace, owner["name"])]
+    if kind == "NetworkPolicy" and new is None:  # A job owns the policies that its Sandboxes need.
+        sandboxes = cache.owned("Sandbox", namespace, owner["uid"])
+        owners += (Ref("Sandbox", namespace, sandbox["metadata"]["name"]) for sandbox in sandboxes)
     if kind == "RolloutShard" and (job := cache.get("RolloutJob", namespace, owner["name"])):
         owners += filter(None, [model_server_of(job)])  # Runners' acknowledgements are a part of policy updates.
     return owners
 
 
 def model_server_of(job: Manifest) -> Ref | None:
-    """The ModelServer that a RolloutJob uses: its own, or the one that it names."""
+    """Return the ModelServer that a RolloutJob uses: its own, or the one it names."""
     model = job["spec"].get("model") or {}
     metadata = job["metadata"]
     name = own_model_server_name(metadata["name"]) if model.get("server") else model.get("serverRef")

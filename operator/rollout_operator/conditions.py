@@ -1,4 +1,4 @@
-"""Conditions of objects, and what a pod's status says of its start."""
+"""Conditions of objects, and why a pod does not start."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -8,12 +8,12 @@ from typing import Any, Final
 from rollout_api.conditions import Condition
 
 MOST_CHARACTERS = 1024
-"""Of a message. What a registry or a webhook says can be pages; a status is held in memory thousands of times."""
+"""Bound of a message. Messages of registries and webhooks can be long, and thousands of statuses are held in memory."""
 _ON_ITS_WAY: Final = ("ContainerCreating", "PodInitializing")
 
 
 def condition(kind: str, holds: bool, reason: str, message: str = "", most: int = MOST_CHARACTERS) -> Condition:
-    """A condition, its message cut to `most` characters."""
+    """Build a condition, with its message cut to `most` characters."""
     words = message.strip()
     if len(words) > most:
         words = f"{words[: most - 1]}…"
@@ -21,7 +21,7 @@ def condition(kind: str, holds: bool, reason: str, message: str = "", most: int 
 
 
 def stamped(fresh: Condition, before: Condition | None, now: datetime, generation: int | None) -> Condition:
-    """A condition with its generation and time: the time of the one before it while the status is the same."""
+    """Return a condition with generation and transition time. The time is kept while the status is unchanged."""
     since = before.last_transition_time if before is not None and before.status == fresh.status else None
     change = {"observed_generation": generation, "last_transition_time": since or timestamp(now)}
     return fresh.model_copy(update=change)
@@ -32,18 +32,13 @@ def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
 
 
 def holds(conditions: Iterable[Condition], kind: str) -> bool:
-    """Whether a condition of that type is there and True."""
+    """Whether a condition of that type exists and is True."""
     found = find(conditions, kind)
     return found is not None and found.status == "True"
 
 
-def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions of an object's status that are True, by type."""
-    return {found["type"]: found for found in status.get("conditions") or () if found["status"] == "True"}
-
-
 def timestamp(moment: datetime) -> str:
-    """RFC 3339 in whole seconds, as Kubernetes writes it."""
+    """Format a time as RFC 3339 in whole seconds, as Kubernetes does."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -52,7 +47,7 @@ def parse_time(text: str) -> datetime:
 
 
 def trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Why a pod does not start: a reason, and words of whoever said it. None while nothing is wrong."""
+    """Return why a pod does not start: a reason and a message. None if nothing is wrong."""
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return condition.get("reason", "Unschedulable"), condition.get("message", "")

@@ -1,4 +1,4 @@
-"""What the operator answers over HTTP: its metrics, whether it is ready, and who serves models."""
+"""The operator's HTTP endpoints: metrics, readiness, and discovery of model servers."""
 
 import hmac
 from collections.abc import Callable, Iterable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rollout_operator.actions import Manifest
+from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.cache import uid_of
 from rollout_operator.model_server.workers import workers
 
@@ -17,7 +17,9 @@ def application(
     model_servers: Callable[[], Iterable[Manifest]],
     tokens: Mapping[str, str],
 ) -> web.Application:
-    """The routes. `unsynced`: kinds that the cache lacks; `tokens`: of control ports, by uid of their ModelServer."""
+    """Build the application. `unsynced`: kinds that the cache lacks; `tokens`: tokens of control ports by ModelServer
+    uid.
+    """
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")
@@ -27,7 +29,7 @@ def application(
         return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
 
     async def discovery(request: web.Request) -> web.Response:
-        """Tenants share this port, and each learns of its own servers only."""
+        """Return only the caller's own servers: tenants share this port."""
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             words = "send the field `token` of a ModelServer's control Secret as a bearer token\n"
@@ -36,7 +38,7 @@ def application(
         known = ((server, tokens.get(uid_of(server))) for server in model_servers())
         own = [server for server, token in known if token and hmac.compare_digest(token.encode(), proof)]
         if not own:
-            words = "no ModelServer has this token, or this replica stands by and has read none; ask the others\n"
+            words = "no ModelServer has this token, or this replica is on standby; try another replica\n"
             return web.Response(status=403, text=words)
         return web.json_response(workers(own, request.query.get("namespace")))
 

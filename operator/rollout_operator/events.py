@@ -1,4 +1,4 @@
-"""Kubernetes Events for people: equal ones are one object with a count, and no storm of them reaches the API server."""
+"""Kubernetes Events: equal Events become one object with a count, and their rate is limited."""
 
 import asyncio
 import hashlib
@@ -6,10 +6,11 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from rollout_operator.actions import Event, Manifest
+from rollout_api.on_cluster.objects import Manifest
+from rollout_operator import clock
+from rollout_operator.actions import Event
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.budgets import TokenBucket
 from rollout_operator.conditions import timestamp
@@ -19,12 +20,12 @@ log = logging.getLogger(__name__)
 COMPONENT = "rollout-operator"
 PER_SECOND = 10.0
 MOST_WAITING = 1000
-"""Further ones are dropped: events inform, conditions are the record."""
+"""Further Events are dropped. Events inform; conditions are the record."""
 REMEMBERED = 5000
 COUNT_AGAIN_SECONDS = 60.0
-"""An event that goes on happening is written again this often."""
+"""A repeated Event is written again at this interval."""
 LONGEST_MESSAGE = 1024
-"""What the API server takes."""
+"""Longest message that the API server accepts."""
 
 
 @dataclass
@@ -35,7 +36,7 @@ class _Known:
 
 
 class EventRecorder:
-    """Takes events at once, and writes them in the background."""
+    """Queues Events and writes them in the background."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -70,7 +71,7 @@ class EventRecorder:
         if known:
             known.written = now
             try:
-                change = {"count": known.count, "lastTimestamp": timestamp(datetime.now(UTC))}
+                change = {"count": known.count, "lastTimestamp": timestamp(clock.now())}
                 await self._api.merge("Event", metadata["namespace"], known.name, change)
                 return
             except ApiError as error:
@@ -84,7 +85,7 @@ class EventRecorder:
 
 
 def _body(obj: Manifest, kind: str, event: Event) -> dict[str, Any]:
-    metadata, now = obj["metadata"], timestamp(datetime.now(UTC))
+    metadata, now = obj["metadata"], timestamp(clock.now())
     digest = hashlib.sha256(f"{metadata['uid']}{event}{now}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",

@@ -1,6 +1,5 @@
-"""Carry out a plan: its actions, then one status write whatever became of them, which names what failed.
-
-What was written is expected to be seen before the next plan is made.
+"""Execute a plan: its actions, then one status write that also reports failed actions. The next plan waits until the
+watches show the writes.
 """
 
 import asyncio
@@ -11,13 +10,15 @@ from datetime import datetime
 from typing import Any
 
 from rollout_api.conditions import Condition
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.operator_config import Budgets
+from rollout_operator import clock
 from rollout_operator.actions import (
     Action,
     Ask,
     Create,
     Delete,
     EnsureKey,
-    Manifest,
     Patch,
     Plan,
     ReadKey,
@@ -30,7 +31,6 @@ from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
 from rollout_operator.cache import PRIMARY, Cache, controller_of, uid_of
 from rollout_operator.conditions import condition, stamped
-from rollout_operator.config import Budgets
 from rollout_operator.expectations import Expectations
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
@@ -41,41 +41,41 @@ from rollout_operator.world import Memory
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 RECONCILED = "Reconciled"
-"""The condition that is there, and False, while an action fails. Plans neither read nor write it."""
+"""Type of the condition that is False while an action fails. Plans neither read nor write it."""
 BROKEN = -1
-"""Status of a failure of the operator itself."""
+"""Status code that stands for a failure of the operator itself."""
 _KEEPS_USER_NAMESPACES = ("keeps-user-namespaces",)
 _KEEPS_SECONDS = 3600.0
-"""After which the API server is asked again whether it keeps the field."""
+"""Time after which the operator asks the API server again whether it keeps the field."""
 _MAKES = Create | EnsureKey | ReadKey
 
 
 class NotLeader(Exception):
-    """Another replica works now, or nobody is known to: nothing may be written."""
+    """This replica may not write: another replica leads, or the leader is unknown."""
 
 
 class Throttled(Exception):
-    """This round's creates have to wait their turn."""
+    """The creates of this round must wait for their turn."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"creates are limited; in {seconds:.1f} s")
+        super().__init__(f"creates are rate-limited; retried in {seconds:.1f} s")
         self.seconds = seconds
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a plan."""
+    """Result of an executed plan."""
 
     again: bool = False
-    """Plan again at once: something was learned."""
+    """Plan again at once, because a fact was learned."""
     failures: tuple[ApiError, ...] = ()
-    """Why actions failed; those after them that make nothing were done."""
+    """Messages of failed actions. Later creates were skipped; other later actions ran."""
     wait: float | None = None
-    """Seconds after which deletes that had to wait their turn may be done."""
+    """Seconds until the deletes that were delayed by the rate limit can run."""
 
 
 class Execution:
-    """Carries out plans, within the budgets, while this replica leads."""
+    """Executes plans, within the rate limits, while this replica leads."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class Execution:
         self._most_deletes = limits.writes_in_flight
         self.expectations: Expectations[Ref] = Expectations()
         self.on_progress: Callable[[Ref], None] = lambda ref: None
-        """Called with the planned object after each action that went well."""
+        """Called with the planned object after each successful action."""
 
     async def carry_out(self, ref: Ref, obj: Manifest, plan: Plan, now: datetime) -> Done:
-        """Do what the plan for one object says. Raises Throttled before anything is done, and NotLeader."""
-        # One token a round, not an object: half a round done and begun anew would cost more writes than it saves.
+        """Execute the plan for one object. Raises Throttled before the first action, and NotLeader."""
+        # One token a round, not an object: repeating half a round would cost more writes than it saves.
         creates = any(isinstance(action, Create | EnsureKey) for action in plan.actions)
         if creates and (wait := self._creates.admit(ref, time.monotonic())):
             raise Throttled(wait)
@@ -124,12 +124,12 @@ class Execution:
         return Done(learned, tuple(failures), pause)
 
     async def read_spec(self, ref: Ref, uid: str) -> Manifest | None:
-        """The whole spec of an object, from the API server; None when there is no object of that uid any more."""
+        """Return the object's whole spec from the API server; None if no object with that uid exists."""
         found = await self._api.find(ref.kind, ref.namespace, ref.name)
         return readable_spec(found.get("spec")) if found is not None and uid_of(found) == uid else None
 
     async def report_failure(self, ref: Ref, obj: Manifest, failure: ApiError, now: datetime) -> None:
-        """Write into the object's status why no plan could be made for it. Raises ApiError and NotLeader."""
+        """Write into the object's status why planning failed. Raises ApiError and NotLeader."""
         await self._report(ref, obj, None, [failure], now)
 
     def forget(self, ref: Ref) -> None:
@@ -140,7 +140,7 @@ class Execution:
     async def _act(self, key: Ref, action: Action) -> bool:
         match action:
             case Remember():
-                self.memory.learn(action, time.time())
+                self.memory.learn(action, clock.now().timestamp())
                 return True
             case ReadKey(ref, owner_uid):
                 return await self.keys.read(ref.namespace, ref.name, owner_uid)
@@ -169,18 +169,18 @@ class Execution:
         return False
 
     async def _written(self, what: str, write: Awaitable[Manifest]) -> Manifest | None:
-        """The answer to a write; None when the object is gone or another has its name, as the watch is about to say."""
+        """Return the response to a write; None if the object was deleted or replaced, which the watch will show."""
         try:
             return await write
         except ApiError as error:
-            if error.status in (404, CONFLICT):
+            if error.status == 404 or error.of_another_uid:
                 return None
             raise ApiError(error.status, f"{what}: {error.message}", error.retry_after) from error
 
     async def _report(
         self, ref: Ref, obj: Manifest, status: Manifest | None, failures: Sequence[ApiError], now: datetime
     ) -> None:
-        """Write the status that was planned, or the one that is there, with what failed in it."""
+        """Write the planned status, or the existing one, with the failures added."""
         if ref.kind not in PRIMARY:
             return
         found = obj.get("status") or {}
@@ -202,32 +202,32 @@ class Execution:
                 self._check()  # After all waiting: another replica may have the lease by now.
                 created = await self._api.create(action.body)
         except ApiError as error:
-            # A full quota refuses also what is there already.
+            # A full quota also refuses the creation of existing objects.
             if error.status in (403, CONFLICT) and await self._exists(ref, action.body):
                 return False
             if (error.refused or error.lacks_kind) and action.if_refused:
-                self.memory.learn(replace(action.if_refused, message=error.message), time.time())
+                self.memory.learn(replace(action.if_refused, message=error.message), clock.now().timestamp())
                 return True
             raise ApiError(error.status, f"creating {ref}: {error.message}", error.retry_after) from error
         self._expect(key, ref, created)
         return False
 
     async def _check_user_namespace(self, body: Manifest) -> None:
-        """Raise an ApiError unless a pod gets the user namespace that it asks for.
+        """Raise ApiError unless a pod gets the user namespace that it requests.
 
         Where the feature is off, the API server silently drops the field: a pod of Overlay would be root on its node.
         """
         if body["kind"] != "Pod" or body["spec"].get("hostUsers") is not False:
             return
-        if self.memory.recall(_KEEPS_USER_NAMESPACES, time.time()) is None:
+        if self.memory.recall(_KEEPS_USER_NAMESPACES, clock.now().timestamp()) is None:
             if (await self._api.create(body, dry_run=True))["spec"].get("hostUsers") is not False:
                 raise ApiError(
                     422, "the API server drops hostUsers: false; enable its feature gate UserNamespacesSupport"
                 )
-            self.memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), time.time())
+            self.memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), clock.now().timestamp())
 
     async def _exists(self, ref: Ref, body: Manifest) -> bool:
-        """Whether there is an object of that name. It is ours if it has our controller; else it has to go first.
+        """Whether an object with that name exists. With another controller than ours, it must be deleted first.
 
         If there is none, the conflict was about another object: admission could not update the count of a ResourceQuota.
         """
@@ -239,7 +239,7 @@ class Execution:
         return found is not None
 
     async def _delete_some(self, key: Ref, deletes: Sequence[Delete], failures: list[ApiError]) -> float | None:
-        """Do as many deletes at once as the budget allows now. Returns when to come back for the rest.
+        """Delete as many objects at once as the rate limit allows. Returns when to continue.
 
         A suspended job may have thousands of Sandboxes: its worker must not wait for them, and others want a share.
         """
@@ -262,7 +262,9 @@ class Execution:
         ref = action.ref
         async with self._deletes.in_flight:
             self._check()
-            write = self._api.delete(ref.kind, ref.namespace, ref.name, action.uid, action.grace_seconds)
+            write = self._api.delete(
+                ref.kind, ref.namespace, ref.name, action.uid, action.grace_seconds, foreground=action.foreground
+            )
             deleted = await self._written(f"deleting {ref}", write)
         if deleted is None:
             return
@@ -286,7 +288,7 @@ class Execution:
 
 
 def _namespace(ref: Ref) -> str:
-    """Whose share of the budgets a write takes."""
+    """Return the namespace whose share of the rate limit a write uses."""
     return ref.namespace
 
 
@@ -296,7 +298,7 @@ def version_of(obj: Manifest) -> int:
 
 
 def without_failures(obj: Manifest) -> Manifest:
-    """The object as plans see it: without the condition that tells of failed actions."""
+    """Return the object without the Reconciled condition, as plans see it."""
     status = obj.get("status") or {}
     conditions = [found for found in status.get("conditions", ()) if found["type"] != RECONCILED]
     if len(conditions) == len(status.get("conditions", ())):
@@ -307,9 +309,10 @@ def without_failures(obj: Manifest) -> Manifest:
 def with_failures(
     status: Manifest, found: Manifest, failures: Sequence[ApiError], generation: int | None, now: datetime
 ) -> Manifest:
-    """A status with the condition Reconciled for failures that a person can act on; without it when nothing failed.
+    """Return a status with the condition Reconciled for failures that a person can act on, or without it if nothing
+    failed.
 
-    An outage is no news of the object: it leaves the condition as it was found.
+    An outage says nothing about the object, so it leaves the condition unchanged.
     """
     before = next((entry for entry in found.get("conditions", ()) if entry["type"] == RECONCILED), None)
     others = [entry for entry in status.get("conditions", ()) if entry["type"] != RECONCILED]
@@ -337,7 +340,7 @@ _REASONS: Mapping[int, str] = {
 
 
 def differs(wanted: Manifest, found: Manifest) -> bool:
-    """Whether a status is not as it should be."""
+    """Whether a status differs from the planned one."""
     return _comparable(wanted) != _comparable(found)
 
 
@@ -349,5 +352,5 @@ def _comparable(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def worth_telling(error: ApiError) -> bool:
-    """Whether a person should read of it in an Event: not what passes by itself."""
-    return error.status not in (UNREACHABLE, 429) and error.status < 500
+    """Whether a failure deserves an Event. Transient failures do not."""
+    return error.status not in (UNREACHABLE, 429) and error.status < 500 and not error.is_overtaken

@@ -1,4 +1,4 @@
-"""Own writes that the watches have not shown yet: planning on a cache without them would do them twice."""
+"""The operator's writes that the watches have not shown yet. A plan from a cache without them would repeat them."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 EXPIRY_SECONDS = 30.0
-"""Longer than a watch takes to reconnect. Expired too early, a plan only meets its own 409s: names are deterministic."""
+"""Longer than a watch takes to reconnect. If it expires too early, a plan gets 409 responses: names are deterministic.
+"""
 
 ObjectName = tuple[str, str, str]
 """Kind, namespace, name."""
@@ -20,7 +21,7 @@ class _Pending:
 
 
 class Expectations(Generic[K]):
-    """Per key, the objects that were written for it and the resourceVersion at which the watch shows the write.
+    """For each key, the written objects and the resourceVersion at which the watch will show each write.
 
     Resource versions of one kind grow with every write, in the order in which a watch delivers them.
     """
@@ -30,14 +31,14 @@ class Expectations(Generic[K]):
         self._waiting: dict[ObjectName, set[K]] = {}
 
     def expect(self, key: K, written: ObjectName, version: int, now: float) -> None:
-        """A write for `key` made that version of an object; hold its plans until it is seen."""
+        """Record a write for `key` that produced that version. Plans for the key wait until the watch shows it."""
         pending = self._pending.setdefault(key, _Pending())
         pending.versions[written] = max(version, pending.versions.get(written, 0))
         pending.expires = now + EXPIRY_SECONDS
         self._waiting.setdefault(written, set()).add(key)
 
     def saw(self, obj: ObjectName, version: int) -> list[K]:
-        """The watch shows an object at a version, or its deletion there. Returns the keys that wait for nothing now."""
+        """Record that the watch shows an object, or its deletion, at a version. Returns the keys that no longer wait."""
         free = []
         for key in tuple(self._waiting.get(obj, ())):
             pending = self._pending[key]
@@ -50,7 +51,7 @@ class Expectations(Generic[K]):
         return free
 
     def hold(self, key: K, now: float) -> float:
-        """Seconds for which the key's next plan has to wait at most; 0 when it may be made."""
+        """Return the most seconds that the key's next plan must wait; 0 if it need not."""
         pending = self._pending.get(key)
         if pending is None:
             return 0.0

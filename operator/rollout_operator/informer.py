@@ -1,8 +1,8 @@
-"""Keep the cache true to one kind of object: list, then watch, for ever.
+"""Keep the cache up to date for one kind of object: list, then watch, until cancelled.
 
-Not kopf's own watching: when a watch breaks and its version is too old to resume (every restart of the API server), kopf
-lists again and nobody learns which objects went in between; it says neither when a first list is complete, nor lets go of
-the parts of an object that nobody reads. docs/operator.md has the figures.
+Not kopf's own watching: when a watch breaks and its version is too old to resume (every restart of the API server),
+kopf lists again and never reports the objects that were deleted in between. It does not report when a first list is
+complete, and keeps parts of objects that are never read. docs/operator.md has the figures.
 """
 
 import asyncio
@@ -12,35 +12,36 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from rollout_operator.actions import Manifest
+from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.api import FIRST_PAGE, UNREACHABLE, ApiError, KubeApi, next_limit
 from rollout_operator.kinds import OPTIONAL
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
-"""The API server is asked again this soon; all informers of all replicas come back within seconds of an outage's end. A
-watch that lasted for the longer of the two was a good one: the next pause is a first one."""
+"""First and longest pause before a retry. All informers of all replicas return within seconds of an outage's end. A
+watch that lasted longer than the longest pause resets the back-off.
+"""
 ABSENT, GONE = (403, 404), 410
 ABSENT_LIMIT_SECONDS = 300.0
-"""A kind that a cluster may lack is asked for this often at last: it may be installed later."""
+"""Longest pause between requests for a kind that a cluster may lack. It may be installed later."""
 
 
 class Sink(Protocol):
-    """Who is told. Calls must be quick: nothing else is read from the watch meanwhile."""
+    """Receives the informer's callbacks. Calls must be quick: the watch is not read during a call."""
 
     def seen(self, kind: str, obj: Manifest, listed: bool) -> None:
-        """An object as it is now; from a list, or from a change."""
+        """An object's current state, from a list or a change."""
 
     def gone(self, kind: str, obj: Manifest) -> None:
         """An object was deleted; this is its last state."""
 
     def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
-        """A list is complete: whatever the cache has beyond these (namespace, name) is gone."""
+        """A list is complete: cached objects with other (namespace, name) pairs no longer exist."""
 
 
 class Informer:
-    """One kind, in one namespace or (`namespace` empty) in all."""
+    """Lists and watches one kind, in one namespace or (`namespace` empty) in all."""
 
     def __init__(self, api: KubeApi, kind: str, namespace: str, selector: str, sink: Sink) -> None:
         self._api, self._sink = api, sink
@@ -48,12 +49,13 @@ class Informer:
         self.synced = asyncio.Event()
         """Set when the first list is complete."""
         self.alive = time.monotonic()
-        """When it last heard of the API server or gave up waiting for it: an old value is a bug, not an outage."""
+        """Time at which it last got a response or stopped waiting for one. An old value indicates a bug, not an outage.
+        """
         self._version = ""
         self._failures = 0
 
     async def run(self) -> None:
-        """Until cancelled. However a watch ends, there is a pause before the next: a proxy may end each at once."""
+        """Run until cancelled. A pause follows each watch, because a proxy may end every watch at once."""
         began = time.monotonic()
         while True:
             try:
@@ -69,7 +71,7 @@ class Informer:
             if ended.status == GONE:
                 self._version = ""  # Too old to resume from: list again.
             if ended.status in ABSENT and self.kind in OPTIONAL and not self.synced.is_set():
-                log.warning("%s: doing without", ended.message)
+                log.warning("%s: continuing without it", ended.message)
                 self.synced.set()
             await self._pause(ended, self._failures)
             self._failures += 1
@@ -88,8 +90,9 @@ class Informer:
                 failures += 1
                 continue
             self.alive, failures = time.monotonic(), 0
-            # The API's text asks for the same parameters on every page. API servers (1.33 to 1.37) take another limit: a
-            # token holds only the list's version and the key where the next page begins (apiserver/pkg/storage/continue.go).
+            # The API's documentation requires the same parameters on every page. API servers (1.33 to 1.37) accept
+            # another limit: a token contains only the list's version and the key where the next page starts
+            # (apiserver/pkg/storage/continue.go).
             limit = next_limit(limit, page.size)
             if page.objects is None:
                 continue
@@ -97,7 +100,7 @@ class Informer:
                 present.add((obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
                 self._tell(self._sink.seen, obj, listed=True)
             token, newest = page.token, page.version
-            del page  # Else its objects would be in memory together with those of the next one.
+            del page  # Otherwise its objects would be in memory together with those of the next one.
             if not token:
                 break
             await asyncio.sleep(0)
@@ -123,7 +126,7 @@ class Informer:
             log.exception("%s %s cannot be read and is ignored in this version", self.kind, name)
 
     async def _pause(self, error: ApiError, failures: int) -> None:
-        """Wait after an error, the longer the more of them there were before it in a row."""
+        """Wait after an error; consecutive errors lengthen the pause."""
         self.alive = time.monotonic()
         absent = error.status in ABSENT and self.kind in OPTIONAL
         limit = ABSENT_LIMIT_SECONDS if absent else RETRY_LIMIT_SECONDS

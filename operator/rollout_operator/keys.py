@@ -1,11 +1,13 @@
-"""Keys of jobs and model servers: each in a Secret, read at most once, kept in memory for as long as its owner lives."""
+"""Keys of jobs and model servers. Each is in a Secret, is read at most once, and stays in memory while its owner
+exists.
+"""
 
 import base64
 import secrets
 from collections.abc import Callable
 
 from rollout_api.cluster import KEY_FILE
-from rollout_operator.actions import Manifest
+from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.cache import controller_of
 
@@ -13,7 +15,7 @@ CONFLICT = 409
 
 
 class KeyRing:
-    """Keys by the uid of their Secret's controller. 64 hexadecimal digits each."""
+    """Keys by the uid of their Secret's controller. Each has 64 hexadecimal digits."""
 
     def __init__(self, api: KubeApi, new_key: Callable[[], str] = lambda: secrets.token_hex(32)) -> None:
         self._api = api
@@ -21,7 +23,8 @@ class KeyRing:
         self.known: dict[str, str] = {}
 
     async def ensure(self, body: Manifest, field: str = KEY_FILE) -> bool:
-        """Create the Secret with its owner's key (a new one, unless it is known), or read the key of one that exists.
+        """Create the Secret with its owner's key, or read the key of an existing one. A new key is random unless one is
+        known.
 
         Returns whether the key was learned or changed.
         """
@@ -48,13 +51,13 @@ class KeyRing:
                 404,
                 f"Secret {namespace}/{name} is missing; it holds the job and the key of its running sandboxes. Suspend the "
                 "RolloutJob and resume it: the operator then creates the Secret with a new key. If it does not, the chart's "
-                "defaults have changed: create the RolloutJob anew",
+                "defaults have changed: create the RolloutJob again",
             )
         check_owner(secret, "Secret", owner_uid)
         encoded = (secret.get("data") or {}).get(field, "")
         if not encoded:
             raise ApiError(
-                404, f"Secret {namespace}/{name} has no field {field}; delete it with its owner and begin anew"
+                404, f"Secret {namespace}/{name} has no field {field}; delete it with its owner and create both again"
             )
         before, self.known[owner_uid] = self.known.get(owner_uid), base64.b64decode(encoded).decode()
         return self.known[owner_uid] != before
@@ -64,8 +67,9 @@ class KeyRing:
 
 
 def check_owner(found: Manifest, kind: str, owner_uid: str) -> None:
-    """Raise an ApiError with status 409 unless the object has that controller: an earlier object of the same name may
-    still be going away, and its things with it."""
+    """Raise ApiError with status 409 unless the object has that controller. The dependents of an earlier object with
+    the same name may not be deleted yet.
+    """
     owner = controller_of(found)
     if owner is None or owner["uid"] != owner_uid:
         metadata = found["metadata"]

@@ -1,8 +1,8 @@
-"""Who works, when several replicas run: a coordination.k8s.io Lease, as Kubernetes' own controllers hold theirs.
+"""Leader election by a coordination.k8s.io Lease, as in Kubernetes' own controllers.
 
-A holder that could not renew for `renewDeadlineSeconds` stops writing by itself, before anybody else may take the lease
-(`durationSeconds`): the two never write at once, even if the API server or the network is away. It does not exit: its
-cache stays warm, and it asks for the lease again.
+A holder that cannot renew the lease for `renewDeadlineSeconds` stops writing before another replica may take it
+(`durationSeconds`). So two replicas never write at once, even if the API server or the network fails. The process does
+not exit: its cache stays warm, and it requests the lease again.
 """
 
 import asyncio
@@ -13,40 +13,37 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from rollout_api.on_cluster.operator_config import LeaseSettings
 from rollout_operator.api import ApiError, KubeApi
-from rollout_operator.config import LeaseSettings
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SeenLease:
-    """The lease as it was read last."""
+    """The lease as last read."""
 
     holder: str
     duration: float
-    """Seconds that its holder has."""
+    """Seconds for which the holder has the lease."""
     version: str
     since: float
-    """When an answer first showed this version, by our own clock: other machines' clocks are not trusted."""
+    """Local time of the first response with this version. Clocks of other machines are not trusted."""
     transitions: int = 0
     acquired: str = ""
-    """When its holder took it, by the holder's clock; only for people."""
+    """When the holder took the lease, by its own clock; for display only."""
 
 
-def decide(seen: SeenLease | None, me: str, now: float) -> Literal["create", "take", "renew", "wait"]:
-    """What a replica may do about a lease. Only a lease that nobody renewed for its whole duration may be taken."""
-    if seen is None:
-        return "create"
-    if seen.holder == me:
-        return "renew"
-    if not seen.holder or now - seen.since >= seen.duration:
-        return "take"
-    return "wait"
+def decide(seen: SeenLease | None, me: str, now: float) -> Literal["take", "wait"]:
+    """Decide whether a replica may take, or renew, a lease: its own, a released one, or one that was not renewed for its
+    whole duration. Deleting the object does not end its holder's term.
+    """
+    is_free = seen is None or seen.holder in ("", me) or now - seen.since >= seen.duration
+    return "take" if is_free else "wait"
 
 
 def note(seen: SeenLease | None, lease: Mapping[str, Any], now: float) -> SeenLease:
-    """What is known after reading the lease: an unchanged one keeps the time at which it was first seen."""
+    """Update the lease after reading it. An unchanged lease keeps the time at which it was first seen."""
     spec = lease.get("spec") or {}
     fresh = SeenLease(
         holder=spec.get("holderIdentity") or "",
@@ -60,7 +57,7 @@ def note(seen: SeenLease | None, lease: Mapping[str, Any], now: float) -> SeenLe
 
 
 class Leadership:
-    """Takes and renews the lease for as long as `run` runs. Times are seconds of `clock`."""
+    """Takes and renews the lease while `run` runs. Times are seconds of `clock`."""
 
     def __init__(
         self,
@@ -76,17 +73,18 @@ class Leadership:
         self._clock = clock
         self._on_won = on_won
         self._seen: SeenLease | None = None
-        self._stale = True  # until a write of our own is known to be the newest
+        self._exists = False
+        self._stale = True  # until one of our own writes is known to be the newest
         self._held_until = 0.0
         self._was_leading = False  # for the log
         self._failures = 0  # in a row
 
     def held(self) -> bool:
-        """Whether this replica may write at this moment."""
+        """Whether this replica may write now."""
         return self._clock() < self._held_until
 
     async def run(self) -> None:
-        """Ask for the lease, keep it, ask again when it is lost; until cancelled."""
+        """Request the lease, renew it, and request it again after losing it, until cancelled."""
         while True:
             try:
                 # A request that hangs must not eat the deadline.
@@ -99,28 +97,28 @@ class Leadership:
                 log.log(level, "lease %s: %s; trying again", self._settings.name, error or "no answer in time")
             if self._was_leading and not self.held():
                 self._was_leading = False
-                log.warning("lease %s is lost: not writing any more", self._settings.name)
+                log.warning("lease %s is lost: this replica stops writing", self._settings.name)
             await asyncio.sleep(self._settings.retry_seconds * (0.8 + 0.4 * random.random()))
 
     async def _try(self) -> None:
         if self._stale:
             lease = await self._api.find("Lease", self._settings.namespace, self._settings.name)
             # Counted from when the answer is here: its holder may have renewed after the request was sent.
-            self._seen = note(self._seen, lease, self._clock()) if lease else None
+            self._exists = lease is not None
+            if lease is not None:
+                self._seen = note(self._seen, lease, self._clock())
         self._stale = True
         # Counted from before a renewal is sent: others may see it from then on.
         asked = self._clock()
-        match decide(self._seen, self._identity, asked):
-            case "wait":
-                self._held_until = 0.0
-            case "create":
-                self._won(await self._api.create(self._lease(self._identity)), asked)
-            case "take" | "renew":
-                self._won(await self._api.replace(self._lease(self._identity)), asked)
+        if decide(self._seen, self._identity, asked) == "wait":
+            self._held_until = 0.0
+            return
+        write = self._api.replace if self._exists else self._api.create
+        self._won(await write(self._lease(self._identity)), asked)
 
     def _won(self, lease: Mapping[str, Any], asked: float) -> None:
         self._seen = note(self._seen, lease, asked)
-        self._stale = False
+        self._stale, self._exists = False, True
         newly = not self.held()
         self._held_until = asked + self._settings.renew_deadline_seconds
         if newly:
@@ -129,14 +127,14 @@ class Leadership:
             self._on_won()
 
     async def release(self) -> None:
-        """Give the lease back, so that another replica need not wait for it to run out. Nothing may be written after."""
+        """Release the lease, so that another replica need not wait for its expiry. No write may follow."""
         if not self.held():
             return
         self._held_until = 0.0
         try:
             await self._api.replace(self._lease(""))
         except ApiError as error:
-            log.info("lease %s runs out by itself: %s", self._settings.name, error)
+            log.info("lease %s was not released and will expire: %s", self._settings.name, error)
 
     def _lease(self, holder: str) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -146,10 +144,10 @@ class Leadership:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": metadata | ({"resourceVersion": seen.version} if seen else {}),
+            "metadata": metadata | ({"resourceVersion": seen.version} if seen and self._exists else {}),
             "spec": {
                 "holderIdentity": holder,
-                # 1: what Kubernetes' own controllers leave behind when they release.
+                # 1: the duration that Kubernetes' own controllers write when they release.
                 "leaseDurationSeconds": self._settings.duration_seconds if holder else 1,
                 "renewTime": now,
                 "acquireTime": (seen.acquired if seen and same else "") or now,

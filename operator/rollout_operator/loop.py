@@ -1,6 +1,6 @@
-"""observe -> plan -> execute -> status -> events, for every object that changed, was due, or was not looked at for long.
+"""observe -> plan -> execute -> status -> events, for every object that changed, is due, or was not planned for long.
 
-Level-triggered: nothing is concluded from a change itself, only from what is there now.
+The loop is level-triggered: plans depend on the current state, never on the change itself.
 """
 
 import asyncio
@@ -9,13 +9,14 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
-from rollout_operator.actions import Event, Manifest, Ref
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_operator import clock
+from rollout_operator.actions import Event, Ref
 from rollout_operator.api import ApiError
 from rollout_operator.budgets import TokenBucket
 from rollout_operator.cache import PRIMARY, uid_of, wakes
-from rollout_operator.config import OperatorConfig
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import (
     BROKEN,
@@ -34,14 +35,14 @@ from rollout_operator.world import Controller, World
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 300.0
-"""Far beyond what one request may take: a worker that has not got any further for so long has hung."""
+"""A worker without progress for this time has hung. One request takes far less."""
 
 LOG_LINES_PER_SECOND = 5.0
-"""About objects that fail: what fails for one of them often fails for thousands."""
+"""Rate of log lines about failing objects. One cause often affects thousands."""
 
 
 class Loop:
-    """The informers tell it what there is; its workers see to every object, one worker an object."""
+    """Receives objects from the informers; its workers process each object with one worker at a time."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Loop:
         self._log_lines = TokenBucket(LOG_LINES_PER_SECOND)
         self._leading = False
 
-    # What the informers tell.
+    # Informer callbacks.
 
     def seen(self, kind: str, obj: Manifest, listed: bool) -> None:
         new = prune(kind, obj)
@@ -99,7 +100,7 @@ class Loop:
         self._saw(kind, obj)
 
     def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
-        """A list is complete: forget what it does not have."""
+        """A list is complete: remove all cached objects that it lacks."""
         for obj in tuple(self._cache.all(kind)):
             metadata = obj["metadata"]
             where = metadata.get("namespace", "")
@@ -120,17 +121,17 @@ class Loop:
                 if queue := self._queues.get(ref.kind):
                     queue.add(ref)
 
-    # What the workers do.
+    # Worker coroutines.
 
     def lead(self) -> None:
-        """This replica works from now on: look at everything."""
+        """This replica leads from now on: plan all objects."""
         self._leading = True
         for kind in self._queues:
             for obj in self._cache.all(kind):
                 self._wake([_ref(kind, obj)])
 
     async def run(self) -> None:
-        """Work until cancelled. Looks that are under way are cut off then: every write stands for itself."""
+        """Run until cancelled. Rounds in progress are interrupted: every write is independent."""
         async with asyncio.TaskGroup() as group:
             for kind in self._queues:
                 group.create_task(self._resync(kind))
@@ -138,7 +139,7 @@ class Loop:
                     group.create_task(self._work(kind))
 
     def stuck(self) -> float:
-        """Seconds for which a worker has not got any further, if that is far too long; else 0."""
+        """Return the seconds without progress of the slowest worker if it has hung; else 0."""
         longest = max((queue.stalled() for queue in self._queues.values()), default=0.0)
         return longest if longest > STUCK_SECONDS else 0.0
 
@@ -147,7 +148,7 @@ class Loop:
             await asyncio.sleep(self._config.resync_seconds * (0.9 + 0.2 * random.random()))
             if self._leading:
                 for obj in tuple(self._cache.all(kind)):
-                    # Spread, so that a resync is no burst.
+                    # Spread over time, so that a resync is not a burst.
                     self._queues[kind].add_after(_ref(kind, obj), random.random() * self._config.resync_seconds / 10)
 
     async def _work(self, kind: str) -> None:
@@ -159,7 +160,7 @@ class Loop:
             try:
                 result = await self._reconcile(ref, queue)
             except NotLeader:
-                # Whoever leads next looks at everything. This replica does so if it has regained the lease meanwhile.
+                # The next leader plans every object. This replica does so if it has regained the lease by then.
                 self._leading = self._execution.may_write()
                 result = "requeue_after"
             except Exception:  # one object's trouble must not stop the others
@@ -179,7 +180,7 @@ class Loop:
             queue.add_after(ref, wait)
             return "requeue_after"
         controller = self._controllers[ref.kind]
-        now = datetime.now(UTC)
+        now = clock.now()
         memory, keys = self._execution.memory, self._execution.keys.known
         reports = self._execution.operations.known
         world = World(self._cache, self._config, now, memory, keys, self._errors.get(ref), reports)
@@ -187,7 +188,7 @@ class Loop:
             seen = controller.observe(world, without_failures(obj))
             if controller.needs_spec(seen):
                 spec = await self._execution.read_spec(ref, uid_of(obj))
-                if spec is None:  # Deleted, and maybe made anew: the watch is about to say so.
+                if spec is None:  # Deleted, and maybe created again: the watch will report it soon.
                     return "success"
                 seen = controller.observe(world, {**without_failures(obj), "spec": spec})
             plan = controller.plan(seen)
@@ -218,10 +219,10 @@ class Loop:
         return "requeue_after" if deadlines else "success"
 
     def _broken(self, ref: Ref, error: Exception) -> ApiError:
-        """The failure that stands for an exception nobody expected. Its traceback is logged once."""
+        """Return the failure for an unexpected exception. Its traceback is logged once."""
         failure = ApiError(BROKEN, f"the operator failed: {error!r}; its log has the details")
         if self._errors.get(ref) != failure.message:
-            log.error("%s: looking at it failed", ref, exc_info=error)
+            log.error("%s: the round failed", ref, exc_info=error)
         return failure
 
     def _failed(self, ref: Ref, obj: Manifest, failures: Sequence[ApiError], queue: WorkQueue[Ref]) -> None:
@@ -246,7 +247,7 @@ def _ref(kind: str, obj: Manifest) -> Ref:
 
 
 def _changed(old: Manifest, new: Manifest) -> bool:
-    """Whether anything that is kept differs but the version."""
+    """Whether a kept field other than the version differs."""
     if any(old.get(part) != new.get(part) for part in ("spec", "status")):
         return True
     before, after = old["metadata"], new["metadata"]

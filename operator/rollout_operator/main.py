@@ -1,4 +1,5 @@
-"""The operator's process: kopf runs it (login, signals, liveness); the informers, the lease and the loop run beside."""
+"""The operator's process. kopf runs it (login, signals, liveness, admission); informers, lease and loop run in the same
+process."""
 
 import asyncio
 import itertools
@@ -16,16 +17,18 @@ import kopf
 from aiohttp import web
 from prometheus_client import disable_created_metrics
 
-from rollout_operator import model_server, nodes, rollout_job, sandbox
+from rollout_api.on_cluster.objects import KINDS
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_operator import admission, model_server, nodes, rollout_job, sandbox
 from rollout_operator.api import KubeApi
 from rollout_operator.cache import Cache
-from rollout_operator.config import CONFIG_VARIABLE, OperatorConfig, load_config
+from rollout_operator.config import CONFIG_VARIABLE, load_config
 from rollout_operator.endpoints import application
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
 from rollout_operator.informer import Informer
 from rollout_operator.keys import KeyRing
-from rollout_operator.kinds import KINDS, WATCHED
+from rollout_operator.kinds import WATCHED
 from rollout_operator.lease import Leadership
 from rollout_operator.loop import Loop
 from rollout_operator.metrics import Metrics
@@ -36,13 +39,13 @@ from rollout_operator.world import Controller, Memory
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 600.0
-"""Informers hear something, if only an error, every five minutes: one that heard nothing for so long has hung."""
+"""An informer gets a response, or an error, at least every five minutes. One without either for this time has hung."""
 RELEASE_SECONDS = 3.0
-"""At the end, for giving the lease back; the pod has 30."""
+"""Time for releasing the lease at the end. The pod has 30 s."""
 
 
 class Operator:
-    """All parts of one process, wired."""
+    """All parts of one operator process, connected."""
 
     def __init__(self, config: OperatorConfig, controllers: Iterable[Controller]) -> None:
         self.config = config
@@ -73,7 +76,7 @@ class Operator:
         return not self._unsynced()
 
     async def run(self) -> None:
-        """Until cancelled: fill the cache, then ask for the lease, then work."""
+        """Run until cancelled: fill the cache, request the lease, then process objects."""
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.api.close)
@@ -90,7 +93,7 @@ class Operator:
                 group.create_task(self._lead())
 
     def trouble(self) -> str | None:
-        """What has hung in this process. An API server that is away is no trouble of ours: a restart would not help."""
+        """Return what has hung in this process. An unreachable API server does not count: a restart would not help."""
         if seconds := self.loop.stuck():
             return f"a worker has hung for {seconds:.0f} s"
         for informer in self.informers:
@@ -116,7 +119,7 @@ class Operator:
 
 
 def login() -> kopf.ConnectionInfo:
-    """How the API server is reached: as the pod's service account, else as KUBECONFIG says."""
+    """Return how to reach the API server: as the pod's service account, else by KUBECONFIG."""
     settings = kopf.OperatorSettings()
     info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
     if info is None:
@@ -131,8 +134,9 @@ async def run(config: OperatorConfig) -> None:
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # kopf watches nothing here (see informer.py): it need not read CRDs, namespaces
-    settings.networking.error_backoffs = itertools.repeat(5.0)  # an API server that is away at the start comes back
+    settings.networking.error_backoffs = itertools.repeat(5.0)  # an API server may be unavailable at the start
     settings.posting.enabled = False
+    admission.register(registry, settings, config)
     parts: list[asyncio.Task[None]] = []
     failed = asyncio.Event()
 
@@ -160,8 +164,9 @@ async def run(config: OperatorConfig) -> None:
     await kopf.operator(
         registry=registry,
         settings=settings,
-        # Its own choice would ask for the user's name, and the user of the image has none.
+        # The default would look up the user's name, and the image's user has none.
         identity=cast("Any", operator.identity),
+        memories=admission.NoMemories(),
         standalone=True,
         clusterwide=True,
         liveness_endpoint=endpoint,
@@ -172,7 +177,7 @@ async def run(config: OperatorConfig) -> None:
 
 
 def main() -> None:
-    """Entry point: configuration from the file that ROLLOUT_OPERATOR_CONFIG names."""
+    """Entry point. The environment variable ROLLOUT_OPERATOR_CONFIG names the configuration file."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("kopf", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What Prometheus is told: controller-runtime's names under our prefix, and how sandboxes and rollouts fare.
+"""The operator's Prometheus metrics: controller-runtime's names with our prefix, and figures of sandboxes and rollouts.
 
 Labels are kinds, verbs, states and outcomes: never the name of an object.
 """
@@ -12,25 +12,26 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rollout_api.conditions import true_conditions
 from rollout_api.model_server import Gate as ModelGate
+from rollout_api.on_cluster.objects import Manifest
 from rollout_api.records import Outcome
-from rollout_operator.actions import Manifest, Ref
+from rollout_operator.actions import Ref
 from rollout_operator.cache import Cache, report_of, uid_of
-from rollout_operator.conditions import true_conditions
 from rollout_operator.work_queue import WorkQueue
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-"""From a look at an unchanged object to a pod that waits for a node."""
+"""Buckets from planning an unchanged object to a pod that waits for a node."""
 WRITE_BUCKETS = (0.01, 0.05, 0.2, 1, 5)
-"""Few, because there is a series for each kind, verb and code. A write is given up after 5 s."""
+"""Few buckets, because each kind, verb and code has its own series. A write times out after 5 s."""
 SANDBOX_STATES = ("Finished", "Ready", "Starting")
 MODEL_SERVER_STATES = ("Invalid", "Ready", "NotReady")
 JOB_STATES = ("Failed", "Succeeded", "Invalid", "Suspended", "Progressing")
-"""From the most final one."""
+"""States of a job, the most final one first."""
 
 
 class Metrics:
-    """All instruments of one operator process."""
+    """All metrics of one operator process."""
 
     def __init__(self, cache: Cache, leading: Callable[[], bool]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -47,20 +48,20 @@ class Metrics:
         queue, controller = "rollout_workqueue", "rollout_controller"
         self._adds = counter(f"{queue}_adds_total", "Keys that were added", "name")
         self._retries = counter(f"{queue}_retries_total", "Keys that came back after a failure", "name")
-        self._depth = gauge(f"{queue}_depth", "Keys that wait to be worked on", "name")
+        self._depth = gauge(f"{queue}_depth", "Keys that wait for a worker", "name")
         self._waited = seconds(f"{queue}_queue_duration", "Time a key has waited", "name")
-        self._worked = seconds(f"{queue}_work_duration", "Time a key was worked on", "name")
-        unfinished = "Time that work has taken which is not done yet"
+        self._worked = seconds(f"{queue}_work_duration", "Processing time of a key", "name")
+        unfinished = "Time of unfinished work"
         self._unfinished = gauge(f"{queue}_unfinished_work_seconds", unfinished, "name")
         self._active = gauge(f"{controller}_active_workers", "Workers that are busy", "controller")
-        looks = "Looks at an object, by how they ended"
+        looks = "Rounds for an object, by result"
         self._reconciles = counter(f"{controller}_reconcile_total", looks, "controller", "result")
-        self._errors = counter(f"{controller}_reconcile_errors_total", "Looks at an object that failed", "controller")
-        self._times = seconds(f"{controller}_reconcile_time", "Time of one look at an object", "controller")
+        self._errors = counter(f"{controller}_reconcile_errors_total", "Failed rounds for an object", "controller")
+        self._times = seconds(f"{controller}_reconcile_time", "Duration of one round for an object", "controller")
         writes = "Time of one write to the API server"
         self._writes = seconds("rollout_api_write", writes, "kind", "verb", "code", buckets=WRITE_BUCKETS)
-        self._starts = seconds("rollout_sandbox_start", "From a Sandbox's appearance to its being Ready")
-        Gauge("rollout_leader", "1 in the replica that works", registry=registry).set_function(lambda: float(leading()))
+        self._starts = seconds("rollout_sandbox_start", "From a Sandbox's creation until it is Ready")
+        Gauge("rollout_leader", "1 in the leading replica", registry=registry).set_function(lambda: float(leading()))
         registry.register(_Objects(cache, leading))
         self._leading = leading
         self._starting: dict[str, float] = {}
@@ -77,7 +78,7 @@ class Metrics:
         self._errors.labels(kind)
 
     def reconciled(self, kind: str, result: str, seconds: float) -> None:
-        """One look at an object is over. `result`: success, requeue_after or error."""
+        """Record one finished round for an object. `result`: success, requeue_after or error."""
         self._reconciles.labels(kind, result).inc()
         self._times.labels(kind).observe(seconds)
         self._worked.labels(kind).observe(seconds)
@@ -85,11 +86,13 @@ class Metrics:
             self._errors.labels(kind).inc()
 
     def wrote(self, kind: str, verb: str, code: str, seconds: float) -> None:
-        """A write was answered, or given up."""
+        """Record a write that was answered or timed out."""
         self._writes.labels(kind, verb, code).observe(seconds)
 
     def sandbox_seen(self, sandbox: Manifest, is_new: bool, now: float | None = None) -> None:
-        """A Sandbox appeared or changed. Its start is timed by this process's clock: the API's times are whole seconds."""
+        """Record a new or changed Sandbox. Its start is timed by this process's clock, because API times are whole
+        seconds.
+        """
         now = time.monotonic() if now is None else now
         uid, state = uid_of(sandbox), state_of(sandbox, SANDBOX_STATES)
         if is_new and state == "Starting":
@@ -104,15 +107,15 @@ class Metrics:
 
 
 def state_of(obj: Manifest, states: tuple[str, ...]) -> str:
-    """The first of these states of which a condition is True; the last one when none is."""
+    """Return the first of these states whose condition is True; the last state if none is."""
     true = true_conditions(obj.get("status") or {})
     return next((state for state in states if state in true), states[-1])
 
 
 class _Objects(Collector):
-    """Counts what is in the cache at the moment of the scrape, so that no figure can drift from the objects.
+    """Counts cached objects at the time of the scrape, so that figures always match the objects.
 
-    Only the leader does, or sums over replicas would count everything twice.
+    Only the leader reports them; otherwise sums over replicas would count each object several times.
     """
 
     def __init__(self, cache: Cache, leading: Callable[[], bool]) -> None:
@@ -134,10 +137,10 @@ class _Objects(Collector):
         yield _family("rollout_model_gates_shut", "ModelServers whose gate is shut for a policy update", {"": shut})
         reports = [report for report in map(report_of, self._cache.all("RolloutShard")) if report is not None]
         sealed = {outcome.value: sum(report.outcomes.get(outcome, 0) for report in reports) for outcome in Outcome}
-        yield _family("rollout_sealed", "Sealed rollouts of the jobs that exist", sealed, "outcome")
+        yield _family("rollout_sealed", "Sealed rollouts of existing jobs", sealed, "outcome")
         rewarded = sum(report.rewarded for report in reports)
         mean = {"": sum(report.reward_sum for report in reports) / rewarded} if rewarded else {}
-        yield _family("rollout_mean_reward", "Mean over their rollouts that have a reward", mean)
+        yield _family("rollout_mean_reward", "Mean reward over the rollouts of existing jobs", mean)
 
 
 def _policy(server: Manifest) -> Mapping[str, Any]:
@@ -146,7 +149,7 @@ def _policy(server: Manifest) -> Mapping[str, Any]:
 
 
 def _family(name: str, text: str, values: Mapping[str, float], *labels: str) -> GaugeMetricFamily:
-    """A gauge with a value for each value of its label, or without labels."""
+    """Return a gauge with one value for each label value, or without labels."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for label, value in values.items():
         family.add_metric([label] if labels else [], value)

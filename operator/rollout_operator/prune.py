@@ -1,10 +1,9 @@
-"""Keep of each object what somebody reads: 5,000 pods as the API server sends them would take a hundred megabytes.
+"""Reduce objects to the fields that are read: 5,000 pods as the API server sends them would take a hundred megabytes.
 
 Tenants and their runners write parts of these objects. Whatever does not have the form of the contract is left out here, so
 that everything behind the cache may rely on it: one tenant's malformed status must not stop the operator for all.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,37 +12,33 @@ from pydantic import BaseModel, ValidationError
 
 from rollout_api.base import API_GROUP
 from rollout_api.model_server import ModelServerStatus
-from rollout_api.nesting import DEEPEST, too_deep
+from rollout_api.on_cluster.excess import EXCESS, excess
+from rollout_api.on_cluster.nodes import LABEL_PREFIX
+from rollout_api.on_cluster.objects import Manifest
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
-from rollout_operator.actions import Manifest
-from rollout_operator.nodes import LABEL_PREFIX
 
 _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences",
     "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
 _READ_KEYS = (f"{API_GROUP}/", "batch.kubernetes.io/", "kueue.x-k8s.io/")
-"""Beginnings of the labels and annotations that somebody reads."""
+"""Prefixes of the labels and annotations that are read."""
 _JOB_SPEC = ("suspend", "groupSize", "ttlSecondsAfterFinished", "security")
 _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
-EXCESS = "excess"
-"""Field of an object whose spec was too large to be kept: why."""
 _STATUS: Mapping[str, type[BaseModel]] = {
     "Sandbox": SandboxStatus,
     "RolloutJob": RolloutJobStatus,
     "ModelServer": ModelServerStatus,
     "RolloutShard": RunnerReport,
 }
-MOST_CHARACTERS = 65_536
-"""Of a spec that is kept whole. Hundreds of one tenant's objects of a megabyte each would fill the operator's memory."""
 _LONGEST_SHARED = 64
-"""Strings up to this length repeat (names, reasons, nodes, times) and are kept once."""
+"""Strings up to this length repeat (names, reasons, nodes, times) and are interned."""
 
 
 def prune(kind: str, obj: Manifest) -> Manifest:
-    """The object, or the part of it that is worth its memory. Never the one that was given: equal strings are shared.
+    """Return the parts of the object that are read. The argument is not changed; equal strings are shared.
 
     Whatever a tenant can make long is left out when it is longer than any that serves a purpose.
     """
@@ -82,7 +77,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
 
 
 def readable_status(kind: str, status: Any) -> dict[str, Any]:
-    """The fields and list entries of a status that the contract accepts; empty for anything but a mapping."""
+    """Return the fields and list entries of a status that the contract accepts; empty if it is not a mapping."""
     kept: dict[str, Any] = _without_nulls(status) if isinstance(status, Mapping) else {}
     while kept:
         try:
@@ -100,15 +95,6 @@ def readable_status(kind: str, status: Any) -> dict[str, Any]:
         else:
             break
     return kept
-
-
-def excess(value: Any) -> str | None:
-    """Why a value is too large to be kept and planned with; None for what people write."""
-    if too_deep(value):
-        return f"is nested more than {DEEPEST} levels deep; nothing in a manifest has to be"
-    if (size := len(json.dumps(value))) > MOST_CHARACTERS:
-        return f"has {size} characters as JSON, expected at most {MOST_CHARACTERS}; make it smaller"
-    return None
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +136,7 @@ def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
-    """The value of a field without the list entries that are wrong; nothing when it is no list and is wrong."""
+    """Return a field's value without its invalid list entries; nothing if an invalid value is not a list."""
     positions = {path[1] for path in wrong if len(path) > 1 and path[0] == field}
     if isinstance(value, list):
         return [entry for number, entry in enumerate(value) if number not in positions]
@@ -158,10 +144,14 @@ def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
 
 
 def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What is looked at while a job runs: its tasks alone may take a megabyte, and are read anew to start it."""
+    """Return the parts of a job's spec that are needed while it runs. Its tasks can take a megabyte; they are read
+    again to start it.
+    """
     kept = _pick(spec, *_JOB_SPEC)
     template = _pick(spec.get("sandbox") or {}, "podTemplate")  # of every pod of its sandboxes
-    kept["sandbox"] = {} if excess(template) else template  # such a job never starts (rollout_job/resolve.py)
+    kept["sandbox"] = (
+        {} if excess(template) else template
+    )  # such a job never starts (rollout_api/on_cluster/resolve.py)
     kept["runners"] = _pick(spec.get("runners") or {}, "replicas")
     model = spec.get("model") or {}
     kept["model"] = _pick(model, "serverRef")
@@ -173,7 +163,7 @@ def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable_spec(spec: Any) -> dict[str, Any]:
-    """The fields of a spec that are set; empty for anything but a mapping."""
+    """Return the fields of a spec that are set; empty if it is not a mapping."""
     return {field: value for field, value in spec.items() if value is not None} if isinstance(spec, Mapping) else {}
 
 

@@ -1,4 +1,4 @@
-"""Keys that wait to be worked on: each once, after its delay, by one worker at a time; failed ones after a growing pause."""
+"""Queue of keys. Each is queued once, with a delay, and processed by one worker at a time; failures back off."""
 
 import asyncio
 import heapq
@@ -10,11 +10,14 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 BACKOFF_SECONDS, BACKOFF_LIMIT_SECONDS = 0.2, 30.0
-"""A first retry at once would only meet the same cache; half a minute is what a person waits for a fixed permission."""
+"""First and longest back-off. An immediate retry would see the same cache, and a person who fixed a permission waits
+half a minute at most.
+"""
 
 
 class WorkQueue(Generic[K]):
-    """A key that is added while it waits is there once; added while it is worked on, it comes back afterwards.
+    """A key that is added while queued stays queued once; a key that is added while processed is queued again
+    afterwards.
 
     Groups of keys take turns, so that one tenant's thousand objects do not hold up another's.
     Times are seconds of `clock`. Not thread-safe: one event loop.
@@ -30,7 +33,7 @@ class WorkQueue(Generic[K]):
         self._group_of = group_of
         self._jitter = jitter
         self._ready: dict[Hashable, dict[K, float]] = {}
-        """By group: keys in order of arrival, and when each was added. The group whose turn is next comes first."""
+        """By group: keys in order of arrival with their times. The group whose turn is next comes first."""
         self._working: dict[K, float] = {}  # -> since when
         self._advanced: dict[K, float] = {}  # -> when its work last got further
         self._again: dict[K, float] = {}
@@ -42,31 +45,31 @@ class WorkQueue(Generic[K]):
         self.on_add: Callable[[], None] = lambda: None
         self.on_retry: Callable[[], None] = lambda: None
         self.on_take: Callable[[float], None] = lambda seconds: None
-        """Called with the seconds that a key has waited."""
+        """Called with the seconds that a key was queued."""
 
     def depth(self) -> int:
-        """Keys that are due and wait for a worker."""
+        """Return the number of due keys that wait for a worker."""
         return sum(map(len, self._ready.values()))
 
     def unfinished(self) -> list[float]:
-        """For each key that is worked on, the seconds since its worker took it."""
+        """Return, for each key in process, the seconds since a worker took it."""
         now = self._clock()
         return [now - since for since in self._working.values()]
 
     def advance(self, key: K) -> None:
-        """The work on a key has got further."""
+        """Record progress on a key."""
         if key in self._working:
             self._advanced[key] = self._clock()
 
     def stalled(self) -> float:
-        """The longest time for which the work on a key has not got further; 0 when none is worked on."""
+        """Return the longest time without progress on a key; 0 if none is in process."""
         now = self._clock()
         return max(
             (now - max(since, self._advanced.get(key, since)) for key, since in self._working.items()), default=0.0
         )
 
     def add(self, key: K) -> None:
-        """Have the key worked on as soon as possible."""
+        """Queue the key without delay."""
         target = self._again if key in self._working else self._ready.setdefault(self._group_of(key), {})
         if key not in target:
             target[key] = self._clock()
@@ -74,7 +77,7 @@ class WorkQueue(Generic[K]):
             self._changed.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Have it worked on after some seconds at the latest; of several delays the shortest counts."""
+        """Queue the key with a delay; the shortest of several delays applies."""
         due = self._clock() + max(0.0, seconds)
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
@@ -82,7 +85,7 @@ class WorkQueue(Generic[K]):
             self._changed.set()
 
     def retry(self, key: K, at_least: float = 0.0) -> float:
-        """Have a key that failed worked on again after its back-off, which doubles with each failure. Returns it."""
+        """Queue a failed key after its back-off, which doubles with each failure. Returns the back-off."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # Without jitter, all that failed in one outage would come back in one wave.
@@ -92,13 +95,13 @@ class WorkQueue(Generic[K]):
         return max(pause, at_least)
 
     def forgive(self, key: K) -> None:
-        """The key went well: its next failure is a first one."""
+        """Reset the key's back-off after a success."""
         self._failures.pop(key, None)
 
     def take_ready(self) -> K | None:
-        """Take the key that has waited longest in the group whose turn it is, if one is due. `done` must follow.
+        """Take the oldest due key of the group whose turn it is, if any. `done` must follow.
 
-        Its delay is forgotten: its work says anew when to come back.
+        Its delay is cleared: its next work sets a new one.
         """
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
@@ -119,7 +122,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """The work on a key is over."""
+        """Finish processing a key."""
         del self._working[key]
         self._advanced.pop(key, None)
         if (added := self._again.pop(key, None)) is not None:

@@ -1,4 +1,4 @@
-"""An agent by itself: each of its trajectories is a job with one task."""
+"""A single agent in Python: each of its trajectories is a job with one task."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from agent_runtime.agents.base import Agent
 from agent_runtime.agents.react import ReAct
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.agents.tool_calling import Coding, ToolCalling
-from agent_runtime.engine.opening import output_uri
 from agent_runtime.engine.run import run_job
+from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.base import API_VERSION
@@ -29,11 +29,13 @@ from rolloutctl.runs import DEFAULT_OUTPUT
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, read_trajectory
 
 NAME_CHARACTERS = 40
-"""Most of a request's id that a run's folder is named after."""
+"""Most characters of a request's id in the name of a run's folder."""
 
 
 class RolloutFailed(Exception):
-    """Model or sandbox could not be had, which is no doing of the policy's; `trajectory` is what there was until then."""
+    """Model or sandbox were unavailable, which the policy did not cause. `trajectory` has everything recorded until
+    then.
+    """
 
     def __init__(self, trajectory: Trajectory) -> None:
         reason, message = (trajectory.metadata.get(field) for field in ("reason", "message"))
@@ -42,7 +44,7 @@ class RolloutFailed(Exception):
 
 
 class GeneralAgent:
-    """Thinks, calls a tool, sees the result, and so on until it has a final answer, all in text: for any model.
+    """Thinks, calls a tool, reads the result, and repeats until it has a final answer, all in text: for any model.
 
     It may work on many prompts, also side by side.
     """
@@ -69,7 +71,7 @@ class GeneralAgent:
     ) -> None:
         """`max_rounds` are model calls; `termination_tool_names` are tools whose call ends the work.
 
-        The model is told the form of tool calls after the `system_prompt`. With an `action_parser` the prompt says it all.
+        The model gets the form of tool calls after the `system_prompt`. With an `action_parser` the prompt says it all.
         `loop` is an agent as docs/agents-and-tools.md has them, which works instead; `config` are its options, `loop_name`
         its name in the record. `tool_names` go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests`
         trajectories run at once. `sandbox` and `plugins` are those of a manifest, a plugin also by its name alone. All is
@@ -91,8 +93,9 @@ class GeneralAgent:
         self.set_tools({name: create_tool(name) for name in tool_names})
 
     def set_tools(self, tools: Mapping[str, Any]) -> None:
-        """Tools by the names that the model sees: of `create_tool`, decorated with `@tool`, async functions, or objects with
-        an async `execute`. Raises TypeError for what is none of them."""
+        """Set the tools by the names that the model sees: tools of `create_tool`, functions decorated with `@tool`,
+        async functions, or objects with an async `execute`. Raises TypeError for anything else.
+        """
         self.tools = dict(tools)
         self._named_tools()
 
@@ -160,12 +163,7 @@ class GeneralAgent:
         return {name: NamedTool(name, thing, stops=name in ends) for name, thing in self.tools.items()}
 
     def _job(
-        self,
-        prompt: str | Mapping[str, Any],
-        request_id: str,
-        task: Mapping[str, Any],
-        model: ModelSpec,
-        output: str,
+        self, prompt: str | Mapping[str, Any], request_id: str, task: Mapping[str, Any], model: ModelSpec, output: str
     ) -> RolloutJob:
         text = prompt if isinstance(prompt, str) else prompt.get("content")
         if text is None:
@@ -203,7 +201,7 @@ class GeneralAgent:
         )
 
     def _with_arguments(self, step: TrajectoryStep) -> TrajectoryStep:
-        """A call in a form of one's own is recorded as it was written; its parser knows the arguments."""
+        """Record a call in a user-defined format unchanged. Its parser provides the arguments."""
         if self.action_parser is None or step.step_type is not StepType.ACTION or step.tool_args is not None:
             return step
         action = self.action_parser(step.content)
@@ -219,7 +217,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def create_agent(name: str, options: Mapping[str, Any] | None = None) -> GeneralAgent:
-    """An agent by name, with options of GeneralAgent; `max_steps` is another word for `max_rounds`.
+    """Create an agent by name, with options of GeneralAgent; `max_steps` is an alias of `max_rounds`.
 
     `General`, `React` and `Coding` call tools in text, `Tool` natively; other names are those of `agent.type` in a manifest.
     Raises ExtensionError, TypeError.
@@ -230,5 +228,5 @@ def create_agent(name: str, options: Mapping[str, Any] | None = None) -> General
 
 
 def create_agents(agents: Mapping[str, Mapping[str, Any]]) -> dict[str, GeneralAgent]:
-    """Several at once, their options by name."""
+    """Create several agents from options by name."""
     return {name: create_agent(name, options) for name, options in agents.items()}

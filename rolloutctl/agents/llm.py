@@ -1,4 +1,4 @@
-"""Models as an agent gets them in Python: a client of a server, or a function."""
+"""Models for agents in Python: a client of a server, or a function."""
 
 import inspect
 import os
@@ -14,18 +14,19 @@ from rollout_api.model import ApiKeySource, Endpoint, EndpointApi, ModelSpec, Sa
 from rollout_api.records import Message
 
 LLMFunction = Callable[..., Awaitable[str | dict[str, Any] | ModelReply]]
-"""`async f(messages, max_tokens=..., temperature=...)`, which returns the answer's text, or a message in OpenAI's form."""
+"""`async f(messages, max_tokens=..., temperature=...)` that returns the answer's text, or a message in OpenAI's format.
+"""
 
 _KEY = "LLM_API_KEY"
-"""The variable by which a run is given the key; manifests, and so records, hold none."""
+"""Variable through which a run gets the key. Manifests, and therefore records, contain none."""
 
 
 @dataclass(frozen=True)
 class LLMClient:
-    """A model at a server. An agent that is given its `generate` talks to that server itself, tokens recorded."""
+    """Client of a model server. An agent that is given its `generate` calls the server itself and records tokens."""
 
     spec: ModelSpec
-    """As in a manifest."""
+    """The model as in a manifest."""
     environ: Mapping[str, str] = field(repr=False)
 
     async def generate(
@@ -55,7 +56,7 @@ class LLMClient:
 def create_llm_client(
     api_key: str, base_url: str, model: str, *, api: EndpointApi | str = EndpointApi.OPENAI
 ) -> LLMClient:
-    """A client of a server with OpenAI's API, or with `api="Anthropic"`. Connects to nothing yet.
+    """Create a client of a server with OpenAI's API, or with `api="Anthropic"`. Does not connect yet.
 
     Calls that fail are tried again, as docs/agents-and-tools.md says of models.
     """
@@ -65,7 +66,8 @@ def create_llm_client(
 
 
 def llm_client_from_environment(environ: Mapping[str, str] | None = None) -> LLMClient:
-    """The client that OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME names, with _BASE_URL and _API_KEY beside it.
+    """Create the client that OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME names, with the matching _BASE_URL and
+    _API_KEY.
 
     Raises ModelConfigError.
     """
@@ -74,19 +76,21 @@ def llm_client_from_environment(environ: Mapping[str, str] | None = None) -> LLM
 
 
 def client_of(function: LLMFunction) -> LLMClient | None:
-    """The client whose `generate` it is, if it is one's."""
+    """Return the client to which a `generate` method belongs; None for another function."""
     owner = getattr(function, "__self__", None)
     return owner if isinstance(owner, LLMClient) and function == owner.generate else None
 
 
 def name_of(function: LLMFunction) -> str:
-    """A function as a manifest names it."""
+    """Return a function's name in a manifest."""
     named = function if inspect.isroutine(function) else type(function)
     return f"{named.__module__}:{named.__name__}"
 
 
 def as_model(function: LLMFunction) -> Model:
-    """A function as a model. It is given what it takes of messages, max_tokens, temperature and tools."""
+    """Wrap a function as a model. It is passed the arguments that it accepts of messages, max_tokens, temperature and
+    tools.
+    """
     parameters = inspect.signature(function).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 

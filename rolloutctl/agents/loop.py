@@ -1,4 +1,4 @@
-"""How an agent of this package works on its prompt: tool calls in text, in a form of one's own where there is a parser.
+"""How an agent of this package works on its prompt: tool calls in text, in a user-defined format if there is a parser.
 
 Logging follows agentic-rollout-library's environment variables.
 """
@@ -16,7 +16,7 @@ from agent_runtime.models.base import ModelReply, ToolCall
 from rollout_api.records import Message
 
 ActionParser = Callable[[str], Mapping[str, Any] | None]
-"""From an answer's text to `{"tool_name": ..., "tool_args": {...}}`, or None where it holds no action."""
+"""Maps an answer's text to `{"tool_name": ..., "tool_args": {...}}`, or to None if it has no action."""
 
 NO_ACTION = "No action could be read in your answer. Answer in the form that you were told."
 
@@ -24,10 +24,10 @@ logger = logging.getLogger("rolloutctl.agents")
 
 
 class ParsedActions(ReAct):
-    """Tool calls in a form that only the user's prompt and parser know."""
+    """Tool calls in a format that only the user's prompt and parser define."""
 
     def __init__(self, parser: ActionParser, *, has_end: bool) -> None:
-        """`has_end`: a tool ends the work, so an answer without an action does not."""
+        """`has_end`: a tool ends the work, so that an answer without an action does not."""
         self._parser, self._has_end = parser, has_end
 
     def initial_messages(self) -> list[Message]:
@@ -43,7 +43,7 @@ class ParsedActions(ReAct):
 
 
 class Logged:
-    """An agent that logs what its model is told, and what that answers."""
+    """An agent that logs its model's messages and answers."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -74,7 +74,7 @@ _YES_OR_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, 
 
 
 def saves_trajectories(environ: Mapping[str, str] | None = None) -> bool:
-    """Return what AGENTIC_SAVE_TRAJECTORIES says; True where it is not set. Raises ValueError."""
+    """Return the value of AGENTIC_SAVE_TRAJECTORIES; True if it is not set. Raises ValueError."""
     value = (os.environ if environ is None else environ).get("AGENTIC_SAVE_TRAJECTORIES", "true")
     if value.lower() not in _YES_OR_NO:
         raise ValueError(f"AGENTIC_SAVE_TRAJECTORIES is {value!r}; expected true or false")

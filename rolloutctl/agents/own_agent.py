@@ -18,7 +18,7 @@ from rolloutctl.runs import DEFAULT_OUTPUT
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, result_step
 
 _TASK_FIELDS = frozenset({"files", "setup", "verifier", "timeouts", "sandbox", "tags"})
-"""Arguments of `run_trajectory` that are fields of the task; the agent's own method gets the others."""
+"""Arguments of `run_trajectory` that are fields of the task. The agent's own method gets the others."""
 
 OwnLoop = Callable[..., Awaitable[Trajectory]]
 
@@ -51,7 +51,7 @@ class BaseAgent(ABC):
         self._context: AgentContext | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Record what a `run_trajectory` that this class defines does."""
+        """Record the runs of a `run_trajectory` that this class defines."""
         super().__init_subclass__(**options)
         if "run_trajectory" in cls.__dict__:
             setattr(cls, "run_trajectory", _recorded(cls.__dict__["run_trajectory"]))  # noqa: B010 mypy's own exception
@@ -107,7 +107,9 @@ class BaseAgent(ABC):
 
 
 def _recorded(loop: OwnLoop) -> OwnLoop:
-    """The method that runs a loop as a job; inside a job, the loop itself (`super().run_trajectory` of a subclass)."""
+    """Return the method that runs a loop as a job; inside a job, the loop itself (`super().run_trajectory` of a
+    subclass).
+    """
 
     @functools.wraps(loop)
     async def run_trajectory(
@@ -138,14 +140,14 @@ def _recorded(loop: OwnLoop) -> OwnLoop:
 
 
 class _Run:
-    """Implements `Agent`: one run of an agent's own loop, its model and tools those of the context."""
+    """Implements `Agent`: one run of an agent's own loop with the model and tools of the context."""
 
     def __init__(self, agent: BaseAgent, loop: OwnLoop, prompt: Any, request_id: str, kwargs: dict[str, Any]) -> None:
         self._agent, self._loop, self._prompt, self._request_id, self._kwargs = agent, loop, prompt, request_id, kwargs
         self.trajectory: Trajectory | None = None
 
     async def run(self, context: AgentContext) -> str | None:
-        """See `Agent.run`. Works on a copy of the agent, so that runs side by side do not meet."""
+        """See `Agent.run`. Works on a copy of the agent, so that concurrent runs share no state."""
         agent = copy.copy(self._agent)
         agent._context = context
         fixed = {"max_tokens": agent.max_tokens_per_step, "temperature": agent.temperature}

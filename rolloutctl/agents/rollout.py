@@ -16,11 +16,11 @@ from rolloutctl.runs import DEFAULT_OUTPUT
 from rolloutctl.trajectories import Trajectory
 
 S = TypeVar("S")
-"""A class of that form; `non_tensor_batch` has a column a name, with an entry a row."""
+"""A class with that interface. `non_tensor_batch` maps column names to columns with one entry for each row."""
 
 
 def prompts_of(sequences: Any) -> list[str]:
-    """The text of each row, from the column `messages` or `raw_prompt`: text, or messages of a system and a user.
+    """Return the text of each row from the column `messages` or `raw_prompt`: text, or messages of system and user.
 
     Raises ValueError naming the row that has none.
     """
@@ -48,9 +48,9 @@ def _text(value: Any, where: str) -> str:
 def with_trajectories(
     sequences: S, trajectories: Sequence[Trajectory], failures: Sequence[Exception | None], *, include: bool
 ) -> S:
-    """The batch with these columns: `responses` (text), `response_ids` and `response_mask` (1 for each token that the model
-    sampled; None where it gave no ids), `final_rewards` (None where nothing was graded), `errors` (None, or why the
-    row was lost to infrastructure), and with `include` the whole `trajectories`.
+    """Return the batch with these columns added: `responses` (text), `response_ids` and `response_mask` (1 for each
+    token that the model sampled; None if it gave no ids), `final_rewards` (None if not graded), `errors` (None, or why
+    the row was lost to infrastructure), and with `include` the whole `trajectories`.
     """
     columns: dict[str, list[Any]] = {
         "responses": [trajectory.get_final_response() for trajectory in trajectories],
@@ -75,7 +75,7 @@ def with_trajectories(
 
 
 def _response(trajectory: Trajectory) -> tuple[list[int] | None, list[int] | None]:
-    """What follows the prompt. A conversation that was begun anew has several token sequences, and none is the response."""
+    """Return the tokens after the prompt. A conversation with several token sequences has no single response."""
     if len(trajectory.tokens) != 1 or 1 not in (branch := trajectory.tokens[0]).mask:
         return None, None
     start = branch.mask.index(1)
@@ -85,7 +85,7 @@ def _response(trajectory: Trajectory) -> tuple[list[int] | None, list[int] | Non
 def _as_columns(sequences: Any, columns: Mapping[str, list[Any]]) -> dict[str, Any]:
     if any(isinstance(column, list) for column in sequences.non_tensor_batch.values()):
         return dict(columns)
-    import numpy as np  # DataProto needs it, and nothing else here does
+    import numpy as np  # only DataProto needs it
 
     arrays = {}
     for name, values in columns.items():
@@ -96,21 +96,21 @@ def _as_columns(sequences: Any, columns: Mapping[str, list[Any]]) -> dict[str, A
 
 @dataclass(frozen=True)
 class AgenticRolloutConfig:
-    """What kind of agent, with which limits and tools. Raises ValueError for a value that means nothing here."""
+    """Type, limits and tools of an agent. Raises ValueError for invalid values."""
 
     agent_type: str = "react"
     max_steps: int = 10
-    """Model calls."""
+    """Most model calls."""
     max_tokens_per_step: int | None = 512
     temperature: float | None = 0.7
     tools_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     batch_size: int = 1
     concurrent_requests: int = 4
-    """Trajectories at once; more wait."""
+    """Most concurrent trajectories; others wait."""
     include_trajectory_in_output: bool = True
     """Whether `generate_sequences` returns the trajectories too."""
     save_trajectories: bool | None = None
-    """Left out, AGENTIC_SAVE_TRAJECTORIES says; True where that is not set."""
+    """Default: AGENTIC_SAVE_TRAJECTORIES, or True if it is not set."""
     trajectory_save_path: str = DEFAULT_OUTPUT
 
     def __post_init__(self) -> None:
@@ -122,10 +122,10 @@ class AgenticRolloutConfig:
 
 
 class AgenticRollout:
-    """`agent` is what the configuration says, `tools` are its tools."""
+    """`agent` is the configured agent, `tools` are its tools."""
 
     def __init__(self, config: AgenticRolloutConfig, llm_generate_func: LLMFunction) -> None:
-        """`llm_generate_func` is the one that `agent.run_trajectory` is to be given."""
+        """`llm_generate_func` is passed to `agent.run_trajectory`."""
         self.config, self.llm_generate_func = config, llm_generate_func
         self.tools: Mapping[str, Any] = create_tools(config.tools_config)
         self.agent = create_agent(
@@ -142,7 +142,8 @@ class AgenticRollout:
         self.agent.set_tools(self.tools)
 
     async def generate_sequences(self, prompts: S) -> S:
-        """A trajectory for each row of a DataProto, at most `concurrent_requests` at once (see `with_trajectories`).
+        """Return a trajectory for each row of a DataProto, at most `concurrent_requests` at once (see
+        `with_trajectories`).
 
         A row that infrastructure failed has an error and no reward, and costs no other row. Raises ValueError for a batch
         without prompts, and what storage raises. In a training run use docs/trainers-verl.md instead.

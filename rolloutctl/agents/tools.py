@@ -1,4 +1,4 @@
-"""Tools as an agent gets them in Python: known by name, with options, or one's own objects; and prompts about them."""
+"""Tools for agents in Python, by name with options or as user objects; and prompts that describe them."""
 
 import inspect
 import json
@@ -17,14 +17,14 @@ NAMES = {
     "Calculator": "calculator",
     "Finish": "finish",
 }
-"""Names of agentic-rollout-library's tools that are known here by other ones."""
+"""Names of agentic-rollout-library's tools that have other names here."""
 
 _ELSEWHERE = {"execution_mode", "pod_name", "namespace", "kubeconfig_path"}
 """Options that say where a tool runs."""
 
 
 class ToolWithOptions:
-    """A tool, some of whose arguments have other defaults. Raises ValueError for an option that is no argument."""
+    """A tool with other defaults for some of its arguments. Raises ValueError for an unknown argument."""
 
     def __init__(self, tool: Tool, options: Mapping[str, Any]) -> None:
         properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
@@ -46,7 +46,7 @@ class ToolWithOptions:
         self._tool, self._options = tool, dict(options)
 
     def get_description(self) -> str:
-        """What it does and takes, for a prompt of one's own."""
+        """Return the tool's purpose and arguments, for a user's prompt."""
         return f"{self.description} Arguments, as a JSON schema: {json.dumps(self.parameters)}"
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -54,7 +54,7 @@ class ToolWithOptions:
 
 
 def create_tool(name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """A tool by a name that a manifest could use, or by agentic-rollout-library's name for it.
+    """Create a tool by its name in a manifest, or by agentic-rollout-library's name for it.
 
     `options` are the constructor's for a class that you registered, else values of arguments that the model leaves out.
     Raises ExtensionError, ValueError.
@@ -66,18 +66,18 @@ def create_tool(name: str, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def create_tools(tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Several at once, their options by name."""
+    """Create several tools from options by name."""
     return {NAMES.get(name, name): create_tool(name, options) for name, options in tools.items()}
 
 
 def described(name: str, tool: Any) -> str:
-    """A tool in words, for a prompt."""
+    """Describe a tool in words, for a prompt."""
     told = tool.get_description() if hasattr(tool, "get_description") else getattr(tool, "description", "")
     return f"{name}: {told}".rstrip(": ")
 
 
 class NamedTool:
-    """A `Tool` under the name that an agent has for it, made of a tool, an object with `execute(...)`, or an async function.
+    """A `Tool` under the agent's name for it, made from a tool, an object with `execute(...)`, or an async function.
 
     Its description is what its own `get_description()` says, where it has one. `stops`: a call of it ends the run. Raises
     TypeError where it is none of them.
@@ -106,7 +106,7 @@ def _as_tool(name: str, thing: Any) -> Tool:
 
 
 class PromptBuilder:
-    """Sections one after another, below an opening if there is one. In all of it `{name}` stands for the variable `name`."""
+    """Builds a prompt from sections below an optional opening. `{name}` stands for the variable `name` everywhere."""
 
     def __init__(self, opening: str = "") -> None:
         self._opening = opening
@@ -114,25 +114,25 @@ class PromptBuilder:
         self._sections: list[str] = []
 
     def add_variable(self, name: str, value: object) -> Self:
-        """What `{name}` stands for."""
+        """Set the value of `{name}`."""
         self._variables[name] = value
         return self
 
     def add_section(self, title: str, content: str) -> Self:
-        """A title and what stands below it."""
+        """Add a section with a title and a body."""
         self._sections.append(f"{title}:\n{content}")
         return self
 
     def add_tools(self, tools: Mapping[str, Any], formatter: Callable[[str, Any], str] = described) -> Self:
-        """A section that describes tools, each by `formatter(name, tool)`."""
+        """Add a section that describes tools, each by `formatter(name, tool)`."""
         return self.add_section("Available Tools", "\n\n".join(formatter(name, tool) for name, tool in tools.items()))
 
     def add_context(self, context: Mapping[str, object]) -> Self:
-        """A section of facts."""
+        """Add a section of facts."""
         return self.add_section("Context", "\n".join(f"- {name}: {value}" for name, value in context.items()))
 
     def build(self) -> str:
-        """The prompt."""
+        """Return the prompt."""
         prompt = "\n\n".join(filter(None, [self._opening, *self._sections]))
         for name, value in self._variables.items():
             prompt = prompt.replace(f"{{{name}}}", str(value))

@@ -1,4 +1,4 @@
-"""`rolloutctl validate` and `rolloutctl check`: what can be found out before a model is asked anything."""
+"""`rolloutctl validate` and `rolloutctl check`: checks that need no model."""
 
 import asyncio
 import os
@@ -23,8 +23,7 @@ from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import describe, read_manifest
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, err, number, out, say
-from rolloutctl.ui.transcript import harmless
+from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, err, harmless, number, out, say
 
 ManifestArgument = Annotated[Path, typer.Argument(help="A RolloutJob, YAML or JSON.")]
 ProviderOption = Annotated[

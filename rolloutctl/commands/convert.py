@@ -1,4 +1,4 @@
-"""`rolloutctl convert`: another system's configuration becomes a manifest. One module a system, put together here."""
+"""`rolloutctl convert`: convert another system's configuration into a manifest. Each system has its own module."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from rolloutctl.errors import CommandError
 from rolloutctl.ui.console import out, say
 
 CONVERTERS: tuple[Converter, ...] = (REAL_WORK, ROLL)
-"""Asked in this order whose file it is."""
+"""Converters in the order in which they are tried."""
 
 
 def convert(
@@ -25,19 +25,17 @@ def convert(
         list[str] | None, typer.Argument(help="Hydra overrides of a ROLL file: KEY=VALUE, +KEY=VALUE, ~KEY.")
     ] = None,
     file: Annotated[Path | None, typer.Option("-o", help="Manifest to write; standard output when left out.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     evaluation: Annotated[
-        bool, typer.Option("--eval", help="Of a ROLL file with two environment managers, take val_env_manager.")
+        bool, typer.Option("--eval", help="Convert val_env_manager of a ROLL file with two environment managers.")
     ] = False,
-    llm_model: Annotated[
-        str | None, typer.Option("--llm-model", help="Of a Real Work file: as its own option.")
-    ] = None,
+    llm_model: Annotated[str | None, typer.Option("--llm-model", help="Real Work's option of the same name.")] = None,
     llm_base_url: Annotated[str | None, typer.Option("--llm-base-url", help="As above.")] = None,
     llm_temperature: Annotated[float | None, typer.Option("--llm-temperature", help="As above.")] = None,
     llm_max_tokens: Annotated[int | None, typer.Option("--llm-max-tokens", help="As above.")] = None,
     llm_timeout: Annotated[int | None, typer.Option("--llm-timeout", help="As above; seconds for one call.")] = None,
 ) -> None:
-    """Make a manifest of another system's configuration, and report every key that has no counterpart."""
+    """Convert another system's configuration into a manifest, and report every key without a counterpart."""
     if file is not None and file.exists() and not force:
         raise CommandError(f"{file} exists already", hint="Name another file, or replace it with --force.")
     llm = {
@@ -63,7 +61,9 @@ def convert(
         file.write_text(text, encoding="utf-8")
         say(f"Wrote {file} from a configuration of {converter.system}, with {len(conversion.notes)} notes above.")
     if problem is not None:
-        raise CommandError(f"The manifest is not valid yet:\n{problem}", hint="Mend it there; docs/manifest.md helps.")
+        raise CommandError(
+            f"The manifest is not valid yet:\n{problem}", hint="Correct it in the file; see docs/manifest.md."
+        )
     if file is not None:
         say(f"  rolloutctl validate {file}")
 
@@ -75,7 +75,7 @@ def convert_file(
     overrides: Sequence[str] = (),
     llm: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Converter, Conversion]:
-    """Whose configuration a file is, and the manifest for it. Raises CommandError."""
+    """Detect the system of a configuration file and return its manifest. Raises CommandError."""
     try:
         values = read_mapping(path)
     except UnusableInput as error:
@@ -83,7 +83,7 @@ def convert_file(
     converter = next((known for known in CONVERTERS if known.recognises(values)), None)
     if converter is None:
         known = " and ".join(known.system for known in CONVERTERS)
-        raise CommandError(f"{path}: is no configuration that can be converted; those of {known} are")
+        raise CommandError(f"{path}: is not a supported configuration; expected one of {known}")
     try:
         return converter, converter.convert(Source(path, values, evaluation, overrides, llm))
     except UnusableInput as error:
@@ -91,7 +91,7 @@ def convert_file(
 
 
 def written(manifest: dict[str, Any]) -> str:
-    """A manifest as YAML, its keys in the order in which they were made, long texts as blocks."""
+    """Return a manifest as YAML, with keys in insertion order and long texts as blocks."""
     return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -104,7 +104,7 @@ def _problem(text: str) -> str | None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stand as blocks, as a person would write them."""
+    """Writes texts of several lines as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

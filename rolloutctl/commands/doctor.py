@@ -1,4 +1,6 @@
-"""`rolloutctl doctor`: is all there that a job needs, on this machine or in a cluster; and what to do where it is not."""
+"""`rolloutctl doctor`: check whether this machine or a cluster has everything that a job needs, with a remedy for each
+problem.
+"""
 
 import asyncio
 import json
@@ -16,11 +18,11 @@ from rich.text import Text
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.keys import named_keys
+from rollout_api.on_cluster.operator_config import Images, LeaseSettings, OperatorConfig
+from rollout_api.on_cluster.resolve import resolve
+from rollout_api.on_cluster.sandbox_pod import Choice, Identity, pod_for
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, SandboxTemplate, WorkspaceMode
-from rollout_operator.config import Images, LeaseSettings, OperatorConfig
-from rollout_operator.rollout_job.resolve import resolve
-from rollout_operator.sandbox.pod import Choice, Identity, pod_for
 from rolloutctl.cluster_access import connect
 from rolloutctl.commands import doctor_checks as checks
 from rolloutctl.commands.doctor_checks import Answer, Finding, Refusal, State
@@ -29,34 +31,34 @@ from rolloutctl.manifest import read_manifest
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, say
 
 OPERATOR_LABELS = "app.kubernetes.io/name=agent-rollouts,app.kubernetes.io/component=operator"
-"""The chart's, which cannot change between versions."""
+"""The chart's labels, which cannot change between versions."""
 
 ANSWER_SECONDS = 15
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""A Secret is looked for; what is in it stays where it is."""
+"""Only the metadata of a Secret is read, never its contents."""
 
 UNKNOWN_IMAGES = Images(runtime="runtime", executor="executor")
-"""For who may not read the operator's configuration; their names decide nothing that is looked at here."""
+"""Placeholder for users who may not read the operator's configuration. Image names do not affect these checks."""
 
 COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red"}
 
 
 def doctor(
     manifest: Annotated[
-        Path | None, typer.Argument(help="A RolloutJob: what it names in the cluster is looked for too.")
+        Path | None, typer.Argument(help="A RolloutJob whose references in the cluster are checked too.")
     ] = None,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster, not at this machine.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this machine.")] = False,
     namespace: Annotated[
         str | None, typer.Option("-n", "--namespace", help="Where jobs are to run; the kubeconfig's own when left out.")
     ] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Say whether jobs can run here, line by line, and what to do where they cannot. Changes nothing."""
+    """Report whether jobs can run here, line by line, with a remedy for each problem. Changes nothing."""
     job = read_manifest(manifest) if manifest else None
     if cluster:
         findings = list(_examine_cluster(namespace, job))
     elif namespace or job:
-        raise CommandError("a manifest and --namespace are about a cluster; add --cluster")
+        raise CommandError("a manifest and --namespace are only for --cluster; add it")
     else:
         findings = asyncio.run(_examine_machine())
     failed = any(finding.state is State.FAIL for finding in findings)
@@ -64,7 +66,7 @@ def doctor(
         answer_json([asdict(finding) for finding in findings])
     else:
         answer_table("", ["", "what", "found", "what to do"], [_row(finding) for finding in findings])
-        say("Something has to be mended first." if failed else "Jobs can run here.")
+        say("Fix the problems above first." if failed else "Jobs can run here.")
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)
 
 
@@ -136,7 +138,7 @@ def _lease(api: "_Api", config: OperatorConfig | None) -> Answer:
 
 
 def _pod(mode: WorkspaceMode, user: str | None, namespace: str, config: OperatorConfig | None) -> dict[str, Any]:
-    """A sandbox pod as the operator would make it, but for its owner."""
+    """Return a sandbox pod as the operator would create it, without an owner."""
     name = f"rolloutctl-doctor-{uuid.uuid4().hex[:8]}"
     who = Identity(name, namespace, uid=str(uuid.uuid4()), key="", job_labels={}, network="")
     images = config.images if config else UNKNOWN_IMAGES
@@ -147,7 +149,9 @@ def _pod(mode: WorkspaceMode, user: str | None, namespace: str, config: Operator
 
 
 def _secrets(applied: RolloutJob | None, resolved: RolloutJob | None, config: OperatorConfig | None) -> dict[str, str]:
-    """Names of the Secrets that are needed, each with the field that names it; `resolved` has the chart's defaults in it."""
+    """Return the names of the required Secrets, each with the field that names it. `resolved` includes the chart's
+    defaults.
+    """
     named: dict[str, str] = {}
     job = resolved or applied
     if job is None or applied is None:
@@ -166,7 +170,7 @@ def _secrets(applied: RolloutJob | None, resolved: RolloutJob | None, config: Op
 
 
 class _Api:
-    """The API server by paths, with the person's own rights. Whatever it says is an answer, and nothing is raised."""
+    """Client of the API server by path, with the user's rights. Errors are returned, not raised."""
 
     def __init__(self) -> None:
         self.namespace = connect()
@@ -185,7 +189,7 @@ class _Api:
         return not isinstance(answer, Refusal) and bool(answer["status"]["allowed"])
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> Answer:
-        """Make an object; with `dryRun`, find out whether that is possible."""
+        """Create an object; with `dryRun`, only check whether it could be created."""
         return self.get(path, body=body, **query)
 
     def get(

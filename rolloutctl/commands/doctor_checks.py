@@ -1,4 +1,4 @@
-"""What the answers of a cluster say about running jobs there: pure functions from answers to findings."""
+"""Interpret a cluster's responses about running jobs: pure functions from responses to findings."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,27 +11,27 @@ import yaml
 from pydantic import ValidationError
 
 from rollout_api.manifest import Problem
+from rollout_api.on_cluster.nodes import NodeCounts, has_image_volumes, has_user_namespaces, is_ready, runtime
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_api.on_cluster.sandbox_pod import choose
 from rollout_api.sandbox import WorkspaceMode
-from rollout_operator.config import OperatorConfig
-from rollout_operator.nodes import NodeCounts, has_image_volumes, has_user_namespaces, is_ready, runtime
-from rollout_operator.sandbox.pod import choose
 
 OLDEST: Final = (1, 33)
-"""The first Kubernetes with user namespaces and image volumes both on by default."""
+"""First Kubernetes with user namespaces and image volumes both on by default."""
 
 PLAIN_USER: Final = "1000"
-"""A user that is not root, whatever the image says."""
+"""A user other than root, whatever the image specifies."""
 
 RESOURCES: Final = ("rolloutjobs", "rolloutshards", "sandboxes", "modelservers")
 
 LEASE_SLACK: Final = timedelta(seconds=30)
-"""Clocks of this machine and of the operator's node differ."""
+"""Tolerance for different clocks of this machine and the operator's node."""
 
 POLICY_ENGINES: Final = ("antrea", "calico", "canal", "cilium", "kindnet", "kube-router", "ovnkube", "weave")
 """Network add-ons that enforce NetworkPolicies, by the names of their DaemonSets."""
 
 Right = tuple[str, str, str, str, str]
-"""Verb, API group, resource, subresource, and what a person needs it for."""
+"""Verb, API group, resource, subresource, and why a user needs it."""
 
 RIGHTS: Final[tuple[Right, ...]] = (
     ("create", "rollout.dev", "rolloutjobs", "", "apply jobs"),
@@ -42,11 +42,11 @@ RIGHTS: Final[tuple[Right, ...]] = (
     ("get", "", "pods", "log", "read the log of a runner"),
     ("create", "", "pods", "portforward", "use rolloutctl sandbox"),
 )
-"""Without the first, nothing works."""
+"""Without the first right, nothing works."""
 
 
 class State(StrEnum):
-    """How it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor."""
+    """One line of the doctor's output."""
 
     state: State
     subject: str
@@ -65,15 +65,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The API server's no."""
+    """An error response of the API server."""
 
     status: int
     message: str
 
     @property
     def not_allowed(self) -> bool:
-        """Who asks lacks the right, and nothing is known."""
-        # Admission says 403 as well, and names no user.
+        """Whether the user lacks the right, so that the result is unknown."""
+        # Admission also answers 403, but names no user.
         return self.status == 401 or (self.status == 403 and "cannot" in self.message and "User" in self.message)
 
 
@@ -86,7 +86,9 @@ def _ok(subject: str, message: str) -> Finding:
 
 def _unseen(subject: str, what: str, refusal: Refusal) -> Finding:
     if refusal.not_allowed:
-        return Finding(State.WARN, subject, f"{what} cannot be seen with your rights", "ask who runs the cluster")
+        return Finding(
+            State.WARN, subject, f"{what} cannot be seen with your rights", "ask the cluster's administrator"
+        )
     return Finding(State.WARN, subject, f"{what} cannot be seen: {refusal.message}")
 
 
@@ -119,7 +121,7 @@ def definitions(answers: Mapping[str, Answer]) -> Finding:
 
 
 def config_of(config_map: Answer) -> OperatorConfig | None:
-    """An operator's configuration; None when it cannot be seen or read."""
+    """Return an operator's configuration; None if it is not readable."""
     if isinstance(config_map, Refusal):
         return None
     for text in config_map.get("data", {}).values():
@@ -133,7 +135,7 @@ def config_of(config_map: Answer) -> OperatorConfig | None:
 def operator(
     deployments: Answer, config: OperatorConfig | None, lease: Answer, namespace: str, now: datetime
 ) -> list[Finding]:
-    """Whether an operator runs, whether one of its replicas works, and whether it looks at this namespace."""
+    """Check whether an operator runs, whether one of its replicas leads, and whether it watches this namespace."""
     subject = "operator"
     if isinstance(deployments, Refusal):
         return [_unseen(subject, "the operator's Deployment", deployments)]
@@ -156,7 +158,7 @@ def operator(
     if config is not None and config.watch.namespaces and namespace not in config.watch.namespaces:
         watched = ", ".join(config.watch.namespaces)
         advice = f"use one of those, or add {namespace} to the chart's watch.namespaces"
-        found.append(Finding(State.FAIL, subject, f"looks at namespaces {watched} only, not at {namespace}", advice))
+        found.append(Finding(State.FAIL, subject, f"watches only namespaces {watched}, not {namespace}", advice))
     return found
 
 
@@ -190,7 +192,7 @@ def nodes(answer: Answer) -> Iterator[Finding]:
         return
     choice = choose(WorkspaceMode.AUTO, counts)
     if choice.mode is WorkspaceMode.PLAIN:
-        advice = "jobs run with one pod a rollout; for Overlay, upgrade the nodes"
+        advice = "jobs run with one pod for each rollout; for Overlay, upgrade the nodes"
         yield Finding(State.WARN, "Overlay", choice.message, advice)
     else:
         yield _overlay_nodes(known)
@@ -214,7 +216,7 @@ def _overlay_nodes(known: Sequence[Mapping[str, Any]]) -> Finding:
 
 
 def _is_usable(node: Mapping[str, Any]) -> bool:
-    """Whether a pod without tolerations can come to a node. Taints of a node's condition come and go."""
+    """Whether a pod without tolerations can be scheduled on a node. Taints of node conditions are temporary."""
     blocking = (
         taint
         for taint in node["spec"].get("taints") or ()
@@ -225,7 +227,7 @@ def _is_usable(node: Mapping[str, Any]) -> bool:
 
 
 def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: Answer) -> Iterator[Finding]:
-    """Whether sandbox pods are let in, from dry runs of each kind; the last one as PLAIN_USER."""
+    """Check by dry runs of each kind whether sandbox pods are admitted; the last dry run is as PLAIN_USER."""
     subject = "admission"
     if isinstance(namespace, Refusal) and namespace.status == 404:
         advice = "kubectl create namespace, or choose another with -n"
@@ -250,7 +252,8 @@ def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: 
         yield Finding(State.WARN, subject, message, advice)
     if isinstance(overlay, Refusal):
         advice = (
-            "jobs run Plain here, one pod a rollout; Overlay needs label pod-security.kubernetes.io/enforce=privileged"
+            "jobs run Plain here, one pod for each rollout; "
+            "Overlay needs label pod-security.kubernetes.io/enforce=privileged"
         )
         yield Finding(State.WARN, subject, f"Overlay sandbox pods are refused: {overlay.message}", advice)
     if not isinstance(plain, Refusal) and not isinstance(overlay, Refusal):
@@ -258,22 +261,24 @@ def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: 
 
 
 def isolation(daemon_sets: Answer) -> Finding:
-    """Whether NetworkPolicies are enforced. The API server takes them from everybody and cannot tell."""
+    """Check whether NetworkPolicies are enforced. The API server accepts them either way."""
     subject, advice = (
         "network policies",
-        "without an enforcer, sandboxes reach the whole network; ask who runs the cluster",
+        "without an enforcer, sandboxes reach the whole network; ask the cluster's administrator",
     )
     if isinstance(daemon_sets, Refusal):
         return _unseen(subject, "what enforces them", daemon_sets)
     names = sorted({d["metadata"]["name"] for d in daemon_sets["items"]})
     engines = [name for name in names if any(engine in name for engine in POLICY_ENGINES)]
     if engines:
-        return _ok(subject, f"{', '.join(engines)} is here, which enforces them unless told otherwise")
-    return Finding(State.WARN, subject, "nothing that is known to enforce them was seen; the API cannot tell", advice)
+        return _ok(subject, f"{', '.join(engines)} is here, which enforces them by default")
+    return Finding(State.WARN, subject, "no known enforcer was found; the API cannot tell", advice)
 
 
 def job(problems: Sequence[Problem], *, is_config_known: bool) -> Iterator[Finding]:
-    """What the operator would call Invalid in the job, were it applied; one that cannot be seen may have defaults for it."""
+    """Return the problems for which the operator would call the job Invalid. An unreadable operator configuration may
+    have defaults for it.
+    """
     for problem in problems:
         if is_config_known:
             yield Finding(State.FAIL, "job", str(problem), "docs/jobs-on-a-cluster.md says what differs from a laptop")
@@ -306,7 +311,7 @@ def rights(allowed: Mapping[Right, bool]) -> Iterator[Finding]:
 
 
 def running(sandboxes: Answer) -> Iterator[Finding]:
-    """What the Sandboxes of the namespace say of themselves: why some are Plain, why some do not start."""
+    """Summarise the conditions of the namespace's Sandboxes: why some are Plain, why some do not start."""
     if isinstance(sandboxes, Refusal):
         return
     reasons: dict[tuple[str, str, str], int] = {}

@@ -1,4 +1,4 @@
-"""`rolloutctl export`: a run as other programs read it."""
+"""`rolloutctl export`: convert a run for other programs."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ _NOT_JSON = ", such as ./json: plain json asks for JSON on standard output"
 
 async def export(
     job: JobArgument,
-    form: Annotated[Format, typer.Option("--format", help="Who is to read it; docs/exports.md describes each.")],
+    form: Annotated[Format, typer.Option("--format", help="Format of the export; docs/exports.md describes each.")],
     output: Annotated[
         str | None,
         typer.Option("-o", metavar="FILE", help="File or folder to write; standard output when left out, or `json`."),
@@ -48,7 +48,7 @@ async def _export(reference: str, form: Format, file: Path | None) -> int:
         try:
             return await FOLDERS[form](run, file)
         except FileExistsError as error:
-            raise CommandError(f"{error.filename} is there already; name a new folder with -o") from error
+            raise CommandError(f"{error.filename} exists already; name a new folder with -o") from error
     with whole_file(file) as partial, partial.open("wb") as target:
         return await _write_lines(run, form, target)
 

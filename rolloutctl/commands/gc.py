@@ -28,12 +28,12 @@ def gc(
         float | None, typer.Option("--older-than-days", min=0, help="Runs whose last write is longer ago.")
     ] = None,
     keep: Annotated[int | None, typer.Option("--keep", min=0, help="Runs beyond the newest N of their name.")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it, only say what would go.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it, only list them.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Delete old runs. Given both rules, a run goes when both say so. A run that may be at work is never touched."""
+    """Delete old runs. With both rules, a run must match both. A run that may be active is never deleted."""
     if older_than_days is None and keep is None:
-        raise CommandError("say which runs are old: --older-than-days, --keep, or both")
+        raise CommandError("give --older-than-days, --keep, or both")
     plan = asyncio.run(
         _collect(where, None if older_than_days is None else older_than_days * DAY_SECONDS, keep, dry_run=not delete)
     )
@@ -60,7 +60,7 @@ def _print(plan: Plan, deleted: bool) -> None:
     gone = "deleted" if deleted else "would go"
     rows = [
         *([*_row(run), gone] for run in plan.delete),
-        *([*_row(run), "kept: it may be at work"] for run in plan.spared),
+        *([*_row(run), "kept: it may be active"] for run in plan.spared),
         *([*_row(run), "kept"] for run in plan.keep),
     ]
     answer_table("", ["run", "last write", "size", ""], rows, right=["size"])

@@ -1,4 +1,4 @@
-"""`rolloutctl images`: builds the images that a job's task folders have Dockerfiles for, with buildah, podman or docker."""
+"""`rolloutctl images`: build the images of a job's task folders from their Dockerfiles, with buildah, podman or docker."""
 
 import os
 import shutil
@@ -21,25 +21,25 @@ from rolloutctl.ui.console import Form, FormOption, answer_json, err, out, say
 
 TOOLS = ("buildah", "podman", "docker")
 SHOWN_OUTPUT = 4000
-"""Characters of a failed program's output: its end is where the error is."""
+"""Characters of a failed program's output that are shown, from its end, where the error is."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an image goes: a registry, or, for a path, this machine."""
+    """Destination of an image: a registry, or, for a path, this machine."""
 
     image: str
     path: Path | None
 
     @classmethod
     def of(cls, image: str, base_dir: Path) -> "Target":
-        """What `sandbox.image` means by that name; a relative path starts at the manifest's folder."""
+        """Return the destination that `sandbox.image` names; a relative path starts at the manifest's folder."""
         is_path = image.startswith(("/", "./", "../", "~/"))
         return cls(image, base_dir / Path(image).expanduser() if is_path else None)
 
 
 def find_tool(wanted: str | None) -> str:
-    """The program that builds. Raises CommandError where there is none that works."""
+    """Return the build program. Raises CommandError if none works."""
     for tool in [wanted] if wanted else TOOLS:
         if shutil.which(tool) and _succeeds([tool, "info"]):
             return tool
@@ -48,10 +48,10 @@ def find_tool(wanted: str | None) -> str:
 
 
 def is_there(tool: str, target: Target) -> bool:
-    """Whether the image was built before: its name has the digest of what it is made of.
+    """Whether the image exists: its name includes the digest of its inputs.
 
-    A registry is asked with the settings and the credentials that the tool pushes with. Where nothing can ask for the
-    manifest alone, the image is fetched; no answer counts as a missing image, and then the push says what is wrong.
+    The registry is queried with the settings and credentials of the build program. If that program cannot query a
+    manifest, the image is pulled. Without a response the image counts as missing, and the push reports the error.
     """
     image = target.image
     if target.path is not None:
@@ -59,7 +59,7 @@ def is_there(tool: str, target: Target) -> bool:
     if tool == "docker":
         # Its `manifest` does not reach the registries that only the daemon trusts, nor OCI images before version 23.
         return _succeeds(["docker", "manifest", "inspect", image]) or _succeeds(["docker", "pull", "--quiet", image])
-    # Of their own, buildah and podman inspect lists of images alone. skopeo shares their configuration.
+    # On their own, buildah and podman only inspect lists of images. skopeo shares their configuration.
     if shutil.which("skopeo"):
         return _succeeds(["skopeo", "inspect", "--raw", f"docker://{image}"])
     # Without the policy buildah would take an image that was built here, and never pushed, for the answer.
@@ -68,7 +68,7 @@ def is_there(tool: str, target: Target) -> bool:
 
 
 def build(tool: str, wanted: Build, target: Target, bases: Mapping[str, str]) -> None:
-    """Build an image and bring it where it belongs, whole or not at all. Raises CommandError with the builder's words."""
+    """Build an image and store it completely at its destination. Raises CommandError with the builder's message."""
     name = target.image if target.path is None else f"localhost/agent-rollouts-task:{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-image-") as folder:
         context = Path(folder) / "context"
@@ -127,10 +127,10 @@ def images(
     tool: Annotated[
         str | None, typer.Option("--tool", help="buildah, podman or docker; else the first that works.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which images are needed, and build none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the needed images without building them.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Build the images of task folders that have a Dockerfile, those that are missing, as tasks.imageTemplate names them.
+    """Build the missing images of task folders with a Dockerfile, under the names given by tasks.imageTemplate.
 
     A template that is a path, such as ./images/{name}-{digest}, keeps them on this machine; any other is pushed.
     """
@@ -138,7 +138,7 @@ def images(
     base_dir = manifest.resolve().parent
     bases = _bases(base or [])
     if job.spec.tasks.image_template is None:
-        raise CommandError(f"{manifest}: spec.tasks.imageTemplate is missing; it says how the images are called")
+        raise CommandError(f"{manifest}: spec.tasks.imageTemplate is missing; it names the images")
     needed = needed_images(job.spec.tasks, base_dir, os.environ)
     builder = "" if dry_run else find_tool(tool)
     answers: list[dict[str, object]] = []

@@ -12,14 +12,14 @@ from rolloutctl.ui.console import Form, FormOption, answer_json, say
 
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Write a commented manifest that runs as it stands."""
+    """Write a commented manifest that runs unchanged."""
     if path.exists() and not force:
         raise CommandError(f"{path} exists already", hint="Name another file, or replace it with --force.")
     if not path.parent.is_dir():
-        raise CommandError(f"the folder {path.parent} does not exist", hint="Make it first.")
+        raise CommandError(f"the folder {path.parent} does not exist", hint="Create it first.")
     path.write_text((resources.files("rolloutctl") / "starter.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     if form is Form.JSON:
         answer_json({"path": str(path)})

@@ -1,4 +1,4 @@
-"""`rolloutctl plugins`: which plugins a manifest can name, and what one of them takes."""
+"""`rolloutctl plugins`: list the plugins for manifests, or the options of one."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -8,15 +8,14 @@ from rich.text import Text
 
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.plugins.registry import Description, describe_plugin, registry
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, out
-from rolloutctl.ui.transcript import harmless
+from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, harmless, out
 
 
 def plugins(
     name: Annotated[str | None, typer.Argument(help="A name, or module:Class; all names when left out.")] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """List the plugins that can be named in a manifest, or describe one: its hooks and its options."""
+    """List the plugins that a manifest can name, or describe one: its hooks and its options."""
     if name is None:
         _list(form)
         return
@@ -28,7 +27,7 @@ def plugins(
 
 
 def _list(form: Form) -> None:
-    """One that cannot be loaded is listed with what is wrong with it: it must not hide the others."""
+    """List all plugins. One that cannot be loaded is listed with its error."""
     found: dict[str, Description | str] = {}
     for name in registry.names():
         try:
@@ -50,7 +49,7 @@ def _row(name: str, plugin: Description | str) -> list[str | Text]:
 def _describe(plugin: Description) -> None:
     out.print(Text(plugin.name, "bold"))
     out.print(Text(harmless(plugin.about)), soft_wrap=True)
-    out.print(Text(f"kinds: {', '.join(plugin.kinds) or 'none, it only looks'}"), soft_wrap=True)
+    out.print(Text(f"kinds: {', '.join(plugin.kinds) or 'none, it only observes'}"), soft_wrap=True)
     out.print(Text(f"hooks: {', '.join(plugin.hooks)}"), soft_wrap=True)
     options: dict[str, Any] = plugin.options.get("properties", {})
     required = plugin.options.get("required", [])

@@ -1,4 +1,6 @@
-"""`rolloutctl proxy` and `rolloutctl proxy-worker`: a session proxy on its own, and a model behind a NAT that serves it."""
+"""`rolloutctl proxy` and `rolloutctl proxy-worker`: a standalone session proxy, and a worker that answers its calls
+from behind a NAT.
+"""
 
 import os
 import secrets
@@ -25,10 +27,10 @@ from rolloutctl.errors import CommandError
 DEFAULT_STORE = "sessions"
 
 _OPTIONS = {"base_url": "endpoint", "baseURL": "endpoint", "name": "model", "env": "api-key-env"}
-"""By field of the settings, where the option has another name."""
+"""Options whose name differs from the settings' field."""
 
 ModelOption = Annotated[str, typer.Option("--model", help="Name of the model.")]
-ApiOption = Annotated[EndpointApi, typer.Option("--api", help="What the endpoint speaks.", case_sensitive=False)]
+ApiOption = Annotated[EndpointApi, typer.Option("--api", help="Protocol of the endpoint.", case_sensitive=False)]
 KeyVariableOption = Annotated[
     str | None, typer.Option("--api-key-env", help="Environment variable with the endpoint's API key.")
 ]
@@ -51,12 +53,12 @@ async def proxy(
     admin_key_file: AdminKeyOption = None,
     keyless: Annotated[
         bool,
-        typer.Option("--keyless", help="No keys at all: for clients that have none, where only they reach the port."),
+        typer.Option("--keyless", help="Require no keys: for clients without keys, if only they can reach the port."),
     ] = False,
 ) -> None:
-    """Serve agents a model under keys of their own, and record each session token by token."""
+    """Serve a model to agents under their own keys, and record each session with its tokens."""
     if (endpoint is None) != relay:
-        raise CommandError("say where the model is: --endpoint URL, or --relay")
+        raise CommandError("give --endpoint URL, or --relay")
     try:
         settings = ProxySettings(
             store=store,
@@ -80,11 +82,13 @@ async def proxy_worker(
     endpoint: Annotated[str, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")],
     api: ApiOption = EndpointApi.OPENAI,
     api_key_env: KeyVariableOption = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of this worker; else the host's, with a number.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of this worker; default: the host's with a number.")
+    ] = None,
     admin_key_file: AdminKeyOption = None,
     keyless: Annotated[bool, typer.Option("--keyless", help="The proxy is keyless.")] = False,
 ) -> None:
-    """Connect out to proxies (--relay), and answer their calls with a model that they cannot reach."""
+    """Connect to proxies (--relay), and answer their calls with a model that they cannot reach."""
     try:
         served = open_model(ModelSpec(endpoint=_endpoint(endpoint, model, api, api_key_env)), os.environ)
     except ValidationError as error:

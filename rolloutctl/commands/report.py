@@ -1,4 +1,4 @@
-"""`rolloutctl report`: a run as one HTML file."""
+"""`rolloutctl report`: write a run as one HTML file."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ async def report(
         ),
     ] = None,
 ) -> None:
-    """Write a run as one HTML file: figures, groups, every transcript. It loads nothing from elsewhere."""
+    """Write a run as one HTML file: figures, groups, every transcript. The file loads nothing from elsewhere."""
     path = await _report(job, named_file(file))
     size = path.stat().st_size
     if file == Form.JSON:
@@ -42,11 +42,7 @@ async def _report(reference: str, file: Path | None) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
         raise CommandError(f"-o {path}: {problem}", hint="Name a file in a folder that exists.")
-    with (
-        whole_file(path) as partial,
-        partial.open("w", encoding="utf-8") as html,
-        err.status("Reading transcripts…"),
-    ):
+    with whole_file(path) as partial, partial.open("w", encoding="utf-8") as html, err.status("Reading transcripts…"):
         aborted = await read_abort(run.store)
         html.write(page.head(_facts(run, aborted["message"] if aborted else None), run.results()))
         for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):

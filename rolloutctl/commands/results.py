@@ -1,4 +1,4 @@
-"""`rolloutctl results`: what came of a run, by group."""
+"""`rolloutctl results`: show the results of a run by group."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_tab
 from rolloutctl.ui.figures import GroupFigures, group_figures, overall_figures
 
 GROUPS = 50
-"""Rows of the table; a run of thousands of tasks is read in the report, or by machines."""
+"""Rows of the table. For runs with thousands of tasks, use the report or JSON."""
 
 
 async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
-    """What came of a run, by group. Works while it runs, too. JSON is the list of results."""
+    """Show the results of a run by group, also while it runs. JSON is the list of results."""
     run = await find_run_folder(job, os.environ)
     with contextlib.closing(SealedResults(run.store)) as sealed:
         await sealed.load()

@@ -1,4 +1,4 @@
-"""`rolloutctl run`: a job on this machine, shown as it happens, stopped cleanly, gone on with later."""
+"""`rolloutctl run`: run a job on this machine with a progress display; it stops cleanly and can be resumed."""
 
 import asyncio
 import contextlib
@@ -20,20 +20,17 @@ from rolloutctl.commands.results import print_results
 from rolloutctl.errors import Exit
 from rolloutctl.manifest import read_manifest, with_options
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
-from rolloutctl.ui.console import Form, FormOption, answer_json, err, out, say
+from rolloutctl.ui.console import Form, FormOption, answer_json, err, harmless, out, say
 from rolloutctl.ui.figures import notes
 from rolloutctl.ui.progress import Display, display_for
 from rolloutctl.ui.scalars import ScalarLog
-from rolloutctl.ui.transcript import harmless
 
 MASKED_BY_FAILURE = ("InfraFailed", "VerifierFailed")
 
 
 async def run(
     manifest: ManifestArgument,
-    new: Annotated[
-        bool, typer.Option("--new", help="Start a run of its own instead of going on with the last one.")
-    ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start a new run instead of resuming the last one.")] = False,
     provider: ProviderOption = None,
     output: Annotated[
         str | None, typer.Option("--output", help="Where results go, instead of spec.output.uri.")
@@ -53,7 +50,7 @@ async def run(
     ] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Run a job on this machine, or go on with it where it was left."""
+    """Run a job on this machine, or resume it."""
     job = with_options(
         read_manifest(manifest), output=output, model_url=model_url, model_name=model_name, api_key_env=api_key_env
     )
@@ -63,9 +60,16 @@ async def run(
     ):
         stop = asyncio.Event()
         with _stopping_cleanly(stop, display):
-            base_dir = manifest.resolve().parent
+            path = manifest.resolve()
             summary = await run_job(
-                job, base_dir=base_dir, environ=os.environ, provider=provider, new=new, observer=observer, stop=stop
+                job,
+                base_dir=path.parent,
+                environ=os.environ,
+                provider=provider,
+                new=new,
+                observer=observer,
+                stop=stop,
+                private=[path],
             )
     if form is Form.JSON:
         answer_json(summary_json(summary))
@@ -76,12 +80,14 @@ async def run(
 
 @contextlib.contextmanager
 def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) asks the run to stop; the second ends this process at once, still resumable."""
+    """The first Ctrl-C (or SIGTERM) asks the run to stop; the second ends this process at once. Both leave it
+    resumable.
+    """
 
     def asked() -> None:
         if stop.is_set():
             display.__exit__(None, None, None)  # gives the terminal its cursor back
-            say(f"Stopped at once. Go on with: {resume_command()}")
+            say(f"Stopped at once. Resume with: {resume_command()}")
             os._exit(Exit.INTERRUPTED)
         stop.set()
         say("Stopping: what is recorded stays, the rest can be resumed. Press Ctrl-C again to stop at once.", "bold")
@@ -141,10 +147,10 @@ async def _report(summary: JobSummary) -> None:
         say(f"The agent's own code raised in {count} of {len(results)} rollouts (AgentError):", "bold red")
         out.print(Text(harmless(traceback)))
     if summary.aborted is not None:
-        say(f"Given up: {summary.aborted}", "bold red")
-        say("Mend the cause, then start a run of its own with --new.")
+        say(f"Aborted: {summary.aborted}", "bold red")
+        say("Fix the cause, then start a new run with --new.")
     elif summary.resumable:
-        say(f"Stopped with {len(results)} of {summary.total} rollouts done. Go on with: {resume_command()}", "bold")
+        say(f"Stopped with {len(results)} of {summary.total} rollouts done. Resume with: {resume_command()}", "bold")
     _where_things_are(summary)
 
 

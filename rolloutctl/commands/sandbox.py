@@ -1,4 +1,4 @@
-"""`rolloutctl sandbox`: use a Sandbox in the cluster by hand, through a port-forward."""
+"""`rolloutctl sandbox`: use a Sandbox in the cluster through a port-forward."""
 
 import asyncio
 import base64
@@ -41,14 +41,15 @@ WorkspaceOption = Annotated[
 # All calls of this command line share one hold, so that two terminals do not fence each other off.
 HOLDER = Fence(epoch=1, holder="rolloutctl")
 ANSWER_SECONDS = 20.0
-"""A ready Sandbox's executor answers within a second; longer, and it is not coming."""
+"""Time limit for a response. A ready Sandbox's executor responds within a second."""
 TRY_SECONDS = 4.0
-"""A port-forward to an executor that did not listen yet may hang: the client library waits for bytes that it has already
-taken from the TLS connection. Another one gets through."""
+"""Time before another port-forward is tried. One to an executor that did not listen yet may hang, because the client
+library waits for bytes that it has already read from the TLS connection.
+"""
 MOST_OUTPUT_BYTES = 1 << 20
-"""Of each stream that is shown: the most that an executor takes as `headBytes` (docs/executor.md)."""
+"""Most bytes shown of each stream: the executor's limit of `headBytes` (docs/executor.md)."""
 REMEMBERED_SECONDS = 86_400
-"""The executor may forget how calls ended that are older: their turn is the time at which they were made."""
+"""The executor may forget the results of older calls. The time of a call serves as its turn."""
 
 
 @app.command("exec", epilog=EXIT_CODES, context_settings={"ignore_unknown_options": True})
@@ -57,9 +58,9 @@ async def execute(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
     namespace: NamespaceOption = None,
     workspace: WorkspaceOption = "main",
-    deadline_seconds: Annotated[float, typer.Option(min=0.001, help="End it after so long.")] = 600,
+    deadline_seconds: Annotated[float, typer.Option(min=0.001, help="Time limit in seconds.")] = 600,
 ) -> None:
-    """Run a command in a workspace of the Sandbox. Ends with the command's own exit code."""
+    """Run a command in a workspace of the Sandbox. Exits with the command's own exit code."""
     async with _opened(name, namespace, workspace) as place:
         result = await place.run(
             command, key=_key("exec"), deadline_seconds=deadline_seconds, head_bytes=MOST_OUTPUT_BYTES
@@ -102,11 +103,11 @@ async def cp(
 @app.command(epilog=EXIT_CODES)
 async def snapshot(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(help="Where the tar goes.")],
+    file: Annotated[Path, typer.Argument(help="File for the tar.")],
     namespace: NamespaceOption = None,
     workspace: WorkspaceOption = "main",
 ) -> None:
-    """Save what a workspace of the Sandbox changed over its image, as a tar with OCI whiteouts."""
+    """Save the changes of a workspace of the Sandbox over its image, as a tar with OCI whiteouts."""
     async with _opened(name, namespace, workspace) as place:
         with file.open("wb") as out:
             async for piece in place.snapshot():
@@ -134,7 +135,7 @@ async def _copy_in(source: Path, place: ExecutorWorkspace, path: str) -> None:
 async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
     found = await place.stat(path)
     if found is None:
-        raise CommandError(f"{path}: nothing is there in the workspace")
+        raise CommandError(f"{path}: does not exist in the workspace")
     with tempfile.TemporaryFile() as file:
         async for piece in place.tar(path):
             file.write(piece)
@@ -149,7 +150,7 @@ async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
         with tarfile.open(fileobj=file) as archive:
             member = archive.extractfile(archive.next() or tarfile.TarInfo())
             if member is None:
-                raise CommandError(f"{path}: is no regular file and no folder")
+                raise CommandError(f"{path}: is neither a regular file nor a folder")
             with to.open("wb") as out:
                 shutil.copyfileobj(member, out)
 
@@ -210,7 +211,7 @@ async def _first_answer(executor: ExecutorClient, name: str) -> None:
             if time.monotonic() > until:
                 raise CommandError(
                     f"the executor of Sandbox {name} does not answer through a port-forward. {error}".rstrip(),
-                    hint="It takes the right to create pods/portforward, and a pod that still runs: kubectl get pods",
+                    hint="It needs the right to create pods/portforward, and a pod that still runs: kubectl get pods",
                     code=Exit.FAILED,
                 ) from error
             await asyncio.sleep(0.2)
@@ -226,7 +227,7 @@ def _ready_sandbox(api: Any, namespace: str, name: str) -> dict[str, Any]:
     except ApiException as error:
         raise CommandError(
             f"Sandbox {name} in namespace {namespace}: {error.reason} ({error.status})",
-            hint=f"See what there is: kubectl get sandboxes -n {namespace}",
+            hint=f"List them: kubectl get sandboxes -n {namespace}",
         ) from error
     conditions = {condition["type"]: condition for condition in found.get("status", {}).get("conditions", [])}
     ready = conditions.get("Ready", {})
@@ -234,8 +235,7 @@ def _ready_sandbox(api: Any, namespace: str, name: str) -> dict[str, Any]:
         told = [conditions[kind] for kind in ("Finished", "ImagePulled", "Scheduled", "Ready") if kind in conditions]
         why = f"{told[0]['reason']}: {told[0].get('message', '')}" if told else "the operator has not seen it yet"
         raise CommandError(
-            f"Sandbox {name} is not ready. {why}",
-            hint=f"kubectl describe sandbox {name} -n {namespace}",
+            f"Sandbox {name} is not ready. {why}", hint=f"kubectl describe sandbox {name} -n {namespace}"
         )
     return found
 
@@ -251,13 +251,13 @@ def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
     except ApiException as error:
         raise CommandError(
             f"the key of Sandbox {metadata['name']}, Secret {secret}, cannot be read: {error.reason} ({error.status})",
-            hint="It takes the right to get that Secret.",
+            hint="It needs the right to get that Secret.",
         ) from error
     return executor_token(base64.b64decode(data[KEY_FILE]).decode(), metadata["name"], metadata["uid"])
 
 
 def _inside(path: str) -> tuple[str, str] | None:
-    """Name and path of NAME:PATH; None for a local path, as for `kubectl cp`."""
+    """Return name and path of NAME:PATH; None for a local path, as in `kubectl cp`."""
     name, colon, inside = path.partition(":")
     return (name, inside) if colon and name and "/" not in name else None
 

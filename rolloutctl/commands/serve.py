@@ -1,4 +1,4 @@
-"""`rolloutctl serve`: trials by HTTP, in the form of the Harbor server, each a job of this machine."""
+"""`rolloutctl serve`: run trials over HTTP with the Harbor server's API, each as a job of this machine."""
 
 import os
 from pathlib import Path
@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from agent_runtime.integrations.harbor_server.runs import Runs, ServedJob
-from agent_runtime.integrations.harbor_server.server import serving
-from agent_runtime.proxy.serve import admin_key, log_to_stderr, until_stopped
+from agent_runtime.proxy.serve import admin_key
 from rolloutctl.errors import CommandError
+from rolloutctl.integrations import HARBOR_SERVER, integrations
 from rolloutctl.manifest import read_manifest
 
 KEY_VARIABLE = "HARBOR_SERVER_KEY"
@@ -25,7 +24,7 @@ async def serve(
     ] = Path("runs"),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8080,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Runs at work at once.")] = 16,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Concurrent runs.")] = 16,
     image_template: Annotated[
         str | None, typer.Option("--image-template", help="As tasks.imageTemplate: images of tasks with a Dockerfile.")
     ] = None,
@@ -34,6 +33,7 @@ async def serve(
     ] = None,
 ) -> None:
     """Run Harbor tasks that clients upload (POST /api/v1/runs), each as a job of this machine."""
+    serve_jobs = integrations.find(HARBOR_SERVER)
     jobs = {}
     for path in manifests:
         job = read_manifest(path)
@@ -43,16 +43,9 @@ async def serve(
             )
         if job.metadata.name in jobs:
             raise CommandError(f"{path}: metadata.name: {job.metadata.name!r} is served already; rename one of them")
-        jobs[job.metadata.name] = ServedJob(job, path.resolve().parent)
+        jobs[job.metadata.name] = (job, path.resolve().parent)
     key = admin_key(key_file, os.environ, KEY_VARIABLE)
     environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
-    log_to_stderr()
-    runs = Runs(folder, jobs, environ, image_template=image_template, concurrency=concurrency)
-    with until_stopped() as stop:
-        runner, _ = await serving(runs, key, host, port)
-        try:
-            await stop.wait()
-        finally:
-            # First the runs: whoever waits for one is told nothing, and finds it again by its key.
-            await runs.close()
-            await runner.cleanup()
+    await serve_jobs(
+        jobs, key, environ, folder=folder, host=host, port=port, concurrency=concurrency, image_template=image_template
+    )

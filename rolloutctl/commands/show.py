@@ -1,4 +1,4 @@
-"""`rolloutctl show`: one rollout, to be read in a terminal."""
+"""`rolloutctl show`: show one rollout in a terminal."""
 
 import os
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from rollout_api.records import Outcome, PluginReport, Result, Verdict
 from rollout_api.tasks import VerifierMode
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import JobArgument, find_run
-from rolloutctl.ui.console import Form, FormOption, answer_json, duration, number, out
+from rolloutctl.ui.console import Form, FormOption, answer_json, duration, harmless, number, out
 from rolloutctl.ui.figures import how_it_ended
-from rolloutctl.ui.transcript import Call, Step, harmless, readable_arguments, steps
+from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 
 LINES = 40
-"""Of one tool result; `--full` shows all of it."""
+"""Lines shown of one tool result; `--full` shows all."""
 
 _ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}
 
@@ -29,7 +29,7 @@ async def show(
     full: Annotated[bool, typer.Option("--full", help=f"Tool results whole, not their first {LINES} lines.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Read one rollout: messages, tool calls, their results, the verdict. JSON is the ATIF trajectory."""
+    """Show one rollout: messages, tool calls, their results, the verdict. JSON is the ATIF trajectory."""
     run = await find_run(job, os.environ)
     if run.total is not None and index >= run.total:
         raise CommandError(f"{run.folder} has no rollout {index}; its rollouts are 0 to {run.total - 1}")
@@ -158,5 +158,5 @@ def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
 
 
 def _line(text: Text) -> None:
-    """Text as it stands: wrapped by the terminal, not padded to its width."""
+    """Return text unchanged: wrapped by the terminal, not padded to its width."""
     out.print(text, soft_wrap=True)

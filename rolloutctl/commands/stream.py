@@ -1,4 +1,4 @@
-"""`rolloutctl stream`: feed a job that stays open, and follow what comes out of it."""
+"""`rolloutctl stream`: submit tasks to an open job, and follow its results."""
 
 import json
 import sys
@@ -8,26 +8,30 @@ from typing import Annotated, Any
 import typer
 
 from agent_runtime.engine.session import FinishedGroup
+from agent_runtime.recording.stream import StreamClosed
 from agent_runtime.statistics import mean
 from agent_runtime.tasks import read_rows
 from rolloutctl.client import RunAborted
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.job_stream import JobStream
-from rolloutctl.ui.console import Form, FormOption, answer_stream, number, out, say
-from rolloutctl.ui.transcript import json_text
+from rolloutctl.ui.console import Form, FormOption, answer_stream, json_text, number, out, say
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Feed a job that stays open, and follow it.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Submit tasks to an open job, and follow its results."
+)
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder of its run, its manifest, or its name.")]
 
 
 @app.command(epilog=EXIT_CODES)
 async def submit(
     job: JobArgument,
-    tasks: Annotated[str, typer.Argument(help="JSONL file with one task a line; - for standard input.")],
-    label: Annotated[str | None, typer.Option(help="Comes back with the results: a batch, a training step.")] = None,
+    tasks: Annotated[str, typer.Argument(help="JSONL file with one task per line; - for standard input.")],
+    label: Annotated[
+        str | None, typer.Option(help="Label returned with the results: a batch, a training step.")
+    ] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Submit tasks, each as a group of its own. What was submitted is durable when this ends."""
+    """Submit tasks, each as its own group. Submitted tasks are durable when this command ends."""
     try:
         data = sys.stdin.buffer.read() if tasks == "-" else Path(tasks).read_bytes()
     except OSError as error:
@@ -38,9 +42,12 @@ async def submit(
     try:
         for task in rows:
             numbers.append(await stream.submit(task, label))
-    except BaseException:
+    except BaseException as error:
         done = f"Only the first {len(numbers)} of {len(rows)} tasks were submitted"
         say(f"{done}; remove them from {tasks} before you submit the rest.")
+        if not isinstance(error, StreamClosed):
+            doubtful = f"The next one, {rows[len(numbers)].name}, may be submitted, too"
+            say(f"{doubtful}: before you submit it again, look for it in the last files of {stream.uri}/stream.")
         raise
     if form is Form.JSON:
         answer_stream().write(json.dumps(numbers) + "\n")
@@ -54,18 +61,18 @@ async def tail(
     skip: Annotated[list[int] | None, typer.Option(help="Leave this group out; may be repeated.")] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Follow the finished groups until the job is closed and all are out. JSON is one object a line."""
+    """Follow the finished groups until the job is closed and all are finished. JSON is one object per line."""
     stream = await JobStream.open(job)
     try:
         async for group in stream.groups(skip or []):
             _print(group, form)
     except RunAborted as aborted:
-        raise CommandError(f"The run was given up: {aborted}", code=Exit.ABORTED) from aborted
+        raise CommandError(f"The run was aborted: {aborted}", code=Exit.ABORTED) from aborted
 
 
 @app.command(epilog=EXIT_CODES)
 async def close(job: JobArgument) -> None:
-    """Say that nothing more comes: the job completes when all its groups are done."""
+    """Close the stream: the job completes when all its groups are finished."""
     say(f"Closed with {await (await JobStream.open(job)).close()} groups.")
 
 

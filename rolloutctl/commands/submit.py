@@ -1,4 +1,4 @@
-"""`rolloutctl submit`: bring a job to the cluster, and its local tasks to where the cluster can read them."""
+"""`rolloutctl submit`: apply a job to the cluster, and upload its local tasks."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob
 
 
 def _apply(job: RolloutJob, namespace: str | None) -> str:
-    """Server-side apply, as `kubectl apply --server-side` does it; the namespace. Raises CommandError."""
+    """Apply server-side, like `kubectl apply --server-side`. Returns the namespace. Raises CommandError."""
     namespace_of_context = connect()
     from kubernetes import client
 
@@ -83,7 +83,8 @@ def _apply(job: RolloutJob, namespace: str | None) -> str:
         except client.ApiException as error:
             raise CommandError(
                 f"the cluster refused rolloutjob/{job.metadata.name}: {refusal(error)}",
-                hint="A job's spec cannot be changed: delete the job, or give this one another name."
+                # A refusal by the schema or by admission names the field and the solution.
+                hint=""
                 if error.status in (409, 422)
                 else f"Is {API_GROUP} installed there, and may you create rolloutjobs? rolloutctl doctor",
                 code=Exit.FAILED,

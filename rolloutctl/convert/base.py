@@ -1,4 +1,4 @@
-"""What a converter is: it reads another system's configuration and says what became of every key of it."""
+"""Interface of converters: they read another system's configuration and account for every key of it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ NO_COUNTERPART = "has no counterpart here and is left out"
 
 @dataclass(frozen=True)
 class Note:
-    """What a person should know of one key of the input: it was left out, or it means something else here."""
+    """A remark about one key of the input: it was left out, or has another meaning here."""
 
     key: str
-    """As one would look for it, `environments[0].max_retries`; empty for what no key says."""
+    """Path of the key, such as `environments[0].max_retries`; empty for a remark without a key."""
     message: str
 
     def __str__(self) -> str:
@@ -28,18 +28,18 @@ class Note:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A manifest, as a document to be written, and all that it does not carry over."""
+    """A manifest to write, and everything that it does not include."""
 
     manifest: dict[str, Any]
     notes: list[Note]
 
 
 class UnusableInput(ValueError):
-    """The input cannot be converted; the message names the key, what is wrong with it and what to do."""
+    """The input cannot be converted. The message names the key, its problem and the remedy."""
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a file, JSON or YAML. Raises UnusableInput."""
+    """Return the mapping in a JSON or YAML file. Raises UnusableInput."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeError) as error:
@@ -47,31 +47,31 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UnusableInput(f"is neither JSON nor YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise UnusableInput("is no mapping; a configuration is one")
+        raise UnusableInput("is not a mapping, as a configuration must be")
     return values
 
 
 @dataclass(frozen=True)
 class Source:
-    """A configuration file that was read."""
+    """A parsed configuration file."""
 
     path: Path
     values: Mapping[str, Any]
     evaluation: bool = False
-    """Of a file that stands for two jobs, that which evaluates is wanted, not the one that trains."""
+    """Convert the evaluation instead of the training, for a file that describes both."""
     overrides: Sequence[str] = ()
-    """`key=value`, as Hydra takes them on the command line."""
+    """`key=value`, as on Hydra's command line."""
     llm: Mapping[str, Any] = field(default_factory=dict)
-    """Real Work's `--llm-` options by their names in `llm_config`; they come before the file's."""
+    """Real Work's `--llm-` options by their names in `llm_config`; they override the file's."""
 
 
 @dataclass(frozen=True)
 class Converter:
-    """One system whose configuration is understood."""
+    """One supported system."""
 
     system: str
     recognises: Callable[[Mapping[str, Any]], bool]
-    """Whether the file's top level is that system's."""
+    """Whether the file's top level belongs to that system."""
     convert: Callable[[Source], Conversion]
     """Raises UnusableInput."""
 
@@ -88,7 +88,7 @@ _WORDS: dict[type[Any], str] = {
 
 @dataclass
 class Keys:
-    """A mapping of the input. Keys are ticked off as they are used, so that none is passed over in silence."""
+    """A mapping of the input that tracks which keys are used, so that unused keys are reported."""
 
     values: Mapping[str, Any]
     path: str
@@ -98,11 +98,11 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             raise UnusableInput(f"{self.path or 'the file'}: is {self.values!r}, expected a mapping")
-        # An empty key says what leaving it out says.
+        # An empty key means the same as no key.
         self.left = {name for name, value in self.values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of a key that is carried over, of the default's type; the default where it is absent or null.
+        """Return the value of a key, of the default's type; the default if it is absent or null.
 
         Raises UnusableInput for a value of another type.
         """
@@ -111,7 +111,7 @@ class Keys:
         return default if value is None else self._checked(name, value, type(default))
 
     def need(self, name: str, kind: type[Any]) -> Any:
-        """The value of a key that has to be there. Raises UnusableInput."""
+        """Return the value of a required key. Raises UnusableInput."""
         self.left.discard(name)
         if (value := self.values.get(name)) is None:
             raise UnusableInput(f"{self.where(name)}: is missing")
@@ -133,7 +133,7 @@ class Keys:
         self.notes.append(Note(self.where(name), message))
 
     def report_rest(self, reasons: Mapping[str, str]) -> None:
-        """Report every key that was not used: with the reason given for it, else as one that is not known."""
+        """Report every unused key: with its given reason, else as unknown."""
         for name in sorted(self.left):
             self.note(name, f"{NO_COUNTERPART}{f': {reasons[name]}' if name in reasons else ''}")
 
@@ -146,5 +146,5 @@ def manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_name(text: str) -> str:
-    """The nearest name that Kubernetes allows for an object."""
+    """Return the nearest valid name of a Kubernetes object."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:52].strip("-") or "job"

@@ -1,6 +1,6 @@
-"""Real Work's `config.json` (ritser-labs/real-work, `src/core/config.py`) as a manifest.
+"""Convert Real Work's `config.json` (ritser-labs/real-work, `src/core/config.py`) into a manifest.
 
-Its words: an environment is a task here, an episode is a rollout, `max_episodes` is the size of a group.
+Terms: an environment is a task here, an episode is a rollout, `max_episodes` is the size of a group.
 """
 
 import base64
@@ -12,30 +12,28 @@ from typing import Any
 from rolloutctl.convert.base import Conversion, Converter, Keys, Note, Source, UnusableInput, manifest
 
 TESTS_USER = "1000:1000"
-"""Whom `UnitTestRunner` runs the tests as."""
+"""User as which `UnitTestRunner` runs the tests."""
 SNAPSHOT_EVERY = 5
-"""Actions between two snapshots of `Episode`; turns here, which most often have one action."""
+"""Actions between two snapshots of `Episode`. They become turns here, which usually have one action."""
 MAX_ACTIONS = 100
-"""Actions of one episode, which their agent loop counts and no key sets."""
+"""Most actions of one episode. Their agent loop sets it, and no key does."""
 CONTAINER = {"cpu": "2", "memory": "2Gi"}
-"""What `Environment.initialize` gives each container."""
+"""Settings that `Environment.initialize` gives each container."""
 CLI_MODEL = {"model": "anthropic/claude-4-sonnet", "base_url": "https://openrouter.ai/api/v1"}
-"""What `main.py` takes where the file has no `llm_config`."""
+"""Model that `main.py` uses if the file has no `llm_config`."""
 CLI_SAMPLING = {"temperature": 0.7, "max_tokens": 4096, "timeout": 60}
 TIMEOUTS = {"global_timeout": 3600, "command_timeout": 300, "test_timeout": 120}
 
 _LLM_REASONS = {
-    "enable_caching": "an answer that is given twice is no sample of the policy",
-    "cache_size": "an answer that is given twice is no sample of the policy",
+    "enable_caching": "a repeated answer is not a sample of the policy",
+    "cache_size": "a repeated answer is not a sample of the policy",
     "max_context_messages": "the whole conversation is sent",
     "max_output_length": "a tool's result is cut at 64 KiB, head and tail kept",
     "track_token_usage": "usage is always recorded",
     "max_cost_per_episode": "agent.tokenBudget bounds tokens, not money",
     "warn_high_usage": "`rolloutctl results` shows usage",
 }
-_ROLLOUT_REASONS = {
-    "save_trajectory_interval": "every step is recorded before it is acted on",
-}
+_ROLLOUT_REASONS = {"save_trajectory_interval": "every step is recorded before it is acted on"}
 _ENVIRONMENT_REASONS = {
     "max_retries": "attempts.limit says for the whole job how often an infrastructure failure is tried again"
 }
@@ -96,7 +94,7 @@ def convert(source: Source) -> Conversion:
 
 
 _PLUGINS = [{"name": "TrajectoryAnalysis"}, {"name": "SafetyFilter"}]
-"""Theirs loads these two, and the performance-based stop, wherever plugins are enabled."""
+"""Plugins that Real Work loads, besides the performance-based stop, whenever plugins are enabled."""
 
 _DIFFERENCES = (
     Note("", "sandbox.network.setup is Public, so that init_commands can download; agent and tests have no network. "
@@ -140,7 +138,7 @@ def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, An
 
 
 def _files(keys: Keys, source: Source) -> list[dict[str, Any]]:
-    """The files below `copy_folders`, in a folder of the same name in the working directory."""
+    """Return the files below `copy_folders`, in a folder of the same name in the working directory."""
     folders: Sequence[str] = keys.take("copy_folders", [])
     files = []
     for folder in folders:
@@ -152,13 +150,13 @@ def _files(keys: Keys, source: Source) -> list[dict[str, Any]]:
         keys.note(
             "copy_folders",
             "are copied into the manifest as files, which the agent can change. Those that decide the verdict belong "
-            "into verifier.files, which replace what stands at their path when it is graded",
+            "in verifier.files, which replace existing files at their paths when it is graded",
         )
     return files
 
 
 def _found(folder: str, where: str, source: Source) -> Path:
-    """Their paths start where main.py is started, which is most often some folder above the configuration."""
+    """Resolve a path. Real Work's paths start at the folder where main.py starts, usually above the configuration."""
     for above in (*source.path.resolve().parents, Path.cwd()):
         if folder.strip("./") and (above / folder).is_dir():
             return (above / folder).resolve()
@@ -207,7 +205,7 @@ def _episodes(keys: Keys) -> tuple[int, list[dict[str, Any]]]:
     stops = []
     if keys.take("stop_on_success", False):
         stops.append({"name": "PerformanceStop", "config": {"threshold": 1, "minEpisodes": 1, "maxEpisodes": size}})
-        keys.note("stop_on_success", "success is a passed verdict, not the model's own word")
+        keys.note("stop_on_success", "success is a passed verdict, not the model's own statement")
     keys.report_rest({"min_success_rate": "plugin PerformanceStop ends a group by the rewards of its last members"})
     return size, stops
 

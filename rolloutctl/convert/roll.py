@@ -1,8 +1,8 @@
-"""ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) as a manifest.
+"""Convert ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) into a manifest.
 
-Its words: an environment group is a task here, an episode is a rollout. A file stands for two jobs: that of
-`train_env_manager`, and the evaluation of `val_env_manager`, which is taken where it is asked for or stands alone. It is
-read as Hydra reads it: `defaults` below it, overrides over it, `${...}` filled in.
+Terms: an environment group is a task here, an episode is a rollout. A file describes two jobs: the training of
+`train_env_manager`, and the evaluation of `val_env_manager`, which is used on request or if it stands alone. The file
+is read as Hydra reads it: `defaults` below it, overrides over it, `${...}` filled in.
 """
 
 import re
@@ -16,7 +16,7 @@ from agent_runtime.environments.answers import ANSWER, AnswerForm
 from rolloutctl.convert.base import Conversion, Converter, Keys, Note, Source, UnusableInput, manifest, read_mapping
 
 DEEPEST = 20
-"""References inside of references; those that lead to themselves have no end."""
+"""Most levels of nested references; circular references never end."""
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -24,11 +24,11 @@ OVERRIDE = re.compile(r"(~|\+{0,2})([\w.]+)(?:=(.*))?$", re.DOTALL)
 """Hydra's `key=value`, `+key=value`, `++key=value`, `~key`."""
 
 KEYS = ("exp_name", "seed", "pretrain", "output_dir", "sequence_length", "custom_envs")
-"""Values that are read, although others may refer to them too."""
+"""Values that are used directly, although others may refer to them too."""
 
 
 def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
-    """The file's values over those of its defaults. Raises UnusableInput."""
+    """Merge the file's values over those of its defaults. Raises UnusableInput."""
     values: dict[str, Any] = {}
     for number, entry in enumerate(source.values.get("defaults", [])):
         where = f"defaults[{number}]"
@@ -48,13 +48,13 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
     for override in source.overrides:
         _override(whole, override)
     filled = {key: _filled(value, whole, key, 0) for key, value in whole.items()}
-    # What only stands there to be referred to is in the places that refer to it.
+    # Anchors that exist only for references are already in the places that refer to them.
     referred = {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
     return {key: value for key, value in filled.items() if key not in referred or key in KEYS}
 
 
 def _override(values: dict[str, Any], override: str) -> None:
-    """Change one value as Hydra does: without a plus only a key that is there. Raises UnusableInput."""
+    """Change one value as Hydra does: without a plus, the key must exist. Raises UnusableInput."""
     parsed = OVERRIDE.match(override)
     if parsed is None or (parsed[3] is None) != (parsed[1] == "~"):
         raise UnusableInput(f"override {override!r}: expected KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY")
@@ -103,7 +103,7 @@ def _referred(name: str, whole: Mapping[str, Any], where: str) -> Any:
     found: Any = whole
     for part in name.split("."):
         if not isinstance(found, dict) or part not in found:
-            raise UnusableInput(f"{where}: refers to ${{{name}}}, which is nowhere")
+            raise UnusableInput(f"{where}: refers to ${{{name}}}, which does not exist")
         found = found[part]
     return found
 
@@ -117,31 +117,31 @@ METHODS = {"identity": "Identity", "mean": "Mean", "mean_std": "MeanStd", "asym_
 TRAINING, EVALUATION = "train_env_manager", "val_env_manager"
 MOST_AT_ONCE = 100_000
 OLDER = {"env_groups", "n_groups"}
-"""Names of a manager's keys before ROLL 0.2, which read `format_penalty` from the manager."""
+"""A manager's keys before ROLL 0.2, which read `format_penalty` from the manager."""
 COUNTS = re.compile("group|traj|episode|env_num|num_env|redundan")
-"""What the name of a key has that decides how many rollouts there are."""
+"""Parts of key names that determine the number of rollouts."""
 # Names of the template's fields here; a longest answer is a number that does not change.
 FIELDS = {"observation": "{observation}", "turn_idx": "{turn}", "actions_left": "{actionsLeft}", "suffix": ""}
 
 _MANAGER_REASONS = {
     "max_env_num_per_worker": "environments share a few processes; runners.concurrency says how many run at once",
     "max_traj_per_env": "a job is one pass over its groups; a trainer submits further ones to tasks.stream",
-    "format_penalty": "theirs does not read it either; that of an environment's env_config counts",
+    "format_penalty": "ROLL does not read it either; the environment's env_config counts",
     "llm_proxy": "spec.model says what answers",
-    "group_filter_cls": "what comes out of a group is the trainer's to choose from",
+    "group_filter_cls": "the trainer selects from the results of a group",
 }
 _ENVIRONMENT_REASONS = {
     "max_tokens": "it was a number of words in their prompt; sampling.maxTokens bounds an answer",
     "max_steps_per_traj": "maxSteps counts the actions",
     "use_thread_lock": "environments run in processes of their own",
     "max_env_step_concurrent": "steps of one process run one after another",
-    "agent_runner_cls": "agent.type is who acts",
+    "agent_runner_cls": "agent.type determines the agent",
 }
 _CONFIG_REASONS = {
     "render_mode": "observations are text",
-    "map_seed": "theirs draws the map from the group's seed too",
+    "map_seed": "ROLL also draws the map from the group's seed",
     "special_token_list": "an answer is the message's text, which has no special tokens",
-    "map_lookup": "grid_lookup alone says what is shown",
+    "map_lookup": "only grid_lookup determines what is shown",
 }
 _REASONS = {
     "sequence_length": "the model's server bounds the conversation; an episode ends there with ContextExceeded",
@@ -151,7 +151,7 @@ _REASONS = {
     "tracker_kwargs": "rolloutctl run --tensorboard or --wandb writes scalars",
     "render_save_dir": "every observation is recorded, and rolloutctl report shows it",
     "env_monitor": "an environment that hangs twice when timeouts.commandSeconds is over is graded by the steps so far",
-    "eval_steps": "your trainer runs the job that --eval makes after every so many updates (docs/training-a-policy.md)",
+    "eval_steps": "your trainer runs the job that --eval makes after a number of updates (docs/training-a-policy.md)",
 }
 
 
@@ -161,7 +161,7 @@ def recognises(values: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """An entry of `tasks.environments`, and what one job has only once."""
+    """An entry of `tasks.environments`, and the settings that a job has only once."""
 
     tag: str
     entry: dict[str, Any]
@@ -181,7 +181,7 @@ def convert(source: Source) -> Conversion:
     wanted, other = (TRAINING, EVALUATION) if trains else (EVALUATION, TRAINING)
     if keys.take(other) is not None:
         how = "with --eval" if trains else "without --eval"
-        keys.note(other, f"is a job of its own: rolloutctl convert {how} makes it")
+        keys.note(other, f"is a separate job: rolloutctl convert {how} makes it")
     manager = keys.below(wanted)
     older = bool(OLDER & set(manager.values))
     penalty = manager.take("format_penalty", 0.0) if older else 0.0
@@ -209,19 +209,21 @@ def convert(source: Source) -> Conversion:
     # Two jobs with one name would take one another's results for their own.
     name = keys.take("exp_name", source.path.stem) + ("-eval" if source.evaluation else "")
     manager.report_rest(_MANAGER_REASONS)
-    keys.report_rest(dict.fromkeys(keys.values, "it is the trainer's") | _REASONS)
+    keys.report_rest(dict.fromkeys(keys.values, "it belongs to the trainer") | _REASONS)
     return Conversion(manifest(name, spec), [*notes, *_DIFFERENCES])
 
 
 _DIFFERENCES = (
-    Note("", "group g of an environment is reset with seed + g; theirs draws a seed for each group, and counts it up with "
+    Note("", "group g of an environment is reset with seed + g; ROLL draws a seed for each group, and counts it up with "
          "every further episode"),
     Note("", "rules, symbols and actions are told in words of this project, unless env_instruction and grid_vocab say them"),
 )  # fmt: skip
 
 
 def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
-    """Groups of each tag, by today's names or those of ROLL before 0.2. Raises UnusableInput where they do not agree."""
+    """Return the number of groups of each tag, from current names or those before ROLL 0.2. Raises UnusableInput if
+    they disagree.
+    """
     total = _renamed(manager, "num_env_groups", "env_groups")
     partition = _renamed(manager, "num_groups_partition", "n_groups")
     where = manager.where("num_groups_partition")
@@ -238,14 +240,14 @@ def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
 
 
 def _renamed(keys: Keys, name: str, before: str) -> Any:
-    """The value under a key's name of today, or under the one that it had before. Raises UnusableInput for both."""
+    """Return the value under a key's current or former name. Raises UnusableInput for both."""
     if keys.values.get(name) is not None and keys.values.get(before) is not None:
         raise UnusableInput(f"{keys.where(before)}: is an older name of {name}, which is there too; leave one out")
     return keys.take(name) if keys.values.get(name) is not None else keys.take(before)
 
 
 def _refuse_unread_counts(manager: Keys) -> None:
-    """Raise UnusableInput for a key that is not known and whose name says that it may decide how many rollouts there are."""
+    """Raise UnusableInput for an unknown key whose name suggests that it determines the number of rollouts."""
     for name in manager.left:
         if name not in _MANAGER_REASONS and COUNTS.search(name):
             raise UnusableInput(
@@ -275,7 +277,7 @@ def _groups(manager: Keys, environments: Keys, seed: int, steps: int | None, pen
 
 
 def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys, steps: int | None, penalty: float) -> Group:
-    """`steps` and `penalty` are those of the whole file, for an environment that has none of its own."""
+    """Convert one environment. `steps` and `penalty` are the file's defaults."""
     given = keys.below("env_config")
     config = {
         name: _texts(value) for name in (*OWN_CONFIG[environment], *CONFIG) if (value := given.take(name)) is not None
@@ -318,7 +320,7 @@ def _texts(value: Any) -> Any:
 
 
 def _prompt(template: str, tokens: int, keys: Keys) -> str:
-    """Their template, which Python's `format` fills in, with the names that are filled in here."""
+    """Convert their template, written for Python's `format`, to the names used here."""
 
     def field(found: re.Match[str]) -> str:
         if found[0] in ("{{", "}}"):
@@ -327,8 +329,8 @@ def _prompt(template: str, tokens: int, keys: Keys) -> str:
             return str(tokens)
         if found[1] not in FIELDS:
             raise UnusableInput(
-                f"{keys.where('agent_template')}: {found[0]} is no field of TrajEnvManager's template, the only one that is "
-                f"converted; its fields are {', '.join(FIELDS)} and max_response_length"
+                f"{keys.where('agent_template')}: {found[0]} is not a field of TrajEnvManager's template, the only "
+                f"supported one; its fields are {', '.join(FIELDS)} and max_response_length"
             )
         return FIELDS[found[1]]
 
@@ -336,7 +338,7 @@ def _prompt(template: str, tokens: int, keys: Keys) -> str:
 
 
 def _agent(groups: list[Group], notes: list[Note]) -> dict[str, Any]:
-    """One agent acts in all environments of a job: where they differ, the first one's counts."""
+    """Convert the agent. One agent acts in all environments of a job: if they differ, the first one's settings apply."""
     first = groups[0]
     for group in groups:
         if (group.system_prompt, group.answer_pattern) != (first.system_prompt, first.answer_pattern):
@@ -363,7 +365,7 @@ def _model(keys: Keys) -> dict[str, Any]:
 
 
 def _sampling(keys: Keys, manager: Keys, tokens: int) -> dict[str, Any]:
-    """Theirs takes the arguments of `actor_infer` for both managers, where it has any."""
+    """Convert the sampling. ROLL uses the arguments of `actor_infer`, if any, for both managers."""
     actor = keys.below("actor_infer")
     own = manager.below("generating_args")
     arguments = actor.below("generating_args") if actor.values.get("generating_args") else own
@@ -390,7 +392,7 @@ def _reward(keys: Keys, clip: float) -> dict[str, Any]:
         )
         return {}
     if method == "asym_clip":
-        keys.note("method", "asym_clip keeps advantages between -1 and 3, as theirs did before it became mean_std")
+        keys.note("method", "asym_clip keeps advantages between -1 and 3, as ROLL did before it became mean_std")
     keys.report_rest({})
     reward: dict[str, Any] = {"groupBy": GROUPING[grouping], "method": METHODS[method]}
     return reward | ({"clip": clip} if clip else {})

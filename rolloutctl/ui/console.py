@@ -1,7 +1,9 @@
-"""Where a command's words go: what was asked for to standard output, everything else to standard error."""
+"""Output of commands: answers go to standard output, everything else to standard error."""
 
 import contextlib
+import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,24 +16,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rolloutctl.ui.transcript import harmless, json_text
-
 PIPE_WIDTH = 200
-"""Columns for tables that go into a file or a pipe, where nothing wraps; COLUMNS overrides it."""
+"""Width of tables in a file or a pipe, where nothing wraps; COLUMNS overrides it."""
 
 
 class Form(StrEnum):
-    """How a command answers."""
+    """Output format of a command."""
 
     TEXT = "text"
     JSON = "json"
 
 
-FormOption = Annotated[Form, typer.Option("-o", help="How to answer: for people, or as JSON for machines.")]
+FormOption = Annotated[Form, typer.Option("-o", help="Output format: text, or JSON for programs.")]
 
 
 def named_file(option: str | None) -> Path | None:
-    """The file that an `-o` names. None where it is left out, or is `json` as everywhere; `./json` is a file."""
+    """Return the file named by `-o`; None if it is left out or is `json`. `./json` is a file."""
     return None if option is None or option == Form.JSON else Path(option)
 
 
@@ -49,8 +49,9 @@ err = _console(sys.stderr, stderr=True)
 
 @contextlib.contextmanager
 def only_answers_on_stdout() -> Iterator[None]:
-    """Send to standard error what user code (plugins, agents, tools, and programs that they start) writes to standard
-    output, so that the answer stays valid JSON or a valid export. Answers go to `out`."""
+    """Redirect the standard output of user code (plugins, agents, tools, and their programs) to standard error, so that
+    the answer remains valid JSON or a valid export. Answers go to `out`.
+    """
     sys.stdout.flush()
     stdout, answers = sys.stdout, os.dup(1)
     os.dup2(2, 1)
@@ -66,22 +67,22 @@ def only_answers_on_stdout() -> Iterator[None]:
 
 
 def answer_stream() -> TextIO:
-    """Where the answer goes, for commands that write it by themselves."""
+    """Return the stream for answers, for commands that write them directly."""
     return cast(TextIO, out.file)
 
 
 def say(message: str, style: str = "") -> None:
-    """A line for the person, not part of the answer."""
+    """Print a line for the user that is not part of the answer."""
     err.print(Text(harmless(message), style), soft_wrap=True)
 
 
 def answer_json(value: Any) -> None:
-    """The answer as JSON: the only thing on standard output."""
+    """Print the answer as JSON: the only thing on standard output."""
     answer_stream().write(json_text(value, indent=2) + "\n")
 
 
 def answer_json_list(values: Iterable[Any]) -> None:
-    """As `answer_json` of a list, of which one item is in memory at a time."""
+    """Print a list like `answer_json`, with one item in memory at a time."""
     stream, before = answer_stream(), "["
     for value in values:
         stream.write(before + "\n" + textwrap.indent(json_text(value, indent=2), "  "))
@@ -92,7 +93,7 @@ def answer_json_list(values: Iterable[Any]) -> None:
 def answer_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()
 ) -> None:
-    """A table; the columns named in `right` hold numbers. Cells are made harmless."""
+    """Print a table. Columns in `right` hold numbers. Control characters in cells are escaped."""
     if title:
         out.print(Text(title, "bold"))
     table = Table(header_style="bold")
@@ -104,12 +105,12 @@ def answer_table(
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """`0.5`, `1`, or a dash."""
+    """Format a number: `0.5`, `1`, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}".rstrip("0").rstrip(".") or "0"
 
 
 def duration(seconds: float | None) -> str:
-    """`350 ms`, `4.2 s`, `12 min`, or a dash."""
+    """Format a duration: `350 ms`, `4.2 s`, `12 min`, or a dash."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -117,3 +118,24 @@ def duration(seconds: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+# Control characters, and those that reorder text around them: both let text from a sandbox fake the terminal's output.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return JSON without control characters that could affect a terminal. Python's json leaves those above 127
+    unescaped.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _HIDDEN.sub(lambda found: found[0] if found[0] >= "\ud800" else f"\\u{ord(found[0]):04x}", text)
+
+
+def harmless(text: str) -> str:
+    """Remove colours from a model's or tool's text, and make other control characters visible."""
+    text = _ANSI.sub("", text).replace("\r\n", "\n")
+    return _HIDDEN.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text
+    )

@@ -1,4 +1,4 @@
-"""What the results of a run add up to, by group and over all, and what stands out. Masked rollouts count for no mean."""
+"""Statistics of a run, by group and overall, and anomalies. Masked rollouts are outside all means."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from rollout_api.tasks import VerifierMode
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """One task's rollouts. Means are None without a graded rollout, `pass_at_k` with fewer than k of them too."""
+    """Statistics of one task. Means are None without a graded rollout; `pass_at_k` also with fewer than k of them."""
 
     group: int
     task: str
@@ -25,12 +25,14 @@ class GroupFigures:
     pass_at_1: float | None
     pass_at_k: float | None
     outcomes: dict[str, int]
-    """How many ended how: the stop reason of a Completed one, the outcome of another."""
+    """Number of rollouts by stop reason if Completed, else by outcome."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All rollouts. pass@k is the mean over the groups that have one; the standard error is that of `mean`, by group."""
+    """Statistics of all rollouts. pass@k is the mean over the groups that have one; the standard error of `mean` is
+    clustered by group.
+    """
 
     graded: int
     masked: int
@@ -43,7 +45,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """The rollouts that were submitted with one label: a point of a learning curve."""
+    """Statistics of rollouts submitted with one label: one point of a learning curve."""
 
     label: str
     graded: int
@@ -52,14 +54,14 @@ class BatchFigures:
 
 
 def how_it_ended(result: Result) -> str:
-    """The stop reason of a Completed rollout, the outcome of a masked one."""
+    """Return the stop reason of a Completed rollout, or the outcome of a masked one."""
     if result.outcome is Outcome.COMPLETED and result.stop_reason is not None:
         return result.stop_reason.value
     return result.outcome.value
 
 
 def group_figures(results: Iterable[Result], k: int) -> list[GroupFigures]:
-    """Figures of each group, in the order of the groups. The results come by index, and one group is kept at a time."""
+    """Yield the statistics of each group in order. Results must be sorted by index; one group is kept at a time."""
     groups = itertools.groupby(results, key=lambda result: result.group)
     return [_group(list(members), k) for _, members in groups]
 
@@ -83,7 +85,7 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
 
 
 def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -> Figures:
-    """Figures of the whole run. Keeps numbers of the results, and no result."""
+    """Return the statistics of the whole run. Keeps numbers of the results only."""
     masked, by_group, outcomes = 0, dict[int, list[float]](), Counter[str]()
     for result in results:
         masked += result.outcome is not Outcome.COMPLETED
@@ -124,17 +126,17 @@ def _outcomes(results: Sequence[Result]) -> dict[str, int]:
 SHOWN = 5
 
 _STOPS = {
-    StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); what was there was graded.",
-    StopReason.TOKEN_BUDGET: "all tokens were used (agent.tokenBudget); what was there was graded.",
-    StopReason.CONTEXT_EXCEEDED: "the model's context was full; what was there was graded.",
-    StopReason.CONTENT_FILTER: "the model server refused to answer; what was there was graded.",
-    StopReason.EMPTY_ANSWER: "the model answered nothing; what was there was graded.",
-    StopReason.AGENT_TIMEOUT: "the time was over (timeouts.agentSeconds); what was there was graded.",
+    StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); the work so far was graded.",
+    StopReason.TOKEN_BUDGET: "all tokens were used (agent.tokenBudget); the work so far was graded.",
+    StopReason.CONTEXT_EXCEEDED: "the model's context was full; the work so far was graded.",
+    StopReason.CONTENT_FILTER: "the model server refused to answer; the work so far was graded.",
+    StopReason.EMPTY_ANSWER: "the model answered nothing; the work so far was graded.",
+    StopReason.AGENT_TIMEOUT: "the time was over (timeouts.agentSeconds); the work so far was graded.",
     StopReason.TOOL_FORMAT: "too many tool calls in a row could not be read (agent.maxFormatErrors). The model saw each "
-    "error and could have mended it, so the reward counts.",
-    StopReason.RESOURCE_LIMIT: "more was used than a workspace may (sandbox.resources, verifier.artifactsLimit). That is "
-    "the policy's doing, so the reward counts.",
-    StopReason.AGENT_ERROR: "the agent's own code raised an exception; what was there was graded.",
+    "error and could have corrected it, so the reward counts.",
+    StopReason.RESOURCE_LIMIT: "a limit was exceeded (sandbox.resources, verifier.artifactsLimit). "
+    "The policy caused that, so the reward counts.",
+    StopReason.AGENT_ERROR: "the agent's own code raised an exception; the work so far was graded.",
 }
 
 _MASKED = {
@@ -145,7 +147,7 @@ _MASKED = {
 
 
 class _Members:
-    """The rollouts that have something in common: how many they are, the first ones, and what is counted of them."""
+    """Rollouts with a common property: their number, the first ones, and a count."""
 
     def __init__(self) -> None:
         self.count, self.times = 0, 0
@@ -161,12 +163,12 @@ class _Members:
 
     @property
     def rollouts(self) -> str:
-        """`1 rollout`, `9 rollouts`."""
+        """Format a count: `1 rollout`, `9 rollouts`."""
         return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
 
     @property
     def look(self) -> str:
-        """Where to look: `Rollouts 0, 1, 2.`"""
+        """Format a reference to rollouts: `Rollouts 0, 1, 2.`"""
         listed = ", ".join(map(str, self._first))
         return f"Rollout{'s' if self.count > 1 else ''} {listed}{', …' if self.count > SHOWN else ''}."
 
@@ -177,7 +179,7 @@ class _Members:
 
 
 def notes(seals: Iterable[Seal]) -> list[str]:
-    """One sentence or two for each thing that stands out. Goes through the seals once, and keeps none."""
+    """Return a sentence or two for each anomaly. Reads the seals once and keeps none."""
     by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
     dropped, forked, shared = _Members(), _Members(), _Members()
     for seal in seals:
@@ -217,8 +219,8 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         )
     for name, members in by_plugin.items():
         said.append(
-            f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards are the "
-            f"verifier's all the same; what the plugin should have done there is not done. {members.look}"
+            f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards still come "
+            f"from the verifier, but the plugin had no effect there. {members.look}"
         )
     for name, members in by_tool.items():
         said.append(

@@ -1,5 +1,6 @@
-"""A run as one HTML file. It loads nothing from elsewhere, runs one script (admitted by its digest), and shows what
-models and tools wrote as text alone. The file is `head`, any number of `group`s, `tail`."""
+"""A run as one HTML file. It loads nothing from elsewhere, runs one script (allowed by its digest), and shows text of
+models and tools as plain text. The file is `head`, any number of `group`s, `tail`.
+"""
 
 import base64
 import gzip
@@ -17,23 +18,17 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rollout_api.records import Record, Result, Verdict
-from rolloutctl.ui.figures import (
-    BatchFigures,
-    Figures,
-    GroupFigures,
-    batch_figures,
-    group_figures,
-    overall_figures,
-)
-from rolloutctl.ui.transcript import Step, harmless, readable_arguments, steps
+from rolloutctl.ui.console import harmless
+from rolloutctl.ui.figures import BatchFigures, Figures, GroupFigures, batch_figures, group_figures, overall_figures
+from rolloutctl.ui.transcript import Step, readable_arguments, steps
 
 FIELD_CHARACTERS = 200_000
-"""Of one message or tool result; what is longer is cut in the middle: the record has it all, a page cannot show it."""
+"""Most characters of one message or tool result. Longer ones are shortened in the middle; the record has everything."""
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What the head of the report says of the run."""
+    """Facts about the run in the report's head."""
 
     name: str
     location: str
@@ -42,7 +37,7 @@ class JobFacts:
     agent: str
     group_size: int
     total: int
-    """Rollouts in all; those that have ended may be fewer."""
+    """Number of rollouts, of which fewer may have ended."""
     aborted: str | None = None
 
 
@@ -71,7 +66,9 @@ def head(job: JobFacts, results: Sequence[Result]) -> str:
 
 
 def group(rollouts: Sequence[Rollout]) -> str:
-    """The transcripts of one group by index: JSON, gzip, base64. Members share their prompt, so they are packed together."""
+    """Return the transcripts of one group by index as JSON, gzip, base64. Members share their prompt, so they are
+    packed together.
+    """
     transcripts = {str(rollout.result.index): transcript(rollout) for rollout in rollouts}
     data = json.dumps(transcripts, separators=(",", ":")).encode()
     packed = base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
@@ -96,12 +93,12 @@ def _digest(inline: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its placeholders replaced; what a value contains is never taken for a placeholder."""
+    """Return the template with its placeholders replaced once. Values are not searched for placeholders."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
 
 
 def in_script(value: Any) -> str:
-    """JSON that can stand inside a script element: no `<`, so nothing in it can end the element or begin a comment."""
+    """Return JSON for a script element: without `<`, so that nothing in it can end the element or begin a comment."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -147,7 +144,7 @@ def transcript(rollout: Rollout) -> dict[str, Any]:
 
 
 def _without_plugins(result: Result) -> dict[str, Any]:
-    """An analysis may be long, and is read with the transcript."""
+    """Remove plugin data, which can be long and is shown with the transcript."""
     return result.model_copy(update={"plugins": {}}).wire()
 
 
@@ -171,7 +168,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def shortened(text: str, most: int = FIELD_CHARACTERS) -> str:
-    """The head and the tail of a text that is longer than `most` characters."""
+    """Return beginning and end of a text longer than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -1,4 +1,4 @@
-"""A run as it happens: a tally of its events, and two ways to show it, a live bar and plain lines."""
+"""Progress of a run: a tally of its events, shown as a live bar or as plain lines."""
 
 import time
 from collections import Counter
@@ -20,15 +20,14 @@ from agent_runtime.engine.events import (
     RolloutStarted,
 )
 from rollout_api.records import Outcome
-from rolloutctl.ui.console import duration, number
-from rolloutctl.ui.transcript import harmless
+from rolloutctl.ui.console import duration, harmless, number
 
 PLAIN_SECONDS = 10.0
-"""Between two lines where there is no terminal: a log of an hour stays readable."""
+"""Interval between lines without a terminal. A log of an hour stays readable."""
 
 
 class Tally:
-    """What the events say so far. Pure but for the clock that it is given."""
+    """Summary of the events so far. Pure except for the given clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,11 +36,11 @@ class Tally:
         self.sealed = 0
         self.running: set[int] = set()
         self.waiting: set[int] = set()
-        """Rollouts whose model call is retried."""
+        """Rollouts whose model call is being retried."""
         self.silence: ModelSilent | None = None
         self.outcomes: Counter[str] = Counter()
         self._here = 0
-        """Sealed by this process: what an earlier one did says nothing of this one's rate."""
+        """Rollouts sealed by this process. Those of earlier processes do not affect the rate."""
         self._reward_sum, self._rewarded = 0.0, 0
 
     def add(self, event: Event) -> None:
@@ -64,7 +63,7 @@ class Tally:
 
     @property
     def mean_reward(self) -> float | None:
-        """Over the rollouts of this process that have a reward."""
+        """Return the mean over this process's rollouts with a reward."""
         return self._reward_sum / self._rewarded if self._rewarded else None
 
     @property
@@ -74,7 +73,7 @@ class Tally:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present rate; None when it is not known yet."""
+        """Return the remaining seconds at the present rate; None if unknown."""
         if self.total is None or not self.per_minute:
             return None
         return 60 * (self.total - self.sealed) / self.per_minute
@@ -85,7 +84,7 @@ class Tally:
         if self.waiting:
             parts.append(f"{len(self.waiting)} waiting for the model")
         if self.silence is not None:
-            parts.append(f"no answer of the model for {duration(self.silence.seconds)}")
+            parts.append(f"no answer from the model for {duration(self.silence.seconds)}")
         order = [outcome.value for outcome in Outcome]
         parts += [f"{self.outcomes[name]} {name}" for name in order if self.outcomes[name]]
         parts.append(f"mean reward {number(self.mean_reward)}")
@@ -96,7 +95,7 @@ class Tally:
 
 
 def _lines(event: Event) -> list[tuple[str, str]]:
-    """What is worth a line of its own, with its style."""
+    """Return the lines for events that deserve one, with their styles."""
     if isinstance(event, JobStarted):
         resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are done already."
         if event.sealed == event.total:
@@ -114,7 +113,7 @@ def _lines(event: Event) -> list[tuple[str, str]]:
     if isinstance(event, ModelSilent):
         waits = "1 call has waited" if event.calls == 1 else f"{event.calls} calls have waited"
         none = "none was answered meanwhile" if event.has_answered else "none has been answered yet"
-        hint = "Look at the server's log; the run goes on as soon as it answers."
+        hint = "Check the server's log; the run continues as soon as it answers."
         return [(f"{waits} for {duration(event.seconds)} for an answer of {event.place}; {none}. {hint}", "yellow")]
     if isinstance(event, PluginFailed):
         return [(f"Plugin {event.plugin} failed, {event.hook} of {event.key}: {event.message}", "yellow")]
@@ -122,7 +121,7 @@ def _lines(event: Event) -> list[tuple[str, str]]:
 
 
 class Display:
-    """Prints what is worth a line. The same failure many times over is said a few times, and then counted."""
+    """Prints notable events. A repeated failure is printed a few times and then counted."""
 
     SAME_FAILURE = 5
 
@@ -145,7 +144,7 @@ class Display:
         if isinstance(event, ModelSilent):
             was_silent, self._is_silent = self._is_silent, event.calls > 0
             if was_silent and self._is_silent:
-                return  # said when it began; the tally counts on
+                return  # printed at the start; the tally continues
         many, further = "", ""
         if isinstance(event, AttemptFailed) and event.retry:
             many, further = event.reason, f"attempts lost to {event.reason}"
@@ -164,7 +163,7 @@ class Display:
 
 
 class Plain(Display):
-    """Lines, one every few seconds, for logs."""
+    """Prints a line every few seconds, for logs."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, clock)
@@ -185,7 +184,7 @@ class Plain(Display):
 
 
 class Live(Display):
-    """One bar, redrawn a few times a second."""
+    """Shows one bar that is redrawn a few times a second."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -217,5 +216,5 @@ class _TallyColumn(ProgressColumn):
 
 
 def display_for(console: Console) -> Display:
-    """A live bar on a terminal, plain lines elsewhere."""
+    """Return a live bar on a terminal, plain lines elsewhere."""
     return Live(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)

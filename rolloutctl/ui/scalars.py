@@ -1,4 +1,4 @@
-"""Scalars of a run while it goes on, for TensorBoard and for Weights & Biases, where those are installed."""
+"""Scalars of a running job for TensorBoard and Weights & Biases, if installed."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -14,10 +14,11 @@ _Writer = tuple[Callable[[Mapping[str, float], int], None], Callable[[], None]]
 
 
 class ScalarLog:
-    """Writes a point a finished group, and passes all events on. A context manager; without a target it writes nothing.
+    """Writes one point for each finished group and passes all events on. A context manager; without a target it writes
+    nothing.
 
-    The step is how many groups had finished, those of earlier processes included, so that a resumed run goes on with its
-    curve. Raises CommandError for what is not installed.
+    The step is the number of finished groups, including those of earlier processes, so that a resumed run continues its
+    curve. Raises CommandError for a missing package.
     """
 
     def __init__(self, observer: Observer, name: str, *, tensorboard: Path | None, wandb: str | None) -> None:
@@ -57,7 +58,7 @@ def _tensorboard(folder: Path) -> _Writer:
 
 
 def _weights_and_biases(project: str, name: str) -> _Writer:
-    # The same id again goes on with the same curve.
+    # The same id continues the same curve.
     run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
     return lambda values, step: run.log(dict(values), step=step), run.finish
 

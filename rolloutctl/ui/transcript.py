@@ -1,7 +1,6 @@
-"""A rollout as a person reads it: its journal's records, put together into steps. Shown in terminals and in reports."""
+"""A readable rollout: its journal's records combined into steps. Shown in terminals and in reports."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from rollout_api.records import (
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call and what came of it. `result` is None while, or because, nothing came back."""
+    """A tool call and its result. `result` is None while, or because, there is none."""
 
     name: str
     arguments: str
@@ -33,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """One message, with the tool calls that it asks for. `role` is OpenAI's, or `note` for what the engine did."""
+    """One message with its tool calls. `role` is OpenAI's, or `note` for actions of the engine."""
 
     role: str
     text: str = ""
@@ -46,7 +45,7 @@ class Step:
 
 
 def steps(records: Sequence[Record]) -> list[Step]:
-    """The steps of an attempt, in order. Works on an unfinished journal too."""
+    """Return the steps of an attempt in order. Works on an unfinished journal too."""
     shown: list[Step] = []
     # Ids of the tool calls whose results stand with their call already.
     answered: set[str] = set()
@@ -58,7 +57,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
         elif isinstance(record, IntentRecord):
             if record.branch != branch:
                 branch = record.branch
-                kept = f"its first {record.keep} messages stand" if record.keep else "nothing of it stands"
+                kept = f"its first {record.keep} messages remain" if record.keep else "none of its messages remain"
                 shown.append(Step("note", f"The conversation was rewritten here: {kept}. Branch {branch}."))
             shown += [
                 Step(str(message.get("role", "user")), text_of(message.get("content")), record.turn)
@@ -106,7 +105,7 @@ def _with_result(call: Call, result: Observation) -> Call:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content in any of the forms that OpenAI's API allows."""
+    """Return the text of a message's content in any format of OpenAI's API."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -120,29 +119,10 @@ def text_of(content: Any) -> str:
 
 
 def readable_arguments(arguments: str) -> list[tuple[str, str]]:
-    """Arguments by name, strings without their quotes; one nameless entry when they are no JSON object."""
+    """Return arguments by name, strings without quotes; one nameless entry if they are not a JSON object."""
     if (parsed := decoded_object(arguments or "{}")) is None:
         return [("", arguments)]
     return [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in parsed.items()
     ]
-
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# Control characters, and those that reorder text around them: both let text from a sandbox forge what a person sees.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that cannot steer a terminal either: json itself escapes no control characters above 127."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _HIDDEN.sub(lambda found: found[0] if found[0] >= "\ud800" else f"\\u{ord(found[0]):04x}", text)
-
-
-def harmless(text: str) -> str:
-    """Text from a model or a tool that cannot steer a terminal: colours removed, other controls made visible."""
-    text = _ANSI.sub("", text).replace("\r\n", "\n")
-    return _HIDDEN.sub(
-        lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text
-    )

@@ -112,7 +112,7 @@ async def test_the_first_program_makes_its_file(tmp_path: Path, server: Scripted
     assert "print('hello')" in await started(tmp_path, {}, "-m", "rolloutctl.main", "show", "task-001", "0")
 
 
-async def test_a_configuration_says_all_of_an_agent(tmp_path: Path, server: ScriptedServer) -> None:
+async def test_configuration_describes_an_agent_completely(tmp_path: Path, server: ScriptedServer) -> None:
     server.scripts["a seventh of 5"] = [action("calculator", {"expression": "5 / 7"}), "Final Answer: 0.7143"]
     assert await run("configuration", tmp_path, server) == ["Final response: 0.7143", "Total steps: 6"]
     assert server.bodies[1]["messages"][-1]["content"] == "Observation: 0.7143", "as precise as configured"
@@ -120,7 +120,7 @@ async def test_a_configuration_says_all_of_an_agent(tmp_path: Path, server: Scri
     assert list(tmp_path.glob("trajectories/math-example-*/job.json")), "saved where the configuration says"
 
 
-async def test_tools_of_ones_own_are_called_and_their_errors_told(tmp_path: Path, server: ScriptedServer) -> None:
+async def test_custom_tools_are_called_and_their_errors_reported(tmp_path: Path, server: ScriptedServer) -> None:
     server.scripts["warm is it in Berlin"] = [
         ("weather", {"city": "Bonn"}),
         ("weather", {"city": "Berlin"}),

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.preloaded import run_rolloutctl
 from tests.support.s3 import careless_s3
-
-ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
 
 
 def job(*members: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
@@ -52,11 +50,7 @@ def bash(command: str) -> dict[str, Any]:
 
 def run(folder: Path, manifest: dict[str, Any], *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest))
-    command = [ROLLOUTCTL, "run", "job.yaml", *options]
-    environment = {**os.environ, **environ}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return run_rolloutctl("run", "job.yaml", *options, folder=folder, environ=environ, timeout=300)
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -82,7 +76,7 @@ def test_a_fork_bomb_in_a_tool_call_harms_only_itself(tmp_path: Path) -> None:
     assert results(tmp_path)[1]["reward"] == 1
 
 
-def test_a_tool_that_raises_is_told_to_the_model_and_the_rollout_goes_on(tmp_path: Path) -> None:
+def test_tool_that_raises_is_reported_to_the_model_and_the_rollout_continues(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from agent_runtime.tools.registry import tool\n\n\n@tool\nasync def boom(x: int) -> str:\n"
         '    """Never works."""\n    raise RuntimeError("kaput")\n'
@@ -92,13 +86,11 @@ def test_a_tool_that_raises_is_told_to_the_model_and_the_rollout_goes_on(tmp_pat
     done = run(tmp_path, manifest, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert results(tmp_path)[0]["reward"] == 1
-    shown = subprocess.run(
-        [ROLLOUTCTL, "show", "bad-input", "0"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    shown = run_rolloutctl("show", "bad-input", "0", folder=tmp_path)
     assert "kaput" in shown.stdout
 
 
-def test_memory_used_up_by_many_processes_is_the_policys_own_doing(tmp_path: Path) -> None:
+def test_memory_used_up_by_many_processes_counts_against_the_policy(tmp_path: Path) -> None:
     hog = bash("for i in 1 2 3 4; do python3 -c 'import time; x = bytearray(120_000_000); time.sleep(30)' & done; wait")
     manifest = job([hog], [bash("touch done")], sandbox={"resources": {"memory": "256Mi"}})
     done = run(tmp_path, manifest)
@@ -108,7 +100,7 @@ def test_memory_used_up_by_many_processes_is_the_policys_own_doing(tmp_path: Pat
     assert (second["stopReason"], second["reward"]) == ("Finished", 1)
 
 
-def test_an_agent_that_deletes_its_own_folder_is_graded_and_stops_nobody(tmp_path: Path) -> None:
+def test_agent_that_deletes_its_own_folder_is_graded(tmp_path: Path) -> None:
     done = run(tmp_path, job([bash("cd / && rm -rf /workspace")], [bash("touch done")]))
     assert done.returncode == 0, done.stderr
     assert [(line["outcome"], line["reward"]) for line in results(tmp_path)] == [("Completed", 0), ("Completed", 1)]
@@ -138,7 +130,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(tmp_path: Path, small_disk: Path) -> None:
+def test_full_disk_is_reported_and_the_run_resumes_later(tmp_path: Path, small_disk: Path) -> None:
     noise = [bash("head -c 30000 /dev/urandom | base64"), bash("touch done")]
     manifest = job(*([noise] * 12))
     full = run(tmp_path, manifest)
@@ -157,14 +149,14 @@ def read_only_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")
-def test_storage_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path, read_only_disk: Path) -> None:
+def test_unwritable_storage_is_reported_before_anything_runs(tmp_path: Path, read_only_disk: Path) -> None:
     refused = run(tmp_path, job([bash("touch done")]))
     assert refused.returncode == 4, refused.stderr
     assert "out cannot be written; change its rights or the URI" in refused.stderr
     assert not list(read_only_disk.iterdir())
 
 
-async def test_storage_that_ignores_create_only_writes_is_said_before_anything_runs(tmp_path: Path) -> None:
+async def test_storage_without_create_only_writes_is_refused_before_anything_runs(tmp_path: Path) -> None:
     async with careless_s3() as careless:
         manifest = job([bash("touch done")], output={"uri": careless.uri("runs")})
         refused = await asyncio.to_thread(run, tmp_path, manifest, **careless.environ())
@@ -174,7 +166,7 @@ async def test_storage_that_ignores_create_only_writes_is_said_before_anything_r
     assert "Recording to" not in refused.stderr, "nothing was begun"
 
 
-def test_a_different_job_under_the_same_name_is_refused_naming_what_differs(tmp_path: Path) -> None:
+def test_different_job_of_the_same_name_is_refused_with_the_differences(tmp_path: Path) -> None:
     assert run(tmp_path, job([bash("touch done")])).returncode == 0
     changed = run(tmp_path, job([bash("touch done")], seed=99))
     assert changed.returncode == 2
@@ -197,8 +189,6 @@ def test_a_verifier_that_cannot_start_is_found_before_the_first_rollout(tmp_path
     manifest["spec"]["tasks"]["inline"][0]["verifier"]["commands"] = ["nosuchprogram --all"]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
     for command in ("validate", "check"):
-        found = subprocess.run(
-            [ROLLOUTCTL, command, "job.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        found = run_rolloutctl(command, "job.yaml", folder=tmp_path)
         assert found.returncode != 0
         assert "nosuchprogram" in found.stdout + found.stderr

@@ -66,10 +66,7 @@ def test_only_the_phase_that_lists_a_host_reaches_it(
                 }
             },
             "agent": {"tools": ["bash"]},
-            "sandbox": {
-                "network": {"agent": [f"{HOST}:{site}"]} if listed else {},
-                "workspaces": {"mode": "Overlay"},
-            },
+            "sandbox": {"network": {"agent": [f"{HOST}:{site}"]} if listed else {}, "workspaces": {"mode": "Overlay"}},
             "output": {"uri": "out"},
         },
     }

@@ -25,6 +25,7 @@ def tool(name: str) -> str:
     return str(Path(folder.strip()) / name)
 
 
+@functools.cache
 def template(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`helm template` of the chart."""
     command = [tool("helm"), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES]
@@ -35,7 +36,7 @@ def render(*arguments: str) -> list[Manifest]:
     """The chart's objects."""
     done = template(*arguments)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]
 
 
 def of_kind(documents: list[Manifest], kind: str) -> list[Manifest]:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import yaml
 
 from agent_runtime.recording.store import Store
 from tests.support.cluster_reader import ClusterReader
+from tests.support.preloaded import run_rolloutctl
 from tests.support.quickstart import REWARDS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -100,15 +100,8 @@ class Cluster:
 
     def rolloutctl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """rolloutctl, as on the laptop of somebody with this kubeconfig and the credentials of the storage."""
-        return subprocess.run(
-            [sys.executable, "-m", "rolloutctl.main", *arguments],
-            input=text,
-            env=os.environ | dict(self.environ) | {"KUBECONFIG": str(self.kubeconfig), "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        environ = dict(self.environ) | {"KUBECONFIG": str(self.kubeconfig), "COLUMNS": "200"}
+        return run_rolloutctl(*arguments, folder=Path.cwd(), environ=environ, text=text, timeout=300)
 
     def node_process(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command of the harness, such as `component kill apiserver`."""

@@ -19,7 +19,7 @@ class ClusterReader:
 
     def __init__(self, kubeconfig: Path) -> None:
         self._api = config.new_client_from_config(str(kubeconfig), persist_config=False)
-        token = self._api.configuration.get_api_key_with_prefix("authorization")
+        token = self._api.configuration.get_api_key_with_prefix("BearerToken")
         self._headers = {"Accept": "application/json"} | ({"Authorization": token} if token else {})
 
     def get(self, kind: str, name: str, namespace: str) -> Object | None:

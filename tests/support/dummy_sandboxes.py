@@ -259,7 +259,7 @@ class DummyWorkspace:
         result: CommandResult = await self._once("run", key, request, work)
         return result
 
-    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20, owner: str | None = None) -> bytes:
         """See Workspace."""
 
         async def work() -> bytes:
@@ -269,14 +269,7 @@ class DummyWorkspace:
         return data
 
     async def write(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        key: str,
-        mode: str = "644",
-        replace: bool = False,
-        owner: str | None = None,
+        self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False, owner: str | None = None
     ) -> None:
         """See Workspace."""
 
@@ -298,7 +291,7 @@ class DummyWorkspace:
 
         await self._once("remove", key, (path,), work)
 
-    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+    async def stat(self, path: str, *, key: str | None = None, owner: str | None = None) -> FileStat | None:
         """See Workspace."""
 
         async def work() -> FileStat | None:
@@ -416,6 +409,10 @@ class DummyWorkspace:
     def secret(self, purpose: str) -> bytes:
         """See Workspace."""
         return hmac.digest(self._state.seed, purpose.encode(), "sha256")
+
+    async def missed_requests(self) -> int:
+        """See Workspace. Nobody counts those here."""
+        return 0
 
     @asynccontextmanager
     async def serve_model(self, server: web.Server) -> AsyncIterator[str]:

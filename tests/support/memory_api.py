@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from rollout_api.on_cluster.operator_config import Budgets, Images, LeaseSettings, OperatorConfig
 from rollout_operator import model_server, rollout_job, sandbox
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.cache import Cache
-from rollout_operator.config import Budgets, Images, LeaseSettings, OperatorConfig
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
 from rollout_operator.keys import KeyRing
@@ -92,7 +92,14 @@ class MemoryApi:
         return self.put(kind, {**found, "status": copy.deepcopy(dict(status))})
 
     async def delete(
-        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        *,
+        foreground: bool = False,
     ) -> Mapping[str, Any]:
         await self._write("delete", kind, {})
         obj = self._get(kind, namespace, name)

@@ -53,7 +53,7 @@ def standin_spec(cluster: Cluster, namespace: str, **spec: object) -> Object:
     weights = upload_weights(cluster, namespace, "model", 0)
     return {
         "model": {"name": NAME, "uri": weights, "secretRef": STORAGE_SECRET},
-        "engine": {"image": STANDIN_IMAGE, "version": "0.26.0"},
+        "engine": {"image": STANDIN_IMAGE, "version": "0.27.0"},
         "accelerator": {"count": 0},
         "resources": {"cpu": "50m", "sharedMemory": "64Mi"},
         "toolCallParser": "hermes",

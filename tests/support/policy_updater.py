@@ -16,9 +16,10 @@ from typing import Any
 from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, TransferMode
 from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import Control
-from rollout_operator.model_server.operations import LoadOptions, ServerOperations
+from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.model_server.policy import decide, load_limit
-from rollout_operator.model_server.update_state import Runner, Seen, Server, ServerContact
+from rollout_operator.model_server.update_state import Runner, Seen
+from rollout_operator.server_contact import LoadOptions, Server, ServerContact
 
 MODEL = "policy"
 TOKEN = "a-token"
@@ -83,8 +84,9 @@ async def run(folder: Path) -> None:
         decision = decide(seen)
         options = LoadOptions(
             mode=seen.mode,
-            form=PullForm(fleet["form"]),
+            adapters=fleet["form"] == PullForm.ADAPTER,
             model=MODEL,
+            model_path=str(folder / "model"),
             fetch_seconds=TRY_SECONDS,
             hook=fleet["hook"],
             push_seconds=TRY_SECONDS,

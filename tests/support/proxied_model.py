@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.recording.epoch_log import Superseded
-from rollout_api.records import Record, Usage
+from rollout_api.records import Record, ResponseRecord, Usage
 
 
 @dataclass
@@ -65,6 +65,8 @@ class MemoryJournal:
     hold: asyncio.Event | None = None
     """Where given, appends wait for it."""
     superseded: bool = False
+    failures: list[Exception] = field(default_factory=list)
+    """Raised by the next appends of answers, in order."""
 
     async def append(self, records: Sequence[Record]) -> None:
         """See `SessionJournal.append`."""
@@ -72,4 +74,6 @@ class MemoryJournal:
             await self.hold.wait()
         if self.superseded:
             raise Superseded("session s, epoch 1: a later epoch has closed it")
+        if self.failures and any(isinstance(record, ResponseRecord) for record in records):
+            raise self.failures.pop(0)
         self.records += records

@@ -1,4 +1,4 @@
-"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT LOST_SECONDS`.
+"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT LOST_SECONDS [keyless]`.
 
 Its model answers after some milliseconds, each time with words that no other answer has.
 """
@@ -53,11 +53,11 @@ class LateStore(Store):
         return created
 
 
-async def serve(uri: str, port: int) -> None:
+async def serve(uri: str, port: int, admin_key: str | None) -> None:
     """Until it is told to stop, or killed."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), ADMIN_KEY, port=port):
+    async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), admin_key, port=port):
         await stopped.wait()
 
 
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     # In place of 5 s, so that a test need not wait.
     peers.LOST_SECONDS = float(sys.argv[3])  # type: ignore[misc]
     peers._ASK_SECONDS = 0.3  # type: ignore[misc]
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), None if "keyless" in sys.argv else ADMIN_KEY))

@@ -46,21 +46,14 @@ def _answer(turn: int, message: Message, prompt: list[int], sampled: list[int], 
     return answered(turn, message, time=102.0 + turn, logprobs=[-0.5] * len(sampled), **tokens)
 
 
-BEGUN: list[Record] = [
-    asked(0, 0, SYSTEM, ASK, tools=TOOLS, time=101.0),
-    _answer(0, CALLING, [1, 2], [3, 4]),
-]
+BEGUN: list[Record] = [asked(0, 0, SYSTEM, ASK, tools=TOOLS, time=101.0), _answer(0, CALLING, [1, 2], [3, 4])]
 TOOL_USE: list[Record] = [
     *BEGUN,
     gave(0, ("call-0", "a.txt"), time=102.5),
     asked(1, 3, FOUND, time=102.6),
     _answer(1, DONE, [5], [6], keep=4),
 ]
-FORKED: list[Record] = [
-    *TOOL_USE,
-    asked(2, 0, OTHER, branch=1, time=103.5),
-    _answer(2, DONE, [9], [6, 7]),
-]
+FORKED: list[Record] = [*TOOL_USE, asked(2, 0, OTHER, branch=1, time=103.5), _answer(2, DONE, [9], [6, 7])]
 """The agent forgets all, and begins a second branch."""
 
 

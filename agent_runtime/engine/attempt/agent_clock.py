@@ -1,8 +1,8 @@
-"""The clock of an agent: how much of its time it has used, over all runners of the attempt.
+"""The clock of an agent: the time that it has used, over all runners of the attempt.
 
-Time in which it was kept waiting by what is not its own does not count: storage, plugins, an environment, a failing model
-server, the replay of what an earlier runner recorded, and time in which the whole process stood still. Calls may run side by
-side; what several of them lost at once is lost once.
+Waiting for other components does not count: storage, plugins, an environment, a failing model server, the replay of an
+earlier runner's records, and time in which the whole process was stopped. If concurrent calls wait at the same time,
+that time is excluded once.
 """
 
 import asyncio
@@ -10,59 +10,39 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from agent_runtime.executor.working_time import TICK_SECONDS, WorkingTime
 from rollout_api.records import IntentRecord, ObservationsRecord, Record, ResponseRecord
 
 Span = tuple[float, float]
-"""Beginning and end, by one clock."""
+"""Begin and end, on one clock."""
 T = TypeVar("T")
-
-TICK_SECONDS = 5.0
-"""A clock that runs is read at least so often."""
-
-
-class WorkingTime:
-    """The loop's time, without stretches in which this process stood still: stopped (SIGSTOP, Ctrl-Z), or frozen with its
-    container. It recognises them by two readings that lie more than twice `TICK_SECONDS` apart.
-    """
-
-    def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._read_at = self._time()
-        self._stood_still = 0.0
-
-    def __call__(self) -> float:
-        now = self._time()
-        if now - self._read_at > 2 * TICK_SECONDS:
-            self._stood_still += now - self._read_at
-        self._read_at = now
-        return now - self._stood_still
 
 
 class AgentClock:
-    """Counts from `start` on. All times are seconds; `used_before` was used under earlier runners (`agent_seconds_of`)."""
+    """Counts from `start`. All times are seconds; `used_before` was used under earlier runners (`agent_seconds_of`)."""
 
     def __init__(self, seconds: float, used_before: float = 0.0, now: Callable[[], float] | None = None) -> None:
         self.seconds = seconds
-        """What the agent has in all."""
+        """The agent's total time."""
         self.expired = False
         """Whether `running` ended the agent because its time was over."""
         self.now = now or WorkingTime()
         self._used_before = used_before
         self._started: float | None = None
         self._lost: list[Span] = []
-        """Apart from each other, in order."""
+        """Disjoint spans, in order."""
         self._waits: dict[object, float] = {}
-        """What keeps the agent waiting now, and since when."""
+        """Reasons for current waits, with their begin."""
         self._timeout: asyncio.Timeout | None = None
         self._tick: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._started = self.now()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Count to the end of the block. Raises TimeoutError when the time is over, and `expired` is set then."""
+        """Count until the end of the block. Raises TimeoutError, and sets `expired`, when the time is over."""
         self.start()
         timeout = asyncio.timeout(None)
         try:
@@ -77,7 +57,7 @@ class AgentClock:
             self.wait(self)
 
     def used(self) -> float:
-        """Seconds that count so far."""
+        """Return the seconds that count so far."""
         if self._started is None:
             return self._used_before
         now = self.now()
@@ -85,11 +65,11 @@ class AgentClock:
         return self._used_before + now - self._started - sum(end - begin for begin, end in lost)
 
     def left(self) -> float:
-        """What the agent has left; more than 0 always, for those who want a deadline of it."""
+        """Return the agent's remaining time; always more than 0, so that it can be used as a deadline."""
         return max(0.001, self.seconds - self.used())
 
     async def untimed(self, waiting: Awaitable[T]) -> T:
-        """Wait for something without using up the agent's time."""
+        """Wait for something without using the agent's time."""
         reason = object()
         self.wait(reason)
         try:
@@ -98,17 +78,17 @@ class AgentClock:
             self.go_on(reason)
 
     def wait(self, reason: object) -> None:
-        """From now on this keeps the agent waiting."""
+        """Begin a wait that does not count."""
         self._waits.setdefault(reason, self.now())
         self._reschedule()
 
     def go_on(self, reason: object) -> None:
-        """End that wait, if it has begun."""
+        """End that wait if it has begun."""
         if (since := self._waits.pop(reason, None)) is not None:
             self.excuse(since, self.now())
 
     def excuse(self, begin: float, end: float) -> None:
-        """Do not count that time."""
+        """Exclude a span of time from the agent's time."""
         if self._started is not None and end > (begin := max(begin, self._started)):
             self._lost = union([*self._lost, (begin, end)])
         self._reschedule()
@@ -119,13 +99,13 @@ class AgentClock:
 
     def _reschedule(self) -> None:
         if self._timeout is not None and not self._timeout.expired():
-            # A timer that is set for later would go off when a process that stood still continues.
+            # A single timer for the whole remaining time would fire as soon as a stopped process continues.
             is_set = not self._waits and (left := self.seconds - self.used()) <= TICK_SECONDS
             self._timeout.reschedule(asyncio.get_running_loop().time() + left if is_set else None)
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
-    """The same times without overlaps, in order."""
+    """Merge overlapping spans and sort them."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -136,7 +116,7 @@ def union(spans: Sequence[Span]) -> list[Span]:
 
 
 def agent_seconds_of(records: Sequence[Record]) -> float:
-    """Seconds that the agent had used when the last of these records was written."""
+    """Return the seconds that the agent had used when the last of these records was written."""
     timed = (
         record for record in reversed(records) if isinstance(record, IntentRecord | ResponseRecord | ObservationsRecord)
     )

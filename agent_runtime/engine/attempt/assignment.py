@@ -1,4 +1,4 @@
-"""What the agent of an attempt gets: its assignment, its budgets, and who watches over its work."""
+"""What an attempt's agent works with: its assignment, its budgets, and its observers."""
 
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ from rollout_api.tasks import Task
 
 @dataclass(frozen=True)
 class Rollout:
-    """One trajectory to be made: a member of a task's group."""
+    """A rollout to run: one member of a task's group."""
 
     index: int
     group: int
@@ -26,11 +26,11 @@ class Rollout:
     task: Task
     seed: int
     batch: str | None = None
-    """Label that its group was submitted with."""
+    """Label with which its group was submitted."""
 
     @classmethod
     def of(cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None) -> "Rollout":
-        """The rollout of that member; its seed follows from the job's."""
+        """Return the rollout of that member, with a seed derived from the job's."""
         index = group * job.spec.group_size + member
         seed = rollout_seed(job.spec.seed, index)
         return cls(index=index, group=group, member=member, task=task, seed=seed, batch=batch)
@@ -38,42 +38,42 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A rollout to be made, by which agent, and how its answers are sampled."""
+    """A rollout to run, its agent, and the sampling of its answers."""
 
     rollout: Rollout
     agent: AgentSpec
     sampling: Sampling
     watch: ModelWatch = field(default_factory=ModelWatch)
-    """Of all model calls of the run."""
+    """Watches all model calls of the run."""
 
     @property
     def model_group(self) -> str:
-        """What the calls of the rollout's whole group have in common (`ModelRequest.group`)."""
+        """Return the key that all calls of the rollout's group share (`ModelRequest.group`)."""
         return f"group-{self.rollout.index - self.rollout.member}"
 
 
 @dataclass(frozen=True)
 class Oversight:
-    """Who is asked and told while an attempt's agent works."""
+    """Components that are consulted or notified while an attempt's agent works."""
 
     drain: Drain = field(default_factory=Drain)
     policy_lag: PolicyLag = field(default_factory=PolicyLag)
     plugins: RolloutPlugins | None = None
     observer: Observer = lambda event: None
     situation: Situation = Situation(Phase.AGENT)
-    """What the attempt's sandbox and its earlier failures add to the attribution of an error."""
+    """Circumstances of the attempt, its sandbox and earlier failures, that affect the attribution of an error."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What is left. `tokens` None: unbounded."""
+    """Remaining budgets. `tokens` None: unlimited."""
 
     turns: int
     tokens: int | None
     seconds: float
 
     def exhausted(self) -> StopReason | None:
-        """The first budget that is used up."""
+        """Return the first budget that is used up."""
         if self.turns <= 0:
             return StopReason.MAX_TURNS
         if self.tokens is not None and self.tokens <= 0:
@@ -83,7 +83,7 @@ class Budget:
         return None
 
     def after(self, *, turns: int = 0, tokens: int = 0, seconds: float = 0.0) -> "Budget":
-        """What is left after that was spent."""
+        """Return the rest after some was used."""
         return replace(
             self,
             turns=self.turns - turns,
@@ -92,7 +92,7 @@ class Budget:
         )
 
     def child(self, *, turns: int | None = None, tokens: int | None = None, seconds: float | None = None) -> "Budget":
-        """The budget of a part of the work: what it asks for, cut to what is left here."""
+        """Return the budget of a sub-agent: its request, limited to the rest."""
         asked_tokens = self.tokens if tokens is None else tokens
         return Budget(
             turns=self.turns if turns is None else min(turns, self.turns),

@@ -1,4 +1,4 @@
-"""The records of one attempt in order: those that an earlier process journaled, which are replayed, and then new ones."""
+"""The records of one attempt in order: those of an earlier process, which are replayed, then new ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from rollout_api.records import (
 )
 
 REPLAYED = IntentRecord | ResponseRecord | ObservationsRecord | StepRecord | CheckpointRecord | ReturnRecord
-"""What answers a call of the agent, so that it need not be made again."""
+"""Records that answer a call of the agent, so that it is not made again."""
 R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord, StepRecord, CheckpointRecord, ReturnRecord)
 
 
 class NotReplayable(Exception):
-    """The agent did not repeat a call that the journal has: it is not a function of what its context returned."""
+    """The agent did not repeat a journaled call: it depends on something other than its context's results."""
 
 
 class AttemptLog:
-    """`recorded` is what the journal has of the attempt, `unwritten` what the first write is to begin with."""
+    """`recorded` are the journaled records of the attempt, `unwritten` the records that the first write begins with."""
 
     def __init__(
         self, journal: SessionJournal, recorded: Sequence[Record] = (), unwritten: Sequence[Record] = ()
     ) -> None:
         self.records: list[Record] = [*(r for r in recorded if not isinstance(r, REPLAYED)), *unwritten]
-        """The attempt's records so far, journaled or about to be; of those to replay, what was come to."""
+        """The attempt's records so far, journaled or about to be; while replaying, only those that were reached."""
         self.recorded = recorded
         self._journal = journal
         self._replay = [record for record in reversed(recorded) if isinstance(record, REPLAYED)]
@@ -39,13 +39,13 @@ class AttemptLog:
 
     @property
     def replaying(self) -> bool:
-        """Whether the journal still has answers to calls that the agent is about to make."""
+        """Whether the journal still has answers to the agent's next calls."""
         return bool(self._replay)
 
     def next(self, form: type[R], turn: int) -> R | None:
-        """The journal's answer to a call of the agent; None when the call has to be made.
+        """Return the journal's answer to a call of the agent; None if the call must be made.
 
-        Raises NotReplayable when the journal goes on with another call. What follows a gap is never replayed.
+        Raises NotReplayable if the journal continues with another call. Records after a gap are never replayed.
         """
         if not self._replay:
             return None
@@ -55,27 +55,27 @@ class AttemptLog:
             return record
         if form not in (ResponseRecord, ObservationsRecord):
             raise NotReplayable(
-                f"turn {turn}: the journal goes on with {record.type}, the agent with another call; "
+                f"turn {turn}: the journal continues with {record.type}, but the agent made another call; "
                 "an agent must be a function of what its context returned"
             )
         return None
 
     def add(self, *records: Record) -> None:
-        """Note what is to be written with whatever comes next."""
+        """Add a record to the next write."""
         self.records += records
         self._unwritten += records
 
     def take_unwritten(self) -> list[Record]:
-        """Records that still have to be written, with whatever comes next."""
+        """Return and clear the records that must be part of the next write."""
         unwritten, self._unwritten = self._unwritten, []
         return unwritten
 
     async def write(self, *records: Record) -> None:
-        """Write these and what is still unwritten. All of it is durable when this returns."""
+        """Write these records after the unwritten ones. They are durable when this returns."""
         self.records += records
         await self._journal.append([*self.take_unwritten(), *records])
 
     def begin_write(self) -> "asyncio.Future[None] | None":
-        """Begin to write what is still unwritten; it is durable when the future is done. None when there is nothing."""
+        """Begin to write the unwritten records; they are durable when the future is done. None if there are none."""
         unwritten = self.take_unwritten()
         return asyncio.ensure_future(self._journal.append(unwritten)) if unwritten else None

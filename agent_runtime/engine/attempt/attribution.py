@@ -1,4 +1,4 @@
-"""Who is to blame: what an error means for the rollout in which it was raised. Pure and total; the only place that decides.
+"""Decide what an error means for its rollout. Pure and total; the only place that decides.
 
 docs/attribution.md shows the decisions as a table. Two rules are behind all of them: an infrastructure failure never becomes
 a reward, and the policy (the model under training) can choose neither to be masked nor to be retried without end.
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt.attempt_log import NotReplayable
-from agent_runtime.engine.branching.snapshots import NoSuchCheckpoint
+from agent_runtime.engine.attempt.snapshots import NoSuchCheckpoint
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
@@ -22,6 +22,7 @@ from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import SpoolFull, StorageError
 from agent_runtime.sandboxes.base import (
+    ACCESS_DENIED,
     INTERRUPTED,
     DiskFailed,
     Evidence,
@@ -34,35 +35,36 @@ from agent_runtime.sandboxes.base import (
 from rollout_api.records import StopReason, Unexplained
 
 UNEXPLAINED_LIMIT = 2
-"""Unexplained failures of one kind, after which the policy is to blame: losses of a sandbox that hosted this rollout alone,
-failures of the model at its requests, of the environment at its actions. One may be chance."""
+"""Unexplained failures of one kind after which the policy is held responsible: losses of a sandbox that hosted this
+rollout alone, failures of the model at its requests, of the environment at its actions. A single one may be chance.
+"""
 UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
-"""Reasons of a SandboxFailure that use up no attempt: the cluster reclaims its nodes as often as it has to."""
+"""Reasons of a SandboxFailure that use up no attempt, because a cluster may reclaim its nodes at any time."""
 REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
-"""Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
+"""Reasons of a ModelError that depend on the content of the request, which the policy may have written."""
 REQUEST_TOO_LARGE = "TooLarge"
-"""What the executor answers to a request over its bounds, or to more calls than it can remember."""
+"""The executor's error for a request beyond its limits, or for more calls than it can remember."""
 AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
-"""Errors of a context call that are about this call alone. The agent may catch them and continue."""
+"""Errors that concern a single context call. The agent may catch them and continue."""
 
 
 class Phase(StrEnum):
-    """What an attempt is doing."""
+    """Phase of an attempt."""
 
     STARTING = "starting"
-    """Acquires or reattaches to its workspace, and prepares it."""
+    """Acquiring, or reattaching to, its workspace and preparing it."""
     AGENT = "agent"
     COLLECTING = "collecting"
-    """Stores the artifacts."""
+    """Storing the artifacts."""
     GRADING = "grading"
-    """In a new workspace (`Separate`)."""
+    """Grading in a new workspace (`Separate`)."""
     GRADING_IN_PLACE = "grading in place"
-    """In the agent's own workspace (`Shared`)."""
+    """Grading in the agent's own workspace (`Shared`)."""
     SEALING = "sealing"
 
 
 class Action(StrEnum):
-    """What happens to the rollout."""
+    """Consequence for the rollout."""
 
     COMPLETE = "Completed, graded"
     FAIL = "Completed, failed verdict"
@@ -74,42 +76,42 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Situation:
-    """The circumstances in which an error was raised."""
+    """Circumstances in which an error was raised."""
 
     phase: Phase
     answered: bool = False
     """The policy has answered at least one model call."""
     exposed: bool = False
-    """Something that the policy made has been in the sandbox: a tool call, a program, a process left behind, artifacts."""
+    """The sandbox has contained work of the policy: a tool call, a program, a process left behind, artifacts."""
     alone: bool = False
     """The sandbox hosted no other attempt."""
     losses_alone: int = 0
     """Earlier unexplained losses of exposed sandboxes that hosted this rollout alone."""
     requests_failed: int = 0
-    """Earlier attempts that ended with a request that the model failed at, while it answered others."""
+    """Earlier attempts that ended with a request at which the model failed while it answered others."""
     actions_failed: int = 0
     """Earlier attempts that ended with an action of the policy at which the environment failed."""
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an error leads to. `reason` is one CamelCase word."""
+    """Decision about an error. `reason` is one CamelCase word."""
 
     action: Action
     reason: str
     message: str
     stop_reason: StopReason | None = None
-    """Of COMPLETE and FAIL; None keeps the one that the agent ended with."""
+    """For COMPLETE and FAIL; None keeps the agent's stop reason."""
     counted: bool = True
-    """The retry uses up one of `attempts.limit`."""
+    """Whether the retry counts towards `attempts.limit`."""
     unexplained: Unexplained | None = None
-    """What failed, where nothing says whose doing it was. The next failure of that kind can be attributed."""
+    """What failed for an unknown cause. The next failure of that kind can be attributed."""
     traceback: str | None = None
-    """Where the agent's own code raised."""
+    """Traceback of the agent's own exception."""
 
 
 class AgentRaised(Exception):
-    """The agent's own code raised `error`; no call of its context did."""
+    """The agent's own code raised `error`, outside its context's calls."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -117,11 +119,11 @@ class AgentRaised(Exception):
 
 
 class OutOfTime(Exception):
-    """The agent's time is used up."""
+    """The agent's time is over."""
 
 
 def attribute(error: BaseException, situation: Situation) -> Ruling:
-    """Decide what an error leads to. An unknown error fails this attempt, or this grading, and never the run."""
+    """Decide the consequence of an error. An unknown error fails this attempt, or this grading, never the run."""
     match error:
         case AgentRaised():
             return _of_agent(error.error)
@@ -144,7 +146,7 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
         case ModelError():
             return _of_model(error, situation)
         case WorkspaceLimit() if situation.exposed:
-            return _used_up(f"{error.cause}: {error.message}", situation, is_gone=False)
+            return _used_up(str(error), situation, is_gone=False)
         case ArtifactsTooLarge() if situation.phase is Phase.COLLECTING:
             return _used_up(str(error), situation, is_gone=False)
         case DiskFailed() if situation.phase in (Phase.COLLECTING, Phase.GRADING):
@@ -155,6 +157,9 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _fail(str(error), situation)
         case EnvironmentFailure():
             return _of_environment(error, situation)
+        case SandboxFailure(reason=reason) if reason == ACCESS_DENIED:
+            # Every rollout would fail like this until the runner's permissions are restored.
+            return Ruling(Action.END_RUN, reason, error.message)
         case SandboxFailure():
             return _of_sandbox(error, situation)
         case WorkspaceLimit():
@@ -171,7 +176,7 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
 
 
 def _of_agent(error: Exception) -> Ruling:
-    """The agent's code is the job's, but what the policy answers can make it raise: so the rollout is graded."""
+    """The agent's code belongs to the job, but the policy's answers can make it raise. Therefore the rollout is graded."""
     if isinstance(error, Stop | ContextExceeded | ContentFiltered):
         meant = attribute(error, Situation(Phase.AGENT))
         if meant.action is Action.COMPLETE:
@@ -184,10 +189,11 @@ def _of_model(error: ModelError, situation: Situation) -> Ruling:
     of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
     answered = situation.answered or error.after_tokens
     if of_request and answered and situation.phase is Phase.AGENT:
-        # The request repeats what the policy has answered; an answer that no server takes back must not mask it.
+        # The request repeats the policy's answers. A request that is refused because of them must not mask the rollout.
         return _complete(StopReason.AGENT_ERROR, str(error))
     if error.answers_others:
-        # So neither the key nor the server is at fault, whatever its answer says: the request is, or chance.
+        # The model answered other calls, so neither the key nor the server is at fault: the cause is the request, or
+        # chance.
         message = f"{error.message}; the model answered another request right afterwards"
         if not answered or situation.phase is not Phase.AGENT:
             return _retry(error.reason, message, situation)
@@ -200,7 +206,9 @@ def _of_model(error: ModelError, situation: Situation) -> Ruling:
 
 
 def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Ruling:
-    """An environment should take every action, and has taken one before the run; nothing says whose doing a failure is."""
+    """An environment should accept every action, and did so in a trial before the run. The cause of a failure is
+    unknown.
+    """
     if failure.reason not in frozenset(EnvironmentFault) or not (situation.exposed and situation.phase is Phase.AGENT):
         return _retry(failure.reason, failure.message, situation)
     if situation.actions_failed + 1 >= UNEXPLAINED_LIMIT:
@@ -210,7 +218,7 @@ def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Ruling
 
 
 def _of_files(error: Exception, situation: Situation) -> Ruling:
-    """What the policy left behind cannot be read, packed or unpacked."""
+    """Files that the policy left cannot be read, packed or unpacked."""
     match situation.phase:
         case Phase.GRADING | Phase.GRADING_IN_PLACE:
             return _fail(f"the artifacts cannot be brought into the grading workspace: {error}", situation)
@@ -222,10 +230,10 @@ def _of_files(error: Exception, situation: Situation) -> Ruling:
 def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
     evidence = failure.evidence
     if isinstance(failure, SetupFailed) and situation.exposed and situation.phase is Phase.AGENT:
-        # The setup of a later step: it runs in the state that the policy left.
+        # The setup of a later step runs in the state that the policy left.
         return _complete(StopReason.AGENT_ERROR, failure.message)
     if failure.was_unheld:
-        message = f"this runner stood still for longer than sandbox.idleSeconds: {failure.message}"
+        message = f"this runner was stopped for longer than sandbox.idleSeconds: {failure.message}"
         return _retry(INTERRUPTED, message, situation, counted=False)
     if failure.reason == "Idle" and situation.exposed and situation.phase is not Phase.STARTING:
         # The runner holds the workspace and keeps it alive, so it was not idle.
@@ -242,12 +250,13 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
             "explains it"
         )
         return _used_up(f"{losses}: {failure.message}", situation, is_gone=True)
-    # Bounded without the limit: the next sandbox hosts the rollout alone, and the losses there are counted.
+    # This retry does not count, but retries are still bounded: the next sandbox hosts the rollout alone, and losses
+    # there are counted.
     return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.SANDBOX)
 
 
 def _used_up(message: str, situation: Situation, *, is_gone: bool) -> Ruling:
-    """The policy used up its workspace, or destroyed it."""
+    """The policy used up its workspace's resources, or destroyed it."""
     if is_gone or situation.phase not in (Phase.AGENT, Phase.COLLECTING):
         return _fail(message, situation)
     return _complete(StopReason.RESOURCE_LIMIT, message)

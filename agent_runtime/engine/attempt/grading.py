@@ -1,4 +1,4 @@
-"""Grading an attempt: in a new workspace into which only its artifacts go, or, forgeable, in the agent's own."""
+"""Grading of an attempt: in a new workspace that gets only its artifacts, or, forgeable, in the agent's own."""
 
 import asyncio
 import random
@@ -7,26 +7,32 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, attribute
+from agent_runtime.engine.scheduling.retry_rules import backoff
 from agent_runtime.grading.artifacts import artifact_paths, carry_rules
 from agent_runtime.grading.grade import CommandWatch, grade, require_preparable, require_startable
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from rollout_api.base import quantity_value
 from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
-from rollout_api.rollout_job import Verifier
+from rollout_api.rollout_job import Attempts, Verifier
 from rollout_api.tasks import Task, VerifierMode
 
+END_TURN = LIFECYCLE_TURN + 1
+"""Turn of the idempotency keys of the calls that store the artifacts: above every other turn of the workspace."""
+END = f"{END_TURN}:end"
 GRADING_TURN = 1_000_000
-"""Turn of the idempotency keys of a grading: above every turn of an agent, so that no watermark forgets them."""
+"""Turn of a grading's idempotency keys: above every turn of an agent, so that no watermark forgets them."""
 TURNS_PER_EPOCH = 1_000
-"""Each epoch, and each try in it, grades under keys of its own: a grading is done again, never continued."""
+"""Each epoch, and each retry in it, grades under its own keys: a grading is repeated, never continued."""
 
 ROOM_SECONDS = 600.0
-"""Longest wait for room on the runner's disk, which other rollouts' artifacts leave as they are stored. How much there is of
-them is the policy's choice, which must not cost it an attempt."""
+"""Longest wait for space on the runner's disk, which becomes free as other rollouts' artifacts are stored. The policy
+can choose their size, so a lack of space must not cost it an attempt.
+"""
 ROOM_PAUSE_SECONDS = 5.0
-"""Mean pause before another try. Those who wait begin at different times, so that one of them gets all its room."""
+"""Mean pause before a retry. The random pauses differ, so that one waiting rollout gets all the space it needs."""
 
 
 class GradingLost(Exception):
@@ -38,40 +44,52 @@ class GradingLost(Exception):
 
 
 def failed_verdict(message: str) -> Verdict:
-    """A verdict of 0 for what the policy did to its own workspace, or what its code did to the verifier's."""
+    """Return a verdict of 0 for damage that the policy did to its workspace, or its code to the verifier's."""
     return Verdict(reward=0.0, passed=False, message=message)
 
 
-async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
-    """Run `verifier.collect` in the agent's workspace, its processes ended. Why it failed, or None.
+def nothing_to_grade(why: str) -> ArtifactsRecord:
+    """Return the record of an agent that left nothing to grade: its verdict is a failed one."""
+    return ArtifactsRecord(time=time.time(), message=f"nothing was left to grade: {why}")
 
-    A failure is the policy's doing: the same commands ran well in the state that it was given. What they did not leave is
-    not there to be graded. Raises WorkspaceLimit and SandboxFailure from the workspace.
+
+async def collect(task: Task, workspace: Workspace) -> str | None:
+    """Run `verifier.collect` in the agent's workspace, after its processes have ended. Return why it failed, or None.
+
+    A failure is attributed to the policy: the same commands succeeded in the initial state. Files that the commands did
+    not write are not graded. Raises SandboxFailure for a command that cannot be started, whoever caused it, and
+    WorkspaceLimit and SandboxFailure from the workspace.
     """
     for number, command in enumerate(task.verifier.collect if task.verifier else ()):
         seconds = task.timeouts.verifier_seconds
-        result = await workspace.run(command, key=f"{turn}:collect-{number}", deadline_seconds=seconds)
+        result = await workspace.run(command, key=f"{END}-collect-{number}", deadline_seconds=seconds)
+        if result.start_error:
+            raise SandboxFailure(
+                "ExecutorFailed", f"verifier.collect[{number}] could not be started: {result.start_error}"
+            )
         if not result.ok:
             return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {result.end_of_output}"
     return None
 
 
 async def store_artifacts(
-    task: Task, verifier: Verifier, workspace: Workspace, journal: Journal, stop: StopRecord, *, key_turn: int
+    task: Task, verifier: Verifier, workspace: Workspace, journal: Journal, stop: StopRecord
 ) -> tuple[StopRecord, ArtifactsRecord]:
-    """Store what grading needs, the agent's processes ended. Where the policy made that impossible, the stop says so."""
-    nothing = ArtifactsRecord(time=time.time())
+    """Store the artifacts that grading needs, after the agent's processes have ended. Return a stop that says so if the
+    policy made it impossible.
+    """
     if task.verifier is None or verifier.mode is VerifierMode.SHARED:
-        return stop, nothing
+        return stop, ArtifactsRecord(time=time.time())
     try:
-        await workspace.kill_all(key=f"{key_turn}:end-agent")
-        if failed := await collect(task, workspace, key_turn):
+        # The agent's calls are never repeated now. Forget their keys, so that the executor has room for the keys of the
+        # following calls.
+        await workspace.acknowledge(END_TURN)
+        await workspace.kill_all(key=f"{END}-agent")
+        if failed := await collect(task, workspace):
             stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
         folder, paths = artifact_paths(task, workspace.working_dir)
         stored = await _store_when_there_is_room(
-            journal,
-            lambda: workspace.tar(folder, parts=paths),
-            int(quantity_value(verifier.artifacts_limit)),
+            journal, lambda: workspace.tar(folder, parts=paths), int(quantity_value(verifier.artifacts_limit))
         )
     except Exception as error:
         ruling = attribute(error, Situation(Phase.COLLECTING, exposed=True))
@@ -79,9 +97,8 @@ async def store_artifacts(
             raise
         is_known = ruling.stop_reason in (None, stop.stop_reason)
         message = (stop.message or ruling.message) if is_known else ruling.message
-        return stop.model_copy(
-            update={"stop_reason": ruling.stop_reason or stop.stop_reason, "message": message}
-        ), nothing
+        stop = stop.model_copy(update={"stop_reason": ruling.stop_reason or stop.stop_reason, "message": message})
+        return stop, nothing_to_grade(message)
     return stop, stored
 
 
@@ -107,12 +124,14 @@ async def grade_artifacts(
     attempt: str,
     fence: Fence,
     artifacts: Callable[[], AsyncIterator[bytes]],
-    tries: int,
+    attempts: Attempts,
+    jitter: random.Random,
     watch: CommandWatch | None = None,
 ) -> Verdict:
-    """`Separate`: a new workspace in the task's prepared state, with the artifacts in it. Done again when it is lost.
+    """`Separate`: grade in a new workspace in the task's prepared state, with the artifacts in it. If the workspace is
+    lost, grading is repeated after the same pause as before a new attempt.
 
-    Raises GradingLost when the tries are used up, or the verifier cannot start at all.
+    Raises GradingLost when all retries are used up, or if the verifier cannot start at all.
     """
     losses_alone = number = failed = 0
     while True:
@@ -125,7 +144,7 @@ async def grade_artifacts(
             )
             apart = await require_startable(task, workspace, key_turn=turn)
             await require_preparable(task, verifier, workspace, key_turn=turn)
-            # From here on, what cannot start or is lost may be so because of what the policy made.
+            # From here on, a failed start or a loss may be caused by the policy's work.
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
@@ -140,15 +159,17 @@ async def grade_artifacts(
             failed += ruling.counted
             if ruling.action is not Action.RETRY_GRADING:
                 raise
-            if failed >= tries:
+            if failed >= attempts.limit:
                 raise GradingLost(ruling.reason, ruling.message) from error
             is_unexplained = ruling.unexplained is not None
             losses_alone += is_unexplained and is_alone
             spec = replace(spec, alone=spec.alone or is_unexplained)
+            pause = backoff(failed, attempts, jitter) if ruling.counted else 0.0
         finally:
             if workspace is not None:
                 await workspace.release()
         number += 1
+        await asyncio.sleep(pause)
 
 
 async def grade_in_place(
@@ -161,7 +182,8 @@ async def grade_in_place(
     step: int = 0,
     watch: CommandWatch | None = None,
 ) -> Verdict:
-    """`Shared`: in the agent's own workspace, its processes ended first. The agent may own the interpreter: forgeable.
+    """`Shared`: grade in the agent's own workspace after ending its processes. The agent may have changed the
+    interpreter: forgeable.
 
     Raises SandboxFailure unless `is_first`: an earlier grading of the same work may have changed the workspace.
     """

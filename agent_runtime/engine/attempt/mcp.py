@@ -1,4 +1,4 @@
-"""The MCP servers of an attempt, for those jobs that have any: only they need the SDK."""
+"""The MCP servers of an attempt. Imported only for jobs with servers, because they need the SDK."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def server_keys(spec: AgentSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Keys of the servers that want one, by name. Raises ExtensionError where the servers of a job could not be asked."""
+    """Return keys of the servers that need one, by name. Raises ExtensionError if a job's servers cannot be used."""
     if not spec.mcp_servers:
         return {}
     try:
@@ -42,7 +42,7 @@ def server_keys(spec: AgentSpec, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class AttemptTools:
-    """The tools of one attempt: those of the manifest, and those of its MCP servers."""
+    """The tools of one attempt: those of the manifest and of its MCP servers."""
 
     def __init__(self, spec: AgentSpec, tools: Mapping[str, Tool], server_keys: Mapping[str, str]) -> None:
         self.tools = dict(tools)
@@ -51,7 +51,7 @@ class AttemptTools:
         self._spec, self._server_keys = spec, server_keys
 
     async def open(self, workspace: Workspace, recorded: Sequence[Record], command_seconds: float) -> None:
-        """Have the servers introduce themselves, unless an earlier runner has. Raises SandboxFailure."""
+        """Initialise the servers, unless an earlier runner has. Raises SandboxFailure."""
         if not self._spec.mcp_servers:
             return
         from agent_runtime.tools.mcp.servers import McpServers
@@ -70,6 +70,6 @@ class AttemptTools:
             self.tools[tool.name] = tool
 
     async def close(self) -> None:
-        """Leave the servers."""
+        """Disconnect from the servers."""
         if self._servers is not None:
             await self._servers.close()

@@ -1,4 +1,4 @@
-"""The model calls of one attempt: what they ask for, and whose time they take.
+"""The model calls of one attempt, their contents, and which part of their time counts for the agent.
 
 `ModelCalls` are those of an agent that is driven turn by turn. `AttemptModel` is the model of a program; calls come through
 the session proxy, and may run side by side. `probe` finds out whether a model that failed at a request answers another one.
@@ -20,6 +20,7 @@ from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import turn_seed
 from agent_runtime.models.answers import answered
 from agent_runtime.models.base import (
+    RATE_LIMITED,
     CallHealth,
     ContentFiltered,
     ContextExceeded,
@@ -27,26 +28,32 @@ from agent_runtime.models.base import (
     ModelError,
     ModelReply,
     ModelRequest,
+    RequestRefused,
     TokenPrefix,
 )
-from agent_runtime.proxy.chat import BadRequest, PromptModel
-from agent_runtime.recording.token_history import TokenHistory
+from agent_runtime.models.token_history import TokenHistory
+from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model import Sampling
 from rollout_api.records import Message, StopReason
 
 PROBE_SECONDS = 30.0
-"""A loaded server answers a few tokens within it; one that does not is failing others too."""
-PROBE_TOKENS = 16  # OpenAI's reasoning models refuse fewer
+"""A loaded server answers a few tokens within this time. A server that does not is failing other requests too."""
+PROBE_TOKENS = 16  # OpenAI's reasoning models refuse a lower limit
 UPDATED = "OtherPolicy"
-"""Reason that only an update of the policy brings about, and no request."""
+"""Reason that only a policy update causes, never a request."""
 
-SILENT = "the call had no answer when the agent's time ran out, and neither had another one"
+SILENT = "a call had no answer when the agent's time ran out or the agent gave it up, and no other call had one"
+
+HELD_SHARE = 0.9
+"""If an abandoned call was on hold for at least this share of its time, the lack of a server is the cause."""
+NO_PLACE = "a policy update or the load of the servers kept a call waiting until the agent gave it up after {:.0f} s"
 
 
 async def probe(error: ModelError, model: Model | None, assignment: Assignment, session: str) -> None:
-    """Note in the error whether the model answers a request with nothing of the policy in it.
+    """Record in the error whether the model answers a request without the policy's content.
 
-    Routers send it to the server that failed, because it has the session of that one.
+    It has the session of the failed request, so that routers send it to the server that failed. A request that timed
+    out is also sent again, limited to a few tokens. If these arrive, the policy's answer was too long.
     """
     if model is None or error.answers_others or error.reason == UPDATED:
         return
@@ -63,18 +70,45 @@ async def probe(error: ModelError, model: Model | None, assignment: Assignment, 
         max_tokens=PROBE_TOKENS,
         group=assignment.model_group,
     )
+    error.answers_others = await _is_answered(model, request)
+    # With capture Tokens, it is already known whether any token arrived.
+    is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens"
+    if error.answers_others and is_unclear and error.request is not None:
+        short = replace(error.request, max_tokens=PROBE_TOKENS, on_text=None, health=CallHealth())
+        error.after_tokens = await _is_answered(model, short)
+
+
+async def _is_answered(model: Model, request: ModelRequest) -> bool:
+    """Whether it is answered in time. Time on hold does not count, unless no server can be asked. A server that limits
+    the rate names the time of the next call, for which the model waits within its own deadline.
+    """
+    now, health, left, is_held = asyncio.get_running_loop().time, request.health, PROBE_SECONDS, False
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
+        async with asyncio.timeout(PROBE_SECONDS) as limit:
+
+            def changed(held: bool) -> None:
+                nonlocal left, is_held
+                if limit.expired():
+                    return
+                if (end := limit.when()) is not None:
+                    left = end - now()
+                is_held = held
+                waits = held if health.failing is None else health.failing.startswith(RATE_LIMITED)
+                limit.reschedule(None if waits else now() + left)
+
+            health.on_hold, health.on_failing = changed, lambda why: changed(is_held)
             await answered(model.complete(request))
     except (TimeoutError, ModelError, ContextExceeded, ContentFiltered):
-        return
-    error.answers_others = True
+        return False
+    return True
 
 
 async def trouble_of(
     failing: ModelError | None, is_asked: bool, ask_again: Callable[[ModelError], Awaitable[None]]
 ) -> ModelError | None:
-    """Why the model had not answered when the agent's time ran out; None where no call waits, or it was only slow."""
+    """Return why the model had not answered when the agent's time ended; None if no call was waiting, or the model was
+    only slow.
+    """
     silence = ModelError("Timeout", SILENT)
     if failing is None and is_asked:
         await ask_again(silence)
@@ -85,7 +119,7 @@ async def trouble_of(
 def _watched(
     clock: AgentClock, watch: ModelWatch, health: CallHealth, on_failing: Callable[[str | None], None]
 ) -> Iterator[None]:
-    """Watch a call. The agent's clock stands still while the call is held; `on_failing` learns that it fails."""
+    """Watch a call. The agent's clock stops while the call is on hold; `on_failing` is called when it fails."""
     call = object()
 
     def hold(held: bool) -> None:
@@ -102,7 +136,7 @@ def _watched(
 
 
 class ModelCalls:
-    """One at a time. A call takes the model of its moment, which may be replaced while the run goes on."""
+    """Makes one call at a time. Each call uses the current model, which may be replaced during the run."""
 
     def __init__(
         self,
@@ -114,11 +148,11 @@ class ModelCalls:
         self._assignment, self._model, self._clock, self._on_failing = assignment, model, clock, on_failing
         self._health = CallHealth()
         self._cut_off = False
-        """The latest call was cancelled before it had an answer."""
+        """The latest call was cancelled before its answer."""
         self._session = f"rollout-{assignment.rollout.index}"
 
     async def trouble(self) -> ModelError | None:
-        """Why the call that was cut off had no answer; None where there was none, or the model was only slow."""
+        """Return why the cancelled call had no answer; None if there was none, or the model was only slow."""
         failing = None if (why := self._health.failing) is None else ModelError("Unreachable", why)
         return await trouble_of(failing, self._cut_off, self.probe)
 
@@ -134,14 +168,15 @@ class ModelCalls:
         tools: Sequence[Mapping[str, Any]],
         budget: Budget,
     ) -> tuple[ModelReply, float]:
-        """The answer, and the seconds that it took. What the server lost by failing is not among them, nor the agent's.
+        """Return the answer and its duration, without time that the server lost by failing, which is not the agent's
+        time either.
 
-        Raises what `Model.complete` does, and NotReplayable where the job has no model.
+        Raises the errors of `Model.complete`, and NotReplayable if the job has no model.
         """
         model = self._model()
         if model is None:
             agent = self._assignment.agent.type
-            raise NotReplayable(f"agent {agent} calls a model, and spec.model is not given; give one")
+            raise NotReplayable(f"agent {agent} calls a model, but spec.model is missing; set it")
         self._health = health = CallHealth()
         rollout, sampling = self._assignment.rollout, self._assignment.sampling
         most, left = sampling.max_tokens, budget.tokens
@@ -166,12 +201,17 @@ class ModelCalls:
         except asyncio.CancelledError:
             self._cut_off = True
             raise
+        except ModelError as error:
+            error.request = request
+            raise
         self._clock.excuse(began, began + health.lost_seconds)
         return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds
 
 
 class AttemptModel:
-    """Implements Model and PromptModel. `group` is that of all calls of the rollout's group (`ModelRequest.group`)."""
+    """Implements Model and PromptModel. `group` is the key that all calls of the rollout's group share
+    (`ModelRequest.group`).
+    """
 
     def __init__(
         self,
@@ -187,45 +227,51 @@ class AttemptModel:
         self.name, self.token_capture = current().name, current().token_capture
         self.failure: ModelError | None = None
         """Why the latest call has no answer; None after one that has, and where the request itself was to blame."""
+        self.failures: dict[int, ModelError] = {}
+        """Why calls had no answer, by turn, in so far as the request itself was not to blame."""
+        self.unanswered: set[int] = set()
+        """Turns of the calls that were given up before there was an answer, without a failure."""
         self.refusal: StopReason | None = None
-        """Why the model would not answer the latest call; None after one that it did answer."""
+        """Why the model refused the latest call; None if it was answered."""
         self.parked = 0
-        """Calls that wait for the runner that comes after this one."""
+        """Calls that wait for the next runner."""
         self._failing_since: float | None = None
         self._under_way: dict[object, CallHealth] = {}
+        self._lost: list[tuple[Sequence[Message], float, float]] = []
+        """Messages, begin and end of calls that failed, and were not repeated with success so far."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See Model."""
         return await self._ask(request, lambda model, asked: answered(model.complete(asked)))
 
     async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
-        """See PromptModel. Raises BadRequest where the model is none."""
+        """See PromptModel. Raises RequestRefused if the model is not a PromptModel."""
 
         def ask(model: Model, asked: ModelRequest) -> Awaitable[ModelReply]:
             if not isinstance(model, PromptModel):
-                raise BadRequest(f"model {model.name} takes chat messages only, no bare prompt")
+                raise RequestRefused("BadRequest", f"model {model.name} takes chat messages only, no bare prompt")
             return answered(model.complete_prompt(prompt, asked))
 
         return await self._ask(request, ask)
 
     async def check(self) -> None:
-        """It was checked when the run was opened."""
+        """Do nothing: the model was checked when the run was opened."""
 
     async def close(self) -> None:
-        """The run closes it."""
+        """Do nothing: the run closes the model."""
 
     def trouble(self) -> ModelError | None:
-        """Why a call has had no answer so far, or at all; None while nothing fails."""
+        """Return why a call has had no answer so far, or at all; None while nothing fails."""
         failing = next((health.failing for health in self._under_way.values() if health.failing is not None), None)
         return self.failure if failing is None else ModelError("Unreachable", failing)
 
     @property
     def is_asked(self) -> bool:
-        """A call waits for its answer."""
+        """Whether a call waits for its answer."""
         return bool(self._under_way)
 
     def failing_seconds(self, now: float) -> float:
-        """For how long no call has been answered, from the beginning of the first that failed."""
+        """Return for how many seconds no call has been answered, since the start of the first failed call."""
         return 0.0 if self._failing_since is None else now - self._failing_since
 
     async def _ask(
@@ -240,16 +286,22 @@ class AttemptModel:
             with _watched(self._clock, self._watch, health, self._on_failing):
                 reply = await ask(self._current(), replace(request, group=self._group))
         except asyncio.CancelledError:
-            # The program has its own patience, and may run out of it before a server that fails is given up here.
+            # The program has its own time limit for a call, which may end before this process gives up a failing
+            # server.
+            seconds = now() - began
             if health.failing is not None:
-                self._failed(ModelError("Unreachable", health.failing), began, now())
+                self._failed(request, ModelError("Unreachable", health.failing), began, now())
+            elif health.held_seconds > HELD_SHARE * seconds:
+                self._failed(request, ModelError("Timeout", NO_PLACE.format(seconds)), began, now())
+            else:
+                self.unanswered.add(request.turn)
             raise
         except ModelError as error:
             self.refusal = None
             if error.reason in REQUESTS_OWN_FAULTS:
                 self.failure = None
             else:
-                self._failed(error, began, now())
+                self._failed(request, error, began, now())
             raise
         except (ContextExceeded, ContentFiltered) as error:
             self.failure, self._failing_since = None, None
@@ -260,17 +312,22 @@ class AttemptModel:
             del self._under_way[call]
         self.failure, self.refusal, self._failing_since = None, None, None
         self._clock.excuse(began, began + health.lost_seconds + health.held_seconds)
+        repeated = [lost for lost in self._lost if lost[0] == request.messages]
+        for lost in repeated:
+            self._lost.remove(lost)
+            self._clock.excuse(*lost[1:])
         return reply
 
-    def _failed(self, error: ModelError, began: float, now: float) -> None:
-        """All of that call's time was lost."""
-        self.failure = error
+    def _failed(self, request: ModelRequest, error: ModelError, began: float, now: float) -> None:
+        """Exclude all of the call's time if the request is answered later. One that never is may itself be the cause."""
+        error.request = request
+        self.failure = self.failures[request.turn] = error
         if self._failing_since is None:
             self._failing_since = began
-        self._clock.excuse(began, now)
+        self._lost.append((request.messages, began, now))
 
     async def _park(self) -> None:
-        """Wait until the connection is cut: the program's request then goes to the next runner."""
+        """Wait until the connection is closed. The program's retry then goes to the next runner."""
         self.parked += 1
         try:
             await asyncio.Event().wait()

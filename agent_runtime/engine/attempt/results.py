@@ -1,8 +1,8 @@
-"""What a rollout's records add up to, and how long its parts took (docs/recording.md defines them). Pure."""
+"""Totals of a rollout's records, and the durations of its parts (defined in docs/recording.md). Pure."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from agent_runtime.engine.attempt.agent_clock import agent_seconds_of, union
 from agent_runtime.engine.attempt.assignment import Rollout
@@ -24,13 +24,25 @@ from rollout_api.records import (
 )
 from rollout_api.rollout_job import RolloutJob
 
+R = TypeVar("R", bound=Record)
+
+
+def first_record(records: Iterable[Record], form: type[R]) -> R | None:
+    return next((record for record in records if isinstance(record, form)), None)
+
+
+def last_record(records: Sequence[Record], form: type[R]) -> R | None:
+    return first_record(reversed(records), form)
+
 
 def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float) -> dict[str, float]:
-    """The parts, of an attempt that ends at `ended` (Unix seconds). Turns copied from another rollout are not counted."""
-    begun = next((record for record in records if isinstance(record, AttemptRecord)), None)
+    """Return the durations of the parts of an attempt that ends at `ended` (Unix seconds). Turns copied from another
+    rollout do not count.
+    """
+    begun = first_record(records, AttemptRecord)
     if begun is None:
         return {}
-    stop = next((record for record in records if isinstance(record, StopRecord)), None)
+    stop = last_record(records, StopRecord)
     copied = copied_turn(records)
     answers = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
     calling = union([(answer.time - answer.seconds, answer.time) for answer in answers])
@@ -39,7 +51,7 @@ def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float)
         "agent": agent_seconds_of(records) if stop is None else stop.agent_seconds,
         "verifier": verifier,
     }
-    # The wall clock may be set back; the phases were measured by another one.
+    # The wall clock may be set back; the phases use a monotonic clock.
     total = max(ended - begun.time + begun.boot_seconds, sum(phases.values()))
     within = {
         "model": sum(end - begin for begin, end in calling),
@@ -51,13 +63,13 @@ def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float)
 
 
 def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
-    """The fields of a Result that follow from the journal, and from how the model records token ids."""
+    """Return the fields of a Result that derive from the journal, and from how the model records token ids."""
     copied = copied_turn(records)
     responses = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
     observations = [record for record in records if isinstance(record, ObservationsRecord) and record.turn > copied]
     intents = [record for record in records if isinstance(record, IntentRecord)]
     attempts = [record for record in records if isinstance(record, AttemptRecord)]
-    stop = next((record for record in records if isinstance(record, StopRecord)), None)
+    stop = last_record(records, StopRecord)
     return {
         "stop_reason": stop.stop_reason if stop else None,
         "traceback": stop.traceback if stop else None,
@@ -100,7 +112,7 @@ def build_result(
     stale: bool = False,
     verifier_seconds: float = 0.0,
 ) -> Result:
-    """The result of one rollout. Only a Completed one has a stop reason and, once graded, a reward."""
+    """Return the result of one rollout. Only a Completed one has a stop reason and, once graded, a reward."""
     fields = summarise(records, token_capture)
     completed = outcome is Outcome.COMPLETED
     if not completed:

@@ -1,7 +1,7 @@
-"""Tasks in steps: each has its prompt and its verdict, one after another in the same workspace.
+"""Tasks with steps: each step has its own prompt and verdict, one after another in the same workspace.
 
-A step's begin and its verdict are records, so a runner that takes over neither prepares nor grades a step again. Where it
-takes over in the middle of a grading, the attempt ends: the workspace is no longer as the agent left it.
+A step's begin and its verdict are records, so a runner that takes over neither prepares nor grades a step again. If it
+takes over during a grading, the attempt ends, because the grading may have changed the workspace.
 """
 
 import posixpath
@@ -21,14 +21,14 @@ from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
 
 GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
-"""Ends of an agent after which the next step begins; the others are limits of the whole rollout."""
+"""Stop reasons after which the next step begins. The others are limits of the whole rollout."""
 
 NOT_FOR_PROGRAMS = "has steps, and a program (agent Command) cannot take them one by one"
-"""What is said of such a task: at the start, and of one that a stream brings."""
+"""Message for a task with steps under a program agent, at the start or from a stream."""
 
 
 class InSteps:
-    """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
+    """Implements Agent: runs the job's own agent anew for each step of the task, and grades each step in place."""
 
     def __init__(
         self, make: Callable[[], Agent], spec: RolloutJobSpec, *, epoch: int, watch: CommandWatch | None = None
@@ -38,7 +38,9 @@ class InSteps:
         """The step that has begun and has no verdict yet."""
 
     async def run(self, context: AgentContext) -> str:
-        """Take the steps, until one is the last or misses its `minRewards`. A limit of the rollout ends it where it is."""
+        """Run the steps until the last one, or one that misses its `minRewards`. A limit of the rollout ends it
+        immediately.
+        """
         assert isinstance(context, Turns)
         task = context.task
         for number, step in enumerate(task.steps):
@@ -61,7 +63,7 @@ class InSteps:
         return f"took {len(task.steps)} steps"
 
     async def grade(self, context: Turns) -> Verdict | None:
-        """Grade the step that is at work, if one is; also after a limit has ended the agent."""
+        """Grade the current step, if there is one; also after a limit has ended the agent."""
         if self._at_work is None:
             return None
         number, step, task = self._at_work
@@ -104,7 +106,7 @@ class InSteps:
                 await workspace.remove(path, key=f"{key}-{place}", owner=WORKSPACE_USER)
             await workspace.enter("agent", key=f"{key}-enter")
         except WorkspaceLimit:
-            pass  # the next call of the agent meets it, and ends as ResourceLimit
+            pass  # the agent's next call raises the same error, and ends as ResourceLimit
         return verdict
 
 
@@ -120,7 +122,7 @@ async def _prepare(workspace: Workspace, key: str, step: TaskStep, task: Task) -
 
 
 def task_of_step(task: Task, step: TaskStep) -> Task:
-    """The task as the agent and the verifier of one step see it."""
+    """Return the task as the agent and the verifier of one step see it."""
     timeouts = task.timeouts
     if step.verifier_seconds is not None:
         timeouts = timeouts.model_copy(update={"verifier_seconds": step.verifier_seconds})
@@ -136,7 +138,7 @@ def task_of_step(task: Task, step: TaskStep) -> Task:
 
 
 def traces(task: Task) -> list[str]:
-    """What a grading leaves behind and the next step's agent must not find: hidden files, and what was made beside them."""
+    """Return files of a grading that the next step's agent must not find: hidden files, and files created beside them."""
     files = [file.path for file in task.verifier.files] if task.verifier else []
     outside = [
         path for path in files if posixpath.commonpath([TESTS_FOLDER, posixpath.join("/.", path)]) != TESTS_FOLDER
@@ -145,7 +147,7 @@ def traces(task: Task) -> list[str]:
 
 
 def missed_gate(step: TaskStep, verdict: Verdict | None) -> str | None:
-    """Which of `minRewards` the step misses; None when it may go on. A reward that was not given is missed."""
+    """Return which of `minRewards` the step misses; None if the next may begin. A missing reward counts as missed."""
     got = rewards_of(verdict) if verdict is not None else {}
     for name, least in step.min_rewards.items():
         if name not in got or got[name] < least:
@@ -154,15 +156,15 @@ def missed_gate(step: TaskStep, verdict: Verdict | None) -> str | None:
 
 
 def rewards_of(verdict: Verdict) -> dict[str, float]:
-    """All rewards of a verdict by name; `reward` is the one that counts."""
+    """Return all rewards of a verdict by name; `reward` is the one that counts."""
     return {**verdict.rewards, "reward": verdict.reward}
 
 
 def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
-    """The rollout's verdict from those of its steps; None where no step has a verifier.
+    """Return the rollout's verdict from its steps' verdicts; None if no step has a verifier.
 
-    A missed gate ends the task, and the steps behind it are left out, as in Harbor. Steps that were not taken for any other
-    reason count as 0: to stop early must never pay.
+    After a missed `minRewards`, the remaining steps are left out, as in Harbor. Steps that were skipped for any other
+    reason count as 0, so that stopping early never pays.
     """
     graded = [step for step in task.steps if step.verifier is not None]
     verdicts: Mapping[str, Verdict] = {

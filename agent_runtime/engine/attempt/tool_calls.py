@@ -1,4 +1,4 @@
-"""Running the tool calls of a turn: which of them side by side, under which keys, and whose time it takes."""
+"""Execution of a turn's tool calls: which run concurrently, under which keys, and which time counts."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from agent_runtime.engine.attempt.agent_clock import AgentClock
 from agent_runtime.engine.attempt.assignment import Oversight
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
-from agent_runtime.engine.branching.snapshots import WorkspaceStates
+from agent_runtime.engine.attempt.snapshots import WorkspaceStates
 from agent_runtime.engine.events import ToolEnded
 from agent_runtime.models.base import ToolCall
-from agent_runtime.sandboxes.base import (
-    CommandResult,
-    FileStat,
-    LiveProcesses,
-    Output,
-    ProcessStatus,
-    Workspace,
-)
+from agent_runtime.sandboxes.base import CommandResult, FileStat, LiveProcesses, Output, ProcessStatus, Workspace
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, takes_agents_time
 from agent_runtime.tools.dispatch import dispatch
 from rollout_api.records import Observation
@@ -25,7 +18,7 @@ from rollout_api.tasks import Task
 
 
 class KeyedWorkspace:
-    """Gives every call the next idempotency key of its tool call, and keeps commands within their time.
+    """Gives every call the next idempotency key of its tool call, and limits the time of commands.
 
     Implements `agent_runtime.tools.base.ToolWorkspace` and `ToolProcesses`, which describe the calls.
     """
@@ -52,7 +45,7 @@ class KeyedWorkspace:
         head_bytes: int = 16_384,
         tail_bytes: int = 16_384,
     ) -> CommandResult:
-        """Run a command to its end, its deadline cut to what the task and the agent's time allow."""
+        """Run a command to its end, with a deadline limited by the task and the agent's time."""
         deadline = min(deadline_seconds or self._command_seconds, self._command_seconds)
         return await self._workspace.run(
             command,
@@ -66,7 +59,7 @@ class KeyedWorkspace:
         )
 
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
-        """A file's content, the same bytes when the call is repeated."""
+        """Return a file's content; a repeated call returns the same bytes."""
         return await self._workspace.read(path, key=self._next_key(), limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: str = "644") -> None:
@@ -96,7 +89,7 @@ class KeyedWorkspace:
         return await self._live().processes(key=self._next_key())
 
     async def process(self, process: str) -> ProcessStatus | None:
-        """How it was when this call asked first."""
+        """Return the process's state at the first call."""
         return await self._live().process(process, key=self._next_key())
 
     async def process_now(self, process: str) -> ProcessStatus | None:
@@ -110,13 +103,14 @@ class KeyedWorkspace:
 
     def _live(self) -> LiveProcesses:
         if not isinstance(self._workspace, LiveProcesses):
-            # Not the sandbox's failure: the policy could choose to have it by calling a tool.
+            # Not a SandboxFailure, because the policy can cause it by calling a tool.
             raise ToolError("This sandbox cannot keep a process between calls; use commands that end.")
         return self._workspace
 
 
 MOST_CALLS = 128
-"""Tool calls of one answer that are run, as many as OpenAI takes tools. Each has keys, which the executor must remember."""
+"""Most executed tool calls of one answer; OpenAI allows as many tools. Each has keys that the executor must remember.
+"""
 
 
 @dataclass(frozen=True)
@@ -128,15 +122,15 @@ class CallsOfTurn:
     tools: Mapping[str, Tool]
     task: Task
     key: str
-    """What the idempotency keys of all of them begin with."""
+    """Prefix of the idempotency keys of all of them."""
     first: int
-    """Calls that have such a key already: agents may run those of one answer one after another."""
+    """Number of earlier calls under that prefix: agents may run the calls of one answer one after another."""
     interrupted: bool
     """An earlier process may have run them: it died between the answer and their results."""
 
 
 class ToolRunner:
-    """Runs tool calls in the workspace that the agent is in, with what the plugins make of them."""
+    """Runs tool calls in the agent's workspace, with plugins applied."""
 
     def __init__(
         self, index: int, states: WorkspaceStates, log: AttemptLog, clock: AgentClock, oversight: Oversight
@@ -146,7 +140,9 @@ class ToolRunner:
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, turn: CallsOfTurn) -> list[Observation]:
-        """The results, in the order of the calls. Raises what takes the attempt down. Plugins' time is not the agent's."""
+        """Return the results in the order of the calls. Raises errors that end the attempt. Plugins' time does not
+        count as the agent's.
+        """
         if (plugins := self._plugins) is None:
             return await self._run_all(turn, turn.calls)
         admitted = await self._clock.untimed(plugins.admit(turn.turn, turn.calls, turn.first))
@@ -156,9 +152,9 @@ class ToolRunner:
         return observations
 
     async def _run_all(self, turn: CallsOfTurn, admitted: Sequence[ToolCall | Observation]) -> list[Observation]:
-        """Run the calls and wait for all of them, also when one takes the attempt down.
+        """Run the calls and wait for all of them, even if one ends the attempt.
 
-        Those in the workspace run in the order in which the model wrote them: one may need what another made.
+        Calls in the workspace run in the model's order, because one may depend on another.
         """
         results = await asyncio.gather(
             *(self._run_one(turn, call, number) for number, call in enumerate(admitted)), return_exceptions=True
@@ -187,7 +183,7 @@ class ToolRunner:
             return Observation(call_id=call.id, tool=call.name, content=refusal, error=True)
         is_agents_time = takes_agents_time(tool)
         seconds_left, limit = self._clock.left(), float(turn.task.timeouts.command_seconds)
-        # One that hangs must not look like an agent that ran out of time, nor the other way round.
+        # A hanging sandbox must not be reported as an agent that ran out of time, nor the reverse.
         seconds = min(limit, seconds_left) if is_agents_time else limit
         workspace = KeyedWorkspace(self._states.workspace, f"{turn.key}{turn.first + number}", seconds)
         context = ToolContext(workspace=workspace, task=turn.task, call_id=call.id, seconds_left=seconds_left)

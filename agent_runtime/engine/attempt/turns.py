@@ -1,8 +1,8 @@
-"""The turns of one attempt: every model call and tool call is journaled before it is acted on, and answered from the
-journal when a later process goes on with the attempt.
+"""The turns of one attempt. Every model call and tool call is journaled before it takes effect, and answered from the
+journal when a later process continues the attempt.
 
-A turn costs two writes. What its tools returned waits for the next model call and is written together with that call's
-intent, while the call already runs; the answer is acted on when both are durable.
+A turn costs two writes. Tool results wait for the next model call and are written together with that call's intent,
+while the call already runs. The answer takes effect when both are durable.
 """
 
 import asyncio
@@ -24,16 +24,17 @@ from agent_runtime.engine.attempt.attribution import (
     Ruling,
     attribute,
 )
-from agent_runtime.engine.attempt.conversation import Conversation, SubAgent
+from agent_runtime.engine.attempt.conversation import Conversation
 from agent_runtime.engine.attempt.model_calls import ModelCalls
+from agent_runtime.engine.attempt.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
-from agent_runtime.engine.branching.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
+from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.recording.branches import has_own_answer
-from agent_runtime.recording.token_history import answer_record, recorded_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.nesting import record_json
@@ -50,20 +51,20 @@ from rollout_api.records import (
 from rollout_api.tasks import TaskFile
 
 ACKNOWLEDGE_EVERY = 8
-"""Turns between two watermarks: each is a request, and the executor remembers a few keys cheaply."""
+"""Turns between two watermarks. Each is a request, and the executor can remember a few keys cheaply."""
 ACKNOWLEDGE_CALLS = 64
-"""Tool calls after which one is set sooner: each has some keys, and the executor remembers 4,096."""
+"""Tool calls after which a watermark is set earlier: each has some keys, and the executor remembers 4,096."""
 
 _REPLAY = object()
-"""Why the agent's clock stands still while its calls are answered from the journal."""
+"""Reason for which the agent's clock stops while its calls are answered from the journal."""
 T = TypeVar("T")
-Rerun = Callable[[ObservationsRecord, Sequence[ToolCall]], Awaitable[None]]
+Rerun = Callable[[ObservationsRecord, Sequence[ToolCall], Mapping[str, Tool]], Awaitable[None]]
 
 
 class Turns:
-    """Implements `agent_runtime.agents.base.AgentContext` over the attempt's log, a model and a workspace.
+    """Implements `agent_runtime.agents.base.AgentContext` with the attempt's log, a model and a workspace.
 
-    `rerun` is asked to run the calls of replayed turns once more; `keeping` is left out where it is given.
+    `rerun` repeats the calls of replayed turns; `keeping` is left out if it is given.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class Turns:
         self.working_dir = workspace.working_dir
         self.turn = -1
         self.fault: Exception | None = None
-        """What ended the agent's work; raised again by every further call, whatever the agent catches."""
+        """The error that ended the agent's work. Every further call raises it again, even if the agent catches it."""
         self.exposed = has_own_answer(log.recorded)
         """A tool call or a command has run in the workspace, or may have before this process took over."""
         self.traceback: str | None = None
-        """Where the agent's own code raised, after `run_agent`."""
+        """Traceback of the agent's own exception, after `run_agent`."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
         self._drain, self.policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
         self._situation = oversight.situation
@@ -99,21 +100,21 @@ class Turns:
         )
         self._definitions = [openai_definition(tool) for tool in tools.values()]
         self._talking = [Conversation()]
-        """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
+        """The agent's own conversation, and those of running sub-agents, each started by the previous one."""
         self._tools_may_have_run = False
         self._calls_since_answer = 0
-        """Tool calls, which name their idempotency keys."""
+        """Number of tool calls, used in their idempotency keys."""
         self._unacknowledged = 0
         """Tool calls whose keys the executor still remembers."""
         self._observed_turn = -1
-        """The latest turn that has results of tool calls."""
+        """The latest turn with tool results."""
         self._commands = 0
-        """Calls outside of turns so far, which name their idempotency keys."""
-        self._one_model_call = asyncio.Lock()
+        """Number of calls outside turns, used in their idempotency keys."""
+        self._one_model_call, self._one_tool_call = asyncio.Lock(), asyncio.Lock()
         self._callers: set[asyncio.Task[Any] | None] = set()
-        """Who waits for a call of this context."""
+        """Coroutines that wait for a call of this context."""
         self._has_ended = False
-        """The agent has; it may have left callers behind."""
+        """The agent has ended. Its coroutines may still make calls."""
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
 
     @property
@@ -123,18 +124,18 @@ class Turns:
 
     @property
     def agent_seconds(self) -> float:
-        """How much of its time the agent has used, under earlier runners too."""
+        """Return the time that the agent has used, under earlier runners too."""
         return round(self._clock.used(), 6)
 
     @property
     def workspace(self) -> Workspace:
-        """Where the agent works now: it moves when the agent keeps a checkpoint, or goes back to one."""
+        """The agent's current workspace. It changes when the agent saves or returns to a checkpoint."""
         return self._states.workspace
 
     async def run_agent(self, agent: Agent) -> tuple[StopReason, str]:
-        """Run the agent within its time; why it stopped, with a message. Raises what leads to anything but grading.
+        """Run the agent within its time; return why it stopped, with a message. Raises errors that prevent grading.
 
-        The time excludes waiting for the journal and for a model server that fails.
+        The time excludes waiting for the journal and for a failing model server.
         """
         raised: Exception | None = None
         try:
@@ -143,7 +144,7 @@ class Turns:
                     self._clock.wait(_REPLAY)
                 with contained():
                     message = await agent.run(self)
-            if not isinstance(message, str | None):  # its type may depend on what the model answered
+            if not isinstance(message, str | None):  # the agent may pass a value from the model's answer, of any type
                 raise TypeError(
                     f"{type(agent).__name__}.run returned a value of type {type(message).__name__}; "
                     "expected the final message as text, or None"
@@ -162,7 +163,9 @@ class Turns:
         return ruling.stop_reason, ruling.message
 
     async def ruling_of(self, raised: Exception | None) -> tuple[Exception, Ruling]:
-        """What ended the agent that raised this, and the decision. The first error of its context takes precedence."""
+        """Return the decision about the agent's error and the error that caused it. The first error of its context
+        takes precedence.
+        """
         cause: Exception
         if self.fault is not None:
             cause = self.fault
@@ -181,7 +184,7 @@ class Turns:
         return cause, attribute(cause, situation)
 
     def take_unwritten(self) -> list[Record]:
-        """Records that still have to be written, with whatever comes next."""
+        """Return and clear the records that must be part of the next write."""
         return self._log.take_unwritten()
 
     async def call_model(
@@ -191,19 +194,20 @@ class Turns:
         *,
         conversation: Conversation | None = None,
     ) -> ModelReply:
-        """One turn's model call (see AgentContext); `conversation` is that of the sub-agent that makes it.
+        """Make one turn's model call (see AgentContext); `conversation` is that of the calling sub-agent.
 
-        Raises RuntimeError while a sub-agent of its runs, and TypeError or ValueError for what no record could hold.
+        Raises RuntimeError while one of its sub-agents runs, and TypeError or ValueError for values that no record can
+        hold.
         """
         conversation = conversation or self._talking[0]
         tools = self._definitions if tools is None else tools
         self._require_latest(conversation)
         record_json([*conversation.unrecorded(messages), *tools])
-        async with self._one_model_call:  # in the order in which they were made, in which a replay answers them
+        async with self._one_model_call:  # a replay answers calls in the order in which they were made
             return await self._guarded(self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
-        """Run a sub-agent (see AgentContext) of the agent that holds that conversation."""
+        """Run a sub-agent (see AgentContext) of the agent with that conversation."""
         self._require_latest(conversation or self._talking[0])
         started = Conversation()
         sub_agent = SubAgent(self, started, part)
@@ -222,10 +226,11 @@ class Turns:
     ) -> list[Observation]:
         """Run the tool calls of the turn (see AgentContext). Those of a sub-agent never end the rollout."""
         asked, given = conversation or self._talking[0], self.tools if tools is None else tools
-        return await self._guarded(self._call_tools(asked, calls, given, may_stop=conversation is None))
+        async with self._one_tool_call:  # in the order in which they were made, in which a replay answers them
+            return await self._guarded(self._call_tools(asked, calls, given, may_stop=conversation is None))
 
     async def run_command(self, command: str) -> CommandResult:
-        """Run a shell command outside of any turn (see AgentContext). Repeated after a crash it gives the same result."""
+        """Run a shell command outside any turn (see AgentContext). Repeated after a crash, it gives the same result."""
         if self._rerun is not None:
             self.fault = NotReplayable(
                 "the agent runs commands outside of its turns, and their results are not recorded"
@@ -236,7 +241,7 @@ class Turns:
         return await self._guarded(self._states.workspace.run(command, key=key, deadline_seconds=seconds))
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
-        """Put files in outside of any turn (see AgentContext)."""
+        """Write files outside any turn (see AgentContext)."""
         key = self._next_key("files")
         for number, file in enumerate(files):
             await self._guarded(
@@ -252,25 +257,29 @@ class Turns:
 
     async def snapshot(self) -> None:
         """Store the workspace's state for other jobs to start from (see AgentContext)."""
-        # Before the turn's own tool calls, the state is still the one after the turn before.
+        # Until the turn's own tool calls run, the state is that after the previous turn.
         await self._guarded(self._states.snapshot(self.turn if self._observed_turn == self.turn else self.turn - 1))
 
     async def checkpoint(self) -> str:
-        """Keep the workspace as it is, to go back to (see AgentContext)."""
+        """Save the workspace as a checkpoint (see AgentContext)."""
         self._require_turns_alone()
         return await self._guarded(self._states.checkpoint(self.turn))
 
     async def go_back(self, checkpoint: str) -> None:
-        """Go on in the state of a checkpoint (see AgentContext)."""
+        """Return to a checkpoint (see AgentContext)."""
         self._require_turns_alone()
         await self._guarded(self._states.go_back(checkpoint, self.turn))
 
     async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work of the engine between two turns. Its time does not count, and its failures end the attempt."""
+        """Do work of the engine between two turns. Its time does not count for the agent, and its failures end the
+        attempt.
+        """
         return await self._guarded(self._clock.untimed(work))
 
     async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:
-        """The step's record that the journal has next; else the one that `make` gives, durable when this returns."""
+        """Return the step's next record in the journal, or else store the result of `make`. It is durable when this
+        returns.
+        """
         record = self._log.next(StepRecord, self.turn)
         if record is None:
             record = await make()
@@ -278,22 +287,23 @@ class Turns:
         return record
 
     def begin_conversation(self) -> None:
-        """Let the agent begin anew: its next model call extends no earlier one."""
+        """Begin a new conversation: the agent's next model call extends no earlier one."""
         self._talking[0] = Conversation()
 
     def next_step(self) -> None:
-        """Let the agent of the next step work, although this one has ended."""
+        """Allow calls of the next step's agent after this one has ended."""
         self.fault, self._has_ended = None, False
 
     def stop_callers(self) -> None:
-        """End the calls that jobs of an agent still wait for when it has ended: nothing is recorded behind its end."""
+        """Cancel calls of coroutines that an agent left running, so that nothing is recorded after its end."""
         for caller in self._callers:
             if caller is not None:
                 caller.cancel()
 
     def _next_key(self, kind: str) -> str:
+        # No record has the result, so a replay requests it from the executor. No watermark may delete its key.
         self._commands += 1
-        return f"{max(self.turn, 0) + 1}:{kind}.{self._commands}"
+        return f"{LIFECYCLE_TURN}:{kind}.{self._commands}"
 
     def _require_latest(self, conversation: Conversation) -> None:
         if conversation is not self._talking[-1]:
@@ -305,15 +315,13 @@ class Turns:
     def _require_turns_alone(self) -> None:
         if self._commands or self._states.keeping is None:
             raise RuntimeError(
-                "checkpoints are for agents that work in turns alone: after a crash, run_command cannot be told apart"
+                "checkpoints are only for agents that work in turns: calls of run_command cannot be told apart after a crash"
             )
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         if self.fault is not None or self._has_ended:
             call.close()
-            raise self.fault or RuntimeError(
-                "the agent has ended; it has to await all that it starts before it returns"
-            )
+            raise self.fault or RuntimeError("the agent has ended; it must await every call before it returns")
         if not self._log.replaying:
             self._clock.go_on(_REPLAY)
         caller = asyncio.current_task()
@@ -339,10 +347,10 @@ class Turns:
                 await self._clock.untimed(self._come_to_a_stop())
             await self._states.snapshot_if_due(self.turn)
         self.turn += 1
-        intent = conversation.intent(self.turn, messages, tools)
+        intent = conversation.intent(self.turn, messages, tools, self.agent_seconds)
         replayed = self._log.next(IntentRecord, self.turn)
         if replayed is None:
-            self._log.add(intent.model_copy(update={"agent_seconds": self.agent_seconds}))
+            self._log.add(intent)
         else:
             _check_replay(replayed, intent)
         answer = None if replayed is None else self._log.next(ResponseRecord, self.turn)
@@ -354,7 +362,7 @@ class Turns:
     async def _ask(
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> ResponseRecord:
-        """Call the model while what is unwritten is written; the answer, durable."""
+        """Call the model while the unwritten records are written; return the durable answer."""
         self._clock.go_on(_REPLAY)
         writing = self._log.begin_write()
         try:
@@ -393,7 +401,8 @@ class Turns:
         if record is None:
             self.exposed = self.exposed or bool(calls)
             turn = self.turn if conversation.turn is None else conversation.turn
-            # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
+            # Calls of an earlier turn that waited for a sub-agent get other keys, because the executor may have
+            # forgotten that turn's.
             key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
             self._clock.go_on(_REPLAY)
             started = time.perf_counter()
@@ -409,12 +418,67 @@ class Turns:
             )
             self._log.add(record)
         elif self._rerun is not None:
-            await self._rerun(record, calls)
+            await self._rerun(record, calls, tools)
         self._observed_turn = record.turn
         for observation in record.results:
             if observation.stop and may_stop:
                 raise Stop(StopReason.FINISHED, observation.content)
         return record.results
+
+
+class SubAgent:
+    """Implements `AgentContext` for it. Its turns count for the attempt's budgets, and are recorded in the attempt's
+    journal.
+    """
+
+    def __init__(self, turns: Turns, conversation: Conversation, part: SubTask) -> None:
+        names = turns.tools if part.tools is None else part.tools
+        if unknown := [name for name in names if name not in turns.tools]:
+            raise ValueError(
+                f"sub-agent: there is no tool {', '.join(unknown)} in this job; it has {', '.join(turns.tools) or 'none'}"
+            )
+        self.task = turns.task.model_copy(update={"prompt": part.prompt})
+        changes = {"system_prompt": part.system_prompt, "max_turns": part.max_turns or turns.spec.max_turns}
+        self.spec = turns.spec.model_copy(update=changes)
+        self.working_dir = turns.working_dir
+        self.tools: Mapping[str, Tool] = {name: turns.tools[name] for name in names}
+        self._definitions = [openai_definition(tool) for tool in self.tools.values()]
+        self._turns, self._conversation = turns, conversation
+        self._calls = 0
+        # The same tools as the attempt's own agent.
+        self.run_command, self.put_files = turns.run_command, turns.put_files
+        self.snapshot, self.checkpoint, self.go_back = turns.snapshot, turns.checkpoint, turns.go_back
+
+    async def run(self, agent: Agent) -> AgentReport:
+        """Run it to its end. Raises errors that end the attempt."""
+        try:
+            return AgentReport(StopReason.FINISHED, await agent.run(self) or "")
+        except Stop as stop:
+            if self._turns.fault is not None:
+                raise
+            return AgentReport(stop.reason, stop.message)
+
+    async def call_model(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ModelReply:
+        """See AgentContext."""
+        if self._calls >= self.spec.max_turns:
+            raise Stop(StopReason.MAX_TURNS)
+        self._calls += 1
+        definitions = self._definitions if tools is None else tools
+        return await self._turns.call_model(messages, definitions, conversation=self._conversation)
+
+    async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        """See AgentContext. A tool that ends the rollout ends this agent alone."""
+        observations = await self._turns.call_tools(calls, conversation=self._conversation, tools=self.tools)
+        for observation in observations:
+            if observation.stop:
+                raise Stop(StopReason.FINISHED, observation.content)
+        return observations
+
+    async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
+        """See AgentContext."""
+        return await self._turns.delegate(agent, part, conversation=self._conversation)
 
 
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:

@@ -1,7 +1,7 @@
-"""Rollouts that go on from a turn of another one (`tasks.branch`).
+"""Rollouts that continue from a turn of another one (`tasks.branch`).
 
-What they go on from is read from the source when the run starts, and written to `branches/<group>.json.zst` of that run,
-with the layers of the snapshot. From then on the source may change or be deleted.
+The source's records are read when the run starts, and written to `branches/<group>.json.zst` of that run, with the
+layers of the snapshot. From then on the source may change or be deleted.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
+from agent_runtime.tasks.place import SourcePlace
 from rollout_api.base import ApiModel
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
@@ -33,7 +34,7 @@ from rollout_api.tasks import Task, TaskBranch
 
 
 class Origin(ApiModel):
-    """What a group goes on from."""
+    """The recorded state from which a group continues."""
 
     job: str
     """URI of the source's run."""
@@ -42,9 +43,11 @@ class Origin(ApiModel):
     turn: int
     strict: bool
     task: Task
-    """As the source worked on it, with its sandbox."""
+    """The source's task, with its sandbox."""
+    task_file: str | None = None
+    """Absolute path of the file or folder that lists the task, if it is on this machine. It has hidden files."""
     snapshot: SnapshotRecord | None
-    """The latest one at or before the turn."""
+    """The latest snapshot at or before the turn."""
     layers_uri: str
     """Output of the source, which has the snapshot's layers until `fix_origins` has copied them."""
     prefix: list[Record]
@@ -52,7 +55,7 @@ class Origin(ApiModel):
 
 
 class _Run:
-    """A run that is branched, opened once for all entries that name it."""
+    """A source run, opened once for all entries that refer to it."""
 
     def __init__(self, output: Store, reader: RunReader, base_dir: Path, environ: Mapping[str, str]) -> None:
         self.output, self.reader = output, reader
@@ -60,12 +63,12 @@ class _Run:
         self._listed: Sequence[Task] | None = None
 
     async def task(self, group: int) -> Task:
-        """The task of a group. Raises ValueError."""
+        """Return the task of a group. Raises ValueError."""
         tasks, store = self.reader.job.spec.tasks, self.reader.store
         if tasks.branch is not None:
             origin = await read_origin(store, group)
             if origin is None:
-                raise ValueError(f"group {group} of it, a branch itself, was never begun")
+                raise ValueError(f"group {group} of it, itself a branch, has never begun")
             return origin.task
         if tasks.stream is not None:
             submitted = await StreamRecord(store).entry(group)
@@ -75,16 +78,21 @@ class _Run:
         if self._listed is None:
             loaded = await asyncio.to_thread(load_tasks, tasks, self._base_dir, self._environ)
             if task_list(loaded.tasks) != self.reader.job_file.tasks:
-                raise ValueError(
-                    "its tasks cannot be read any more as they were: their source has changed since it began"
-                )
+                raise ValueError("its tasks have changed since it began")
             self._listed = loaded.tasks
         if group >= len(self._listed):
-            raise ValueError(f"it has {len(self._listed) * self.reader.job.spec.group_size} rollouts; lower index")
+            raise ValueError(
+                f"the source has {len(self._listed) * self.reader.job.spec.group_size} rollouts; lower index"
+            )
         return self._listed[group]
 
+    def _task_file(self) -> str | None:
+        source = self.reader.job.spec.tasks.from_
+        path = None if source is None else SourcePlace(source, self._base_dir, {}).local_path
+        return None if path is None else str(path.absolute())
+
     async def branched(self, entry: TaskBranch) -> Task:
-        """The task of an entry, its sandbox filled in from this run's job. Raises ValueError."""
+        """Return the task of an entry, with its sandbox completed from this run's job. Raises ValueError."""
         spec = self.reader.job.spec
         if spec.agent.is_command:
             raise ValueError(
@@ -96,14 +104,14 @@ class _Run:
         task = await self.task(entry.index // spec.group_size)
         if task.environment is not None or task.steps:
             what = "acts in an environment" if task.environment is not None else "has steps"
-            raise ValueError(f"its task {what}, which a branch could not go on with in the middle; branch other tasks")
+            raise ValueError(f"its task {what}, so that a branch cannot continue in the middle; branch other tasks")
         sandbox = task.sandbox.apply(spec.sandbox)
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
         name = f"{task.name[:150]}@{entry.index}.{entry.turn}"
         return task.model_copy(update={"sandbox": SandboxOverrides(**own), "name": name})
 
     async def origin(self, entry: TaskBranch, task: Task, *, keeps_ids: bool) -> Origin:
-        """What its branches go on from, as it is recorded at this moment. Raises ValueError."""
+        """Return the origin of its branches, as recorded at this moment. Raises ValueError."""
         reader = self.reader
         seal = reader.seals.get(entry.index)
         attempts = await reader.attempts(entry.index)
@@ -119,9 +127,10 @@ class _Run:
             known = "no turn with its tool results yet" if last < 0 else f"turns 0 to {last} to branch from"
             raise ValueError(f"turn {entry.turn} is not recorded: it has {known}")
         changed = next((r.task for r in reversed(records) if isinstance(r, AttemptRecord) and r.task is not None), None)
-        if changed is not None:  # by plugins of that job
+        if changed is not None:  # a plugin of that job changed the task
             task = changed.model_copy(update={"sandbox": task.sandbox, "name": task.name})
         taken = [r for r in records if isinstance(r, SnapshotRecord) and r.layers and r.turn <= entry.turn]
+        earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
         return Origin(
             job=reader.store.uri,
             index=entry.index,
@@ -129,6 +138,7 @@ class _Run:
             turn=entry.turn,
             strict=entry.strict,
             task=task,
+            task_file=self._task_file() if earlier is None else earlier.task_file,
             snapshot=max(taken, key=lambda record: record.turn, default=None),
             layers_uri=self.output.uri,
             prefix=copied(records, entry.turn, keeps_ids=keeps_ids),
@@ -136,14 +146,14 @@ class _Run:
 
 
 class _Runs:
-    """The runs that the entries of one job name."""
+    """The runs to which the entries of one job refer."""
 
     def __init__(self, base_dir: Path, environ: Mapping[str, str]) -> None:
         self._base_dir, self._environ = base_dir, environ
         self._opened: dict[str, _Run] = {}
 
     async def open(self, job: str) -> _Run:
-        """The run in that folder or at that URI. Raises ValueError, NoSuchRun, RecordCorrupt, StorageError."""
+        """Return the run in that folder or at that URI. Raises ValueError, NoSuchRun, RecordCorrupt, StorageError."""
         uri = job.rstrip("/")
         if "://" not in uri:
             folder = (self._base_dir / uri).resolve()
@@ -160,9 +170,10 @@ class _Runs:
 async def find_origins(
     job: RolloutJob, base_dir: Path, environ: Mapping[str, str], run: Store | None = None
 ) -> list[Origin]:
-    """What each group of a job with `tasks.branch` goes on from: as `run`, its own, has it, else as the source has it now.
+    """Return the origin of each group of a job with `tasks.branch`: from `run`, its own, if it has it, else from the
+    source.
 
-    Raises TaskSourceError with all that is wrong.
+    Raises TaskSourceError with all problems.
     """
     kind, problems = TaskSourceError, list[TaskProblem]()
     origins: list[Origin] = []
@@ -179,6 +190,7 @@ async def find_origins(
                     task = task.model_copy(update={"name": f"{task.name}-{number}"})
                 keeps_ids = same_tokens(source.reader.job.spec.model, job.spec.model)
                 origin = await source.origin(entry, task, keeps_ids=keeps_ids)
+                _refuse_spent_budget(origin, job)
             names.add(origin.task.name)
             origins.append(origin)
         except (ValueError, NoSuchRun, RecordCorrupt, StorageError) as error:
@@ -191,7 +203,7 @@ async def find_origins(
 
 
 async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mapping[str, str]) -> dict[int, Origin]:
-    """Write what the groups of a run go on from; what stands there already counts. Raises RecordCorrupt, StorageError."""
+    """Write the origins of a run's groups; existing ones are kept. Raises RecordCorrupt, StorageError."""
     origins = {}
     for group, origin in enumerate(found):
         standing = await read_origin(record.store, group)
@@ -200,6 +212,10 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
             for layer in layers:
                 if origin.layers_uri == record.output.uri:
                     await own.name(layer)
+                    if not await own.has(layer):
+                        # The layers were deleted with the source in the meantime. Without a snapshot, all calls run
+                        # again.
+                        origin = origin.model_copy(update={"snapshot": None})
                 else:
                     source = Layers(Store.open(origin.layers_uri, environ), record.store)
                     await own.keep(source.load(layer), layer.bytes)
@@ -211,7 +227,7 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
 
 
 async def read_origin(run: Store, group: int) -> Origin | None:
-    """What a group of a branching run goes on from; None before that is fixed. Raises RecordCorrupt."""
+    """Return the origin of a group in a branching run; None before it is written. Raises RecordCorrupt."""
     key = _key(group)
     data = await run.get(key)
     if data is None:
@@ -220,9 +236,11 @@ async def read_origin(run: Store, group: int) -> Origin | None:
 
 
 def last_turn(records: Sequence[Record]) -> int:
-    """The last turn from which an agent can go on: its tool results are recorded, and none of them ended the rollout."""
+    """Return the last turn from which an agent can continue: its tool results are recorded, and none of them ended the
+    rollout.
+    """
     ended = {record.turn for record in records if isinstance(record, ObservationsRecord) and not _stops(record)}
-    # A turn without tool calls has no results; that another one followed says that it is over.
+    # A turn without tool calls has no results. It is complete because another turn followed.
     begun = [record.turn for record in records if isinstance(record, IntentRecord)]
     return max((*ended, max(begun, default=0) - 1))
 
@@ -232,10 +250,10 @@ def _stops(record: ObservationsRecord) -> bool:
 
 
 def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Record]:
-    """The records of the turns up to and including `turn`, as another rollout takes them over.
+    """Return copies of the records up to and including `turn`, for another rollout.
 
-    Another rollout sampled their tokens: they get no policy version, so that nothing trains on them. Their ids
-    are left out where another model goes on, to which they may mean something else.
+    Another rollout sampled their tokens, so they get no policy version, and nothing trains on them. If another model
+    continues, their ids are left out too, because they may mean something else to it.
     """
     found: list[Record] = []
     for record in records:
@@ -258,7 +276,7 @@ def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Rec
 
 
 def same_tokens(source: ModelSpec | None, own: ModelSpec | None) -> bool:
-    """Whether a token id means the same to both models, as far as their names tell."""
+    """Whether both models use the same token ids, judging by their names."""
     return source is not None and own is not None and _model_name(source) == _model_name(own)
 
 
@@ -271,7 +289,7 @@ def _model_name(spec: ModelSpec) -> str:
 
 
 def _refuse_other_agent(source: RolloutJob, own: RolloutJob, turn: int) -> None:
-    """Raise ValueError unless the agent repeats the source's turns: it is brought to the turn by a replay."""
+    """Raise ValueError unless the agent can repeat the source's turns, which a replay requires."""
     if own.spec.agent.max_turns <= turn + 1:
         raise ValueError(
             f"spec.agent.maxTurns is {own.spec.agent.max_turns}, and {turn + 1} turns are copied; raise it"
@@ -281,8 +299,19 @@ def _refuse_other_agent(source: RolloutJob, own: RolloutJob, turn: int) -> None:
         if theirs != ours:
             name = "systemPrompt" if field == "system_prompt" else field
             raise ValueError(
-                f"spec.agent.{name} is {ours!r} here and was {theirs!r} there; a branch goes on as its source began"
+                f"spec.agent.{name} is {ours!r} here and was {theirs!r} there; a branch must have its source's settings"
             )
+
+
+def _refuse_spent_budget(origin: Origin, own: RolloutJob) -> None:
+    """Raise ValueError where the copied turns, which count for the budget of a branch, leave nothing of it."""
+    budget = own.spec.agent.token_budget
+    usages = [record.usage for record in origin.prefix if isinstance(record, ResponseRecord)]
+    copied_tokens = sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
+    if budget is not None and copied_tokens >= budget:
+        raise ValueError(
+            f"spec.agent.tokenBudget is {budget}, and the copied turns have {copied_tokens} tokens; raise it"
+        )
 
 
 def _key(group: int) -> str:

@@ -1,7 +1,7 @@
-"""The state that a branch begins in: a restored snapshot, and the tool calls after it run once more.
+"""The start state of a branch: a restored snapshot, after which later tool calls are repeated.
 
-It takes the place of a group's setup, so in `Overlay` it is made once, frozen, and forked for each branch. The agent itself
-is what runs the calls again: replayed over the source's records, because only it knows which calls its answers meant.
+It replaces a group's setup. In `Overlay` it is made once, frozen, and forked for each branch. The agent itself repeats
+the calls, replayed over the source's records, because only it knows which calls its answers meant.
 """
 
 import asyncio
@@ -13,36 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
+from agent_runtime.engine.attempt.snapshots import restore_layers
 from agent_runtime.engine.attempt.tool_calls import KeyedWorkspace
 from agent_runtime.engine.attempt.turns import Turns
-from agent_runtime.engine.branching.snapshots import restore_layers
 from agent_runtime.engine.branching.sources import Origin
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.plugins.of_rollout import call_that_ran
 from agent_runtime.recording.layers import Layers
-from agent_runtime.sandboxes.base import (
-    FileError,
-    SandboxFailure,
-    Workspace,
-    WorkspaceLimit,
-    WorkspaceSpec,
-)
+from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
 from agent_runtime.tools.base import Tool, ToolContext
 from agent_runtime.tools.dispatch import dispatch
 from rollout_api.model import Sampling
-from rollout_api.records import (
-    BranchRecord,
-    Observation,
-    ObservationsRecord,
-    Record,
-    SnapshotRecord,
-)
+from rollout_api.records import BranchRecord, Observation, ObservationsRecord, Record, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
 SHOWN_CHARACTERS = 200
-"""Of each side of a difference: enough to see it, little enough for a line of results."""
+"""Most characters of each side of a difference in a line of results."""
 
 
 class Branching:
@@ -68,7 +57,7 @@ class Branching:
         if snapshot is not None and snapshot.mode == workspace.description.get("mode"):
             await self._restore(workspace, snapshot)
         else:
-            # A layer over an image means nothing to a Plain root, nor the other way: all of it is done again.
+            # A layer over an image cannot be applied to a `Plain` root, nor the reverse, so all calls run again.
             snapshot = None
             await prepare(workspace, dataclasses.replace(spec, start=None))
         restored = None if snapshot is None else snapshot.turn
@@ -85,7 +74,7 @@ class Branching:
         self._differences[name], self._restored[name] = found, restored
 
     def record(self, workspace: Workspace) -> BranchRecord:
-        """What a branch in that workspace went on from."""
+        """Return the record of a branch in that workspace."""
         name = str(workspace.handle.get("prepared") or workspace.handle["workspace"])
         return BranchRecord(
             time=time.time(),
@@ -104,8 +93,8 @@ class Branching:
             raise SandboxFailure("RestoreFailed", f"the snapshot of turn {snapshot.turn}: {error.message}") from error
 
     async def _run_again(self, workspace: Workspace, after: int) -> list[str]:
-        """Run the tool calls after that turn; what differs from the record. Raises SandboxFailure."""
-        origin, rerun = self.origin, Rerun(self.origin.task, self._tools, workspace, after)
+        """Repeat the tool calls after that turn; return the differences from the record. Raises SandboxFailure."""
+        origin, rerun = self.origin, Rerun(self.origin.task, workspace, after)
         again = Rollout(index=origin.index, group=0, member=0, task=origin.task, seed=0)
         turns = Turns(
             Assignment(again, self._job.spec.agent, Sampling()),
@@ -129,20 +118,22 @@ class Branching:
         if isinstance(turns.fault, SandboxFailure):
             raise turns.fault
         if not isinstance(turns.fault, _Reached):
-            why = f"{turns.fault}" if turns.fault is not None else "the agent ended before it came there"
+            why = f"{turns.fault}" if turns.fault is not None else "the agent ended before that turn"
             raise SandboxFailure("RerunFailed", f"turn {origin.turn} was not reached again: {why}")
         return rerun.differences
 
 
 class _Reached(ModelError):
-    """The agent asks for what comes after the copied turns. Of a model's own errors only a ModelError arrives unchanged."""
+    """The agent's call goes beyond the copied turns. Of a model's errors, only a ModelError reaches the caller
+    unchanged.
+    """
 
     def __init__(self) -> None:
         super().__init__("Reached", "the turn to branch from is reached")
 
 
 class _End:
-    """Implements Model: where the copied turns end."""
+    """Implements Model: marks the end of the copied turns."""
 
     name = "none"
     token_capture = "TextOnly"
@@ -160,45 +151,39 @@ class _End:
 
 class _NoJournal:
     async def append(self, records: Sequence[Record]) -> None:
-        """All of it is recorded already."""
+        """Do nothing: everything is recorded already."""
 
 
 class Rerun:
-    """Runs the tool calls of replayed turns once more, those after a turn, and compares them with the record."""
+    """Repeats the tool calls of replayed turns after a given turn, and compares them with the record."""
 
-    def __init__(self, task: Task, tools: Mapping[str, Tool], workspace: Workspace, after: int) -> None:
+    def __init__(self, task: Task, workspace: Workspace, after: int) -> None:
         self.differences: list[str] = []
-        self._task, self._tools, self._workspace, self._after = task, tools, workspace, after
+        self._task, self._workspace, self._after = task, workspace, after
         self._times = 0
 
-    async def run(self, record: ObservationsRecord, calls: Sequence[ToolCall]) -> None:
-        """The calls of one record. Those that run in the runner changed nothing here, and are not made again."""
+    async def run(self, record: ObservationsRecord, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> None:
+        """Run what ran for one record. Calls that run in the runner changed nothing here and are skipped."""
         if record.turn <= self._after:
             return
         self._times += 1
-        found: dict[str, Observation] = {}
-        for position, call in enumerate(calls):
-            tool = self._tools.get(call.name)
-            if tool is None or tool.runs_in == "Runner":
+        # By position: two calls of one answer may have the same id.
+        for position, (asked, before) in enumerate(zip(calls, record.results, strict=False)):
+            call = call_that_ran(asked, before)
+            if call is None or call.name not in tools or tools[call.name].runs_in == "Runner":
                 continue
             seconds = float(self._task.timeouts.command_seconds)
             keyed = KeyedWorkspace(self._workspace, f"{record.turn + 1}:rerun-{self._times}.{position}", seconds)
             context = ToolContext(workspace=keyed, task=self._task, call_id=call.id, seconds_left=seconds)
-            found[call.id] = await dispatch(self._tools, call, context)
-        self.differences += differences(record.turn, record.results, found)
+            self.differences += difference(record.turn, before, await dispatch(tools, call, context))
 
 
-def differences(turn: int, recorded: Sequence[Observation], found: Mapping[str, Observation]) -> list[str]:
-    """A line for each call that was run again and gave the model something else than is recorded. Pure."""
-    lines = []
-    for before in recorded:
-        after = found.get(before.call_id)
-        if after is not None and (after.content, after.error) != (before.content, before.error):
-            lines.append(
-                f"turn {turn}, {before.tool} ({before.call_id}): recorded {_shown(before.content)}, "
-                f"now {_shown(after.content)}"
-            )
-    return lines
+def difference(turn: int, before: Observation, after: Observation) -> list[str]:
+    """Return a line if the repeated call's result for the model differs from the recorded one. Pure."""
+    if (after.content, after.error) == (before.content, before.error):
+        return []
+    recorded, now = _shown(before.content), _shown(after.content)
+    return [f"turn {turn}, {before.tool} ({before.call_id}): recorded {recorded}, now {now}"]
 
 
 def _shown(text: str) -> str:

@@ -1,7 +1,7 @@
-"""The agent that is an unmodified program in the workspace, whose model is behind the session proxy.
+"""The agent that is an unmodified program in the workspace and uses the session proxy as its model.
 
-It is not replayed: it outlives its runner. The next one finds it by its idempotency key, serves the same URL with the same
-key, and continues the journal. Only an answer that was being sent when the runner died breaks off.
+It is not replayed, because it outlives its runner. The next runner finds it by its idempotency key, serves the same URL
+with the same key, and continues the journal. Only an answer that was being sent when the runner died is cut off.
 """
 
 import asyncio
@@ -12,13 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_runtime.agents.base import Stop
-from agent_runtime.engine.attempt.agent_clock import TICK_SECONDS, AgentClock, agent_seconds_of
+from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt.attribution import Action, OutOfTime, Phase, attribute
 from agent_runtime.engine.attempt.model_calls import AttemptModel, probe, trouble_of
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
-from agent_runtime.engine.program.program_rules import CALLS_A_TURN, PROMPT_FILE, Ended, filled, is_cut, stop_of
+from agent_runtime.engine.program.program_rules import (
+    CALLS_A_TURN,
+    PROMPT_FILE,
+    Ended,
+    filled,
+    given_up_at,
+    is_cut,
+    stop_of,
+)
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
+from agent_runtime.executor.working_time import TICK_SECONDS
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.proxy.app import make_app, server_runner
 from agent_runtime.proxy.handler import Handler
@@ -45,16 +54,16 @@ KEY_PURPOSE = "model key"
 
 @dataclass(frozen=True)
 class WorkspaceModel:
-    """How a program in the workspace reaches its model. All of it is the same under the runner that takes over."""
+    """How a program in the workspace reaches its model. The next runner uses the same values."""
 
     url: str
-    """Without a path; an API's own is `/v1/...`."""
+    """URL without a path; an API's own path is `/v1/...`."""
     key: str
     name: str
     session: Session
 
     def environment(self) -> dict[str, str]:
-        """Variables by which the packages of OpenAI and Anthropic find it."""
+        """Return the variables that configure the packages of OpenAI and Anthropic."""
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_KEY": self.key,
@@ -80,10 +89,10 @@ async def serve_model(
     limits: Limits,
     on_over_budget: OverBudget | None = None,
 ) -> AsyncIterator[WorkspaceModel]:
-    """Let programs in the workspace call the model while the context is open; `session` names the attempt.
+    """Let programs in the workspace call the model while the context is open; `session` identifies the attempt.
 
-    `recorded` is what the journal has of the attempt. What is asked and answered is appended to it. On leaving, calls
-    without a first word of their answer are held for the runner that serves next; others break off.
+    `recorded` are the journaled records of the attempt, to which calls and answers are appended. At the end, calls
+    whose answer has not begun are held for the next runner; others are cut off.
     """
     key = key_of(session, workspace.secret(KEY_PURPOSE))
     begun = next((record.time for record in recorded if isinstance(record, AttemptRecord)), time.time())
@@ -100,7 +109,7 @@ async def serve_model(
     )
     sessions = LocalSessions(model)
     opened = sessions.open(settings, journal, recorded, on_over_budget)
-    # Nothing is left to wait for at the end: the workspace's connections are cut by then.
+    # No need to wait at shutdown, because the workspace's connections are closed by then.
     runner = server_runner(make_app(Handler(sessions)), 0.0)
     await runner.setup()
     assert runner.server is not None
@@ -115,16 +124,18 @@ async def serve_model(
 PROGRAM_KEY = "1:agent"
 _PROMPT_PATH = "/tmp/.rollout/prompt.md"
 _NO_DEADLINE = 1e9
-"""Seconds, the most that the executor takes. Its deadlines know nothing of time that counts for nobody: the runner ends the
-program, and a sandbox that no runner holds ends by itself."""
+"""Longest time limit, in seconds, that the executor accepts. Its deadlines cannot exclude waiting time: the runner ends
+the program, and a sandbox without a runner ends itself.
+"""
 _TICK_SECONDS = 0.05
-"""Shortest wait for the deadline, and how often it is seen whether calls have come to an end: no model call notices."""
+"""Shortest wait for the deadline, and the interval of checks for ended calls, which no model call reports."""
 
 
 class Program:
     """One runner's part in the life of an attempt's program.
 
-    `recorded` is what the journal has of the attempt, `unwritten` what has to stand in it before the program starts.
+    `recorded` are the journaled records of the attempt, `unwritten` those that must be journaled before the program
+    starts.
     """
 
     def __init__(
@@ -143,7 +154,7 @@ class Program:
         """The attempt's records so far, journaled or about to be."""
         self.turn = max((r.turn for r in recorded if isinstance(r, IntentRecord)), default=-1)
         self.exposed = any(isinstance(record, IntentRecord) for record in recorded)
-        """The program has been started in the workspace, and has acted on the model's answers."""
+        """The program has been started in the workspace and has acted on the model's answers."""
         self.traceback: str | None = None
         self._rollout, self._task, self._spec = assignment.rollout, assignment.rollout.task, assignment.agent
         self._sampling, self._session = assignment.sampling, session
@@ -167,19 +178,21 @@ class Program:
         )
         self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""
+        self._was_asked = False
+        """A call waited for its answer when the program's time ran out."""
 
     @property
     def agent_seconds(self) -> float:
-        """How much of its time the program has used, under earlier runners too."""
+        """Return the time that the program has used, under earlier runners too."""
         return round(self._clock.used(), 6)
 
     def take_unwritten(self) -> list[Record]:
-        """Records that still have to be written, with whatever comes next."""
+        """Return and clear the records that must be part of the next write."""
         unwritten, self._unwritten = self._unwritten, []
         return unwritten
 
     async def append(self, records: Sequence[Record]) -> None:
-        """See SessionJournal. The time of the store is not the agent's; what it raises ends the attempt."""
+        """See SessionJournal. Time of the store does not count as the agent's; its errors end the attempt."""
         used = {"agent_seconds": self.agent_seconds}
         timed = [
             record.model_copy(update=used) if isinstance(record, IntentRecord | ResponseRecord) else record
@@ -212,23 +225,41 @@ class Program:
         self._unwritten += called
 
     async def run(self) -> tuple[StopReason, str]:
-        """Start the program, or find it again, and stay with it to its end. Raises what took the attempt away from it."""
+        """Start the program, or find it again, and wait for its end. Raises errors that end this runner's part."""
         if unwritten := self.take_unwritten():
-            # Who takes over must know where it runs.
+            # The next runner must know where the program runs.
             await self._journal.append(unwritten)
         try:
-            return await self._run()
-        except Exception as error:
-            if isinstance(error, ModelError):
-                await self._probe(error)
+            ended = await self._run()
+            if not ended.result.ok and not ended.cut and self._recorded:
+                # An earlier runner started the program. Its model requests may have been unanswered between the two
+                # runners. Check this before the probe of the model, because requests during the probe would be missed.
+                ended = replace(ended, cut=await self._workspace.missed_requests() > 0)
+            if not ended.result.ok and ended.failure is None and given_up_at(self._model.unanswered, self.records):
+                # The program may give up and end before this process gives up a hanging server.
+                ended = replace(ended, failure=await trouble_of(None, True, self._probe))
+            return stop_of(ended)
+        except Exception as raised:  # noqa: BLE001 `attribute` decides
+            error = await self._cause_of(raised)
             answered = any(isinstance(record, ResponseRecord) for record in self.records)
             situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
             ruling = attribute(error, situation)
             if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
-                raise
+                raise error from None
             return ruling.stop_reason, ruling.message
 
-    async def _run(self) -> tuple[StopReason, str]:
+    async def _cause_of(self, error: Exception) -> Exception:
+        """Why the program was ended. The test request is sent after the program's own calls have ended, because they
+        may have used all places of the server.
+        """
+        if isinstance(error, OutOfTime):
+            # With `trouble`, the failing server used up the time, not the policy.
+            error = await trouble_of(self._model.trouble(), self._was_asked, self._probe) or error
+        if isinstance(error, ModelError):
+            await self._probe(error)
+        return error
+
+    async def _run(self) -> Ended:
         limits = Limits(
             requests=CALLS_A_TURN * self._spec.max_turns, turns=self._spec.max_turns, tokens=self._spec.token_budget
         )
@@ -242,10 +273,10 @@ class Program:
                 return await self._beside(self._work(access), access.session)
         finally:
             if self._cut_short.done():
-                self._cut_short.exception()  # seen, also where something else came first
+                self._cut_short.exception()  # retrieved, so that asyncio does not log it
 
-    async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> tuple[StopReason, str]:
-        """What comes first: the program's own end, a limit, or a failure."""
+    async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> Ended:
+        """Wait for the program's end, a limit or a failure, whichever comes first."""
         program = asyncio.ensure_future(work)
         watching: list[asyncio.Future[None]] = [
             asyncio.ensure_future(self._run_out_of_time()),
@@ -259,14 +290,13 @@ class Program:
                     watch.result()
             if self._cut_short.done():
                 self._cut_short.result()
-            return stop_of(
-                Ended(
-                    program.result(),
-                    over=session.over,
-                    failure=self._model.failure,
-                    refusal=self._model.refusal,
-                    cut=is_cut(self._recorded, self.records),
-                )
+            given_up = given_up_at(self._model.failures, self.records)
+            return Ended(
+                program.result(),
+                over=session.over,
+                failure=self._model.failures[given_up[-1]] if given_up else self._model.failure,
+                refusal=self._model.refusal,
+                cut=is_cut(self._recorded, self.records),
             )
         finally:
             ending: list[asyncio.Future[Any]] = [program, *watching]
@@ -275,7 +305,7 @@ class Program:
             await asyncio.gather(*ending, return_exceptions=True)
 
     async def _work(self, access: WorkspaceModel) -> CommandResult:
-        """The program from its start to its end. The same key and body again find the one that runs."""
+        """Run the program to its end. A repeated request with the same key and body finds the running one."""
         path = ""
         if any(PROMPT_FILE in argument for argument in self._spec.command):
             path = await self._put_prompt()
@@ -286,7 +316,9 @@ class Program:
         )
 
     async def _put_prompt(self) -> str:
-        """Write the prompt to a file; its path as the program sees it, which in `Plain` is below the workspace's root."""
+        """Write the prompt to a file; return its path as the program sees it, which in `Plain` is below the workspace's
+        root.
+        """
         await self._workspace.write(_PROMPT_PATH, self._task.prompt.encode(errors="replace"), key="0:prompt")
         found = await self._workspace.run("pwd -P", key="0:root", deadline_seconds=self._task.timeouts.command_seconds)
         here, known_as = found.stdout.decode(errors="surrogateescape").rstrip("\n"), self._workspace.working_dir
@@ -294,24 +326,23 @@ class Program:
 
     async def _run_out_of_time(self) -> None:
         seconds, now = self._clock.seconds, self._clock.now
-        # Time that it was given meanwhile shows only when the time is up.
+        # Time may have been credited during the wait, so check again.
         while (left := seconds - self._clock.used()) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
             await asyncio.sleep(min(max(left, _TICK_SECONDS), TICK_SECONDS))
-        # Where there is trouble, the time ran out on a server that failed, not on the policy.
-        trouble = await trouble_of(self._model.trouble(), self._model.is_asked, self._probe)
-        self._fail(trouble or OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
+        self._was_asked = self._model.is_asked
+        self._fail(OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
 
     async def _probe(self, error: ModelError) -> None:
         await probe(error, self._current_model(), self._assignment, self._session)
 
     async def _over_budget(self, over: Exhausted) -> None:
         if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:
-            self._fail(self._model.failure)  # it called so often because no call was answered
+            self._fail(self._model.failure)  # it made so many calls because none was answered
         else:
             self._fail(Stop(over.reason, over.message))
 
     async def _come_to_a_stop(self, session: Session) -> None:
-        """Once a drain is asked for: let the calls that are under way be answered, then wait to be cancelled."""
+        """After a drain request: wait until running calls are answered, then wait to be cancelled."""
         await self._drain.wait()
         while session.calls > self._model.parked:  # noqa: ASYNC110 this happens once in a runner's life
             await asyncio.sleep(_TICK_SECONDS)
@@ -331,25 +362,25 @@ class Program:
 
 
 FILE_BYTES = 32 << 20
-"""Most bytes of the file: some hundred turns with every answer of the server in it, and it is parsed in memory."""
+"""Most bytes of the file: some hundred turns with full server responses. It is parsed in memory."""
 
 Store = Callable[[bytes, bytes | None], Awaitable[tuple[ObjectDigest, ObjectDigest | None]]]
 
 
 async def collect(workspace: Workspace, wanted: AgentTrajectory, session: str, store: Store) -> ProgramTrajectory:
-    """Store the trajectory file that a program wrote, and its conversion. What is wrong with it is a note alone.
+    """Store the trajectory file that a program wrote, and its conversion. Problems with it only produce a note.
 
     Raises SandboxFailure, Fenced, StorageError.
     """
     try:
         found = await workspace.stat(wanted.path)
         if found is None:
-            return ProgramTrajectory(note=f"{wanted.path}: the program left no such file")
+            return ProgramTrajectory(note=f"{wanted.path}: the program did not write this file")
         if found.type != "file":
             return ProgramTrajectory(note=f"{wanted.path}: a file was expected, and it is a {found.type}")
         if found.size > FILE_BYTES:
             return ProgramTrajectory(
-                bytes=found.size, note=f"{wanted.path}: {found.size} bytes, and at most {FILE_BYTES} are kept"
+                bytes=found.size, note=f"{wanted.path}: {found.size} bytes, but at most {FILE_BYTES} are kept"
             )
         data = await workspace.read(wanted.path, limit=FILE_BYTES)
     except FileError as error:

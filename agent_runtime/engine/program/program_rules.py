@@ -1,10 +1,11 @@
-"""The agent that is a program: how it is called, and what its end means. Pure."""
+"""Rules for program agents: how they are called, and what their end means. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.models.base import ModelError
+from agent_runtime.proxy.history import continues
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, StopReason
@@ -13,14 +14,15 @@ PROMPT_FILE = "{promptFile}"
 _FIELD = re.compile(r"\{(prompt|promptFile|model)\}")
 
 LONGEST_ARGUMENT = 131_071
-"""Bytes: Linux takes no longer ones (MAX_ARG_STRLEN, 32 pages, with the zero at the end)."""
+"""Bytes of the longest argument in Linux (MAX_ARG_STRLEN, 32 pages, with the terminating zero)."""
 CALLS_A_TURN = 10
-"""Calls for each turn of `maxTurns`. The packages of OpenAI and Anthropic try each three times, and some agents do so again
-around them; a program that gives up call after call must not fill the journal for ever."""
+"""Calls for each turn of `maxTurns`. The packages of OpenAI and Anthropic make up to three attempts, and some agents
+retry around them. A program that retries forever must not fill the journal.
+"""
 
 
 def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str) -> list[str]:
-    """The command with its fields filled in, each once: what a prompt has in braces stays. Raises SandboxFailure."""
+    """Return the command with its fields filled in, each once: braces in a prompt are kept. Raises SandboxFailure."""
     values = {"prompt": prompt, "promptFile": prompt_file, "model": model}
     arguments = [_FIELD.sub(lambda found: values[found[1]], argument) for argument in command]
     for position, argument in enumerate(arguments):
@@ -34,47 +36,50 @@ def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str)
 
 
 def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
-    """Whether a call of an earlier runner may have broken off with it, and nothing shows that the program got over that.
+    """Whether an earlier runner's death may have cut off a call, without evidence that the program recovered from that.
 
-    `recorded` is what earlier runners left, `now` all of the attempt. Calls of other workers of the program show nothing.
+    `recorded` are records of earlier runners, `now` all of the attempt. Calls of the program's other workers are no
+    evidence.
     """
     told = {record.turn for record in recorded if isinstance(record, DeliveryRecord)}
     open_calls = [record for record in recorded if isinstance(record, IntentRecord) and record.turn not in told]
-    intents = [record for record in now if isinstance(record, IntentRecord)]
-    return any(not any(_follows(later, call) for later in intents) for call in open_calls)
+    intents = _intents(now)
+    return any(_is_given_up(call, intents) for call in open_calls)
 
 
-def _follows(later: IntentRecord, call: IntentRecord) -> bool:
-    """Whether a later call shows that the caller of an earlier one continued.
-
-    It repeats that request, continues its conversation, or continues what that one continued.
+def given_up_at(turns: Container[int], now: Sequence[Record]) -> list[int]:
+    """Return which of these unanswered turns the program has not visibly recovered from. Calls of the program's other
+    workers are no evidence.
     """
-    if later.turn <= call.turn:
-        return False
-    return (
-        later.parent == call.turn
-        or (later.parent is not None and later.parent == call.parent)
-        or (later.request_digest is not None and later.request_digest == call.request_digest)
-    )
+    intents = _intents(now)
+    return [call.turn for call in intents if call.turn in turns and _is_given_up(call, intents)]
+
+
+def _intents(records: Sequence[Record]) -> list[IntentRecord]:
+    return [record for record in records if isinstance(record, IntentRecord)]
+
+
+def _is_given_up(call: IntentRecord, intents: Sequence[IntentRecord]) -> bool:
+    return not any(continues(later, call) for later in intents)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended, and how its calls fared."""
+    """A program that has ended, and the results of its calls."""
 
     result: CommandResult
     over: Exhausted | None = None
-    """The limit that it has reached."""
+    """The limit that it reached."""
     failure: ModelError | None = None
-    """Why the model did not answer its latest call."""
+    """Why the model did not answer its latest call, or another call that it gave up."""
     refusal: StopReason | None = None
-    """Why the model would not answer its latest call."""
+    """Why the model refused its latest call."""
     cut: bool = False
-    """A runner has died that had a call of its, and the answer may have broken off."""
+    """A runner died during a call, so that the answer may be incomplete; or a call arrived while there was no runner."""
 
 
 def stop_of(ended: Ended) -> tuple[StopReason, str]:
-    """Why the rollout has stopped, with a message. Raises what makes it infrastructure's doing."""
+    """Return why the rollout has stopped, with a message. Raises an error if infrastructure is the cause."""
     result = ended.result
     output = result.end_of_output
     if result.ok:
@@ -82,7 +87,8 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
     if result.cause == "NotStarted":
         raise SandboxFailure("AgentNotStarted", f"agent.command cannot be started: {output}")
     if result.cause == "Signal":
-        # Only runners kill with that cause, at a limit; this one has not, so one before it did, and died before it said why.
+        # Only runners kill with that cause, at a limit. This runner did not, so an earlier one did, and died before it
+        # recorded the reason.
         over = ended.over or Exhausted(
             StopReason.AGENT_TIMEOUT, "an earlier runner ended the agent: its time had run out"
         )
@@ -90,9 +96,11 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
     if ended.failure is not None:
         raise ended.failure
     if ended.cut:
-        raise SandboxFailure(INTERRUPTED, f"its runner ended in the middle of a call, and the agent gave up: {output}")
+        raise SandboxFailure(
+            INTERRUPTED, f"the runner ended, and the agent gave up a call that had no runner: {output}"
+        )
     if ended.over is not None:
         return ended.over.reason, ended.over.message
     if ended.refusal is not None:
-        return ended.refusal, f"the model would not answer the agent's last call: {output}"
+        return ended.refusal, f"the model refused the agent's last call: {output}"
     return StopReason.AGENT_ERROR, f"the agent ended with {result.ending}: {output}"

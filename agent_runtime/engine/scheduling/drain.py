@@ -1,4 +1,4 @@
-"""Stopping at a good moment: no turn starts any more, those under way are finished and journaled."""
+"""A graceful stop: no new turns start, running ones are finished and journaled."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,34 +8,34 @@ T = TypeVar("T")
 
 
 class Drain:
-    """A request to stop, and the rollouts that have come to a point at which they can."""
+    """A stop request, and the rollouts that have reached a point at which they can stop."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
         self._moved = asyncio.Event()
         self.parked = 0
-        """Rollouts that wait here; what they did so far is journaled."""
+        """Rollouts that wait here; their progress is journaled."""
 
     @property
     def requested(self) -> bool:
-        """Whether no turn, attempt or group may start any more."""
+        """Whether a stop was requested, so that no turn, attempt or group may start."""
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Ask all rollouts to come to a stop."""
+        """Request that all rollouts stop."""
         self._requested.set()
 
     async def wait(self) -> None:
-        """Return once a stop was asked for."""
+        """Return when a stop is requested."""
         await self._requested.wait()
 
     async def gate(self) -> None:
-        """Pass, unless a stop was asked for: then wait here to be cancelled."""
+        """Return at once, unless a stop is requested: then wait to be cancelled."""
         if self.requested:
             await self.park()
 
     async def park(self) -> NoReturn:
-        """Wait here to be cancelled."""
+        """Wait to be cancelled."""
         self.parked += 1
         self._moved.set()
         try:
@@ -45,7 +45,9 @@ class Drain:
         raise AssertionError("that event is never set")
 
     async def unless_requested(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """The result of what may take minutes; once a stop is asked for it is cancelled, and this waits to be."""
+        """Return the result of a coroutine that may take minutes. If a stop is requested, cancel it and wait to be
+        cancelled.
+        """
         work, stop = asyncio.create_task(waiting), asyncio.create_task(self.wait())
         try:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -58,10 +60,10 @@ class Drain:
         return await self.park()
 
     def note_end(self) -> None:
-        """A rollout has ended, so that there is one less to wait for."""
+        """Record that a rollout has ended."""
         self._moved.set()
 
     async def moved(self) -> None:
-        """Return when a rollout has come to a stop, or has ended, since the last call."""
+        """Return when a rollout has parked or ended since the last call."""
         await self._moved.wait()
         self._moved.clear()

@@ -1,4 +1,6 @@
-"""Notices a model server that accepts calls and answers none. It refuses nothing, so nothing fails for minutes."""
+"""Detects a model server that accepts calls but answers none. Such a server refuses nothing, so no error appears for
+minutes.
+"""
 
 import asyncio
 import contextlib
@@ -8,28 +10,30 @@ from agent_runtime.engine.events import ModelSilent, Observer
 from agent_runtime.models.base import CallHealth
 
 SILENT_SECONDS = 10.0
-"""Before the first answer: longer than a loaded server takes for one, and short for a person who waits."""
+"""Limit before the first answer: longer than a loaded server needs, and short for a waiting person."""
 PATIENCE_SECONDS = 60.0
-"""Once the server has answered, and three times its slowest answer at least: a long answer is not silence."""
+"""Limit once the server has answered; at least three times its slowest answer, because a long answer is not silence."""
 
 
 class ModelWatch:
-    """The calls of one run to its model at `place`. Tells the observer while all of them wait and none is answered."""
+    """Watches the calls of one run to its model at `place`. Notifies the observer while all calls wait and none is
+    answered.
+    """
 
     def __init__(self, place: str = "the model", observer: Observer = lambda event: None) -> None:
         self._place, self._observer = place, observer
         self._waiting: dict[int, float] = {}
-        """When the calls began that nothing has come back for, by a number of their own; the oldest first."""
+        """Begin of each call without a response so far, by call number; the oldest first."""
         self._begun = 0
         self._slowest: float | None = None
-        """Seconds until the latest of the first signs of an answer; None before the first."""
+        """Longest time until the first part of an answer; None before the first."""
         self._heard_at = 0.0
         self._is_silent = False
         self._timer: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
     def call(self, health: CallHealth) -> Iterator[None]:
-        """Watch a call until it ends, or its `health` says that something has come back. It is not watched while on hold."""
+        """Watch a call until it ends or its `health` reports a response. It is not watched while on hold."""
         hold = health.on_hold
         self._begun += 1
         number = self._begun
@@ -56,7 +60,7 @@ class ModelWatch:
             self._set_timer(loop, SILENT_SECONDS)
 
     def _sign(self, number: int, answered: bool) -> None:
-        """A call got a first sign of an answer. A failure does not count as one."""
+        """Record the first part of a call's answer. A failure does not count."""
         began = self._waiting.pop(number, None)
         if began is None or not answered:
             return

@@ -1,38 +1,30 @@
-"""When a rollout that was lost to infrastructure is tried again."""
+"""When a rollout, or its grading, that was lost to infrastructure is tried again."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rollout_api.records import FailedRecord
 from rollout_api.rollout_job import Attempts
 
 LARGEST_BACKOFF_SECONDS = 300.0
-"""Longer waits only delay a group; what takes longer to come back is not coming back for this job."""
+"""Longer waits only delay a group. What is still down after this time will not recover for this job."""
 
 
-@dataclass(frozen=True)
-class Retry:
-    """Try again after so many seconds."""
-
-    delay_seconds: float
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """No attempt is left: the rollout is InfraFailed."""
-
-
-def after_failures(failures: Sequence[FailedRecord], attempts: Attempts, jitter: random.Random) -> Retry | GiveUp:
-    """What follows the latest of a rollout's failed attempts.
-
-    The back-off doubles with each counted failure; up to a half is taken off at random, so that members of a group that
-    failed together do not come back together.
-    """
+def retry_delay(failures: Sequence[FailedRecord], attempts: Attempts, jitter: random.Random) -> float | None:
+    """Seconds to wait before the next attempt. None: no attempt is left, and the rollout is InfraFailed."""
     counted = sum(failure.counted for failure in failures)
     if counted >= attempts.limit:
-        return GiveUp()
+        return None
     if not failures or not failures[-1].counted:
-        return Retry(0.0)
+        return 0.0
+    return backoff(counted, attempts, jitter)
+
+
+def backoff(counted: int, attempts: Attempts, jitter: random.Random) -> float:
+    """Seconds to wait after so many counted failures.
+
+    The delay doubles with each failure. Up to half of it is subtracted at random, so that members that failed together
+    do not retry together.
+    """
     full = min(LARGEST_BACKOFF_SECONDS, attempts.backoff_seconds * 2.0 ** (counted - 1))
-    return Retry(full * (1 - jitter.random() / 2))
+    return full * (1 - jitter.random() / 2)

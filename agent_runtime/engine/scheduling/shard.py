@@ -1,4 +1,4 @@
-"""Which groups of a job this process works on, and the seeds that follow from that of the manifest."""
+"""The groups of a job that this process runs, and seeds derived from the manifest's."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class Shard:
     count: int = 1
 
     def has(self, group: int) -> bool:
-        """Whether a group is this runner's."""
+        """Whether a group belongs to this runner."""
         return group % self.count == self.index
 
     def groups(self, total: int) -> int:
-        """How many of the job's groups are this runner's."""
+        """Return the number of the job's groups that belong to this runner."""
         return len(range(self.index, total, self.count))
 
 
@@ -24,11 +24,11 @@ WHOLE_JOB = Shard()
 
 
 def rollout_seed(job_seed: int, index: int) -> int:
-    """The seed of a rollout, the same for all its attempts. 31 bits: some servers refuse more."""
+    """Return the seed of a rollout, the same for all its attempts. 31 bits: some servers refuse more."""
     digest = hashlib.sha256(f"{job_seed}/{index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """The seed of one model call; equal prompts in two turns must not give equal samples by construction."""
+    """Return the seed of one model call. It differs between turns, so that equal prompts do not force equal samples."""
     return (seed + turn) & 0x7FFF_FFFF

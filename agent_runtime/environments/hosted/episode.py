@@ -11,7 +11,7 @@ from agent_runtime.environments.hosted.game import Game, GameError, Move
 
 
 def make_game(name: str, config: dict[str, Any]) -> Game:
-    """The environment of that id. Raises GameError."""
+    """Create the environment with that id. Raises GameError."""
     if name not in ("FrozenLake", "Sokoban"):
         from agent_runtime.environments.hosted.gymnasium_game import make_gymnasium_game
 
@@ -28,7 +28,7 @@ def make_game(name: str, config: dict[str, Any]) -> Game:
 
 
 class Episode:
-    """One game from its reset on. `described` has id, seed, maxSteps, formatPenalty and config, as in a manifest."""
+    """One game, starting at its reset. `described` has id, seed, maxSteps, formatPenalty and config, as in a manifest."""
 
     def __init__(self, described: dict[str, Any]) -> None:
         self._described = described
@@ -37,7 +37,7 @@ class Episode:
         self._over = False
 
     def start(self) -> dict[str, Any]:
-        """Reset: `{observation, instruction}`; `observation` is None where there is nothing under that seed."""
+        """Reset: return `{observation, instruction}`; `observation` is None if there is no episode for that seed."""
         start = self._game.reset(int(self._described["seed"]))
         if start is None:
             self._over = True
@@ -45,11 +45,11 @@ class Episode:
         return asdict(start)
 
     def steps(self, actions: Sequence[str | None]) -> list[dict[str, Any]]:
-        """Take these actions, one after another: a Move each. After the end nothing moves any more."""
+        """Take these actions in order; return a Move for each. After the end nothing changes any more."""
         return [asdict(self._step(action)) for action in actions]
 
     def try_step(self) -> None:
-        """Take any action that is known, so that a step that does not work shows before the first rollout."""
+        """Take any valid action, so that a broken step shows before the first rollout."""
         self._step(getattr(self._game, "any_action", None))
 
     def _step(self, action: str | None) -> Move:

@@ -1,7 +1,7 @@
-"""FrozenLake with a random map: its options and maps are those of ROLL, its ice that of Gymnasium, seed for seed.
+"""FrozenLake with a random map: options and maps are those of ROLL, slipping that of Gymnasium, equal for equal seeds.
 
-A map is drawn from the seed until a path leads from start to goal; both lie anywhere. On slippery ice a step goes where it
-was meant to with probability 1/3, else to one of its sides (Gymnasium's FrozenLake-v1).
+Maps are drawn from the seed until one has a path from start to goal, which may be on any tiles. On slippery ice, a step
+goes in the intended direction with probability 1/3, else to one of the two sides (Gymnasium's FrozenLake-v1).
 """
 
 from __future__ import annotations
@@ -17,22 +17,15 @@ ACTIONS = {0: "Left", 1: "Down", 2: "Right", 3: "Up"}
 DIRECTIONS = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}
 PLAYER, ICE, HOLE, GOAL, IN_HOLE, ON_GOAL = range(6)
 SYMBOLS = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", IN_HOLE: "X", ON_GOAL: "√"}
-VOCABULARY = {
-    "P": "player",
-    "_": "ice",
-    "O": "hole",
-    "G": "goal",
-    "X": "player in a hole",
-    "√": "player on the goal",
-}
+VOCABULARY = {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player in a hole", "√": "player on the goal"}
 RULES = "You walk over a frozen lake. Reach the goal, and keep out of the holes."
 SLIPPERY = " The ice is slippery: a step may carry you to one side of where you wanted to go."
 
 
 class FrozenLake:
-    """`size` × `size` tiles, each frozen with probability `p`. Reward 1 on the goal, where it ends, as it does in a hole.
+    """`size` × `size` tiles, each frozen with probability `p`. The goal gives reward 1; goal and holes end the episode.
 
-    `desc` is a map of one's own, as Gymnasium takes it: rows of S, F, H and G. Then the seed decides over the ice alone.
+    `desc` is a user-defined map in Gymnasium's format: rows of S, F, H and G. Then the seed only affects slipping.
     """
 
     def __init__(
@@ -60,7 +53,7 @@ class FrozenLake:
         start = self._map.index("S")
         self._row, self._column = divmod(start, self._size)
         self._ice = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        self._ice.random()  # Gymnasium draws the place to start at, of which there is one
+        self._ice.random()  # Gymnasium draws the start among all start tiles; here there is only one
         return Start(self._text(), self._instruction)
 
     def step(self, action: str | None) -> Move:
@@ -98,19 +91,19 @@ class FrozenLake:
 
 
 def checked_map(desc: Sequence[str]) -> str:
-    """A map of one's own, row by row in one text. Raises GameError."""
+    """Return a user-defined map, row by row in one text. Raises GameError."""
     tiles = "".join(desc)
     square = len(desc) > 1 and all(len(row) == len(desc) for row in desc)
     if not square or set(tiles) - set("SFHG") or tiles.count("S") != 1 or not _has_path(tiles, len(desc)):
         raise GameError(
-            f"FrozenLake: desc {list(desc)} is no map; expected as many rows as columns, of F and H, one S, and a G to "
-            "which a path leads"
+            f"FrozenLake: desc {list(desc)} is not a valid map; expected as many rows as columns, of F and H, "
+            "one S, and a G to which a path leads"
         )
     return tiles
 
 
 def random_map(size: int, p: float, seed: int) -> str:
-    """The map of a seed, row by row: S start, G goal, F ice, H hole. The draws and their order are those of ROLL."""
+    """Return the map of a seed, row by row: S start, G goal, F ice, H hole. Random draws have ROLL's order."""
     drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
     while True:
         board = drawn.choice(["F", "H"], (size, size), p=[p, 1 - p])

@@ -1,6 +1,6 @@
-"""What an environment is here: text in, text out. Everything in this folder also runs alone, inside a sandbox.
+"""Interface of an environment: text in, text out. Everything in this folder also runs alone, inside a sandbox.
 
-So nothing here imports anything else of this repository, and all of it runs on Python 3.10.
+Therefore nothing here imports other parts of this repository, and all of it runs on Python 3.10.
 """
 
 from __future__ import annotations
@@ -11,56 +11,58 @@ from typing import Any, Protocol
 
 
 class GameError(Exception):
-    """An environment cannot be made: it is unknown, not installed, or refuses its options. The message says which."""
+    """An environment cannot be created: it is unknown, not installed, or rejects its options. The message says which."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a reset gives."""
+    """Result of a reset."""
 
     observation: str
     instruction: str = ""
-    """Rules and actions, told once."""
+    """Rules and actions, shown once."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What an action comes to."""
+    """Result of an action."""
 
     observation: str
     reward: float
     terminated: bool = False
     truncated: bool = False
     valid: bool = True
-    """The action was one that the environment knows."""
+    """The environment knows the action."""
     effective: bool | None = None
-    """It changed something; None where the environment does not say."""
+    """The action changed something; None if the environment does not report it."""
     success: bool | None = None
-    """The goal is reached; None where the environment does not say."""
+    """The goal is reached; None if the environment does not report it."""
 
 
 class Game(Protocol):
     """One environment. After `reset`, it is a function of its seed and the actions so far."""
 
     def reset(self, seed: int) -> Start | None:
-        """Begin. None: there is nothing under that seed (a data set has ended)."""
+        """Begin. None: there is no episode for that seed (a dataset has ended)."""
 
     def step(self, action: str | None) -> Move:
-        """Take an action; None stands for an answer without one. Unknown actions are not errors, but not `valid`."""
+        """Take an action; None represents an answer without one. Unknown actions are not errors, but not `valid`."""
 
 
 def lookup(given: Mapping[Any, str] | None, standard: Mapping[int, str]) -> dict[int, str]:
-    """A table of the options: its keys are numbers, which are text in JSON. The standard one where none is given."""
+    """Return a table from the options, with numeric keys, which JSON stores as text; the default table if none is
+    given.
+    """
     return dict(standard) if given is None else {int(key): value for key, value in given.items()}
 
 
 def instruction(rules: str, vocabulary: Mapping[str, str], actions: Mapping[int, str]) -> str:
-    """Rules, symbols and actions as one text."""
+    """Return rules, symbols and actions as one text."""
     symbols = ", ".join(f"{symbol}: {meaning}" for symbol, meaning in vocabulary.items())
     return f"{rules}\nSymbols: {symbols}\nActions: {', '.join(actions.values())}"
 
 
 def action_number(action: str | None, actions: Mapping[int, str]) -> int | None:
-    """The number of an action by its name, in any case; None where there is none of that name."""
+    """Return the number of an action by its name, in any case; None for an unknown name."""
     wanted = (action or "").strip().lower()
     return next((number for number, name in actions.items() if name.lower() == wanted), None)

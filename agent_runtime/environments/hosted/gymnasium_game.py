@@ -11,14 +11,16 @@ from typing import Any
 from agent_runtime.environments.hosted.game import GameError, Move, Start, action_number
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-LARGEST_OBSERVATION = 100_000  # characters of a text that is sent to a model; an image in numbers is longer
+# Most characters of an observation that is sent to a model; an image as numbers would be longer.
+LARGEST_OBSERVATION = 100_000
 
 
 class GymnasiumGame:
-    """Text for numbers: observations are rendered where they can be (`ansi`), actions are named or JSON.
+    """Converts to text: observations are rendered if possible (`ansi`), actions are names or JSON.
 
-    A class without an `action_space` gets its actions as text. `reset` may give its rules in `info["instruction"]`, and None
-    as its observation where nothing stands under a seed; `step` may say `valid` and `success` (`is_success`) in its info.
+    A class without an `action_space` gets its actions as text. `reset` may return its rules in `info["instruction"]`,
+    and None as its observation if there is no episode for a seed; `step` may set `valid` and `success` (`is_success`)
+    in its info.
     """
 
     def __init__(self, environment: Any, name: str, action_names: Sequence[str] | None = None) -> None:
@@ -35,7 +37,7 @@ class GymnasiumGame:
         self._actions = {first + number: action for number, action in enumerate(names)}
 
     def reset(self, seed: int) -> Start | None:
-        """Begin, with what can be done as the instruction."""
+        """Begin, with the possible actions as the instruction."""
         observation, info = self._environment.reset(seed=seed)
         if observation is None:
             return None
@@ -43,13 +45,13 @@ class GymnasiumGame:
 
     @property
     def any_action(self) -> str:
-        """An action of the space; an empty one where it takes any text."""
+        """Return an action of the space; an empty text if it accepts any text."""
         if self._space is None:
             return ""
         return next(iter(self._actions.values())) if self._actions else json.dumps(_plain(self._space.sample()))
 
     def step(self, action: str | None) -> Move:
-        """Take an action; one that the space does not have is not taken."""
+        """Take an action; one outside the space is not taken."""
         taken = self._taken(action)
         if taken is None:
             return Move(self._seen, 0.0, valid=False)
@@ -79,7 +81,7 @@ class GymnasiumGame:
         return f"An action is JSON, one element of {self._space}"
 
     def _taken(self, action: str | None) -> Any:
-        """The action as the environment takes it; None where there is none."""
+        """Return the action in the environment's type; None if invalid."""
         if action is None or self._space is None:
             return action
         if self._actions:
@@ -112,7 +114,7 @@ class GymnasiumGame:
 
 
 def make_gymnasium_game(name: str, config: dict[str, Any]) -> GymnasiumGame:
-    """The environment of a Gymnasium id, or an instance of `module:Class`, made with the options.
+    """Create the environment of a Gymnasium id, or an instance of `module:Class`, with the options.
 
     `actions` in the options names the actions of a Discrete space, in order. Raises GameError.
     """
@@ -152,7 +154,7 @@ def _registered(name: str, options: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and their scalars as lists and numbers."""
+    """Convert arrays and their scalars to lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, dict):

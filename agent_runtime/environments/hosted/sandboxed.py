@@ -1,11 +1,11 @@
-"""One episode in a workspace: a process that keeps it, and a command a step that asks it.
+"""One episode in a workspace: a process that holds it, and one command for each step that queries it.
 
 A step is a command of the workspace like any other, so the executor remembers its result, and a runner that takes over
-gets it. The process outlives the runner. Where it is gone, the command starts another and takes all actions again.
+gets it. The process outlives the runner. If it has ended, the command starts another one and repeats all actions.
 
-Run as `python3 environment.zip` with one JSON object as input: {"start": {...}, "actions": [all so far]}, and "try": true
-where an episode before this one is to take a step, which shows whether the environment works. Printed is what
-`hosted.worker` answers, with the moves of those actions that the process had not taken yet, or of the last one again.
+Run as `python3 environment.zip` with one JSON object as input: {"start": {...}, "actions": [all so far]}, and "try":
+true to test the environment with one step in a separate episode first. It prints the answer of `hosted.worker`, with
+the moves of the actions that the process had not taken yet, or again that of the last action.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent_runtime.environments.hosted.game import GameError
 SOCKET = "environment.socket"  # in the folder of the program: paths of sockets must be short
 CONNECT_SECONDS = 30.0  # importing an environment's packages may take long on a cold disk
 PAUSE_SECONDS = 0.02
-MOVES_CHARACTERS = 300_000  # of moves in an answer, which has to fit into one output; the last is told in any case
+MOVES_CHARACTERS = 300_000  # of moves in an answer, which must fit into one output; the last is always reported
 
 
 class Kept:
@@ -72,7 +72,7 @@ def latest(moves: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def serve() -> None:
-    """Answer one connection after another, for ever: the workspace's end is this process's end."""
+    """Answer one connection after another, forever: the process ends with the workspace."""
     listening = socket.socket(socket.AF_UNIX)
     if os.path.exists(SOCKET):
         os.remove(SOCKET)
@@ -88,7 +88,7 @@ def serve() -> None:
 
 
 def ask(request: bytes) -> bytes:
-    """The answer of the process that keeps the episode, which is started where it does not run."""
+    """Return the answer of the process with the episode, which is started if it does not run."""
     started = False
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
@@ -118,7 +118,9 @@ def ask(request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Both sides, in the folder of the program; the modules of the working directory, which has that folder, are at hand."""
+    """Run either side, in the folder of the program. Modules of the working directory, which contains that folder, can
+    be imported.
+    """
     program = os.path.abspath(sys.argv[0])
     os.chdir(os.path.dirname(program))
     sys.path.insert(1, os.path.dirname(os.getcwd()))

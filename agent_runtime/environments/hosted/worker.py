@@ -1,11 +1,12 @@
-"""Episodes over standard input and output: `python -m agent_runtime.environments.hosted.worker`. One JSON line each way.
+"""Episodes over standard input and output: `python -m agent_runtime.environments.hosted.worker`. One JSON line each
+way.
 
-    {"episode": 7, "start": {id, seed, maxSteps, formatPenalty, config}, "actions": [...]}   → {"start": ..., "moves": [...]}
+{"episode": 7, "start": {id, seed, maxSteps, formatPenalty, config}, "actions": [...]}   → {"start": ..., "moves": [...]}
     {"episode": 7, "start": ..., "actions": [], "try": true}   → the same, after a step that shows whether it works
     {"episode": 7, "actions": ["Right"]}                                                     → {"moves": [...]}
     {"episode": 7}                                                                           forget it; no answer
 
-What goes wrong is answered with `{"error": message}`. Answers come in the order of the requests.
+Errors are answered with `{"error": message}`. Answers come in the order of the requests.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -
 
 
 def main() -> None:
-    """Keep the real output for answers: what environments print goes nowhere. End when the requests do, whatever hangs."""
+    """Reserve standard output for answers: output of environments is discarded. Ends with the requests, even if an
+    episode hangs.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -61,7 +64,7 @@ def main() -> None:
     def read() -> None:
         for line in sys.stdin.buffer:
             waiting.put(line)
-        # The engine is gone, or let go: nobody waits for an answer any more.
+        # The engine has ended or closed the connection, so no reader waits for an answer.
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -1,4 +1,4 @@
-"""An attempt as the executor sees it: who holds it, which calls it has made, and which of them are still at work."""
+"""An attempt in the executor: its holder, the calls that it has made, and which of them are in progress."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 from agent_runtime.executor.attempts.fencing import Fence, Hold
 from agent_runtime.executor.attempts.idempotency import Entry, Key, KeyMemory, StoredReply, reused
-from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.server import Disconnected, Request, log_defect
+from agent_runtime.executor.notifier import Notifier
 
-# What a call leaves behind: a reply, or a process, whose status is asked anew each time.
+# The remembered result of a call: a reply, or a process whose status is fetched each time.
 Result = StoredReply | Process
 Work = Callable[[], Coroutine[Any, Any, StoredReply]]
 
 
 @dataclass(eq=False)
 class Call:
-    """A call at work. `may_be_broken_off` says whether that does nothing that a repeat would spoil."""
+    """A call in progress. `may_be_broken_off`: whether ending it early does no harm to a repeat."""
 
     hold: Hold
     may_be_broken_off: Callable[[], bool]
     task: asyncio.Task[StoredReply] | None = None
 
     def break_off(self) -> None:
-        """End it early, where that spoils nothing."""
+        """End the call early if that is harmless."""
         if self.task is not None and self.may_be_broken_off():
             self.task.cancel()
 
@@ -49,7 +49,7 @@ class Attempt:
         self._deletion: asyncio.Task[None] | None = None
 
     async def raise_fence(self, hold: Hold) -> None:
-        """Make `hold` the current one; returns when no call of an older one is at work. Raises Fenced."""
+        """Make `hold` the current one; returns when no call of an older one is in progress. Raises Fenced."""
         if self.fence.raise_to(hold):
             self.superseded.notify()
             for call in self._calls:
@@ -69,9 +69,9 @@ class Attempt:
         work: Work,
         may_be_broken_off: Callable[[], bool],
     ) -> StoredReply:
-        """What the call named `key` has left behind: made now, joined, or remembered.
+        """Return the result of the call named `key`: made now, joined, or remembered.
 
-        `body_digest` is None where `work` reads the request's body itself. Raises what the call was refused with, Fenced,
+        `body_digest` is None if `work` reads the request's body itself. Raises the call's own refusal, Fenced,
         Forgotten, KeyReused.
         """
         request_line = request.line
@@ -85,31 +85,27 @@ class Attempt:
                 call = self._begin(Call(hold, may_be_broken_off, task))
                 task.add_done_callback(partial(self._finish, call, key, request, entry))
             elif body_digest is not None and body_digest != entry.body_digest:
-                raise reused(key, "it was made with another body")
+                raise reused(key, "the key was first used with another body")
             while not entry.is_finished:
                 await Notifier.wait(entry.finished)
             # The first call's body was streamed, so this one's is compared only now, and thrown away.
             is_streamed = body_digest is None and entry.body_digest is not None
             if is_streamed and entry.is_remembered and not is_ours and await request.digest() != entry.body_digest:
-                raise reused(key, "it was made with another body")
+                raise reused(key, "the key was first used with another body")
             if entry.result is not None:
-                assert isinstance(entry.result, StoredReply)  # commands have another request line
+                # a command under the same key has another request line, so it never matches
+                assert isinstance(entry.result, StoredReply)
                 return entry.result
             if entry.error is not None and (is_ours or entry.is_remembered):
                 raise entry.error
 
     def start(
-        self,
-        hold: Hold,
-        key: Key,
-        request_line: str,
-        body_digest: bytes,
-        make: Callable[[Callable[[], None]], Process],
+        self, hold: Hold, key: Key, request_line: str, body_digest: bytes, make: Callable[[Callable[[], None]], Process]
     ) -> Process:
-        """The process that the call named `key` has asked for, now or before.
+        """Return the process that the call named `key` requested, now or earlier.
 
-        `make` gets what is to be called when the process's start has succeeded or failed; until then the call counts as at
-        work. Raises what the call was refused with, Fenced, Forgotten, KeyReused.
+        `make` gets a function to call when the process's start has succeeded or failed; until then the call counts as
+        in progress. Raises the call's own refusal, Fenced, Forgotten, KeyReused.
         """
         self.require(hold)
         entry = self.keys.find(key, request_line)
@@ -124,21 +120,21 @@ class Attempt:
             else:
                 self.keys.finish(key, entry, process, None)
         elif entry.body_digest != body_digest:
-            raise reused(key, "it was made with another body")
+            raise reused(key, "the key was first used with another body")
         if entry.error is not None:
             raise entry.error
         assert isinstance(entry.result, Process)
         return entry.result
 
     async def delete(self, hold: Hold, work: Callable[[], Awaitable[None]]) -> None:
-        """End the attempt: no further call is admitted, `work` is done when those at work have ended, keys are forgotten.
+        """End the attempt: refuse further calls, wait for those in progress, run `work`, forget the keys.
 
         A repeated call joins. Raises Fenced.
         """
         self.fence.require(hold)
         self._is_deleted = True
         if self._deletion is None:
-            # It counts as at work, so whoever takes over meanwhile waits for its end.
+            # It counts as busy, so a new holder waits for its end.
             deletion = self._begin(Call(hold, lambda: False))
             self._deletion = asyncio.get_running_loop().create_task(self._delete(deletion, work))
             self._deletion.add_done_callback(lambda _: self._end(deletion))
@@ -156,10 +152,10 @@ class Attempt:
             self._deletion = None
 
     def require(self, hold: Hold) -> None:
-        """Raises Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
+        """Raise Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
         self.fence.require(hold)
         if self._is_deleted:
-            raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to begin it anew, PUT its fence first")
+            raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to start it again, PUT its fence first")
 
     def _finish(
         self, call: Call, key: Key, request: Request, entry: Entry[Result], task: asyncio.Task[StoredReply]
@@ -180,11 +176,11 @@ class Attempt:
             case Disconnected():
                 error = bad_request("the connection broke within the body")
             case asyncio.CancelledError():
-                error = ApiError("Fenced", f"attempt {self.id!r}: broken off, for another runner has taken it over")
+                error = ApiError("Fenced", f"attempt {self.id!r}: cancelled, because another runner has taken it over")
             case _:
                 # It may have done something, so it is remembered like any other outcome.
                 log_defect(entry.request_line)
-                error = ApiError("InternalError", "a defect of the executor; its standard error says more")
+                error = ApiError("InternalError", "an internal error of the executor; see its standard error")
         self.keys.finish(key, entry, None, error)
 
     def _begin(self, call: Call) -> Call:
@@ -198,6 +194,6 @@ class Attempt:
 
 
 def _dropped(result: Result) -> None:
-    # A process is forgotten by its workspace, which knows whether it still runs.
+    # The workspace forgets a process, because it knows whether the process still runs.
     if isinstance(result, StoredReply):
         result.discard()

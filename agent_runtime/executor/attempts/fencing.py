@@ -1,4 +1,4 @@
-"""Who holds an attempt: the newest (epoch, holder) that was raised, and nobody else."""
+"""Fencing of an attempt: only the newest (epoch, holder) may use it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from agent_runtime.executor.errors import ApiError, bad_request
 
 MAX_EPOCH = 2**53
-# Of a holder, and of an attempt's id.
+# Valid names of a holder, and of an attempt.
 NAME = r"[!-~]{1,200}"
 _FENCE = re.compile(rf"(\d{{1,16}}):({NAME})", re.ASCII)
 
 
 class Hold(NamedTuple):
-    """One runner's hold on an attempt."""
+    """One runner's claim to an attempt."""
 
     epoch: int
     holder: str
@@ -24,10 +24,10 @@ class Hold(NamedTuple):
         return f"epoch {self.epoch} of {self.holder!r}"
 
 
-# A runner says the same with every call of an attempt.
+# A runner repeats this with every call of an attempt.
 @lru_cache(maxsize=1024)
 def read_hold(value: str) -> Hold:
-    """The hold of a Rollout-Fence. Raises BadRequest."""
+    """Parse a Rollout-Fence header. Raises BadRequest."""
     found = _FENCE.fullmatch(value)
     if not found or int(found[1]) > MAX_EPOCH:
         raise bad_request(
@@ -37,14 +37,16 @@ def read_hold(value: str) -> Hold:
 
 
 class Fence:
-    """The fence of one attempt. Pure: it decides, `Attempt` waits. `current` never goes back."""
+    """The fence of one attempt. Pure: it decides, and `Attempt` waits. `current` only increases."""
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
         self.current: Hold | None = None
 
     def raise_to(self, hold: Hold) -> bool:
-        """Make `hold` the current one; False when it already was. Raises Fenced when a newer or an equal one stands."""
+        """Make `hold` the current one; False if it already was. Raises Fenced if a newer one, or another of the same
+        epoch, is current.
+        """
         current = self.current
         if current == hold:
             return False
@@ -54,7 +56,7 @@ class Fence:
         return True
 
     def require(self, hold: Hold) -> None:
-        """Raises Fenced unless `hold` is the current one."""
+        """Raise Fenced unless `hold` is the current one."""
         if hold != self.current:
             raise self._fenced(hold)
 

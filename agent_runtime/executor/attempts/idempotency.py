@@ -1,4 +1,4 @@
-"""Which calls of an attempt were made, and their replies: the same call made again is answered and never run twice.
+"""Calls of an attempt with their replies: a repeated call gets the stored reply and never runs twice.
 
 The memory is bounded by design, not by eviction: nothing above the watermark is ever dropped, because a dropped key would
 be a second run. Instead an attempt may hold at most MAX_KEYS of them; a further call is refused until its runner
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Generic, NamedTuple, TypeVar
 
-from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.errors import NOT_REMEMBERED, ApiError, bad_request
 from agent_runtime.executor.http.messages import Reply, StreamedReply
+from agent_runtime.executor.notifier import Notifier
 
-# A turn makes a handful of calls, and a runner acknowledges every turn or two: hundreds of times what is needed.
+# A turn makes a few calls, and a runner acknowledges every turn or two, so this is hundreds of times more than needed.
 MAX_KEYS = 4096
 SMALL_REPLY_BYTES = 2048
 
@@ -33,13 +33,13 @@ Result = TypeVar("Result")
 
 
 class Key(NamedTuple):
-    """A call's name: the same in every run of the runner that makes it."""
+    """Name of a call, which is the same whenever the runner repeats it."""
 
     turn: int
     name: str
 
     def process_id(self) -> str:
-        """The id of the process that this call starts: safe in a path, and another key's never equal to it."""
+        """The id of the process that this call starts: safe in a path and unique to the key."""
         plain = f"{self.turn}-{self.name}"
         safe = _UNSAFE.sub("_", plain)
         if safe == plain and len(safe) <= 100:
@@ -48,7 +48,7 @@ class Key(NamedTuple):
 
 
 def read_key(header: str) -> Key:
-    """The key of an Idempotency-Key header. Raises BadRequest."""
+    """Parse an Idempotency-Key header. Raises BadRequest."""
     found = _KEY.fullmatch(header)
     if not found or len(found[2]) > MAX_NAME_LENGTH:
         raise bad_request(
@@ -60,7 +60,7 @@ def read_key(header: str) -> Key:
 
 @dataclass
 class Entry(Generic[Result]):
-    """One call. `body_digest` is set once its body has been read whole; `result` and `error` once `is_finished`."""
+    """One call. `body_digest` is set once its whole body was read; `result` or `error` once `is_finished`."""
 
     request_line: str
     body_digest: bytes | None
@@ -71,12 +71,12 @@ class Entry(Generic[Result]):
 
     @property
     def is_remembered(self) -> bool:
-        """Whether the same key gets the same outcome again: all but the errors of calls that did nothing."""
+        """Whether a repeat gets the same outcome: true except for errors of calls that did nothing."""
         return self.error is None or self.error.code not in NOT_REMEMBERED
 
 
 class KeyMemory(Generic[Result]):
-    """The keys of one attempt. `dropped` is called with each result that is forgotten."""
+    """The keys of one attempt. `dropped` is called with each forgotten result."""
 
     def __init__(self, dropped: Callable[[Result], None] = lambda _: None) -> None:
         self.watermark = 0
@@ -84,7 +84,7 @@ class KeyMemory(Generic[Result]):
         self._dropped = dropped
 
     def find(self, key: Key, request_line: str) -> Entry[Result] | None:
-        """The call of this key, at work or finished; None when it has to be made. Raises Forgotten, KeyReused."""
+        """Return the call of this key, in progress or finished; None if it must be made. Raises Forgotten, KeyReused."""
         if key.turn < self.watermark:
             raise ApiError(
                 "Forgotten",
@@ -97,7 +97,7 @@ class KeyMemory(Generic[Result]):
         return entry
 
     def begin(self, key: Key, request_line: str, body_digest: bytes | None) -> Entry[Result]:
-        """Note that this call is being made. Raises TooLarge when too many are remembered."""
+        """Record that this call begins. Raises TooLarge if too many are remembered."""
         if len(self._entries) >= MAX_KEYS:
             raise ApiError(
                 "TooLarge",
@@ -109,7 +109,7 @@ class KeyMemory(Generic[Result]):
         return entry
 
     def finish(self, key: Key, entry: Entry[Result], result: Result | None, error: ApiError | None) -> None:
-        """The call has ended with one of the two; one that did nothing is not remembered, and may be made again."""
+        """Record the call's result or error. A call that did nothing is not remembered and may be made again."""
         entry.result, entry.error = result, error
         entry.is_finished = True
         if self._entries.get(key) is not entry:
@@ -120,13 +120,13 @@ class KeyMemory(Generic[Result]):
         entry.finished.notify()
 
     def forget_below(self, turn: int) -> None:
-        """Raise the watermark; a lower one than before changes nothing."""
+        """Raise the watermark; a lower value changes nothing."""
         self.watermark = max(self.watermark, turn)
         for key in [key for key in self._entries if key.turn < self.watermark]:
             self._drop(key)
 
     def forget_all(self) -> None:
-        """Drop every key, and leave the watermark."""
+        """Forget every key, and keep the watermark."""
         for key in list(self._entries):
             self._drop(key)
 
@@ -137,16 +137,16 @@ class KeyMemory(Generic[Result]):
 
 
 def reused(key: Key, how: str) -> ApiError:
-    """The refusal of a key that names two different calls."""
+    """Return the refusal of a key that was used for two different calls."""
     return ApiError("KeyReused", f"Idempotency-Key {key.turn}:{key.name} names another call already: {how}")
 
 
-# docs/executor.md: a read of more than this carries no key.
+# docs/executor.md: a read of more than this must not have a key.
 MAX_KEYED_REPLY_BYTES = 1024 * 1024
 
 
 class StoredReply:
-    """A reply, byte for byte; a large one's body lies in a file."""
+    """A stored reply; a large body is kept in a file."""
 
     def __init__(self, reply: Reply, path: str) -> None:
         self._content_type, self._headers = reply.content_type, reply.headers
@@ -156,7 +156,7 @@ class StoredReply:
             self._body = None
 
     def reply(self) -> Reply:
-        """The reply again."""
+        """Return the reply again."""
         body = self._body
         if body is None:
             with open(self._path, "rb") as file:
@@ -164,9 +164,9 @@ class StoredReply:
         return Reply(body, content_type=self._content_type, headers=self._headers)
 
     def discard(self) -> None:
-        """Remove what it holds."""
+        """Remove its file."""
         if self._body is None:
-            # In `Plain` what runs here may be the executor's own user, and spoil its files.
+            # In `Plain`, commands may run as the executor's own user and damage its files.
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
@@ -181,7 +181,7 @@ class StoredReply:
 
 
 async def whole(reply: Reply | StreamedReply) -> Reply:
-    """A streamed reply as one. Raises TooLarge over MAX_KEYED_REPLY_BYTES."""
+    """Read a streamed reply completely. Raises TooLarge over MAX_KEYED_REPLY_BYTES."""
     if isinstance(reply, StreamedReply):
         parts, size = [], 0
         try:

@@ -2,7 +2,7 @@
 
 import struct
 
-# What the connection becomes, in the Upgrade header of the call that attaches it.
+# The protocol to which the connection is upgraded, in the Upgrade header of the call that attaches it.
 UPGRADE = "rollout-commands"
 # Of every frame: the bytes that follow, and the number of the command.
 HEAD = struct.Struct(">II")
@@ -15,5 +15,5 @@ IS_ENDED, IS_RUNNING, IS_REFUSED = 0, 1, 2
 
 
 def framed(number: int, content: bytes) -> bytes:
-    """The frame with this content."""
+    """Return the frame with this content."""
     return HEAD.pack(HEAD.size - 4 + len(content), number) + content

@@ -1,4 +1,4 @@
-"""What one stream of a process has said: head and tail in memory, the middle in a file, the newest dropped beyond that.
+"""Output of one stream of a process: head and tail in memory, the middle in a file, up to a limit.
 
 Bytes go through head, then tail; what falls out of the tail goes to the file until that is full, and is only counted from
 then on. So memory is bounded whatever a command prints, and both ends are always right.
@@ -25,7 +25,7 @@ class Caps(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Output from a cursor on. `lost` bytes between that cursor and `data` are gone; `next` is the cursor after it."""
+    """Output from a cursor on. `lost` bytes between that cursor and `data` were dropped; `next` is the cursor after it."""
 
     data: bytes
     next: int
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Output:
-    """One stream. `spill_path` is made only when something falls out of the tail."""
+    """One stream. `spill_path` is created only when something leaves the tail."""
 
     def __init__(self, caps: Caps, spill_path: str) -> None:
         self.total = 0
@@ -46,7 +46,7 @@ class Output:
         self._is_spill_full = caps.spill == 0
 
     def feed(self, data: bytes) -> None:
-        """Take what the stream said next."""
+        """Add output of the stream."""
         self.total += len(data)
         room = self._caps.head - len(self._head)
         if room:
@@ -58,13 +58,13 @@ class Output:
             self._evict(excess)
 
     def finish(self) -> None:
-        """The stream has ended: nothing more is fed."""
+        """Mark the stream as ended."""
         if self._spill is not None:
             os.close(self._spill)
             self._spill = None
 
     def read(self, cursor: int, limit: int) -> Piece:
-        """Up to `limit` bytes from offset `cursor` (0 … total) on."""
+        """Return up to `limit` bytes from offset `cursor` (0 … total) on."""
         head_end, spill_end = len(self._head), len(self._head) + self._spilled
         tail_start = self.total - len(self._tail)
         if cursor < head_end:
@@ -77,11 +77,11 @@ class Output:
         return Piece(data, cursor + len(data), 0)
 
     def ends(self) -> tuple[bytes, bytes]:
-        """Its first bytes and its last, within the caps; what lies between is left out of a status."""
+        """Return its first and last bytes, within the caps; a status omits what is in between."""
         return bytes(self._head), bytes(self._tail[-self._caps.tail :]) if self._caps.tail else b""
 
     def summary(self) -> dict[str, Any]:
-        """`{bytes, head, tail, omitted}` of a process's status."""
+        """Return `{bytes, head, tail, omitted}` for a process's status."""
         head, tail = self.ends()
         return {
             "bytes": self.total,
@@ -113,11 +113,11 @@ class Output:
                 self._spill = os.open(self._spill_path, flags, 0o600)
             return os.write(self._spill, data)
         except OSError:
-            # A full disk is a spill file that is full early; the command is not to blame for it.
+            # A full disk only means that the middle of the output is lost; the command must not fail because of it.
             return 0
 
     def _read_spill(self, offset: int, count: int) -> bytes:
-        # In `Plain` the command may be the executor's own user, and spoil the file: then those bytes are lost.
+        # In `Plain` the command may run as the executor's user and damage the file. Then those bytes are lost.
         try:
             with open(self._spill_path, "rb") as file:
                 return os.pread(file.fileno(), count, offset)

@@ -5,31 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import struct
 import termios
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.streams import InputEnd, OutputEnd, Streams
 from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure
 from agent_runtime.executor.init.start_request import StartRequest
+from agent_runtime.executor.notifier import Notifier
 from agent_runtime.executor.overlay.workspace import Command, Workspace
+from agent_runtime.executor.working_time import TICK_SECONDS, WorkingTime
 
-# What a command said itself is in its pipes when it has ended. This is for what its last children say right after it, and
-# is lost time only for commands that leave something behind.
+# How long to wait for output of children after the command's end; its own output is already in its pipes. Only commands
+# that leave processes behind take this time.
 GRACE_SECONDS = 0.05
 # Signals whose default action ends a process: a process that ended by one of these, sent by a caller, has cause Signal.
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 class CommandSpec(NamedTuple):
-    """What to start. A `str` command is for the shell; `stdin` is None (nothing), `Open`, or the bytes."""
+    """A command to start. A `str` is for the shell; `stdin` is None (empty), `Open`, or the bytes."""
 
     command: Sequence[str] | str
     cwd: str | None
@@ -42,9 +43,9 @@ class CommandSpec(NamedTuple):
 
 
 class Process:
-    """A command, from when it is asked for until its workspace or its key's turn is forgotten.
+    """A command, from its request until its workspace or its key's turn is forgotten.
 
-    Implements `Watcher`. `settled` is called when its start has succeeded or failed: `refusal` says why.
+    Implements `Watcher`. `settled` is called when its start has succeeded or failed: `refusal` has the reason.
     """
 
     def __init__(self, process_id: str, turn: int, spec: CommandSpec, streams: Streams, spill_path: str) -> None:
@@ -78,23 +79,24 @@ class Process:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, once it has; None for what was not started."""
+        """How it ended, if it has; None for a command that was not started."""
         return self._exit if self.is_ended else None
 
     @property
     def seconds(self) -> float:
-        """From when it was asked for to its end, or to now; to the microsecond."""
-        return round((self._ended_at or time.monotonic()) - self._started_at, 6)
+        """Working time from its request to its end, or until now; in microsecond resolution."""
+        return round((self._ended_at or self._now()) - self._started_at, 6)
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has ended, and everything that could still speak on its streams too."""
+        """Whether it has ended, and its streams are closed."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())
 
     def start(self, workspace: Workspace, env: Mapping[str, str], settled: Callable[[], None]) -> None:
-        """Ask for it to be started, with `env` as its whole environment."""
+        """Request its start, with `env` as its whole environment."""
         self._settled = settled
-        self._started_at = time.monotonic()
+        self._now = WorkingTime()
+        self._started_at = self._now()
         if self._spec.tty:
             self._help(self._start_in_terminal(workspace, env, self._spec.tty))
         else:
@@ -133,10 +135,7 @@ class Process:
 
     def started(self) -> None:
         self._read_on()
-        deadline = self._spec.deadline_seconds
-        if deadline is not None:
-            left = deadline - (time.monotonic() - self._started_at)
-            self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+        self._set_timer()
         self._settle()
 
     def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
@@ -150,7 +149,7 @@ class Process:
     def ended(self, exit: Exit) -> None:
         if self._exit is not None:
             return
-        self._exited_at = time.monotonic()
+        self._exited_at = self._now()
         if exit.cause is None and exit.signal is not None:
             exit = Exit(exit.code, exit.signal, self._cause)
         self._exit = exit
@@ -172,7 +171,7 @@ class Process:
             self.changed.notify()
 
     def status(self) -> dict[str, Any]:
-        """The status object of docs/executor.md."""
+        """Return the status object of docs/executor.md."""
         ended = self.exit
         return {
             "id": self.id,
@@ -187,11 +186,11 @@ class Process:
         }
 
     def output(self, stream: str) -> Output:
-        """`stdout` or `stderr`."""
+        """Return `stdout` or `stderr`."""
         return self.stdout if stream == "stdout" else self.stderr
 
     def is_output_over(self, stream: str) -> bool:
-        """Whether the command itself says nothing more there; what it left behind may."""
+        """Whether the command itself writes no more to the stream; its children may."""
         end = self._ends.get(stream)
         return self.is_ended or end is None or end.is_closed
 
@@ -201,16 +200,16 @@ class Process:
         await self._input.write(offset, data, end)
 
     async def signal(self, number: signal.Signals, tree: bool) -> None:
-        """Send a signal. Raises Conflict when only the command is meant and it has ended."""
+        """Send a signal. Raises Conflict if only the command is meant and it has ended."""
         if self.is_ended and not tree:
-            raise ApiError("Conflict", f"process {self.id!r} has ended; tree: true reaches what it left behind")
+            raise ApiError("Conflict", f"process {self.id!r} has ended; set tree: true to reach processes that it left")
         if number in _ENDING_SIGNALS:
             self._cause = self._cause or "Signal"
         assert self._child is not None
         await self._child.signal(number, tree=tree)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the terminal its new size. Raises Conflict when there is none."""
+        """Set the terminal's size. Raises Conflict if it has none."""
         if self._terminal is None or self._ends["stdout"].is_closed:
             raise ApiError(
                 "Conflict", f"process {self.id!r} has no terminal: start it with tty, and resize while it runs"
@@ -218,7 +217,7 @@ class Process:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def abandon(self, cause: str) -> None:
-        """End it: its workspace has ended."""
+        """Mark it as ended, because its workspace has ended."""
         if self._exit is None:
             self._exit = Exit(None, signal.SIGKILL, cause)
         for end in self._ends.values():
@@ -227,7 +226,7 @@ class Process:
         self._close()
 
     def discard(self) -> None:
-        """Close and remove everything that belongs to it."""
+        """Close and remove all its resources."""
         self._close()
         self.stdout.discard()
         self.stderr.discard()
@@ -251,14 +250,26 @@ class Process:
             if not end.is_closed:
                 end.start()
 
-    def _expire(self) -> None:
+    @property
+    def _left(self) -> float:
+        deadline = self._spec.deadline_seconds
+        return (math.inf if deadline is None else deadline) - self.seconds
+
+    def _set_timer(self) -> None:
+        # Also without a deadline: `seconds` needs a clock that is read regularly.
+        self._timer = asyncio.get_running_loop().call_later(min(self._left, TICK_SECONDS), self._tick)
+
+    def _tick(self) -> None:
+        if self._left > 0:
+            self._set_timer()
+            return
         assert self._child is not None
         self._cause = "Deadline"
         self._help(self._child.signal(signal.SIGKILL, tree=True, cause="Deadline"))
 
     def _help(self, work: Coroutine[Any, Any, None]) -> None:
         async def quietly() -> None:
-            # The process has ended meanwhile, or its workspace: its status says so.
+            # The process or its workspace has ended since; its status has the reason.
             with contextlib.suppress(ApiError, WorkspaceFailure):
                 await work
 
@@ -269,7 +280,7 @@ class Process:
     def _finish(self) -> None:
         if self.is_ended:
             return
-        self._ended_at = self._exited_at or time.monotonic()
+        self._ended_at = self._exited_at or self._now()
         if self._timer is not None:
             self._timer.cancel()
         if self._input is not None:
@@ -288,5 +299,5 @@ class Process:
 
 
 def signal_number(name: str) -> signal.Signals | None:
-    """15 for `TERM`, None for what is no signal's name."""
+    """Return 15 for `TERM`, None for an unknown signal name."""
     return signal.Signals.__members__.get(f"SIG{name}")

@@ -1,4 +1,4 @@
-"""The executor's ends of a process's pipes and terminal, read and written without ever blocking the loop."""
+"""The executor's ends of a process's pipes and terminal, read and written without blocking the loop."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import contextlib
 import errno
 import os
 
-from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Output
 from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.notifier import Notifier
 
-# What a pipe holds by default, so one read empties it.
+# A pipe's default capacity, so one read empties it.
 PIPE_BYTES = 64 * 1024
-# At a command's end this many reads are enough for all that it said itself; a child that goes on writing cannot hold us.
+# At a command's end, this many reads are enough for its own output; a child that keeps writing cannot block us.
 _DRAIN_READS = 32
-# One command's.
+# The pipes of one command.
 _SPARE_PIPES = 2
 _END_OF_INPUT = b"\x04"
 
 
 class Streams:
-    """What commands are started with: pipes for output, whose reader never waits, the next one's made while one runs."""
+    """Pipes for commands. Their reader never waits, and the next pipes are created while a command runs."""
 
     def __init__(self) -> None:
         self._spare: list[tuple[int, int]] = []
@@ -29,18 +29,18 @@ class Streams:
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def nothing(self) -> int:
-        """What a command reads nothing from; whoever takes it closes it."""
+        """Return an empty input for a command; the caller closes it."""
         return os.dup(self._null)
 
     def pipe(self) -> tuple[int, int]:
-        """The reading and the writing end; whoever takes them closes them."""
+        """Return the reading and the writing end; the caller closes them."""
         if not self._is_refilling:
             self._is_refilling = True
             asyncio.get_running_loop().call_soon(self._refill)
         return self._spare.pop() if self._spare else _pipe()
 
     def close(self) -> None:
-        """Close what nobody has taken."""
+        """Close the unused pipes."""
         for pipe in self._spare:
             for end in pipe:
                 os.close(end)
@@ -49,7 +49,7 @@ class Streams:
 
     def _refill(self) -> None:
         self._is_refilling = False
-        # Where no descriptor is to be had, whoever needs one is told.
+        # If no descriptor is available, the caller gets the error.
         with contextlib.suppress(OSError):
             while len(self._spare) < _SPARE_PIPES:
                 self._spare.append(_pipe())
@@ -65,25 +65,25 @@ class OutputEnd:
     """Reads one stream into its Output until it is closed."""
 
     def __init__(self, descriptor: int, output: Output, changed: Notifier) -> None:
-        """`descriptor` does not block."""
+        """`descriptor` must be non-blocking."""
         self.is_closed = False
         self._descriptor, self._output, self._changed = descriptor, output, changed
         # Where it is read as it comes; a short command's is read once, at its end.
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Read from now on."""
+        """Start reading."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._read)
 
     def drain(self) -> None:
-        """Take what is there now."""
+        """Read what is available now."""
         for _ in range(_DRAIN_READS):
             if self.is_closed or not self._read():
                 return
 
     def close(self) -> None:
-        """Stop reading; whoever still writes gets a broken pipe."""
+        """Stop reading; remaining writers get a broken pipe."""
         if not self.is_closed:
             self.is_closed = True
             if self._loop is not None:
@@ -98,7 +98,7 @@ class OutputEnd:
         except BlockingIOError:
             return False
         except OSError as error:
-            # This is how a terminal says that nobody has it open any more.
+            # A terminal reports in this way that no process has it open.
             if error.errno != errno.EIO:
                 raise
             data = b""
@@ -111,7 +111,7 @@ class OutputEnd:
 
 
 class InputEnd:
-    """Writes a process's input. `position` bytes were taken by its pipe or terminal so far."""
+    """Writes a process's input. `position` is the number of bytes that its pipe or terminal has accepted."""
 
     def __init__(self, descriptor: int, *, is_terminal: bool) -> None:
         self.position = 0
@@ -123,7 +123,7 @@ class InputEnd:
         os.set_blocking(descriptor, False)
 
     def write_now(self, data: bytes) -> bytes:
-        """Write what fits without waiting; gives the rest."""
+        """Write what fits without waiting; return the rest."""
         try:
             count = os.write(self._descriptor, data)
         except BlockingIOError:
@@ -132,14 +132,16 @@ class InputEnd:
         return data[count:]
 
     async def write(self, offset: int, data: bytes, end: bool) -> None:
-        """Write `data`, the input's bytes from `offset` on, leaving out what was written before; waits until all is taken.
+        """Write `data`, the input's bytes from `offset` on, skipping what was written before; waits until all is
+        accepted.
 
-        A cancelled call has written a part, which `position` tells. Raises Conflict for a gap and for a closed input.
+        A cancelled call has written a part, up to `position`. Raises Conflict for a gap and for a closed input.
         """
         async with self._turn:
             if offset > self.position:
                 raise ApiError(
-                    "Conflict", f"offset {offset}: the input stands at {self.position}; send what lies between"
+                    "Conflict",
+                    f"offset {offset}: the next byte of the input is {self.position}; send the bytes in between",
                 )
             data = data[self.position - offset :]
             while data:
@@ -161,7 +163,7 @@ class InputEnd:
                     self.close()
 
     def close(self) -> None:
-        """The process reads end-of-file; a terminal is closed by its OutputEnd."""
+        """Let the process read end-of-file; a terminal is closed by its OutputEnd."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -174,7 +176,7 @@ class InputEnd:
 
     def _closed(self) -> ApiError:
         return ApiError(
-            "Conflict", f"the input was closed after {self.position} bytes: it was ended, or nobody reads it"
+            "Conflict", f"the input was closed after {self.position} bytes: it was ended, or its reader has closed it"
         )
 
     async def _until_writable(self) -> None:

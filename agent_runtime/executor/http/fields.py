@@ -1,4 +1,4 @@
-"""Reads untrusted JSON objects and query strings field by field; every complaint names the field and what was expected."""
+"""Parses untrusted JSON objects and query strings field by field. Errors name the field and the expected value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Complaint = Callable[[str], Exception]
 
 _ABSENT = object()
 _PLAIN = "a value without NUL characters"
-# A number that may have a fraction, where nothing smaller bounds it: as seconds, 30 years.
+# Default upper bound of a decimal number; in seconds, 30 years.
 MAX_NUMBER = 1e9
 
 
 class Fields:
-    """The fields of one JSON object. `done` refuses those that nobody asked for. Raises what `complaint` makes."""
+    """The fields of one JSON object. `done` rejects unread fields. Raises the exception that `complaint` returns."""
 
     def __init__(self, value: Any, where: str, complaint: Complaint) -> None:
         self._where, self._complaint = where, complaint
@@ -28,21 +28,21 @@ class Fields:
         self._known: set[str] = set()
 
     def name_of(self, field: str) -> str:
-        """How messages call a field."""
+        """Return a field's name for messages."""
         return f"{self._where}.{field}"
 
     def wrong(self, field: str, expected: str) -> Exception:
-        """The complaint about a field that is not as expected."""
+        """Return the error for an invalid field."""
         if field not in self._values:
             return self._complaint(f"{self.name_of(field)} is missing: {expected} expected")
         return self._complaint(f"{self.name_of(field)}: {expected} expected, got {_shown(self._values[field])}")
 
     def raw(self, field: str, default: Any = _ABSENT) -> Any:
-        """The value as it is; `default` where it is absent or null."""
+        """Return the unparsed value; `default` if it is absent or null."""
         return self._given(field, default, "a value", lambda value: value is not None)
 
     def all(self) -> dict[str, Any]:
-        """Every field as it is."""
+        """Return every field unparsed."""
         return self._values
 
     def text(self, field: str, default: Any = _ABSENT, *, pattern: str = r"[^\0]*", expected: str = "a string") -> Any:
@@ -52,7 +52,7 @@ class Fields:
         return self._given(field, default, expected, is_right)
 
     def whole(self, field: str, default: Any = _ABSENT, *, least: int = 0, most: int = 2**53) -> Any:
-        """A whole number between the two, both included."""
+        """Return an integer between two bounds, inclusive."""
 
         def is_right(value: Any) -> bool:
             return _is_number(value) and least <= value <= most and value == int(value)
@@ -72,19 +72,19 @@ class Fields:
         return self._given(field, default, expected, lambda value: isinstance(value, str) and value in choices)
 
     def texts(self, field: str, default: Any = _ABSENT) -> Any:
-        """A list of strings without NUL characters."""
+        """Return a list of strings without NUL characters."""
         expected = "a list of strings without NUL characters"
         return self._given(
             field, default, expected, lambda value: isinstance(value, list) and all(map(_is_plain, value))
         )
 
     def items(self, field: str) -> list[Any]:
-        """A list of anything; empty by default."""
+        """Return a list of any values; empty by default."""
         items: list[Any] = self._given(field, [], "a list", lambda value: isinstance(value, list))
         return items
 
     def environment(self, field: str) -> dict[str, str]:
-        """A map of variables; empty by default."""
+        """Return a map of variables; empty by default."""
 
         def is_right(value: Any) -> bool:
             return isinstance(value, dict) and all(
@@ -96,11 +96,11 @@ class Fields:
         return variables
 
     def object(self, field: str) -> Fields:
-        """The fields of a nested object; no fields when it is absent."""
+        """Return the fields of a nested object; no fields if it is absent."""
         return Fields(self.raw(field, {}), self.name_of(field), self._complaint)
 
     def done(self) -> None:
-        """Refuse fields that were never asked for, so that a typing error is not silently ignored."""
+        """Reject unread fields, so that a typing error is not silently ignored."""
         if not self._values.keys() <= self._known:
             unknown = sorted(self._values.keys() - self._known)
             known = ", ".join(sorted(self._known))
@@ -124,17 +124,17 @@ class Query:
         self._known: set[str] = set()
 
     def many(self, name: str) -> list[str]:
-        """All values of a repeatable field."""
+        """Return all values of a repeatable field."""
         self._known.add(name)
         return self._values.get(name, [])
 
     def text(self, name: str) -> str:
-        """A required value, not empty and without NUL characters."""
+        """Return a required, non-empty value without NUL characters."""
         value: str = self._given(name, _ABSENT, _PLAIN, lambda value: value if value and "\0" not in value else None)
         return value
 
     def whole(self, name: str, default: Any = _ABSENT, *, most: int = 2**53) -> Any:
-        """A whole number from 0 to `most`."""
+        """Return an integer from 0 to `most`."""
 
         def read(value: str) -> int | None:
             return int(value) if re.fullmatch(r"[0-9]{1,17}", value) and int(value) <= most else None
@@ -142,7 +142,7 @@ class Query:
         return self._given(name, default, f"a whole number from 0 to {most}", read)
 
     def seconds(self, name: str, most: float) -> float:
-        """A decimal number from 0 to `most`; 0 by default."""
+        """Return a decimal number from 0 to `most`; 0 by default."""
 
         def read(value: str) -> float | None:
             is_decimal = re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", value)
@@ -155,12 +155,12 @@ class Query:
         return str(self._given(name, default, expected, lambda value: value if value in choices else None))
 
     def user(self, name: str) -> str | None:
-        """A user, empty for the workspace's default one; None where the field is not given."""
+        """Return a user; empty means the workspace's default user; None if the field is not given."""
         user: str | None = self._given(name, None, _PLAIN, lambda value: value if "\0" not in value else None)
         return user
 
     def mode(self, name: str) -> int | None:
-        """File permissions in octal, 0 to 7777."""
+        """Return octal file permissions, 0 to 7777."""
 
         def read(value: str) -> int | None:
             return int(value, 8) if re.fullmatch(r"[0-7]{1,4}", value) else None
@@ -169,14 +169,14 @@ class Query:
         return mode
 
     def done(self) -> None:
-        """Refuse fields that were never asked for."""
+        """Reject unread fields."""
         unknown = sorted(self._values.keys() - self._known)
         if unknown:
             known = ", ".join(sorted(self._known)) or "none"
             raise bad_request(f"query {_shown(unknown[0])}: no such field here; known: {known}")
 
     def _given(self, name: str, default: Any, expected: str, read: Callable[[str], Any]) -> Any:
-        """What `read` makes of a value; it gives None for a wrong one."""
+        """Return a value parsed by `read`, which returns None for an invalid one."""
         values = self.many(name)
         if len(values) > 1:
             raise bad_request(f"query {name}: given {len(values)} times, once expected")
@@ -190,7 +190,7 @@ class Query:
 
 
 def encoded(data: bytes | bytearray) -> dict[str, str]:
-    """`{"encoding", "data"}` of bytes: utf-8 only when they are valid UTF-8."""
+    """Return bytes as `{"encoding", "data"}`: utf-8 only if they are valid UTF-8."""
     try:
         return {"encoding": "utf-8", "data": data.decode()}
     except UnicodeDecodeError:
@@ -206,7 +206,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_encodable(value: str) -> bool:
-    """JSON can carry lone surrogates; those that stand for the bytes of a name that is not UTF-8 are welcome."""
+    """Whether a text can be encoded. Lone surrogates are accepted if they represent the bytes of a name that is not
+    UTF-8.
+    """
     try:
         value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

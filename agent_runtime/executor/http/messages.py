@@ -1,4 +1,4 @@
-"""HTTP/1.1 messages: reads a request's head, and forms a reply's. Pure; `server` moves the bytes."""
+"""HTTP/1.1 messages: parses a request's head and formats a reply's. Pure; `server` transfers the bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_runtime.executor.errors import STATUS_OF_CODE, ApiError, bad_request
 # The bound of nginx and of most clients' own heads; the largest legitimate one here, a path of 4 KiB percent-encoded,
 # needs less than half of it.
 MAX_HEAD_BYTES = 32 * 1024
-# A chunk-size line holds a hexadecimal number; extensions, which nobody sends, must fit into the rest.
+# A chunk-size line has a hexadecimal number; extensions, which clients do not send, must fit into the rest.
 MAX_CHUNK_LINE_BYTES = 256
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -25,7 +25,7 @@ _NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST_LINE = re.compile(rf"({_NAME}) ([^ \r\n\0]*) (HTTP/1\.[01])")
 _HEADER_LINE = re.compile(rf"({_NAME}):[ \t]*([^\r\n\0]*)")
 _REASONS = {status: HTTPStatus(status).phrase for status in (200, *STATUS_OF_CODE.values())}
-# Only one line each may be given: two of them are how requests are smuggled past whoever reads the other one.
+# These headers may occur only once: duplicates allow request smuggling past a server that reads the other one.
 _SINGLE = frozenset(
     {"content-length", "transfer-encoding", "authorization", "idempotency-key", "rollout-attempt", "rollout-fence"}
 )
@@ -33,7 +33,7 @@ _SINGLE = frozenset(
 
 @dataclass
 class Head:
-    """A request's first lines. Header names are in lower case; `target` is as it was sent."""
+    """A request's head. Header names are in lower case; `target` is unchanged."""
 
     method: str
     target: str
@@ -46,12 +46,12 @@ class Head:
         self.path = path
 
     def segments(self) -> list[str]:
-        """The path's parts, decoded one by one, so that an encoded slash stays within its part."""
+        """Return the path's parts, decoded separately, so that an encoded slash stays within its part."""
         parts = self.path.lstrip("/").split("/")
         return [_decoded(part) for part in parts] if "%" in self.path else parts
 
     def query(self) -> dict[str, list[str]]:
-        """The query's values by name. Names of files that are not UTF-8 come out as os.fsencode wants them back."""
+        """Return the query's values by name. File names that are not UTF-8 are encoded for os.fsencode."""
         values: dict[str, list[str]] = {}
         try:
             pairs = parse_qsl(self.query_string, keep_blank_values=True, errors="surrogateescape", max_num_fields=1000)
@@ -62,7 +62,7 @@ class Head:
         return values
 
     def body_length(self) -> int | None:
-        """Bytes of the body; None for a chunked one. Raises BadRequest."""
+        """Return the length of the body; None for a chunked one. Raises BadRequest."""
         length = self.headers.get("content-length")
         coding = self.headers.get("transfer-encoding")
         if coding is not None:
@@ -79,7 +79,7 @@ class Head:
 
 
 def read_head(data: bytes) -> Head:
-    """The head that these bytes are, without the empty line at its end. Raises BadRequest."""
+    """Parse a head without its final empty line. Raises BadRequest."""
     first, *lines = data.decode("latin-1").split("\r\n")
     request_line = _REQUEST_LINE.fullmatch(first)
     if request_line is None:
@@ -104,7 +104,7 @@ def read_head(data: bytes) -> Head:
 
 
 def read_chunk_size(line: bytes) -> int:
-    """The size that a chunk's first line announces. Raises BadRequest."""
+    """Return the size in a chunk's first line. Raises BadRequest."""
     digits = line.partition(b";")[0].strip()
     if not re.fullmatch(rb"[0-9A-Fa-f]{1,15}", digits):
         raise bad_request(f"chunked body: a chunk's size in hexadecimal expected, got {line[:40]!r}")
@@ -112,7 +112,7 @@ def read_chunk_size(line: bytes) -> int:
 
 
 class Reply(NamedTuple):
-    """A whole reply."""
+    """A complete reply."""
 
     body: bytes = b""
     status: int = 200
@@ -126,7 +126,7 @@ class Reply(NamedTuple):
 
 
 class Chunks(Protocol):
-    """A body in pieces. `aclose` is called in any case, also when not a single piece was taken."""
+    """A body in pieces. `aclose` is always called, even if no piece was taken."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -135,8 +135,8 @@ class Chunks(Protocol):
 
 @dataclass(frozen=True)
 class StreamedReply:
-    """A reply of unknown length. An ApiError that `chunks` raises stands in place of the next chunk's size, and the
-    connection ends: no client takes such a reply for complete, and ours learns why.
+    """A reply of unknown length. An ApiError that `chunks` raises replaces the next chunk's size and ends the
+    connection, so that no client takes the reply for complete, and ours learns the reason.
     """
 
     chunks: Chunks
@@ -148,9 +148,9 @@ class StreamedReply:
 
 @dataclass(frozen=True)
 class PassedReply:
-    """A reply that another server has formed, head included; it ends with its connection.
+    """A reply formed by another server, head included; it ends with its connection.
 
-    `stall_seconds` is the patience with a client that does not take it. An ApiError that `chunks` raises cuts the
+    `stall_seconds` is the time limit for a client that does not read it. An ApiError that `chunks` raises closes the
     connection.
     """
 
@@ -160,7 +160,7 @@ class PassedReply:
 
 @dataclass(frozen=True)
 class Switched:
-    """The reply that ends HTTP on its connection, which is `protocol`'s from then on."""
+    """The reply that ends HTTP on its connection and hands it to `protocol`."""
 
     upgrade: str
     protocol: asyncio.Protocol
@@ -170,17 +170,17 @@ class Switched:
 
 
 def json_reply(value: Any) -> Reply:
-    """A reply with this value."""
+    """Return a reply with this value."""
     return Reply(_encode(value).encode())
 
 
 def error_reply(error: ApiError) -> Reply:
-    """The reply to a refused request."""
+    """Return the reply to a refused request."""
     return Reply(_encode(error.body()).encode(), error.status)
 
 
 def failed_chunk(error: ApiError) -> bytes:
-    """What ends a streamed reply that cannot be completed."""
+    """Return the end of a streamed reply that cannot be completed."""
     return f"error {_encode(error.body())}\r\n".encode()
 
 

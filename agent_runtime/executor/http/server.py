@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server: connections, bodies, time limits. What a request means is the application's business."""
+"""A small HTTP/1.1 server: connections, bodies, time limits. The application handles the requests."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from agent_runtime.executor.http.messages import (
     read_head,
 )
 
-# A head is one packet of a client that is alive; this long is nginx's patience with a slow one, halved.
+# Time limit for a request's head, which usually is one packet; half of nginx's default.
 HEAD_SECONDS = 30.0
-# Between two pieces of a stranger's body, and between two pieces of a reply taken.
+# Time limit between two pieces of an unauthenticated request's body, and between two reads of a reply.
 STALL_SECONDS = 60.0
-# Between two pieces of a runner's body: it reads them from storage that may be slow, or away for 10 minutes.
+# Time limit between two pieces of a runner's body, which it reads from storage that may be slow, or unavailable for 10
+# minutes.
 UPLOAD_STALL_SECONDS = 3600.0
 # A pool of the usual clients drops its idle connections after 15 s to 90 s; ours is longer, so they close first.
 KEEP_ALIVE_SECONDS = 300.0
-# How long a refused body is still taken off the wire; the client needs one round trip to see the reply.
+# How long a refused body is still read; the client needs one round trip to get the reply.
 LINGER_SECONDS = 1.0
-# A runner whose machine has gone says nothing: after so much silence the kernel probes its connection every so often, and
-# gives it up when nothing was acknowledged for STALL_SECONDS.
+# A runner whose machine died sends nothing. After this silence the kernel probes its connection regularly, and closes
+# it when nothing was acknowledged for STALL_SECONDS.
 SILENCE_SECONDS, PROBE_SECONDS = 15, 5
-# More than runners ever hold open (one per call at work); beyond it, who has not shown a token yet goes first.
+# More than runners ever open (one for each running call). Beyond it, unauthenticated connections are closed first.
 MAX_CONNECTIONS = 1024
-# Unread input at which the socket is left alone.
+# Reading from the socket pauses at this many bytes of unread input.
 _INPUT_BYTES = 256 * 1024
-# An unread rest of a body is taken off the connection up to this; a longer one costs the connection.
+# An unread rest of a body up to this size is read and discarded; with a longer one the connection is closed.
 _REST_BYTES = 256 * 1024
 
 AnyReply = Reply | StreamedReply | PassedReply | Switched
@@ -51,11 +52,11 @@ Application = Callable[["Request"], Awaitable[AnyReply]]
 
 
 class Disconnected(Exception):
-    """The client has gone in the middle of its request's body."""
+    """The client disconnected while sending its request's body."""
 
 
 class Request:
-    """A request at work. Its body is read at most once: either `read` or `chunks`."""
+    """A request in progress. Its body is read at most once: by `read` or `chunks`."""
 
     def __init__(self, head: Head, connection: Connection, length: int | None) -> None:
         self.head = head
@@ -68,17 +69,17 @@ class Request:
 
     @property
     def line(self) -> str:
-        """Method and target, by which a key's requests are compared."""
+        """Method and target; a repeat under the same key must have the same."""
         return f"{self.head.method} {self.head.target}"
 
     def trust(self) -> None:
-        """Note that this connection is no stranger's: it is not the one to go when there are too many."""
+        """Mark the connection as authenticated, so that it is not closed when there are too many."""
         self._connection.trusted = True
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. Raises TooLarge over `limit` bytes."""
+        """Read the whole body. Raises TooLarge over `limit` bytes."""
         if self._left is not None and self._left > limit:
-            raise ApiError("TooLarge", f"body of {self._left} bytes: at most {limit} are taken here")
+            raise ApiError("TooLarge", f"body of {self._left} bytes: at most {limit} are accepted here")
         if self._left and (body := self._connection.take_at_once(self._left)):
             self._left = 0
             self.body_complete, self.body_digest = True, sha256(body).digest()
@@ -87,12 +88,12 @@ class Request:
         async for chunk in self.chunks():
             size += len(chunk)
             if size > limit:
-                raise ApiError("TooLarge", f"body: at most {limit} bytes are taken here")
+                raise ApiError("TooLarge", f"body: at most {limit} bytes are accepted here")
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body in pieces as they come. Raises BadRequest for a malformed one or a stall, and Disconnected."""
+        """Yield the body in pieces as they arrive. Raises BadRequest for a malformed body or a stall, and Disconnected."""
         if self.body_complete:
             return
         if self._wants_continue:
@@ -107,7 +108,7 @@ class Request:
                     digest.update(piece)
                     yield piece
                 if await self._connection.take_line():
-                    raise bad_request("chunked body: a chunk is longer than its size says")
+                    raise bad_request("chunked body: a chunk is longer than its size field")
             while await self._connection.take_line():
                 pass
         else:
@@ -120,14 +121,14 @@ class Request:
         self.body_digest = digest.digest()
 
     async def digest(self) -> bytes:
-        """SHA-256 of the body, which is read and thrown away. Raises as `chunks`."""
+        """Return the SHA-256 of the body, which is read and discarded. Raises the errors of `chunks`."""
         async for _ in self.chunks():
             pass
         assert self.body_digest is not None
         return self.body_digest
 
     async def discard_body(self) -> bool:
-        """Take an unread body off the connection; False when it cannot be, and the connection must go."""
+        """Read and discard the rest of the body; False if that is impossible and the connection must be closed."""
         if self.body_complete:
             return True
         if self._wants_continue or self._left is None or self._left > _REST_BYTES:
@@ -137,7 +138,7 @@ class Request:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: its requests one after the other."""
+    """One connection, which handles its requests in order."""
 
     def __init__(self, server: Server) -> None:
         self.trusted = False
@@ -151,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._is_closed = False
         self._is_lingering = False
         self._is_handed_over = False
-        # When the patience with what the client now owes ends; None while it is our turn.
+        # The deadline for the client's next bytes; None while it is our turn.
         self.patience_ends: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -165,7 +166,7 @@ class Connection(asyncio.Protocol):
         self._server.connections.pop(self, None)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
-        # Whoever works for this connection only waits for it: what changes something runs in a task of its own.
+        # This connection's task only waits: calls with effects run in separate tasks.
         self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
@@ -187,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._room = None
 
     def abort(self) -> None:
-        """Cut the connection at once."""
+        """Close the connection immediately."""
         self._transport.abort()
 
     def send(self, data: bytes) -> None:
@@ -195,13 +196,13 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def take_at_once(self, count: int) -> bytes:
-        """So many bytes of the body, or none while not all of them have come."""
+        """Return this many bytes of the body, or none until all have arrived."""
         if len(self._buffer) < count:
             return b""
         return self._taken(count)
 
     async def take(self, most: int) -> bytes:
-        """The next 1 to `most` bytes of the body."""
+        """Return the next 1 to `most` bytes of the body."""
         if not self._buffer:
             await self._more_body()
         return self._taken(most)
@@ -212,7 +213,7 @@ class Connection(asyncio.Protocol):
         return piece
 
     async def take_line(self) -> bytes:
-        """The next line of a chunked body's framing, without its end."""
+        """Return the next line of a chunked body's framing, without its end."""
         while (end := self._buffer.find(b"\r\n")) < 0:
             if len(self._buffer) > MAX_CHUNK_LINE_BYTES:
                 raise bad_request(f"chunked body: a line of framing is over {MAX_CHUNK_LINE_BYTES} bytes")
@@ -259,7 +260,7 @@ class Connection(asyncio.Protocol):
             await self._linger()
 
     async def _linger(self) -> None:
-        """Close, but let a client that still sends its body read the reply first: a reset would take it away."""
+        """Close gracefully, so that a client that still sends its body can read the reply. A reset would discard it."""
         self._is_lingering = True
         self._buffer.clear()
         if not self._transport.is_closing() and self._transport.can_write_eof():
@@ -274,10 +275,10 @@ class Connection(asyncio.Protocol):
         head_ends = time.monotonic() + HEAD_SECONDS
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > MAX_HEAD_BYTES:
-                raise ApiError("TooLarge", f"request head: at most {MAX_HEAD_BYTES} bytes are taken")
+                raise ApiError("TooLarge", f"request head: at most {MAX_HEAD_BYTES} bytes are accepted")
             await self._more(head_ends)
         if end > MAX_HEAD_BYTES:
-            raise ApiError("TooLarge", f"request head: at most {MAX_HEAD_BYTES} bytes are taken")
+            raise ApiError("TooLarge", f"request head: at most {MAX_HEAD_BYTES} bytes are accepted")
         head = read_head(bytes(self._buffer[:end]))
         del self._buffer[: end + 4]
         request = Request(head, self, head.body_length())
@@ -289,7 +290,7 @@ class Connection(asyncio.Protocol):
             raise
         except Exception:  # noqa: BLE001 - the caller gets a code, the log the reason
             log_defect(f"{head.method} {head.path}")
-            reply = error_reply(ApiError("InternalError", "a defect of the executor; its standard error says more"))
+            reply = error_reply(ApiError("InternalError", "an internal error of the executor; see its standard error"))
         if isinstance(reply, Switched):
             self._hand_over(reply)
             return False
@@ -333,7 +334,7 @@ class Connection(asyncio.Protocol):
         self.send(b"0\r\n\r\n")
 
     def _hand_over(self, reply: Switched) -> None:
-        """From here on the connection's bytes, those that have come already included, are the other protocol's."""
+        """Hand the connection, including bytes already received, to the other protocol."""
         self._is_handed_over = True
         self._server.connections.pop(self, None)
         self.send(reply.head())
@@ -345,7 +346,7 @@ class Connection(asyncio.Protocol):
 
 
 class Server:
-    """Listens and keeps connections within their bounds."""
+    """Listens, and limits the number of connections."""
 
     def __init__(self, application: Application, max_connections: int = MAX_CONNECTIONS) -> None:
         self.application = application
@@ -354,7 +355,7 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def listen(self, address: str) -> str:
-        """Start at `unix:PATH` or `tcp:HOST:PORT`; gives the address that it became."""
+        """Listen at `unix:PATH` or `tcp:HOST:PORT`; return the actual address."""
         loop = asyncio.get_running_loop()
         kind, _, place = address.partition(":")
         if kind == "unix":
@@ -367,11 +368,11 @@ class Server:
         return f"tcp:{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     async def listen_on(self, listener: socket.socket) -> None:
-        """Start on a listening socket, which is the server's from now on."""
+        """Take over and serve a listening socket."""
         self._listener = await asyncio.get_running_loop().create_server(lambda: Connection(self), sock=listener)
 
     def close(self) -> None:
-        """Listen no more, and cut what is open."""
+        """Stop listening, and close all connections."""
         self._listener.close()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -379,7 +380,7 @@ class Server:
             connection.abort()
 
     def admit(self, connection: Connection) -> None:
-        """Count a new connection; over the bound the oldest stranger goes, or else the newcomer."""
+        """Count a new connection. Over the limit, the oldest unauthenticated one is closed, or else the new one."""
         self.connections[connection] = None
         if len(self.connections) > self._max_connections:
             next((known for known in self.connections if not known.trusted), connection).abort()
@@ -395,7 +396,7 @@ class Server:
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other end has gone without a word."""
+    """Have the kernel close a connection whose other end vanished without a message."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -405,10 +406,10 @@ def notice_silence(connection: socket.socket) -> None:
 
 
 def log(**fields: object) -> None:
-    """One line of JSON on standard error."""
+    """Write one line of JSON to standard error."""
     print(json.dumps(fields, default=str), file=sys.stderr, flush=True)
 
 
 def log_defect(where: str) -> None:
-    """The exception at hand, for whoever mends it."""
+    """Log the current exception for developers."""
     log(event="defect", where=where, traceback=traceback.format_exc())

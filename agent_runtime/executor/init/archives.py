@@ -1,4 +1,4 @@
-"""Tars out of a workspace, and its own layer as one; `unpacking.py` is the way back.
+"""Pack files of a workspace, or its own layer, as tars; `unpacking.py` does the reverse.
 
 A layer's tar uses the marks of OCI image layers: `.wh.NAME` says that
 NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it; a file that has such a name
@@ -31,7 +31,7 @@ PATH_BYTES = 4096
 
 
 def copy(source: int, target: int, limit: int | None) -> int:
-    """Copy up to `limit` bytes (None: to the end) between descriptors; how many there were."""
+    """Copy up to `limit` bytes (None: to the end) between descriptors; return their number."""
     copied = 0
     while limit is None or copied < limit:
         block = os.read(source, COPY_BYTES if limit is None else min(COPY_BYTES, limit - copied))
@@ -45,7 +45,7 @@ def copy(source: int, target: int, limit: int | None) -> int:
 
 
 def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
-    """Give a member a time. tarfile itself writes a time with a fraction as a float, which has no room for nanoseconds."""
+    """Set the time of a member. tarfile writes fractional times as floats, which cannot hold nanoseconds."""
     seconds, rest = divmod(abs(nanoseconds), SECOND)
     if rest:
         sign = "-" if nanoseconds < 0 else ""
@@ -55,9 +55,9 @@ def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
 
 
 class _Exactly:
-    """A file's bytes, exactly as many as its header says, whatever happens to the file meanwhile.
+    """A file's bytes, exactly as many as its header says, even if the file changes meanwhile.
 
-    Files of /proc and /sys give fewer, or fail to be read. They take no blocks of a disk, so that is no broken disk.
+    Files of /proc and /sys yield fewer bytes or fail to be read. They use no disk blocks, so that is not a disk error.
     """
 
     def __init__(self, descriptor: int, info: os.stat_result) -> None:
@@ -81,7 +81,7 @@ class _Exactly:
 
 
 class _Writer:
-    """A tar written to a stream, with hard links kept."""
+    """Writes a tar to a stream, keeping hard links."""
 
     def __init__(self, stream: int) -> None:
         self._file = open(stream, "wb", buffering=0, closefd=False)  # noqa: SIM115 (both live as long as the writer)
@@ -92,7 +92,7 @@ class _Writer:
         self.entries = 0
 
     def begin_part(self) -> None:
-        """Link no further entry to an earlier one: each part can be unpacked without the others."""
+        """Stop linking to earlier entries, so that each part can be unpacked separately."""
         self._first_names.clear()
 
     def close(self) -> Message:
@@ -100,7 +100,7 @@ class _Writer:
         return {"entries": self.entries}
 
     def add(self, folder: int, name: str, stored: str, info: os.stat_result) -> None:
-        """Store the entry `name` of `folder` as `stored`; sockets and devices have no content and are left out."""
+        """Store the entry `name` of `folder` as `stored`. Sockets and devices are left out."""
         member = tarfile.TarInfo(stored)
         if name.startswith(DELETED):
             member.pax_headers = {OWN_NAME: "1"}
@@ -137,7 +137,7 @@ class _Writer:
             self._store(member)
 
     def mark(self, stored: str) -> None:
-        """Store an empty file: a deletion or an opaque folder."""
+        """Store an empty file that marks a deletion or an opaque folder."""
         self._store(tarfile.TarInfo(stored))
 
     def _store(self, member: tarfile.TarInfo, content: _Exactly | None = None) -> None:
@@ -148,14 +148,15 @@ class _Writer:
 
 
 def _is_closed(info: os.stat_result, rights: int) -> bool:
-    """Whether this process's user took these rights from itself. Root needs none."""
+    """Whether this process's user removed these permissions from itself. Root needs none."""
     return info.st_mode & rights != rights and info.st_uid == os.geteuid() != 0
 
 
 def walk(
     folder: int, prefix: str, *, enters: Callable[[str], bool] | None = None
 ) -> Iterator[tuple[int, str, str, os.stat_result]]:
-    """(parent descriptor, name, name below `prefix`, lstat) of all below `folder`, parents first, names sorted.
+    """Yield (parent descriptor, name, name below `prefix`, lstat) of all entries below `folder`, parents first, names
+    sorted.
 
     A folder that its owner, who runs this, may not read is made readable.
 
@@ -201,7 +202,7 @@ def walk(
 
 
 def pack(location: str, stream: int) -> Message:
-    """Write the file or folder at `location` as a tar, names relative to it; a lone file has its own name."""
+    """Write the file or folder at `location` as a tar with relative names; a single file has its own name."""
     writer = _Writer(stream)
     info = os.stat(location)
     if not stat.S_ISDIR(info.st_mode):
@@ -213,10 +214,10 @@ def pack(location: str, stream: int) -> Message:
 
 
 def pack_parts(location: str, stream: int, parts: tuple[str, ...]) -> Message:
-    """Write the files and folders at these paths below `location` as a tar, names relative to `location`.
+    """Write the files and folders at these paths below `location` as a tar, with names relative to `location`.
 
-    A part that is a link is stored as what it leads to; a missing part adds nothing. Files and folders that this process
-    may not read are left out.
+    A part that is a link is stored as its target; a missing part adds nothing. Files and folders that this process may
+    not read are left out.
     """
     writer = _Writer(stream)
     os.stat(location)
@@ -239,8 +240,9 @@ def pack_parts(location: str, stream: int, parts: tuple[str, ...]) -> Message:
 
 
 def snapshot(parts: tuple[tuple[str, int], ...], stream: int) -> Message:
-    """Write a layer as a tar. `parts` are its upper folders, each with the workspace path that it stands for (`""` or
-    `usr/`, …) and a descriptor."""
+    """Write a layer as a tar. `parts` are its upper folders, each with its workspace path (`""` or `usr/`, …) and a
+    descriptor.
+    """
     writer = _Writer(stream)
     for prefix, upper in parts:
         folder = os.dup(upper)
@@ -250,9 +252,10 @@ def snapshot(parts: tuple[tuple[str, int], ...], stream: int) -> Message:
 
 
 def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
-    """Write whole folders as a layer's tar, names relative to `root`: each hides what stands in its place elsewhere.
+    """Write whole folders as a layer's tar, with names relative to `root`. Each hides the folder at its path in lower
+    layers.
 
-    `paths` are absolute, below `root`; one that is not there, or lies in another one, adds nothing.
+    `paths` are absolute, below `root`; one that does not exist, or is inside another one, adds nothing.
     """
     writer = _Writer(stream)
     done: list[str] = []
@@ -270,7 +273,7 @@ def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
 
 
 def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> None:
-    """Add all below a folder; of a layer's own folder its marks too."""
+    """Add everything below a folder; for a layer's own folder its marks too."""
     for parent, name, stored, info in walk(folder, prefix):
         if of_layer and stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
             writer.mark(f"{stored[: len(stored) - len(name)]}{DELETED}{name}")

@@ -1,9 +1,9 @@
-"""Numbered messages over a sequenced-packet socket pair: how executor, zygote and the inits of workspaces talk.
+"""Numbered messages over a sequenced-packet socket pair, between the executor, the zygote and the inits of workspaces.
 
 A message is one JSON object (but for a command to start: start_request.py), cut into packets; each packet names the request
 that it belongs to, so several processes may answer over one socket at once (an init's children do). Descriptors travel with
-a message's last packet. What comes out of a workspace is untrusted, hence the bounds: whoever breaks them gets a
-ProtocolError, never unbounded memory.
+a message's last packet. Messages from a workspace are untrusted and limited: a message over a limit raises
+ProtocolError and never uses unbounded memory.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-# Below the 32 KiB up to which the kernel allocates a packet in one easy piece.
+# The kernel allocates packets below 32 KiB in one piece.
 _CHUNK_BYTES = 30_000
 # The largest request is a command's argv and environment, for which Linux allows 2 MiB; JSON may escape each byte in 6.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-# Requests of which only a part has come; more is no honest peer.
+# Most incomplete messages of one peer; more indicate an attack.
 _MAX_UNFINISHED = 1024
 _MAX_DESCRIPTORS = 8
 _HEADER = struct.Struct("=?I")
 HEADER_BYTES = _HEADER.size
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-# As numbers: the enumeration's operators are Python's own, and this is done for every packet.
+# Plain integers, because the enumeration's operators are slow and run for every packet.
 _CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _decode = json.JSONDecoder().decode
 
@@ -34,7 +34,7 @@ Message = dict[str, Any]
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is no message."""
+    """The other side sent an invalid message."""
 
 
 def encode(message: Message) -> bytes:
@@ -42,7 +42,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(content: bytes) -> Message:
-    """Raises ProtocolError."""
+    """Parse a message. Raises ProtocolError."""
     try:
         message = _decode(content.decode())
     except (ValueError, RecursionError) as error:
@@ -53,7 +53,7 @@ def decode(content: bytes) -> Message:
 
 
 def packets(number: int, content: bytes) -> list[bytes]:
-    """The packets of one message of request `number` (0 … 2**32-1)."""
+    """Return the packets of one message of request `number` (0 … 2**32-1)."""
     if len(content) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(content)} bytes: at most {MAX_MESSAGE_BYTES} can be sent")
     if len(content) <= _CHUNK_BYTES:
@@ -63,7 +63,7 @@ def packets(number: int, content: bytes) -> list[bytes]:
 
 
 class Assembler:
-    """Puts packets together again."""
+    """Assembles packets into messages."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max = max_message_bytes
@@ -71,7 +71,7 @@ class Assembler:
         self._held = 0
 
     def add(self, packet: bytes) -> tuple[int, bytes] | None:
-        """The request's number and the message's content, when this packet was its last. Raises ProtocolError."""
+        """Return the request's number and the message's content if this packet was its last. Raises ProtocolError."""
         if len(packet) < _HEADER.size:
             raise ProtocolError(f"packet of {len(packet)} bytes: at least {_HEADER.size} expected")
         last, number = _HEADER.unpack_from(packet)
@@ -90,7 +90,7 @@ class Assembler:
 
 
 def receive_packet(end: socket.socket) -> tuple[bytes, list[int]]:
-    """One packet and the descriptors that came with it; an empty packet is the end of the conversation."""
+    """Return one packet and its descriptors. An empty packet is the end of the connection."""
     packet, ancillary, flags, _ = end.recvmsg(_CHUNK_BYTES + _HEADER.size, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
     if not ancillary and not flags & _CUT:
         return packet, []
@@ -100,7 +100,7 @@ def receive_packet(end: socket.socket) -> tuple[bytes, list[int]]:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     if flags & _CUT:
         close_all(descriptors)
-        raise ProtocolError("packet larger than any that is ever sent")
+        raise ProtocolError("packet larger than the limit")
     return packet, list(descriptors)
 
 
@@ -117,19 +117,19 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 class Channel:
-    """The blocking side of a conversation, used by the zygote and the inits."""
+    """The blocking side of a channel, used by the zygote and the inits."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self._assembler = Assembler()
 
     def receive(self) -> tuple[int, Message, list[int]] | None:
-        """The next message with its descriptors; None when the other side has gone."""
+        """Return the next message with its descriptors; None if the other side has closed."""
         received = self.receive_content()
         return received and (received[0], decode(received[1]), received[2])
 
     def receive_content(self) -> tuple[int, bytes, list[int]] | None:
-        """`receive` for what is no JSON."""
+        """Like `receive`, for content that is not JSON."""
         while True:
             try:
                 packet, descriptors = receive_packet(self.end)
@@ -142,7 +142,7 @@ class Channel:
                 return *whole, descriptors
 
     def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send what belongs to request `number`; False when the other side has gone, which `receive` notices too."""
+        """Send a message of request `number`; False if the other side has closed, which `receive` detects too."""
         *first, last = packets(number, encode(message))
         try:
             for packet in first:

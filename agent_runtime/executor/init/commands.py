@@ -1,8 +1,9 @@
-"""Starts commands, each under a subreaper of its own. Runs in a process that init has forked for it.
+"""Start commands, each under its own subreaper. Runs in a process forked by init.
 
-The subreaper is the parent to which everything the command leaves behind falls back, setsid and double forks included, so
-"this command's tree" stays well defined, and no other command's server is ever hit. It reports the command's own end
-whatever runs on. When the last descendant has gone, it takes the next command: forking another one would cost more.
+The subreaper is the parent to which everything the command leaves behind falls back, setsid and double forks included,
+so "this command's tree" stays well defined, and no other command's server is ever hit. It reports the end of the
+command itself, even if descendants still run. When its last descendant has ended, it takes the next command, because
+forking another one would cost more.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from agent_runtime.executor.init.native import NativeSubreaper, fork_subreaper
 from agent_runtime.executor.init.start_request import StartRequest, unpack
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What a subreaper tells init: its process, and whether it is busy.
+# A subreaper's message to init: its process, and whether it is busy.
 NOTE = struct.Struct("=II")
 # linux/threads.h: process ids are below 4 Mi.
 _PROCESS_IDS = 1 << 22
 _PEEKED_BYTES = 65_536
-# A small program takes 1 to 2 ms; who waits for the start of a longer one does not notice so little.
+# A small program ends within 1 to 2 ms. For longer ones, this delay of the start's report is not noticeable.
 _SOON_SECONDS = 0.005
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # Python ignores these two; a command expects their defaults.
@@ -41,7 +42,7 @@ _RESTORED_SIGNALS = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 class Surroundings(NamedTuple):
-    """What init knows of the workspace it serves."""
+    """Facts about the workspace that init needs."""
 
     isolated: bool
     root: str = ""
@@ -53,7 +54,7 @@ class Surroundings(NamedTuple):
     layer: tuple[tuple[str, int], ...] = ()
 
     def locate(self, path: str) -> str:
-        """Where a workspace path is for this process. Relative ones start at the working folder."""
+        """Return the location of a workspace path in this process. Relative ones start at the working folder."""
         return (
             self.root + os.path.normpath("/" + os.path.join(self.working_dir, path))
             if self.root
@@ -61,9 +62,9 @@ class Surroundings(NamedTuple):
         )
 
     def make_working_folder(self) -> None:
-        """Make the working folder where there is none, for the default user, who may not be let to make it himself.
+        """Create the working folder if it is missing, for the default user, who may lack the rights to create it.
 
-        Where that fails, whoever needs it is told so.
+        A failure is reported to the command that needs the folder.
         """
         folder = os.path.normpath(self.locate("."))
         missing = []
@@ -78,7 +79,7 @@ class Surroundings(NamedTuple):
                 os.chown(missing[0], identity.uid, identity.gid)
 
     def bound(self) -> None:
-        """Put the workspace's per-process limits on this process and its children."""
+        """Apply the workspace's per-process limits to this process and its children."""
         for which, value in self.rlimits.items():
             hard = resource.getrlimit(which)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -86,11 +87,12 @@ class Surroundings(NamedTuple):
 
 
 class SubreaperState:
-    """What init and the subreapers of its workspace share.
+    """State that init and the subreapers of its workspace share.
 
-    They report to `channel`. Requests come from `starts`, which one process reads at a time: who holds the lock on `turn`,
-    which the kernel gives back when its holder dies. `pid_table`, in shared memory, has the request that each one works for.
-    Init is woken, by the pipe `notes`, when one is busy for longer than a moment, and when that one waits again.
+    Subreapers report to `channel`. Requests come from `starts`, which one process reads at a time: the one with the
+    lock on `turn`, which the kernel releases when that process dies. `pid_table`, in shared memory, has the request of
+    each subreaper. A write to the pipe `notes` wakes init when a subreaper is busy for longer than a moment, and when
+    it waits again.
     """
 
     def __init__(self, channel: Channel, starts: Channel) -> None:
@@ -101,11 +103,11 @@ class SubreaperState:
         self.pid_table = memoryview(mmap.mmap(-1, _PROCESS_IDS * 4)).cast("I")
 
     def tell(self, is_busy: bool) -> None:
-        """Tell init that this process is busy, or waits again."""
+        """Notify init that this process is busy, or waits again."""
         os.write(self.notes, NOTE.pack(os.getpid(), is_busy))
 
     def told(self) -> Iterator[tuple[int, bool]]:
-        """Who has told init what since it last looked."""
+        """Return the notifications since init last looked."""
         with contextlib.suppress(BlockingIOError):
             while note := os.read(self.news, NOTE.size):
                 pid, is_busy = NOTE.unpack(note)
@@ -113,13 +115,13 @@ class SubreaperState:
 
 
 def fork_native(state: SubreaperState, where: Surroundings) -> int | NativeSubreaper | None:
-    """Fork a subreaper that does in C what is nothing special: `fork_subreaper` says what comes of it."""
+    """Fork a subreaper that handles ordinary commands in C; `fork_subreaper` describes the result."""
     variables = [f"{name}={value}" for name, value in where.environment.items()]
     return fork_subreaper(
         (
             *(state.channel.end.fileno(), state.starts.end.fileno(), state.notes, state.turn),
             kernel.address(state.pid_table),
-            # Whether a command's folder is the same one for this process.
+            # The C code may only start commands in a folder that has the same path for this process.
             int(not where.root),
             where.nice,
             where.user,
@@ -134,7 +136,7 @@ def fork_native(state: SubreaperState, where: Surroundings) -> int | NativeSubre
 def run(
     state: SubreaperState, where: Surroundings, own: tuple[int, int], native: NativeSubreaper | None = None
 ) -> NoReturn:
-    """Start commands one after the other, and report on each; those that `native` leaves, where there is one.
+    """Start commands one after the other and report on each; with `native`, only those that it does not handle.
 
     `own` are uid and gid of this process when it was forked.
     """
@@ -155,7 +157,9 @@ def run(
 
 
 def _next(state: SubreaperState, where: Surroundings, accounts: Accounts) -> tuple[int, int, Message]:
-    """Wait for a request and start its command: its number, the command (0: it cannot be started), what to tell of it."""
+    """Wait for a request and start its command; return its number, the command (0: it cannot be started) and its
+    report.
+    """
     received = state.starts.receive_content() if _suits(state.starts, accounts, where) else None
     if received is None:
         os._exit(0)
@@ -180,11 +184,11 @@ def _told(refusal: Refused) -> Message:
 
 
 def _follow(state: SubreaperState, number: int, command: int, news: Message) -> bool:
-    """Report the command's start (`news`) and end; return when all that it left behind has gone too: whether it is this
-    process that waits for the next request now.
+    """Report the command's start (`news`) and end; return when all its descendants have ended, with whether this
+    process waits for the next request.
 
-    Most commands end soon and leave nothing behind. Their start and end are one message, sent last: whoever hears of the end
-    may start the next command at once, and must find this process waiting, or init would fork another.
+    Most commands end soon and leave nothing behind. Their start and end are one message, sent last: its receiver may
+    start the next command at once, and init would fork another process if this one did not wait yet.
     """
     is_busy = False
     if command:
@@ -212,7 +216,7 @@ def _follow(state: SubreaperState, number: int, command: int, news: Message) -> 
 
 
 def _take_turn(state: SubreaperState) -> bool:
-    """False when another one waits already."""
+    """Return False if another process waits already."""
     try:
         fcntl.lockf(state.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -221,10 +225,10 @@ def _take_turn(state: SubreaperState) -> bool:
 
 
 def _suits(starts: Channel, accounts: Accounts, where: Surroundings) -> bool:
-    """Wait for a request; whether this process can still become who the command is to run as.
+    """Wait for a request; return whether this process can become the command's user.
 
-    One that has given up root can start commands of the same user only, and cannot hand a terminal over. It leaves any
-    other request where it is, for a fresh process.
+    A process that has given up root can only start commands of the same user, and cannot hand over a terminal. It
+    leaves other requests to a new process.
     """
     if os.geteuid() == 0:
         return True
@@ -238,14 +242,14 @@ def _suits(starts: Channel, accounts: Accounts, where: Surroundings) -> bool:
 
 
 def _is_itself(identity: Identity) -> bool:
-    """Whether that is who this process runs as."""
+    """Whether this process already runs as that user."""
     own = os.getegid()
     groups = [own, *sorted(set(os.getgroups()) - {own})]
     return (identity.uid, identity.gid, list(identity.groups)) == (os.geteuid(), own, groups)
 
 
 def _rehearse(accounts: Accounts, where: Surroundings) -> None:
-    """Do, before there is a request, what it will need: then the memory this touches is this process's own already."""
+    """Touch the memory that a request will need before there is one, so that it is already this process's own."""
     with contextlib.suppress(Refused):
         packets(0, encode({"code": 0, "signal": None}))
         _find("true", _environment({}, accounts.look_up(where.user), where)["PATH"])
@@ -271,7 +275,7 @@ def _start(request: StartRequest, descriptors: list[int], where: Surroundings, a
         argv = list(request.argv)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]]
     if terminal:
-        # The first terminal that a session leader opens becomes the one that controls it.
+        # The first terminal that a session leader opens becomes its controlling terminal.
         actions = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     else:
@@ -283,13 +287,13 @@ def _start(request: StartRequest, descriptors: list[int], where: Surroundings, a
         )
     except OSError as error:
         raise _not_executable(error, request.argv) from None
-    with contextlib.suppress(OSError):  # a tool has made this process nicer
+    with contextlib.suppress(OSError):  # a tool has raised the nice value of this process
         os.setpriority(os.PRIO_PGRP, pid, where.nice)
     return pid
 
 
 def _not_executable(error: OSError, argv: Sequence[str] | str) -> Refused:
-    """Why the kernel would not execute what was found."""
+    """Return why the kernel would not execute the file."""
     program = "the shell" if isinstance(argv, str) else repr(argv[0])
     reason = error.strerror
     if error.errno == errno.E2BIG:
@@ -307,7 +311,7 @@ def _environment(given: Mapping[str, str], identity: Identity, where: Surroundin
 
 
 def _find(program: str, path: str) -> str:
-    """The file to execute, found as execvp would."""
+    """Return the file to execute, as execvp would find it."""
     folders = [""] if "/" in program else [folder for folder in path.split(":") if folder]
     for candidate in (os.path.join(folder, program) for folder in folders):
         try:

@@ -39,7 +39,7 @@ _KINDS = {
 
 
 def run(channel: Channel, number: int, request: Message, descriptors: list[int], where: Surroundings) -> NoReturn:
-    """Do the operation of `request`, answer as request `number`, and end."""
+    """Run the operation of `request`, answer as request `number`, and exit."""
     arguments = request["arguments"]
     path = arguments.get("path", "/")
     stream = descriptors[0] if descriptors else -1
@@ -50,7 +50,8 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
         os.umask(0o022)
         if not (where.layer and request["operation"] in _WHOLE_LAYER):
             accounts = Accounts((os.geteuid(), os.getegid()))
-            # A grading's image may own the places that the agent could write to in its own.
+            # Carry with root's rights: in the grading's image, another user may own folders that the agent could write
+            # to.
             owner = "" if request["operation"] == "carry" else arguments.get("owner")
             # Elsewhere the workspace's root would be root of the machine.
             if owner is None or not where.isolated:
@@ -61,7 +62,7 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
     except Refused as refusal:
         reply = {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}
     except BrokenPipeError:
-        reply = {"errno": errno.EPIPE, "path": path, "error": f"{path!r}: the reader of the stream has gone"}
+        reply = {"errno": errno.EPIPE, "path": path, "error": f"{path!r}: the reader of the stream has closed it"}
     except OSError as error:
         reply = {"errno": error.errno or errno.EINVAL, "path": path, "error": f"{path!r}: {error.strerror or error}"}
     except ValueError as error:
@@ -85,7 +86,7 @@ def _refuse_unless_regular(path: str, info: os.stat_result) -> None:
 def _read(where: Surroundings, arguments: Message, stream: int) -> Message:
     path, offset, limit = arguments["path"], arguments.get("offset") or 0, arguments.get("limit")
     location = where.locate(path)
-    # Looked at before it is opened: opening a socket fails with an errno that explains nothing.
+    # Checked before opening: opening a socket fails with an unspecific errno.
     _refuse_unless_regular(path, os.stat(location))
     source = os.open(location, os.O_RDONLY | NO_WAIT)
     info = os.fstat(source)
@@ -116,7 +117,7 @@ def _write(where: Surroundings, arguments: Message, stream: int) -> Message:
             _refuse_unless_regular(path, standing)
     os.makedirs(folder, exist_ok=True)
     parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    # Beside it, so that the rename is atomic; a name of 255 bytes leaves no room for more.
+    # In the same folder, so that the rename is atomic; a name of 255 bytes leaves no room for a suffix.
     beside = f".{os.getpid()}.{os.urandom(6).hex()}.partial"
     target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
     try:
@@ -189,7 +190,7 @@ def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
 
 def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
     location = os.path.normpath(where.locate(arguments["path"]))
-    # An empty entry is the folder that a command is started in.
+    # An empty entry is the command's working folder.
     searched, programs = (
         [
             known
@@ -212,7 +213,7 @@ def _restore(where: Surroundings, arguments: Message, stream: int) -> Message:
     return unpacking.restore("/" if where.layer else where.locate("/"), stream)
 
 
-# A layer is its workspace's alone, so its root may see to it whole; what `Plain` writes is the machine's.
+# A layer belongs to its workspace, so its root may read all of it. In `Plain` the files are the machine's.
 _WHOLE_LAYER = frozenset({"snapshot", "restore"})
 _OPERATIONS: dict[str, Callable[[Surroundings, Message, int], Message]] = {
     "read": _read,

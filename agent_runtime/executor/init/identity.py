@@ -1,6 +1,6 @@
-"""Who a command runs as: names are looked up in the workspace's own /etc/passwd and /etc/group.
+"""The user of a command: names are looked up in the workspace's own /etc/passwd and /etc/group.
 
-Not by the `pwd` module: that loads the image's name-service libraries into this process.
+Not with the `pwd` module, which loads the image's name-service libraries into this process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 from agent_runtime.executor import kernel
 
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
-# A larger user list is no user list; what a tool puts there is read by init's children.
+# A larger file is not a user list; a tool may replace it, and init's children read it.
 _MAX_DATABASE_BYTES = 1024 * 1024
 _MAX_ID = 2**32 - 2
-# Linux allows 65,536 groups a process; nobody has more than a few.
+# Linux allows 65,536 groups a process; real accounts have only a few.
 _MAX_GROUPS = 256
 
 
 class Refused(Exception):
-    """An operation that cannot be done: `errno`, the path or name it is about, and a message for its caller."""
+    """An operation that cannot be done: `errno`, its path or name, and a message for the caller."""
 
     def __init__(self, number: int, path: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Identity(NamedTuple):
-    """Numeric user and group, supplementary groups, and what HOME and USER should say."""
+    """Numeric user and group, supplementary groups, and the values of HOME and USER."""
 
     uid: int
     gid: int
@@ -52,7 +52,7 @@ ROOT = (0, 0)
 
 
 def resolve(user: str, passwd: bytes, group: bytes, own: tuple[int, int] = ROOT) -> Identity:
-    """`user` is a name, a uid, or `uid:gid` (each may be a name). Raises Refused for a name that nobody has.
+    """Resolve `user`, a name, a uid, or `uid:gid` (each may be a name). Raises Refused for an unknown name.
 
     `own` are uid and gid of this process.
     """
@@ -68,8 +68,8 @@ def resolve(user: str, passwd: bytes, group: bytes, own: tuple[int, int] = ROOT)
         )
     name, home = (account[0], account[5]) if account else (str(uid), "/")
     groups = _rows(group, 4)
-    # A uid without an account gets a group of its own: group 0 would be the machine's where ids are not mapped. Who is
-    # that user already, and not root, has no other group to go to than the one that the container runtime gave it.
+    # A uid without an account gets a group with its own number: group 0 would be the machine's where ids are not
+    # mapped. A process that already is that user, and not root, keeps the group from the container runtime.
     gid = _number(account[3]) if account else own[1] if uid == own[0] != 0 else uid
     if wanted_group:
         named = next((row[2] for row in groups if row[0] == wanted_group), wanted_group)
@@ -94,9 +94,9 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 
 
 class Accounts:
-    """The user lists of the root folder that this process sees, read again when they have changed.
+    """User lists of this process's root folder, read again when they have changed.
 
-    `own` are uid and gid of this process, which may have become somebody else since.
+    `own` are uid and gid of this process, which may have changed since.
     """
 
     def __init__(self, own: tuple[int, int]) -> None:
@@ -106,7 +106,7 @@ class Accounts:
         self._known: dict[str, Identity] = {}
 
     def look_up(self, user: str) -> Identity:
-        """`resolve` with these lists."""
+        """Resolve a user with these lists."""
         seen = (_signature(_PASSWD), _signature(_GROUP))
         if seen != self._seen:
             self._seen, self._passwd, self._group = seen, _database(_PASSWD), _database(_GROUP)
@@ -118,7 +118,7 @@ class Accounts:
 
 
 def _database(path: str) -> bytes:
-    """The content of a user list; empty where there is none. Never waits on a FIFO, never reads a device."""
+    """Return the content of a user list; empty if missing. Never blocks on a FIFO or reads a device."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(descriptor, "rb") as source:
@@ -128,10 +128,10 @@ def _database(path: str) -> bytes:
 
 
 def become(identity: Identity, *, keep_capabilities: bool = False) -> None:
-    """Take that identity for good. Raises Refused where this process may not.
+    """Take on that identity permanently. Raises Refused if this process may not.
 
-    With `keep_capabilities`, which root of a workspace alone may ask for, permissions of files do not bind this process,
-    and what it makes still belongs to that identity.
+    With `keep_capabilities`, which only root of a workspace may use, file permissions do not apply to this process, but
+    files that it creates still belong to that identity.
     """
     try:
         if keep_capabilities:

@@ -1,8 +1,8 @@
-"""The process that serves one workspace from inside: forks a child for each command and file operation, and reaps.
+"""The process that serves one workspace from inside: forks a child for each command and file operation, and reaps them.
 
 In `Overlay` it is PID 1 of the workspace's own namespaces, in `Plain` an ordinary process and subreaper. It never executes
 anything itself, loads no module after it has entered a workspace (imports would come from the image), and holds nothing
-secret. When the executor's end of its channel closes, it goes, and with it everything in the workspace.
+secret. When the executor's end of its channel closes, it ends, and so does every process of the workspace.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from agent_runtime.executor.init.channel import Channel, Message, close_all
 from agent_runtime.executor.init.commands import SubreaperState, Surroundings
 
 _BACKLOG = 128
-# What an init says on its own behalf when it fails; requests are numbered from 1, and below 2**32 - 1.
+# The number of an init's own failure message; requests are numbered from 1, and below 2**32 - 1.
 CRASHED = 2**32 - 1
 
 
 class Init:
-    """The loop, and which child works for which request."""
+    """The main loop, and which child works for which request."""
 
     def __init__(self, channel: Channel, starts: Channel, where: Surroundings, proc: int) -> None:
         self._channel = channel
@@ -46,7 +46,7 @@ class Init:
         self._poll = select.poll()
 
     def serve(self) -> NoReturn:
-        """Answer requests until the executor has gone."""
+        """Answer requests until the executor disconnects."""
         if not self._where.isolated:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         sys.path.clear()
@@ -131,7 +131,7 @@ class Init:
         self._helpers[pid] = number
 
     def _fork_subreaper(self) -> None:
-        """Have a subreaper ready for the next command; it takes the request itself."""
+        """Fork a subreaper for the next command; it reads the request itself."""
         own = os.geteuid(), os.getegid()
         forked = commands.fork_native(self._state, self._where)
         if forked is None:
@@ -141,7 +141,7 @@ class Init:
         self._set_waiting(self._waiting | {forked})
 
     def _read_notes(self) -> None:
-        """See which subreapers are busy, and which wait again."""
+        """Read which subreapers are busy, and which wait again."""
         waiting = set(self._waiting)
         for pid, is_busy in self._state.told():
             (self._busy if is_busy else waiting).add(pid)
@@ -149,7 +149,7 @@ class Init:
         self._set_waiting(waiting)
 
     def _set_waiting(self, waiting: set[int]) -> None:
-        """While somebody waits, requests are none of this process's business."""
+        """While a subreaper waits, this process ignores requests."""
         if waiting and not self._waiting:
             self._poll.unregister(self._starts.end)
         elif self._waiting and not waiting:
@@ -167,7 +167,8 @@ class Init:
                 break
             self._read_notes()
             if os.WIFSTOPPED(status):
-                # Nobody but a tool stops our children, so that nothing is started or reported any more. It ends here.
+                # Only a tool can stop our children. Then nothing can be started or reported, so the workspace ends
+                # here.
                 if pid in self._helpers or pid in self._subreapers():
                     self._kill_all()
                 continue
@@ -176,7 +177,7 @@ class Init:
             self._busy.discard(pid)
             self._set_waiting(self._waiting - {pid})
             if number and status != 0:
-                # A subreaper or helper that did not end by itself: its command's processes are ours now, and go too.
+                # A subreaper or helper that a tool ended: its command's processes are ours now, and are killed too.
                 orphaned = True
                 signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGKILL
                 self._channel.send(number, {"lost": int(signal_number)})
@@ -187,18 +188,18 @@ class Init:
         return self._waiting | self._busy
 
     def _spared(self) -> frozenset[int]:
-        """The live helpers and subreapers with all that is below them."""
+        """Return the live helpers and subreapers with all their descendants."""
         known = processes.all_processes(self._proc)
         ours = {*self._helpers, *self._subreapers()}
         return frozenset(ours) | {process.pid for pid in ours for process in processes.descendants(known, pid)}
 
     def _signal(self, command: int, pid: int, number: int, tree: bool) -> bool:
-        """Signal the command that request `command` started; False when it has gone already."""
+        """Signal the command that request `command` started; False if it has ended."""
         subreaper = next((pid for pid in self._subreapers() if self._state.pid_table[pid] == command), None)
         if subreaper is None:
             return False
-        # Held, it cannot start the next command meanwhile, which would be hit as well. Whatever a tool has made of it, it
-        # runs on afterwards.
+        # While it is stopped it cannot start the next command, which the kill would hit too. It is continued afterwards
+        # in every case.
         processes.hold(self._proc, subreaper)
         try:
             if self._state.pid_table[subreaper] != command:
@@ -216,10 +217,10 @@ class Init:
 
     def _kill_all(self) -> bool:
         if self._where.isolated:
-            # One call reaches every process of the namespace but this one; none can fork away from it.
+            # One call reaches every other process of the namespace; none can escape it by forking.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
-        # Until the last one is dead, a subreaper among them may still take a request with it.
+        # Wait until all have ended: a dying subreaper may still take a request.
         return processes.kill_below(self._proc, os.getpid())
 
     def _open_terminal(self, number: int, rows: int, columns: int) -> None:

@@ -1,6 +1,6 @@
-"""Subreapers in C (subreaper.c), where that was compiled: in the executor's bundle, and where the package found a compiler.
+"""Subreapers in C (subreaper.c), if compiled: in the executor's bundle, or if the package found a compiler.
 
-Without it, commands.py does everything; with it, what is unusual.
+Without it, commands.py does everything; with it, only unusual cases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GONE, _NOT_STARTED = 1, 3
 
 
 def _compiled() -> ctypes.PyDLL | None:
-    """The library, unless its source has changed since. A fork must keep the interpreter's lock, hence PyDLL."""
+    """Return the library unless its source has changed since. A fork must keep the interpreter's lock, hence PyDLL."""
     folder = os.path.dirname(__file__)
     source = f"{folder}/subreaper.c"
     for name in os.listdir(folder):
@@ -26,7 +26,7 @@ def _compiled() -> ctypes.PyDLL | None:
             library = f"{folder}/{name}"
             if not os.path.exists(source) or os.path.getmtime(source) <= os.path.getmtime(library):
                 found = ctypes.PyDLL(library, use_errno=True)
-                # Looked up before anything is forked: what a process does for the first time copies pages.
+                # Resolved before the first fork, because the first use in a process copies pages.
                 found.fork_subreaper.restype = ctypes.c_int32
                 return found
     return None
@@ -40,17 +40,19 @@ def is_compiled() -> bool:
 
 
 class NativeSubreaper:
-    """The process that this is, forked as a subreaper, when C has left something to Python."""
+    """The forked subreaper process in Python, for a request that the C code does not handle."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
 
     def serve(self) -> bool:
-        """Go on in C; False when there is nobody left to serve."""
+        """Continue in C; False if the executor has disconnected."""
         return bool(self._library.serve() != _GONE)
 
     def not_started(self) -> tuple[int, StartRequest, int] | None:
-        """Number, request and errno where one was taken whose program the kernel refused to execute; else it still waits."""
+        """Return number, request and errno of a request whose program the kernel refused to execute; None if it still
+        waits.
+        """
         if self._whole("result") != _NOT_STARTED:
             return None
         packet = ctypes.addressof(ctypes.c_char.in_dll(self._library, "packet"))
@@ -62,9 +64,10 @@ class NativeSubreaper:
 
 
 def fork_subreaper(told: Iterable[object]) -> int | NativeSubreaper | None:
-    """Fork one: its process id; or, in the child, what it is when C has left something to Python. None without a library.
+    """Fork a subreaper: return its process id; or, in the child, its state when C leaves a request to Python. None
+    without a library.
 
-    `told` is what `listen_to` in subreaper.c takes, in its order. Raises OSError.
+    `told` has the arguments of `listen_to` in subreaper.c, in order. Raises OSError.
     """
     library = _library
     if library is None:

@@ -1,7 +1,8 @@
-"""Who descends from whom, and what they use, read from /proc.
+"""Process trees and their resources, read from /proc.
 
-Processes come and go while /proc is read: whatever has vanished is left out. `proc` is a folder or an open descriptor of
-one, so that the executor can read the process list of a workspace through a descriptor that it got before any tool ran.
+Processes appear and end while /proc is read: those that have vanished are left out. `proc` is a folder or an open
+descriptor of one, so that the executor can read the process list of a workspace through a descriptor that it got before
+any tool ran.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import NamedTuple
 
 # /proc/PID/stat and statm are a line of some 300 bytes, smaps_rollup has less than 1,000.
 _READ_BYTES = 4096
-# A signal takes effect at once, or when the start of a program that is under way is over.
+# A signal takes effect immediately, or when a running exec is complete.
 _HOLD_SECONDS = 5.0
 _PAUSE_SECONDS = 0.0005
 
 
 class Process(NamedTuple):
-    """What /proc/PID/stat says of a process or thread; `state` is a letter as in proc(5)."""
+    """The contents of /proc/PID/stat of a process or thread; `state` is a letter as in proc(5)."""
 
     pid: int
     parent: int
@@ -31,7 +32,7 @@ class Process(NamedTuple):
 
 
 def parse_stat(text: bytes) -> Process:
-    """Parse a /proc/PID/stat line. The command's name in it may hold anything, `) R 1` too."""
+    """Parse a /proc/PID/stat line. The command's name in it may contain anything, such as `) R 1`."""
     head, _, tail = text.rpartition(b")")
     fields = tail.split(None, 18)
     return Process(
@@ -40,7 +41,7 @@ def parse_stat(text: bytes) -> Process:
 
 
 def read_entry(folder: int, name: str) -> bytes:
-    """What a file of /proc says. Raises OSError."""
+    """Return the contents of a file in /proc. Raises OSError."""
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         return os.read(descriptor, _READ_BYTES)
@@ -49,7 +50,9 @@ def read_entry(folder: int, name: str) -> bytes:
 
 
 def all_processes(proc: int) -> list[Process]:
-    """Every process of the PID namespace of that /proc. Zombies are left out, unless only the main thread has ended."""
+    """Return every process of the PID namespace of that /proc. Zombies are left out, unless only the main thread has
+    ended.
+    """
     found = []
     for name in os.listdir(proc):
         if not name.isdigit():
@@ -62,7 +65,7 @@ def all_processes(proc: int) -> list[Process]:
 
 
 def _threads(proc: int, process: Process) -> list[Process]:
-    """The threads of a process; `pid` is the thread's id."""
+    """Return the threads of a process; `pid` is the thread's id."""
     if process.threads == 1:
         return [process]
     try:
@@ -76,18 +79,20 @@ def _threads(proc: int, process: Process) -> list[Process]:
 
 
 def runnable_threads(proc: int, processes: Iterable[Process]) -> list[Process]:
-    """The threads of these processes that run, or wait for a processor; `pid` is the thread's id."""
+    """Return the threads of these processes that run or wait for a processor; `pid` is the thread's id."""
     return [thread for process in processes for thread in _threads(proc, process) if thread.state == "R"]
 
 
 def live_threads(proc: int, processes: Sequence[Process]) -> list[Process]:
-    """One thread of each process, the main one unless it has ended: that one's /proc tells of no memory and no files."""
+    """Return one thread of each process, the main one unless it has ended, because /proc then reports no memory and no
+    files for it.
+    """
     ended = {process.pid: _threads(proc, process) for process in processes if process.state in "ZX"}
     return [next((one for one in ended.get(own.pid, ()) if one.state not in "ZX"), own) for own in processes]
 
 
 def descendants(processes: Iterable[Process], ancestor: int) -> list[Process]:
-    """Those below `ancestor`, parents before their children."""
+    """Return the processes below `ancestor`, parents before their children."""
     children: dict[int, list[Process]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)
@@ -106,7 +111,7 @@ def send(pid: int, number: int) -> None:
 
 
 def hold(proc: int, pid: int) -> None:
-    """Stop a process, and return when it has stopped, or has gone. It goes on with SIGCONT."""
+    """Stop a process; return when it has stopped or ended. SIGCONT continues it."""
     deadline = time.monotonic() + _HOLD_SECONDS
     with contextlib.suppress(OSError, ValueError, IndexError):
         while parse_stat(read_entry(proc, f"{pid}/stat")).state not in "TZX" and time.monotonic() < deadline:
@@ -115,11 +120,11 @@ def hold(proc: int, pid: int) -> None:
 
 
 def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), seconds: float = 10.0) -> bool:
-    """Kill all that descends from `ancestor`, itself and `spared` excepted; False if some still live after `seconds`.
+    """Kill all descendants of `ancestor` except itself and `spared`; False if some still live after `seconds`.
 
-    Nobody is stopped who need not be: whoever kills may be killed meanwhile, and what was stopped would stay for ever. But
-    where some were forked since the round before, as by a fork bomb, all are, so that it runs out of forkers. The ancestor,
-    or somebody between, has to reap: dead processes do not count, and orphans stay below the ancestor only if it is a
+    Only necessary processes are stopped: if the killer is killed, stopped processes would remain forever. But where
+    some were forked since the round before, as by a fork bomb, all are, so that it runs out of forkers. The ancestor,
+    or a process between, must reap them. Dead processes do not count. Orphans stay below the ancestor only if it is a
     subreaper.
     """
 
@@ -138,6 +143,6 @@ def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), s
         killed.update(found)
         if time.monotonic() > deadline:
             return False
-        # Killed processes need a moment on a processor to go; a fork bomb does not get faster by our waiting.
+        # Killed processes need processor time to end. Waiting gives a fork bomb no advantage.
         time.sleep(_PAUSE_SECONDS)
     return True

@@ -1,8 +1,8 @@
-"""What the executor asks of a subreaper: a command to start, packed so that C can read it (subreaper.c) as well as Python.
+"""The executor's request to a subreaper to start a command, packed so that C (subreaper.c) and Python can read it.
 
 Strings, each ended by NUL, in the order of execve(2): user and folder (empty: the workspace's own); `program` or `shell`,
 with ` terminal` behind it where it gets one; the number of arguments; the arguments; NAME=VALUE for what the environment has
-beside the workspace's own. None of them can hold a NUL, for no program can be given one.
+beside the workspace's own. None of them can hold a NUL, for programs cannot receive one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class StartRequest(NamedTuple):
-    """`argv` is a program with its arguments, or text for the shell. Who and where: None for the workspace's own."""
+    """`argv` is a program with its arguments, or text for the shell. User and folder: None for the workspace's own."""
 
     argv: Sequence[str] | str
     env: Mapping[str, str]
@@ -21,7 +21,7 @@ class StartRequest(NamedTuple):
     tty: bool
 
     def pack(self) -> bytes:
-        """The strings; every one of them can be encoded, and holds no NUL."""
+        """Return the packed strings. All must be encodable and without NUL."""
         arguments = [self.argv] if isinstance(self.argv, str) else self.argv
         how = ("shell" if isinstance(self.argv, str) else "program") + (" terminal" if self.tty else "")
         variables = [f"{name}={value}" for name, value in self.env.items()]
@@ -30,7 +30,7 @@ class StartRequest(NamedTuple):
 
 
 def unpack(content: bytes) -> StartRequest:
-    """What was packed."""
+    """Return the unpacked request."""
     user, cwd, how, count, *rest = content.decode("utf-8", "surrogateescape").split("\0")[:-1]
     arguments, variables = rest[: int(count)], rest[int(count) :]
     env = dict(variable.split("=", 1) for variable in variables)

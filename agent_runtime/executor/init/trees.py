@@ -1,7 +1,7 @@
-"""Folder trees that hostile tools have made: removed and measured without following a link, at any depth.
+"""Remove and measure hostile folder trees without following links, at any depth.
 
-Everything goes through descriptors of folders, one name at a time. A tree may be deeper than a path may be long, and than
-a process may hold folders open; so no function here recurses, and none holds more than a few descriptors.
+All operations use descriptors of folders, one name at a time. A tree may be deeper than the longest path and than the
+limit of open folders. So no function here recurses, and none but `disk_use` holds more than a few descriptors.
 """
 
 from __future__ import annotations
@@ -11,32 +11,36 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
 _LISTED = stat.S_IRUSR | stat.S_IXUSR
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# How anything is opened that might not be what it should be: no wait on FIFOs, no terminal acquired.
+# Flags for opening untrusted paths: no wait on FIFOs, no controlling terminal.
 NO_WAIT = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
-# As many as the kernel follows.
+# How often an entry is searched again after a rename. Only a program that renames it without pause exceeds this.
+_SEARCHES = 64
+# The kernel's limit of followed links.
 _MOST_LINKS = 40
-# A removal that was broken off has left names that the next one meets.
+# Numbers for temporary names. An interrupted removal may leave such names, so a number can be in use.
 _lifted = itertools.count()
 
 
 def open_folder(parent: int, name: str) -> int:
-    """The folder `name` in `parent`; raises OSError (ENOTDIR or ELOOP) when it is a link or no folder."""
+    """Open the folder `name` in `parent`. Raises OSError (ENOTDIR or ELOOP) if it is a link or not a folder."""
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
 def remove_entry(parent: int, name: str, *, missing_ok: bool) -> None:
-    """Remove a file, or a folder with all below it. Raises OSError."""
+    """Remove a file, or a folder with its contents. Raises OSError."""
     for _ in removal(parent, name, missing_ok=missing_ok):
         pass
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """`remove_entry`, of what may be missing, by its path. Raises OSError."""
+    """Like `remove_entry`, by path, for an entry that may be missing. Raises OSError."""
     place, name = os.path.split(path)
     try:
         parent = os.open(place or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,7 +53,7 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def removal(parent: int, name: str, *, missing_ok: bool) -> Generator[None, None, None]:
-    """`remove_entry` in steps, two a file, for whoever has other things to do in between."""
+    """Like `remove_entry`, in steps, two for each file, so that the caller can interleave other work."""
     try:
         os.unlink(name, dir_fd=parent)
         return
@@ -64,7 +68,7 @@ def removal(parent: int, name: str, *, missing_ok: bool) -> Generator[None, None
 
 
 def _folder_removal(parent: int, name: str) -> Generator[None, None, None]:
-    """Empty the folder breadth first: subfolders are lifted up into it, so that one level is all there ever is."""
+    """Empty the folder breadth first: subfolders are moved up into it, so that there is only one level."""
     top = _open_for_removal(parent, name)
     try:
         while True:
@@ -89,7 +93,7 @@ def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[
         try:
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
         except PermissionError:
-            # Its `..` changes with the move, so whoever is not root must be able to write to the folder itself.
+            # A move changes its `..` entry, so a user other than root must be able to write to the folder itself.
             make_writable(source, name)
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
     except OSError as error:
@@ -100,13 +104,15 @@ def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[
 
 
 def _open_for_removal(parent: int, name: str) -> int:
-    """The folder, made writable for its owner first where it is not."""
+    """Open the folder, after making it writable for its owner if necessary."""
     make_writable(parent, name, os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
     return open_folder(parent, name)
 
 
 def make_writable(parent: int, name: str, mode: int = 0) -> None:
-    """Give the owner of a file or folder all rights, where its `mode` lacks some and this process may; not for a link."""
+    """Give the owner of a file or folder all permissions, if its `mode` lacks some and this process may; not for a
+    link.
+    """
     if mode & stat.S_IRWXU == stat.S_IRWXU:
         return
     place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -118,7 +124,7 @@ def make_writable(parent: int, name: str, mode: int = 0) -> None:
 
 
 def _unlink_files(folder: int) -> Generator[None, None, list[str]]:
-    """Unlink all that is no folder; the names of the folders that remain."""
+    """Unlink all entries except folders; return the names of the folders."""
     folders: list[str] = []
     others: list[str] = []
     with os.scandir(folder) as entries:
@@ -132,7 +138,7 @@ def _unlink_files(folder: int) -> Generator[None, None, list[str]]:
 
 
 def resolve_below(root: str, path: str) -> str:
-    """The path, from `root` on, that `path` leads to with links followed as a process whose root that is would."""
+    """Resolve `path`, following links as a process whose root is `root` would; the result is relative to `root`."""
     here, left, links = "/", list(reversed(path.split("/"))), 0
     while left:
         part = left.pop()
@@ -155,66 +161,132 @@ def resolve_below(root: str, path: str) -> str:
     return here
 
 
-def disk_bytes(root: str, *, least: int = 0, since: int | None = None, makes_readable: bool = False) -> int:
-    """Bytes of the file system's blocks in use below `root`; each file and folder counts as `least` bytes or more.
+class DiskUse(NamedTuple):
+    """Bytes of disk that a tree uses, at least."""
 
-    With `since`, in nanoseconds since 1970, only what was written from then on, and not in other mounts below. With
-    `makes_readable`, folders that their owner may not list are made so. The tree may change meanwhile. When a folder was
-    moved while it was counted, the rest is left for the next count.
+    bytes: int
+    is_disturbed: bool = False
+    """Whether something left its folder before it was counted. It was deleted, or moved."""
+    is_evaded: bool = False
+    """Whether the tree cannot be counted: names change faster than they can be looked up, or it has too many levels."""
+
+
+def disk_use(
+    root: str, *, least: int = 0, since: int | None = None, makes_readable: bool = False, enough: int = sys.maxsize
+) -> DiskUse:
+    """Count the disk blocks used below `root`; each file and folder counts as `least` bytes or more. The count stops when
+    it exceeds `enough`.
+
+    With `since`, in nanoseconds since 1970, count only later writes and skip other mounts below. With `makes_readable`,
+    make folders readable that their owner may not list. The tree may change during the walk. Each level with uncounted
+    folders stays open, so that a move elsewhere does not end the count.
     """
     total = 0
+    is_disturbed = False
     hard_linked: set[int] = set()
-    current = os.open(root, _FOLDER)
-    mount = os.fstat(current).st_dev
-    levels: list[tuple[int, list[str]]] = []
+    current: int | None = os.open(root, _FOLDER)
+    mount = os.stat(root).st_dev
+    levels: list[tuple[int, dict[int, str]]] = []
     try:
-        while True:
-            folders: list[str] = []
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    with contextlib.suppress(OSError):
-                        info = entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(info.st_mode):
-                            if since is not None and info.st_dev != mount:
-                                continue
-                            if makes_readable and info.st_mode & _LISTED != _LISTED:
-                                make_writable(current, entry.name)
-                            folders.append(entry.name)
-                        # The time of the last change, which no tool can set.
-                        if since is not None and info.st_ctime_ns < since:
-                            continue
-                        if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1:
-                            if info.st_ino in hard_linked:
-                                continue
-                            hard_linked.add(info.st_ino)
-                        total += max(info.st_blocks * 512, least)
-            levels.append((os.fstat(current).st_ino, folders))
-            following = _next_folder(current, levels)
-            if following is None:
-                return total
+        while current is not None:
+            folders: dict[int, str] = {}
+            for name, info in _entries(current):
+                if info is None:
+                    is_disturbed = True
+                    continue
+                is_folder = stat.S_ISDIR(info.st_mode)
+                if is_folder:
+                    if since is not None and info.st_dev != mount:
+                        continue
+                    if makes_readable and info.st_mode & _LISTED != _LISTED:
+                        with contextlib.suppress(OSError):
+                            make_writable(current, name)
+                    folders[info.st_ino] = name
+                # The time of the last change, which no tool can set.
+                if since is not None and info.st_ctime_ns < since:
+                    continue
+                if not is_folder and info.st_nlink > 1:
+                    if info.st_ino in hard_linked:
+                        continue
+                    hard_linked.add(info.st_ino)
+                total += max(info.st_blocks * 512, least)
+                if total > enough:
+                    return DiskUse(total)
+            levels.append((current, folders))
+            current = None
+            while levels and current is None:
+                level, folders = levels[-1]
+                if folders:
+                    inode, name = folders.popitem()
+                    # A tool that hides a folder from our user hides it until the disk is full.
+                    with contextlib.suppress(PermissionError):
+                        current = _open_inode(level, inode, name)
+                        is_disturbed |= current is None
+                if not folders:
+                    os.close(level)
+                    levels.pop()
+        return DiskUse(total, is_disturbed)
+    except OSError as error:
+        if error.errno not in (errno.ESTALE, errno.EMFILE):
+            raise
+        return DiskUse(total, is_evaded=True)
+    finally:
+        for level, _ in levels:
+            os.close(level)
+        if current is not None:
             os.close(current)
-            current = following
-    finally:
-        os.close(current)
 
 
-def _next_folder(current: int, levels: list[tuple[int, list[str]]]) -> int | None:
-    """The next folder of a walk in depth that stands at `current`; `levels` holds what is left to visit on each level."""
-    here = os.dup(current)
+def _entries(folder: int) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Return the entries with their states, also if they are renamed meanwhile; one without state has left the folder.
+
+    Raises OSError (ESTALE) if an entry is renamed again and again.
+    """
+    unseen: dict[int, str] = {}
+    for search in range(_SEARCHES):
+        is_renamed = False
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if search and entry.inode() not in unseen:
+                    continue
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    unseen[entry.inode()] = entry.name
+                    is_renamed = True
+                except OSError:
+                    continue
+                else:
+                    unseen.pop(entry.inode(), None)
+                    yield entry.name, info
+        if not is_renamed:
+            yield from ((name, None) for name in unseen.values())
+            return
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def _open_inode(parent: int, inode: int, name: str) -> int | None:
+    """Open a folder that was called `name` and may have been renamed; None if it has left `parent`.
+
+    Raises OSError (ESTALE) if it is renamed again and again.
+    """
+    for _ in range(_SEARCHES):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = _open_quietly(parent, name)
+            if os.fstat(found).st_ino == inode:
+                return found
+            os.close(found)
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in entries if entry.inode() == inode]
+        if not names:
+            return None
+        name = names[0]
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def _open_quietly(parent: int, name: str) -> int:
+    """Open a folder without a trace in its access time, by which a tool could time its moves, where the kernel allows it."""
     try:
-        while True:
-            inode, folders = levels[-1]
-            if os.fstat(here).st_ino != inode:
-                return None
-            while folders:
-                # A tool that takes our descriptors (prlimit) makes the count fail, not the folder empty.
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                    return open_folder(here, folders.pop())
-            levels.pop()
-            if not levels:
-                return None
-            above = os.open("..", _FOLDER, dir_fd=here)
-            os.close(here)
-            here = above
-    finally:
-        os.close(here)
+        return os.open(name, _FOLDER | os.O_NOATIME, dir_fd=parent)
+    except PermissionError:
+        return open_folder(parent, name)

@@ -1,7 +1,7 @@
-"""Tars into a workspace: plain ones, and layers with their deletions and owners.
+"""Unpack tars into a workspace: plain ones, and layers with their deletions and owners.
 
-Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time, and
-never through a link unless the caller asks for it, so nothing leaves the target.
+Names in a tar are untrusted, and so is the existing tree. Unpacking walks from the target folder one name at a time,
+and follows no links unless the caller asks for it, so nothing leaves the target.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.trees import make_writable, open_folder, remove_entry
 
 Ancestors = Literal["refuse", "replace", "follow"]
-"""What happens to a link or file that stands where a member's folder belongs. `follow` follows links and refuses files."""
+"""Handling of a link or file in place of a member's folder. `follow` follows links and refuses files."""
+
+_LATEST = (2**63 - 1) * SECOND
 
 
 def time_of(member: tarfile.TarInfo) -> int:
-    """The time of a member in nanoseconds."""
+    """Return a member's time in nanoseconds, limited to what the kernel accepts. A tmpfs keeps any of those times."""
     written = member.pax_headers.get("mtime")
     if written is None:
-        return int(member.mtime) * SECOND
+        return max(-_LATEST, min(_LATEST, int(member.mtime) * SECOND))
     # Without Python's decimal, which the executor's bundle leaves out.
-    found = re.fullmatch(r"(-?)(\d{1,12})(?:\.(\d+))?", written, re.ASCII)
+    found = re.fullmatch(r"(-?)(\d{1,100})(?:\.(\d+))?", written, re.ASCII)
     if found is None:
         raise Refused(errno.EINVAL, member.name, f"tar member {member.name!r}: {written[:60]!r} is no time")
-    nanoseconds = int(found[2]) * SECOND + int((found[3] or "").ljust(9, "0")[:9])
+    nanoseconds = min(_LATEST, int(found[2]) * SECOND + int((found[3] or "").ljust(9, "0")[:9]))
     return -nanoseconds if found[1] else nanoseconds
 
 
 def members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, list[str], IO[bytes] | None]]:
-    """(member, the parts of its name, its content) of a tar. Raises Refused for names that leave the target."""
+    """Yield (member, the parts of its name, its content) of a tar. Raises Refused for names that leave the target."""
     try:
         with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
             while (member := tar.next()) is not None:
@@ -61,17 +63,17 @@ def parts_of(name: str) -> list[str]:
 
 
 class Target:
-    """The folder that a tar is unpacked into."""
+    """The folder into which a tar is unpacked."""
 
     def __init__(self, location: str, *, owners: bool = False, ancestors: Ancestors = "refuse") -> None:
         self.root = os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owners, self._ancestors = owners, ancestors
         self._folders: list[tuple[list[str], int, int]] = []
         self._last: tuple[list[str], int] = [], os.dup(self.root)
-        """The folder that was opened last, and its descriptor: the next member is in it, or below it, most often."""
+        """The last opened folder and its descriptor: the next member is usually in it or below it."""
 
     def parent(self, parts: list[str], *, is_made: bool = True) -> int:
-        """A descriptor of the folder that `parts` lie in; with `is_made`, missing folders are made."""
+        """Return a descriptor of the folder that contains `parts`; with `is_made`, create missing folders."""
         above, (opened, descriptor) = parts[:-1], self._last
         is_below = above[: len(opened)] == opened
         if above == opened[:-1] != opened and self._ancestors != "follow":
@@ -86,7 +88,7 @@ class Target:
                     raise
                 name = "/".join(parts)
                 raise Refused(
-                    errno.ELOOP, name, f"tar member {name!r}: {part!r} on its way is a link or no folder"
+                    errno.ELOOP, name, f"tar member {name!r}: {part!r} in its path is a link or not a folder"
                 ) from None
             finally:
                 os.close(here)
@@ -101,7 +103,7 @@ class Target:
     def _below(self, here: int, part: str) -> int:
         try:
             if self._ancestors == "follow":
-                # Not opened for reading: a folder that may only be passed through is no obstacle.
+                # Not opened for reading, so that folders with only the search permission work.
                 return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
             if self._ancestors == "replace":
                 standing = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
@@ -118,7 +120,7 @@ class Target:
         return open_folder(here, part)
 
     def put(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
-        """Put one member in its place; whatever stands there is removed first, but for a folder where a folder comes."""
+        """Write one member. An existing entry is removed first, except a folder that a folder replaces."""
         if not parts:
             if self._owners and member.isdir():
                 self._folders.append((parts, member.mode & 0o7777, time_of(member)))
@@ -144,7 +146,7 @@ class Target:
                 os.mkdir(name, dir_fd=parent)
             else:
                 make_writable(parent, name, standing)
-            # Modes and times of folders last: both would stand in the way of what comes into them.
+            # Modes and times of folders come last: both would block or change while entries are added.
             self._folders.append((parts, mode, time_of(member)))
             self._own(parent, name, member)
             return
@@ -200,14 +202,14 @@ class Target:
             os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
         finally:
             os.close(source)
-            self._remember([], self.root)  # the folder of the first name may have been in the place of this one
+            self._remember([], self.root)  # this entry may have replaced the remembered folder
 
     def _own(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         if not self._owners:
             return
         standing = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if (standing.st_uid, standing.st_gid) == (member.uid, member.gid):
-            return  # who has no right to give a file away may keep its own
+            return  # a user without the right to change owners keeps its own file
         try:
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         except PermissionError:
@@ -219,8 +221,8 @@ class Target:
             ) from None
 
     def finish(self) -> None:
-        """Give folders their modes and times, deepest first."""
-        self._remember([], self.root)  # what was unpacked may have been removed since
+        """Set modes and times of folders, deepest first."""
+        self._remember([], self.root)  # unpacked entries may have been removed since
         for parts, mode, modified in reversed(self._folders):
             try:
                 parent = self.parent(parts, is_made=False) if parts else os.dup(self.root)
@@ -237,13 +239,13 @@ class Target:
             except PermissionError:
                 if os.fstat(folder).st_uid == os.geteuid():
                     raise
-                # Somebody else's, such as /tmp: those who may write into it cannot set its times.
+                # A folder of another user, such as /tmp: users who may write into it cannot set its times.
             finally:
                 os.close(folder)
 
 
 def unpack(location: str, stream: int, ancestors: Ancestors) -> Message:
-    """Unpack a tar below `location`, owned by this process's user. What stands at a name is replaced."""
+    """Unpack a tar below `location`, owned by this process's user. Existing entries are replaced."""
     return _unpack(Target(location, ancestors=ancestors), stream, of_layer=False)
 
 

@@ -1,9 +1,9 @@
-"""The model port: HTTP on a workspace's loopback, carried to the runner over connections that the runner has opened.
+"""The model port: HTTP on a workspace's loopback, forwarded to the runner over connections that the runner has opened.
 
 A request is taken whole before a runner sees it, so a slow client occupies no runner. Each of the runner's connections
 carries one request: its head and body go one way as they would to any server, the reply comes back and passes through
-as it is. A request stays here until its reply begins: a runner that dies before costs the client nothing, for the next
-connection gets the request again. What has begun breaks off with its connection.
+as it is. A request is held here until its reply begins. If the runner dies before that, the next connection gets the
+request again. A reply that has begun ends with its connection.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from itertools import chain
 from typing import Any, BinaryIO
 
 from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Head, PassedReply
 from agent_runtime.executor.http.server import Request, Server, notice_silence
+from agent_runtime.executor.notifier import Notifier
 
-# What a runner's connection becomes, in the Upgrade header of the call that attaches it.
+# The protocol to which a runner's connection is upgraded, in the Upgrade header of the call that attaches it.
 UPGRADE = "rollout-model"
-# As many as the network proxy takes: agents with agents of their own, with room. Also the requests in flight.
+# The same limit as the network proxy's, with room for agents with sub-agents. It also limits the requests in flight.
 MAX_CONNECTIONS = 128
 # Anthropic takes requests of 32 MB, the largest of the known APIs.
 MAX_BODY_BYTES = 32 * 1024 * 1024
-# Of all requests of one workspace whose reply has not begun; beyond SMALL_BODY_BYTES each, they lie on disk.
+# Most bytes of all waiting requests of one workspace. Bodies over SMALL_BODY_BYTES are on disk.
 MAX_HELD_BYTES = 64 * 1024 * 1024
 SMALL_BODY_BYTES = 64 * 1024
 # An agent may work on the first words of an answer before it reads on: as long as the usual clients wait for an answer.
 REPLY_STALL_SECONDS = 600.0
-# A request that ends its runner again and again must not end them all.
+# A request that repeatedly crashes its runner must not crash all runners.
 MAX_CONNECTIONS_LOST = 5
-# What the kernel and we keep of a connection's input and output each; a full buffer holds up whoever fills it.
+# A port without a connection for this time has no runner. A live runner opens the next one within milliseconds, so
+# programs cannot use up all connections.
+ABSENT_SECONDS = 5.0
+# The buffer of the kernel and of this process for each direction of a connection; a full buffer blocks the writer.
 BUFFER_BYTES = 64 * 1024
 # How the packages of OpenAI and Anthropic number their tries.
 _RETRY_COUNT = "x-stainless-retry-count"
-# What concerns one connection alone, RFC 9110 section 7.6.1, and the framing, which is ours.
+# Hop-by-hop headers, RFC 9110 section 7.6.1, and the framing, which is ours.
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "upgrade", "expect"}
     | {"transfer-encoding", "content-length", "http2-settings"}
@@ -49,10 +52,10 @@ _HOP_BY_HOP = frozenset(
 
 
 def forwarded_head(head: Head, body_bytes: int, idempotency_key: str) -> bytes:
-    """The head that the runner gets: the client's own, with one unambiguous framing.
+    """Return the head for the runner: the client's own, with one unambiguous framing.
 
-    A request without an idempotency key gets this one: sent again to another runner, it is known to be the same. But the
-    retry of a client that numbers them is known by its number, and a key of its own would make it another request.
+    A request without an idempotency key gets this one, so that a repeat through another runner is recognised. Retries
+    of a client that numbers them are recognised by number; a separate key would make each a new request.
     """
     headers = {name: value for name, value in head.headers.items() if name not in _HOP_BY_HOP}
     if headers.get(_RETRY_COUNT, "0") == "0":
@@ -63,7 +66,7 @@ def forwarded_head(head: Head, body_bytes: int, idempotency_key: str) -> bytes:
 
 
 class HeldBody:
-    """A request's body: in memory while it is small, then in a file that has no name, so that nothing is ever left of it."""
+    """A request's body: in memory while it is small, then in an unnamed file, so that nothing remains of it."""
 
     def __init__(self, folder: str) -> None:
         self.size = 0
@@ -71,7 +74,7 @@ class HeldBody:
         self._content: BinaryIO = BytesIO()
 
     def add(self, piece: bytes) -> None:
-        """Raises OSError."""
+        """Append data. Raises OSError."""
         if self.size <= SMALL_BODY_BYTES < self.size + len(piece):
             path = os.path.join(self._folder, f"{os.urandom(16).hex()}-body")
             file = open(path, "x+b")  # noqa: SIM115 - `close` does
@@ -80,19 +83,19 @@ class HeldBody:
             file.write(self._content.read())
             self._content = file
         self._content.write(piece)
-        # A full disk has to be known now, while the client can be told.
+        # A full disk must be detected now, while the client can still get the error.
         self._content.flush()
         self.size += len(piece)
 
     def pieces(self) -> Iterator[bytes]:
-        """All of it, from the start."""
+        """Yield the whole body from the start."""
         self._content.seek(0)
         while piece := self._content.read(BUFFER_BYTES):
             yield piece
 
     def close(self) -> None:
-        """Give its room back."""
-        # What a full disk did not take is tried once more, and nobody's loss.
+        """Free its memory or file."""
+        # Data that a full disk refused is tried once more; nothing is lost if it fails.
         with contextlib.suppress(OSError):
             self._content.close()
 
@@ -123,7 +126,7 @@ class Carrier(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_free:
-            # A reply to nothing: whoever says that is no runner of ours.
+            # A reply without a request: this peer is not one of our runners.
             self.abort()
             return
         self._input += data
@@ -139,11 +142,11 @@ class Carrier(asyncio.Protocol):
         self._changed.notify()
 
     def abort(self) -> None:
-        """Cut the connection at once."""
+        """Close the connection immediately."""
         self._transport.abort()
 
     async def send(self, pieces: Iterator[bytes]) -> None:
-        """Send the request; ends early when the connection is lost, or its reply begins."""
+        """Send the request; end early if the connection is lost or its reply begins."""
         self._is_free = False
         for piece in pieces:
             while self._is_writing_paused and not self.is_lost and not self._input:
@@ -153,7 +156,7 @@ class Carrier(asyncio.Protocol):
             self._transport.write(piece)
 
     async def receive(self) -> bytes:
-        """The next bytes of the reply; none when the connection has ended."""
+        """Return the next bytes of the reply; none if the connection has ended."""
         while not self._input and not self.is_lost:
             await Notifier.wait(self._changed)
         data = bytes(self._input)
@@ -187,17 +190,19 @@ class Exchange:
         if self._carrier is not None:
             self._carrier.abort()
         if not self._has_begun:
+            self._port.give_up()
             self._let_go()
         self._port.answering.discard(self)
 
     async def _first(self) -> bytes:
-        """The first bytes of the reply. Raises NoPlace when it has cost too many connections."""
+        """Return the first bytes of the reply. Raises NoPlace after too many lost connections."""
         for lost in range(MAX_CONNECTIONS_LOST):
             self._carrier = await self._port.free_carrier(is_repeated=lost > 0)
             self._port.answering.add(self)
             await self._carrier.send(chain([self._head], self._body.pieces()))
             if data := await self._carrier.receive():
                 self._has_begun = True
+                self._port.missed = 0
                 self._let_go()
                 return data
             self._port.answering.discard(self)
@@ -209,22 +214,25 @@ class Exchange:
 
 
 class ModelPort:
-    """The model port of one workspace. `url` is what its programs reach it by; `folder` takes bodies that wait."""
+    """The model port of one workspace. Programs reach it at `url`; `folder` holds waiting bodies."""
 
     def __init__(self, listener: socket.socket, folder: str) -> None:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.held_bytes = 0
+        self.missed = 0
+        """Requests that were given up while no runner served the port, since the last reply."""
         self.answering: set[Exchange] = set()
         self._folder = folder
         self._server = Server(self._answer, MAX_CONNECTIONS)
         self._carriers: set[Carrier] = set()
+        self._unserved_since = asyncio.get_running_loop().time()
         self._free: dict[Carrier, None] = {}
         self._waiting: deque[asyncio.Future[Carrier]] = deque()
 
     @classmethod
     async def open(cls, listener: socket.socket, folder: str) -> ModelPort:
-        """Serve a listening socket, which is the port's from now on."""
-        # What is accepted has them too.
+        """Take over and serve a listening socket."""
+        # Accepted connections inherit them.
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             listener.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         port = cls(listener, folder)
@@ -232,37 +240,45 @@ class ModelPort:
         return port
 
     def describe(self) -> dict[str, Any]:
-        """Its address, and how many requests wait for a runner and are with one."""
-        return {"url": self.url, "waiting": len(self._waiting), "answering": len(self.answering)}
+        """Return its address, and the numbers of waiting, forwarded and missed requests."""
+        counts = {"waiting": len(self._waiting), "answering": len(self.answering), "missed": self.missed}
+        return {"url": self.url, **counts}
 
     def attach(self, hold: Hold) -> Carrier:
-        """The protocol of a further connection of this runner."""
+        """Return the protocol of a further connection of this runner."""
         return Carrier(self, hold)
 
     def detach_all_but(self, hold: Hold) -> None:
-        """Cut the connections of all other runners: what they had not begun to answer waits for this one."""
+        """Close the connections of all other runners. Requests that they had not begun to answer wait for this one."""
         for carrier in [carrier for carrier in self._carriers if carrier.hold != hold]:
             carrier.abort()
             self._free.pop(carrier, None)
 
     def close(self) -> None:
-        """Listen no more and cut everything."""
+        """Stop listening, and close all connections."""
         self._server.close()
         for carrier in list(self._carriers):
             carrier.abort()
 
     def admit(self, carrier: Carrier) -> None:
-        """A connection is there: whoever waits longest gets it."""
+        """Assign a new connection to the request that has waited longest."""
         self._carriers.add(carrier)
         self._offer(carrier)
 
+    def give_up(self) -> None:
+        """A request without a reply has ended."""
+        now = asyncio.get_running_loop().time()
+        self.missed += not self._carriers and now - self._unserved_since >= ABSENT_SECONDS
+
     def lose(self, carrier: Carrier) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         self._carriers.discard(carrier)
         self._free.pop(carrier, None)
+        if not self._carriers:
+            self._unserved_since = asyncio.get_running_loop().time()
 
     async def free_carrier(self, *, is_repeated: bool) -> Carrier:
-        """A connection for a request, as soon as there is one. A repeated request goes before all others."""
+        """Wait for a free connection for a request. Repeated requests take precedence."""
         if self._free:
             return self._free.popitem()[0]
         waiter: asyncio.Future[Carrier] = asyncio.get_running_loop().create_future()
@@ -285,7 +301,7 @@ class ModelPort:
             return
         while self._waiting:
             waiter = self._waiting.popleft()
-            # One that was cancelled a moment ago is still here.
+            # A request that was just cancelled may still be in the queue.
             if not waiter.done():
                 waiter.set_result(carrier)
                 return
@@ -304,16 +320,16 @@ class ModelPort:
             body.close()
             self.held_bytes -= body.size
             if isinstance(error, OSError):
-                raise ApiError("NoPlace", f"body: it cannot be held ({error}); try again later") from error
+                raise ApiError("NoPlace", f"body: it cannot be stored ({error}); try again later") from error
             raise
-        # From here on it is no half-sent request, of which those that came first go when there are too many.
+        # From here on the request is complete. Only incomplete ones are closed, oldest first, when there are too many.
         request.trust()
         exchange = Exchange(self, forwarded_head(head, body.size, os.urandom(16).hex()), body)
         return PassedReply(exchange, REPLY_STALL_SECONDS)
 
     def _require_room(self, size: int, others: int) -> None:
-        """Raises TooLarge and NoPlace for a body of `size` bytes beside those of the other requests."""
+        """Raise TooLarge or NoPlace if a body of `size` bytes does not fit in addition to those of other requests."""
         if size > MAX_BODY_BYTES:
-            raise ApiError("TooLarge", f"body: at most {MAX_BODY_BYTES} bytes are taken here")
+            raise ApiError("TooLarge", f"body: at most {MAX_BODY_BYTES} bytes are accepted here")
         if size + others > MAX_HELD_BYTES:
             raise ApiError("NoPlace", f"requests that wait for the model hold {others} bytes; try again later")

@@ -18,19 +18,19 @@ from agent_runtime.executor.network.rules import NO_NETWORK, Address, NetworkRul
 
 # squid's port, which people recognise in an environment variable. It is the workspace's own, so it collides with nothing.
 PROXY_PORT = 3128
-# As many as package managers open at most, with room; one workspace must not take all of the sandbox's descriptors.
+# More than package managers open. The limit keeps one workspace from using all of the sandbox's descriptors.
 MAX_CONNECTIONS = 128
 HEAD_SECONDS = 30.0
 CONNECT_SECONDS = 15.0
 _PIECE_BYTES = 64 * 1024
-# What a proxy keeps to itself, RFC 9110 section 7.6.1.
+# Hop-by-hop headers, RFC 9110 section 7.6.1.
 _HOP_BY_HOP = frozenset(
     {"connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer", "upgrade", "host"}
 )
 
 
 class Refusal(Exception):
-    """The request is answered with this status and explanation."""
+    """The request is refused with this status and explanation."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a client wants to go, and where that is."""
+    """A client's destination, and its resolved address."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """What a client wants: a tunnel, or one plain request whose `head` is to be sent on with `body_bytes` more."""
+    """A client's request: a tunnel, or one plain request whose `head` is forwarded with `body_bytes` more."""
 
     host: str
     port: int
@@ -57,14 +57,14 @@ class ProxyRequest:
 
 
 def proxy_variables() -> dict[str, str]:
-    """The environment that makes programs use the proxy."""
+    """Return the environment that makes programs use the proxy."""
     url, direct = f"http://127.0.0.1:{PROXY_PORT}", "localhost,127.0.0.1,::1"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
     return {**dict.fromkeys(names, url), "NO_PROXY": direct, "no_proxy": direct}
 
 
 def read_request(data: bytes) -> ProxyRequest:
-    """The request of this head (with its empty line). Raises Refusal."""
+    """Parse the request in this head (with its empty line). Raises Refusal."""
     first, *lines = data.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, _, rest = first.partition(" ")
     target, _, version = rest.rpartition(" ")
@@ -92,7 +92,7 @@ def read_request(data: bytes) -> ProxyRequest:
     if any(not line.partition(":")[1] or line[:1] in " \t" or "\n" in line or "\r" in line for line in headers):
         raise Refusal("400 Bad Request", "a malformed header line")
     request_line = f"{method} {path if path.startswith('/') else '/' + path} HTTP/1.1"
-    # The host that was checked is the one the server is told; another Host header would reach a name that was not.
+    # The server gets the Host that was checked; another Host header would reach an unchecked name.
     head = "\r\n".join([request_line, f"Host: {place[:slash]}", *headers, "Connection: close", "", ""])
     return ProxyRequest(*authority, head=head.encode("latin-1"), body_bytes=int(lengths.pop()) if lengths else 0)
 
@@ -106,13 +106,13 @@ class NetworkProxy:
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: int) -> None:
-        """Serve the listening socket of this descriptor, which is the proxy's from now on."""
+        """Take over and serve the listening socket of this descriptor."""
         self._server = await asyncio.start_server(
             self._serve, sock=socket.socket(fileno=listener), limit=MAX_HEAD_BYTES
         )
 
     def switch(self, rule: NetworkRule) -> None:
-        """The next phase: what is open and would now be refused is cut."""
+        """Switch to the next phase: open connections that are no longer allowed are closed."""
         self._rule = rule
         for writer, (_, target) in list(self._open.items()):
             # A client whose name is still being looked up is checked again before it is connected.
@@ -120,7 +120,7 @@ class NetworkProxy:
                 self._cut(writer)
 
     def close(self) -> None:
-        """Listen no more and cut everything."""
+        """Stop listening, and close all connections."""
         self._rule = NO_NETWORK
         if self._server is not None:
             self._server.close()
@@ -157,7 +157,7 @@ class NetworkProxy:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.transport.abort()
         except asyncio.CancelledError:
-            # Cut by a change of phase. Nobody awaits this task, so the cancellation ends with it.
+            # Cancelled by a change of phase. No task awaits this one, so the cancellation ends here.
             writer.transport.abort()
         finally:
             del self._open[writer]
@@ -207,7 +207,7 @@ class NetworkProxy:
 
 
 async def _relay(source: asyncio.StreamReader, sink: asyncio.StreamWriter, count: int | None) -> None:
-    """Move bytes until end-of-file, or `count` of them; then tell the other side, if this was all there is."""
+    """Relay bytes until end-of-file, or `count` of them; then signal end-of-file to the other side if all were sent."""
     while count is None or count > 0:
         piece = await source.read(_PIECE_BYTES if count is None else min(count, _PIECE_BYTES))
         if not piece:

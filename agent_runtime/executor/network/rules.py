@@ -1,4 +1,4 @@
-"""What a workspace may reach in a phase. Pure; `proxy` opens the connections."""
+"""Which destinations a workspace may reach in a phase. Pure; `proxy` opens the connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# RFC 6052: an IPv4 address behind a translator. Python calls these global whatever they lead to.
+# RFC 6052: an IPv4 address behind a translator. Python considers these global, whatever address they contain.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # Where clouds serve credentials to any caller; sources are in rollout_operator/sandbox/network.py, which has the same list.
 METADATA = tuple(
@@ -30,13 +30,13 @@ class NetworkRule:
     allowed: frozenset[tuple[str, int]] = frozenset()
 
     def as_json(self) -> str | list[str]:
-        """The form of docs/executor.md, in which `read_rule` takes it."""
+        """Return the format of docs/executor.md, which `read_rule` parses."""
         if self.kind != "List":
             return self.kind
         return sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.allowed)
 
     def refusal_of_name(self, host: str, port: int) -> str | None:
-        """Why this name must not even be looked up; None when it may."""
+        """Return why this name must not even be looked up; None if it may."""
         match self.kind:
             case "None":
                 return "the network of this phase is None: nothing can be reached"
@@ -45,7 +45,7 @@ class NetworkRule:
         return None
 
     def refusal_of_address(self, address: Address) -> str | None:
-        """Why a name that passed must not lead to this address; None when it may."""
+        """Return why an allowed name must not resolve to this address; None if it may."""
         if is_metadata(address):
             return f"{address} is a link-local or cloud metadata address, which no sandbox may reach"
         if self.kind == "Public" and not is_public(address):
@@ -57,7 +57,7 @@ NO_NETWORK = NetworkRule("None")
 
 
 def read_rule(value: Any) -> NetworkRule | None:
-    """The rule that `"None"`, `"Public"` or a list of `host:port` stands for; None when it is none of these."""
+    """Parse `"None"`, `"Public"` or a list of `host:port`; None if malformed."""
     if value in ("None", "Public"):
         return NetworkRule(value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -69,7 +69,7 @@ def read_rule(value: Any) -> NetworkRule | None:
 
 
 def split_authority(text: str, default_port: int = 0) -> tuple[str, int] | None:
-    """`("host", 443)` of `host:443` or `[::1]:443`; None when it is malformed."""
+    """Split `host:443` or `[::1]:443` into `("host", 443)`; None if malformed."""
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
         host, port = text, str(default_port)
@@ -81,7 +81,7 @@ def split_authority(text: str, default_port: int = 0) -> tuple[str, int] | None:
         return None
     if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         return None
-    # No empty label, but for the root's dot at the end.
+    # Labels must not be empty, except for the root's dot at the end.
     if not all(host.removesuffix(".").split(".")):
         return None
     if not host.isascii() or any(char.isspace() or char in "/@?#%\\[]" for char in host) or len(host) > 253:
@@ -90,19 +90,19 @@ def split_authority(text: str, default_port: int = 0) -> tuple[str, int] | None:
 
 
 def normal_host(host: str) -> str:
-    """One spelling of a name: lower case, no root dot, addresses in their shortest form."""
+    """Normalise a name: lower case, no root dot, addresses in their shortest form."""
     literal = _literal(host)
     return str(literal) if literal is not None else host.lower().removesuffix(".")
 
 
 def is_metadata(address: Address) -> bool:
-    """Whether a cloud may serve credentials there."""
+    """Whether a cloud may serve credentials at this address."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return any((mapped or address) in network for network in METADATA)
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the open internet, through every known way to wrap an IPv4 address."""
+    """Whether an address is public, considering every known way to wrap an IPv4 address."""
     if is_metadata(address):
         return False
     if isinstance(address, ipaddress.IPv6Address):

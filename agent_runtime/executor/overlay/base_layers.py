@@ -1,4 +1,4 @@
-"""What all workspaces of a host stand on, prepared once, in the zygote, before the first of them.
+"""The lowest layers of all workspaces of a host, prepared once, in the zygote, before the first workspace.
 
 In the folder `layers` of the state folder, all of it seen only in the zygote's own mount namespace:
 
@@ -25,17 +25,17 @@ from typing import NamedTuple
 from agent_runtime.executor import kernel
 from agent_runtime.executor.init.trees import remove_entry, resolve_below
 
-# These are assembled from what a workspace has of its own.
+# These are created from the workspace's own parts.
 OWN_FOLDERS = ("/proc", "/sys", "/dev", "/tmp")
 _PROGRAMS = "/usr"
 
 
 class Impossible(Exception):
-    """Overlay cannot be had here; the message says why."""
+    """Overlay is unavailable here; the message has the reason."""
 
 
 def mounts() -> list[tuple[str, str]]:
-    """(mount point, file system type) of every mount seen, in the order they were made."""
+    """Return (mount point, file system type) of every visible mount, in mount order."""
     with open("/proc/self/mountinfo", encoding="ascii") as file:
         rows = [line.split(" ") for line in file.read().splitlines()]
     return [(row[4].encode().decode("unicode_escape"), row[row.index("-") + 1]) for row in rows]
@@ -59,13 +59,14 @@ def refuse_overlay_on_overlay(layers: str) -> None:
 def mount_root(
     root: str, namespace: int, layers: str, *, split: bool
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Mount the lower layers; the workspace paths of the parts, and the names of each one's lower layers."""
+    """Mount the lower layers; return the workspace paths of the parts, and the names of each part's lower layers."""
     os.mkdir("s0")
     parts = ["/"]
     if not split:
         _mount_lower(root, "s0", namespace)
         if _is_refused("s0", root, layers):
-            # What then stands in for the root makes the start of a program a third slower, so programs do without it.
+            # The overlay that then replaces the root makes starting a program a third slower, so programs are mounted
+            # without it.
             programs = root.rstrip("/") + _PROGRAMS
             if _is_plain_folder(programs) and not is_below(layers, programs):
                 os.mkdir("s1")
@@ -92,7 +93,7 @@ def mount_root(
 
 
 def _is_plain_folder(path: str) -> bool:
-    """Whether it is a folder, no link, and without mounts."""
+    """Whether it is a folder and not a link, without mounts."""
     is_folder = os.path.isdir(path) and not os.path.islink(path)
     return is_folder and not any(is_below(point, path) for point, _ in mounts())
 
@@ -114,7 +115,7 @@ def _mount_lower(source: str, target: str, namespace: int) -> None:
 
 
 def mount_image(folders: Sequence[str], namespace: int) -> tuple[str, ...]:
-    """Mount an image's layers, and all of them as one at `image`; the names of the lower layers."""
+    """Mount an image's layers, and all of them as one at `image`; return the names of the lower layers."""
     names = tuple(f"i{index}" for index in range(len(folders)))
     for folder, name in zip(folders, names, strict=True):
         os.mkdir(name)
@@ -127,13 +128,14 @@ def mount_image(folders: Sequence[str], namespace: int) -> tuple[str, ...]:
 
 
 def _is_refused(name: str, folder: str, layers: str) -> bool:
-    """Whether overlay would refuse lower layer `name`, which is `folder`: where another layer lies in it on the same file
-    system, as ours do when stateDir is in a folder of the image."""
+    """Whether overlay would refuse lower layer `name`, which is `folder`, because it contains another layer on the same
+    file system. That is the case if stateDir is in a folder of the image.
+    """
     return is_below(layers, folder) and os.stat(name).st_dev == os.stat(layers).st_dev
 
 
 def _separate(name: str) -> None:
-    """An overlay of that layer and of nothing is another file system."""
+    """Mount an overlay of that layer and an empty one, which counts as another file system."""
     os.makedirs("nothing", exist_ok=True)
     kernel.mount("tmpfs", "nothing", "tmpfs", kernel.MS_RDONLY, "size=4k")
     kernel.mount("overlay", name, "overlay", 0, f"lowerdir={name}:nothing,userxattr")
@@ -156,19 +158,19 @@ def _folders_without_mounts(folder: str, points: list[str]) -> list[str]:
 HOSTNAME = "workspace"
 _ALL_IDS = 4294967295
 _IDS = 65536
-# On a bare machine workspaces get a range of ids that nobody else has: above those of systemd-nspawn, below systemd's
+# On a bare machine workspaces use an otherwise unused range of ids: above those of systemd-nspawn, below systemd's
 # "foreign" range. Each executor takes one of 2,048 such ranges.
 _FIRST_ID = 2_000_000_000
 _RANGES = 2048
-# Who made a user namespace has all capabilities in it. These are needed there, to kill processes, to see what they hold and
-# to make them nice, where somebody else made it.
+# The creator of a user namespace has all capabilities in it. If another user created it, these are needed to kill
+# processes, inspect them and set nice values.
 _OWNERS_CAPABILITIES = 1 << kernel.CAP_KILL | 1 << kernel.CAP_SYS_PTRACE | 1 << kernel.CAP_SYS_NICE
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OPAQUE_XATTR = "user.overlay.opaque"
 _ETC = {
     "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n",
     "hostname": f"{HOSTNAME}\n",
-    # Nobody answers there, so a look-up fails at once instead of after a resolver's five seconds.
+    # No resolver listens there, so a look-up fails immediately instead of after five seconds.
     "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
 }
 # A new /proc or /sys may be mounted in a user namespace only where an old one is seen in full.
@@ -176,10 +178,10 @@ _KEPT_MOUNTS = ("/", "/proc", "/sys")
 
 
 class BaseLayers(NamedTuple):
-    """The lowest layers of all workspaces, and how ids are mapped.
+    """The lowest layers of all workspaces, and the mapping of ids.
 
-    `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
-    `several_ids`: workspaces have other users than root. `own_creators`: another user makes each one's user namespace.
+    `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first. `several_ids`:
+    workspaces have users other than root. `own_creators`: another user creates each workspace's user namespace.
     """
 
     parts: tuple[str, ...]
@@ -198,7 +200,7 @@ def _read(path: str) -> str:
 
 
 def write(path: str, content: str) -> None:
-    """Write to a file of /proc in one call. Raises OSError."""
+    """Write to a file in /proc with one call. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, content.encode())
@@ -207,19 +209,19 @@ def write(path: str, content: str) -> None:
 
 
 def write_maps(pid: int, uid_map: str, gid_map: str) -> None:
-    """Map the ids of the user namespace that process `pid` has entered."""
+    """Map the ids of the user namespace of process `pid`."""
     write(f"/proc/{pid}/uid_map", uid_map)
     write(f"/proc/{pid}/gid_map", gid_map)
 
 
 def identity_map(own: str) -> str:
-    """The map of a nested user namespace that gives it all ids of `own` (a /proc/self/uid_map) unchanged."""
+    """Return the map of a nested user namespace that has all ids of `own` (a /proc/self/uid_map) unchanged."""
     rows = [line.split() for line in own.splitlines() if line.strip()]
     return "".join(f"{first} {first} {count}\n" for first, _, count in rows)
 
 
 def _user_namespace(uid_map: str) -> int:
-    """A descriptor of a new user namespace with that map, which no process is in."""
+    """Return a descriptor of a new user namespace with that map and without processes."""
     ready_read, ready_write = os.pipe()
     hold_read, hold_write = os.pipe()
     pid = os.fork()
@@ -247,7 +249,7 @@ def _user_namespace(uid_map: str) -> int:
 
 
 def enter_own_user_namespace() -> None:
-    """For an executor without rights: be root in a user namespace of one id. Raises Impossible."""
+    """For an executor without rights: become root in a user namespace of one id. Raises Impossible."""
     uid, gid = os.geteuid(), os.getegid()
     # The id maps of a process that hides belong to root. Tools cannot see this one: it is outside their namespaces.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
@@ -262,9 +264,10 @@ def enter_own_user_namespace() -> None:
 def prepare(
     layers: str, root: str, root_layers: Sequence[str], masks: Sequence[str], binds: Sequence[Sequence[object]]
 ) -> BaseLayers:
-    """Mount and write what the module says, in a new mount namespace. Raises Impossible, or OSError with the step.
+    """Mount and write the layers described above, in a new mount namespace. Raises Impossible, or OSError with the
+    step.
 
-    `root_layers`, the topmost first, are the root together, in place of `root`.
+    `root_layers`, the topmost first, form the root, instead of `root`.
     """
     capable = os.geteuid() == 0 and kernel.effective_capabilities() >> kernel.CAP_SYS_ADMIN & 1
     if not capable:
@@ -310,16 +313,16 @@ def prepare(
 
 
 def _empty(layers: str) -> None:
-    """Remove what an executor that was killed has left, and have layers lie apart, each in a region of the disk of its own.
+    """Remove what a killed executor has left, and spread layers over regions of the disk.
 
-    Else all layers share the inodes of one region, where ext4 without a journal passes over each that was freed in the last
-    minute, one by one, at every new file: where many workspaces come and go, a fork took 1.7 times as long.
+    Otherwise all layers share the inodes of one region. There, ext4 without a journal examines every recently freed
+    inode for each new file. With many short-lived workspaces, a fork took 1.7 times as long.
     """
     os.makedirs(layers, mode=0o700, exist_ok=True)
     folder = os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in os.listdir(folder):
         remove_entry(folder, name, missing_ok=True)
-    with contextlib.suppress(OSError):  # of file systems that know no such thing
+    with contextlib.suppress(OSError):  # for file systems without this flag
         kernel.spread_subfolders(folder)
     os.close(folder)
 
@@ -330,7 +333,8 @@ def _mount_bind(name: str, source: str, read_only: bool, namespace: int) -> None
     else:
         os.close(os.open(name, os.O_CREAT | os.O_CLOEXEC, 0o600))
     if read_only and namespace >= 0:
-        # Owners as they are, seen from inside. Not for writable ones: a tool's root could make setuid-root files there.
+        # Inside, owners appear as on the machine. Not for writable binds: a tool's root could create setuid-root files
+        # there.
         with contextlib.suppress(OSError):
             kernel.idmapped_clone(source, name, namespace, read_only=True)
             return
@@ -343,7 +347,7 @@ def _mount_bind(name: str, source: str, read_only: bool, namespace: int) -> None
 
 
 def _remount_read_only(name: str) -> None:
-    # Flags that the source has are locked in a namespace of fewer rights, and have to be named again.
+    # Flags of the source are locked in a namespace with fewer rights, and must be repeated.
     flags = os.statvfs(name).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
     kernel.mount("none", name, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
 
@@ -370,7 +374,9 @@ def _make_dev(owner: int) -> None:
 
 
 def _detach_others(layers: str) -> None:
-    """Unmount, in this namespace, what no workspace needs: they are copied with each, and keep file systems busy."""
+    """Unmount, in this namespace, mounts that no workspace needs. Each workspace would copy them, and they keep file
+    systems busy.
+    """
     for point, _ in reversed(mounts()):
         if point not in _KEPT_MOUNTS and not is_below(layers, point) and not is_below(point, layers):
             with contextlib.suppress(OSError):
@@ -381,7 +387,7 @@ class _Base:
     """The lowest layer of our own, written through the paths that workspaces will see."""
 
     def __init__(self, parts: tuple[str, ...], root: str, first_id: int, *, chown: bool, shift: int) -> None:
-        # By `shift` the owners seen in `root` are higher than those that the image gives.
+        # Owners seen in `root` are the image's plus `shift`.
         self._parts, self._root, self._first_id, self._chown, self._shift = parts, root, first_id, chown, shift
         self._masked: list[str] = []
         for index, part in enumerate(parts):
@@ -389,7 +395,7 @@ class _Base:
             self._copy_owner(part, f"base/u{index}")
 
     def copy_top(self) -> None:
-        """For a root that has no lower layer: make its folders and links."""
+        """Create the folders and links of a root that has no lower layer."""
         for name in os.listdir(self._root):
             path, kept = os.path.join(self._root, name), f"base/u0/{name}"
             if os.path.islink(path):
@@ -400,7 +406,7 @@ class _Base:
             os.makedirs(f"base/u0{part}", exist_ok=True)
 
     def _place(self, path: str) -> str:
-        """The file of the base layer that stands for a workspace path."""
+        """Return the file of the base layer for a workspace path."""
         index, part = max(
             ((i, part) for i, part in enumerate(self._parts) if is_below(path, part)), key=lambda row: len(row[1])
         )
@@ -410,7 +416,7 @@ class _Base:
         return self._root.rstrip("/") + path or "/"
 
     def _resolve(self, path: str) -> str:
-        """A workspace path with the links of the image followed; masks and binds are about what they lead to."""
+        """Resolve the image's links in a workspace path, because masks and binds apply to their targets."""
         return resolve_below(self._root, path)
 
     def _copy_owner(self, path: str, place: str) -> None:
@@ -433,7 +439,7 @@ class _Base:
         return any(is_below(path, mask) for mask in self._masked)
 
     def folder(self, path: str, mode: int | None = None) -> str:
-        """Make a folder and those on the way, each as the image has it, or 0755 of root where it has none."""
+        """Create a folder and its parents, each as in the image, or 0755 of root if the image has none."""
         way = ""
         for part in path.strip("/").split("/"):
             way += f"/{part}"
@@ -446,7 +452,7 @@ class _Base:
         return self._place(path)
 
     def mask(self, path: str) -> None:
-        """Hide what the image has at `path`: a folder becomes an empty one, anything else is gone."""
+        """Hide the image's entry at `path`: a folder becomes empty, anything else is removed."""
         path = self._resolve(path)
         if path == "/":
             raise Impossible("masks: '/' cannot be masked")
@@ -467,7 +473,7 @@ class _Base:
             self._set(f"{folder}/{name}", 0, 0, 0o644)
 
     def bind_target(self, path: str, *, is_folder: bool) -> str:
-        """A mount point, reachable for every user below a mask; the path that it has in workspaces."""
+        """Create a mount point that every user can reach below a mask; return its path in workspaces."""
         target = self._resolve(path)
         parent = os.path.dirname(target)
         if parent != "/":

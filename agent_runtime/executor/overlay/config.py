@@ -10,7 +10,7 @@ MODES = ("Auto", "Overlay", "Plain")
 
 
 class Bind(NamedTuple):
-    """A file or folder of the machine, put into every workspace at `target`, after the masks."""
+    """A file or folder of the machine that every workspace has at `target`, after the masks."""
 
     source: str
     target: str
@@ -19,9 +19,9 @@ class Bind(NamedTuple):
 
 @dataclass(frozen=True)
 class HostConfig:
-    """As `docs/executor.md` says of the keys with these names; `state_dir` is absolute and exists.
+    """Settings with the keys of `docs/executor.md`; `state_dir` is absolute and exists.
 
-    `environment` is what every command gets, unless it says otherwise itself: the image's own, in a container.
+    `environment` is the default environment of every command: in a container, the image's own.
     """
 
     state_dir: str
@@ -44,7 +44,7 @@ class HostConfig:
         paths = [("stateDir", self.state_dir), ("root", self.root), *(("masks", mask) for mask in self.masks)]
         paths += [("rootLayers", layer) for layer in self.root_layers]
         if self.root_layers and self.mode != "Overlay":
-            raise ValueError(f"mode is {self.mode!r}: rootLayers can be had in Overlay alone")
+            raise ValueError(f"mode is {self.mode!r}: rootLayers are only supported in Overlay")
         for source, target, _ in self.binds:
             paths += [("binds.source", source), ("binds.target", target)]
         for name, path in paths:

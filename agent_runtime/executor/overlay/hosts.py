@@ -1,4 +1,4 @@
-"""The two hosts of workspaces. What they share: a zygote to fork from, limits watched, nothing left behind.
+"""The two hosts of workspaces. Both fork from a zygote, watch limits, and leave nothing behind.
 
 `open_overlay_or_plain` proves `Overlay` by a trial, and falls back to `Plain` where `Auto` allows it.
 """
@@ -12,39 +12,42 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.executor import kernel
-from agent_runtime.executor.commands.notifier import until_ready
-from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
+from agent_runtime.executor.host import FileFailure, HostFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.init import processes
 from agent_runtime.executor.init.channel import Message, close_all
-from agent_runtime.executor.overlay import HostFailure
+from agent_runtime.executor.init.trees import DiskUse
+from agent_runtime.executor.notifier import until_ready
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.peer import Peer, PeerGone
 from agent_runtime.executor.overlay.watch import Watch
 from agent_runtime.executor.overlay.workspace import Workspace, spawn
 from agent_runtime.executor.overlay.zygote import take_zygote
 
-# Making a workspace takes milliseconds; on a machine that is starved, seconds.
+# Creating a workspace takes milliseconds, or seconds on an overloaded machine.
 _CREATE_SECONDS = 60.0
 _HELLO = 0
-# Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
+# Killing all processes of a workspace takes milliseconds, or 10 s for a fork bomb; tools may obstruct it.
 _SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
-# With less room than this, what a command wrote may be cut off.
+# With less room than this, a command's output may be incomplete.
 _FULL_BYTES = 4 * 1024 * 1024
-# Who uses less of a full disk is not what filled it, however small the disk is.
+# A workspace that uses less than this did not fill the disk, however small the disk is.
 _LEAST_SHARE_BYTES = 64 * 1024 * 1024
 _FREED_SECONDS = 2.0
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
-# In a container, where all the rest are tools, this process and those that serve workspaces weigh 9 times what a tool's
-# thread does: else hundreds of busy threads hold up every answer. On a machine other programs would go before tools, too.
+# In a container all other processes are tools, so this process and the workspaces' servers get 9 times the weight of a
+# tool's thread. Otherwise hundreds of busy threads would delay every answer. On a machine, other programs would have
+# priority over tools too.
 _TOOL_NICE = 10
-# Processes that wait to become a workspace, and hold memory: as many as a group's members are, who come at once.
+# Processes that wait to become a workspace, and use memory: as many as a group has members, because those come
+# together.
 _MOST_SPARES = 8
 
 
@@ -53,13 +56,13 @@ def _in_container() -> bool:
 
 
 def _plain_user() -> str | None:
-    """Who runs commands in `Plain` when nobody was named: a container's own user, but never the machine's root."""
+    """Return the default user of commands in `Plain`: the container's own user, but never the machine's root."""
     may_switch = kernel.effective_capabilities() >> kernel.CAP_SETUID & 1
     return _NOBODY if os.geteuid() == 0 and may_switch and not _in_container() else None
 
 
 def _bytes_a_file(info: os.statvfs_result) -> int:
-    """The part of a file system that one file takes of it where files are limited too; 0 where they are not."""
+    """Return a file's share of a file system that also limits the number of files; 0 if it does not."""
     return info.f_blocks * info.f_frsize // info.f_files if info.f_files else 0
 
 
@@ -68,20 +71,20 @@ def _has_gone(who: str, why: object) -> WorkspaceFailure:
 
 
 async def kill(process: int) -> None:
-    """End the process of that pid descriptor; returns when it is gone."""
+    """Kill the process of that pid descriptor; returns when it has ended."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(process, signal.SIGKILL)
     await until_ready(process)
 
 
 class Host:
-    """What both modes do alike."""
+    """What both modes have in common."""
 
     mode = ""
     isolates = False
-    """Workspaces have namespaces and layers of their own."""
+    """Whether workspaces have their own namespaces and layers."""
     unasked_end = "WorkspaceEnded"
-    """Cause of the end of a workspace whose init was killed or stopped, and not by this host."""
+    """Cause of the end of a workspace whose init was killed or stopped, but not by this host."""
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         self.places = config.places
@@ -101,15 +104,15 @@ class Host:
         self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
 
     async def create(self, spec: WorkspaceSpec) -> Workspace:
-        """A new workspace. Raises WorkspaceFailure when it cannot be made."""
+        """Create a workspace. Raises WorkspaceFailure."""
         raise NotImplementedError
 
     def guarantees(self) -> dict[str, str]:
-        """How each limit and each wall is kept here, or `None: <why>`."""
+        """Return how each limit and isolation is enforced here, or `None: <why>`."""
         raise NotImplementedError
 
     async def ask(self, message: Message) -> Message:
-        """Ask the zygote. Raises WorkspaceFailure when it cannot."""
+        """Send a request to the zygote. Raises WorkspaceFailure on failure."""
         try:
             reply, received = await self._zygote.ask(message)
         except PeerGone as gone:
@@ -120,7 +123,7 @@ class Host:
         return reply
 
     async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
-        """Have the zygote fork an init; what was made of it is gone again when this raises."""
+        """Have the zygote fork an init. Nothing remains if this raises."""
         request = {
             "do": "create",
             "user": spec.user or self.config.user,
@@ -167,32 +170,39 @@ class Host:
         return workspace
 
     def remove_layer(self, layer: str) -> None:
-        """Have the files of a layer taken away that nobody uses any more."""
+        """Remove the files of an unused layer."""
         raise NotImplementedError
 
-    async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
-        """Bytes of disk that the workspace's files take; each counts as `least` or more."""
+    async def measure_disk(self, workspace: Workspace, *, least: int = 0, enough: int = sys.maxsize) -> DiskUse:
+        """Count the disk that the workspace's files use, as `trees.disk_use` does."""
+        folder, since = self._files_of(workspace)
+        request = {"do": "measure", "folder": folder, "since": since, "least": least, "enough": enough}
+        counted = await self.ask(request)
+        return DiskUse(counted["bytes"], counted["is_disturbed"], counted["is_evaded"])
+
+    def _files_of(self, workspace: Workspace) -> tuple[str, int | None]:
+        """Return the folder that the workspace writes to. If others write there too, also the time of its creation."""
         raise NotImplementedError
 
     @property
     def is_disk_full(self) -> bool:
-        """Nothing can be written any more, whoever has filled the disk."""
+        """Whether the disk is full, whichever workspace has filled it."""
         return self._room() < _FULL_BYTES
 
     def _room(self) -> float:
-        """Bytes that can still be written, in files of at least `_bytes_a_file`."""
+        """Return the bytes that can still be written, in files of at least `_bytes_a_file`."""
         info = os.statvfs(self.written)
-        # A file system that is not to be written to, or does not tell its size, as some in memory, is never full.
+        # A file system that is read-only or reports no size, as some in memory, is never full.
         if not info.f_blocks or info.f_flag & os.ST_RDONLY:
             return math.inf
         room = info.f_bavail * info.f_frsize
         return min(room, info.f_favail * _bytes_a_file(info)) if info.f_files else room
 
     async def cause_of_full_disk(self, workspace: Workspace) -> str:
-        """`Disk` where that workspace has filled it, `WorkspaceEnded` where it may have, else `DiskFull`.
+        """Return `Disk` if that workspace has filled the disk, `WorkspaceEnded` if it may have, else `DiskFull`.
 
-        Its processes are killed first: they might move files away from the count, or hold deleted files that are in no list,
-        as they are only mapped or sent through a socket.
+        Its processes are killed first: they could move files during the count, or hold deleted files that no list shows
+        because they are only mapped or sent through a socket.
         """
         async with self._blaming:
             while self._removals:
@@ -201,7 +211,8 @@ class Host:
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.kill_processes()
             try:
-                used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self.written))))
+                counted = await self.measure_disk(workspace, least=_bytes_a_file(os.statvfs(self.written)))
+                used = max(used, counted.bytes)
             except WorkspaceFailure as failure:
                 if used < self._share:
                     message = f"the disk is full, and its files cannot be counted: {failure.message}"
@@ -213,7 +224,7 @@ class Host:
             while not (workspace.has_filled_disk or self._removals) and time.monotonic() < patience:
                 await asyncio.sleep(_FREED_SECONDS / 50)
                 if not self._removals and self._room() - room >= self._share:
-                    # Anybody who writes to this disk may have freed it meanwhile.
+                    # Any writer to this disk may have freed it since.
                     await workspace.fail(
                         "WorkspaceEnded", "the disk was full, and had room when this workspace was ended"
                     )
@@ -225,14 +236,14 @@ class Host:
         raise NotImplementedError
 
     async def forget(self, workspace: Workspace) -> None:
-        """The workspace has been destroyed."""
+        """Remove a destroyed workspace from the list."""
         self._live.discard(workspace)
         self.watch.remove(workspace)
 
     async def look_into(
         self, workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None
     ) -> dict[str, Any]:
-        """A reading file operation on a frozen workspace."""
+        """Run a reading file operation on a frozen workspace."""
         raise NotImplementedError
 
     def ancestors(self, workspace: Workspace) -> list[str]:
@@ -240,7 +251,7 @@ class Host:
         return []
 
     async def close(self) -> None:
-        """Destroy everything."""
+        """Destroy all workspaces."""
         await self._end_all()
         self._zygote.close("the host was closed")
         await self._wait_for_zygote()
@@ -264,7 +275,7 @@ class Host:
 
 
 class OverlayHost(Host):
-    """Many workspaces, each with layers and namespaces of its own."""
+    """Hosts many workspaces, each with its own layers and namespaces."""
 
     mode = "Overlay"
     isolates = True
@@ -272,14 +283,15 @@ class OverlayHost(Host):
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int, remover: Peer) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
         self._remover = remover
-        # Workspaces that are being made.
+        # Number of workspaces being created.
         self._begun = 0
         self._by_id: dict[str, Workspace] = {}
-        # Of each layer: the one below it, the workspace's id, and how many stand on it (its own workspace included).
+        # For each layer: the one below it, the workspace's id, and the number of layers above it (its own workspace
+        # included).
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
-        # It takes a processor to make one: more at once would all be ready as late as the last, where these come one by one.
+        # Creating one needs a processor: in parallel all would be ready as late as the last.
         self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def create(self, spec: WorkspaceSpec) -> Workspace:
@@ -309,7 +321,7 @@ class OverlayHost(Host):
         return workspace
 
     async def _wait_for_room(self) -> None:
-        """A workspace that was destroyed has its place until its files are gone."""
+        """Wait for a free place. A destroyed workspace keeps its place until its files are removed."""
         if self._remover.gone.done():
             raise _has_gone("removes layers", self._remover.gone.result())
         while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
@@ -320,7 +332,7 @@ class OverlayHost(Host):
             return await super()._make(spec, {**extra, "spares": self._spares_wanted()})
 
     def _spares_wanted(self) -> int:
-        """For the places that are free, once those that are being made have theirs."""
+        """Return how many spares are needed for the free places, besides workspaces that are being created."""
         return max(1, min(self.places - len(self._by_id) - self._begun, _MOST_SPARES))
 
     async def _end_all(self) -> None:
@@ -329,7 +341,7 @@ class OverlayHost(Host):
         self._remover.close("the host was closed")
 
     async def give_up(self) -> None:
-        """Let the zygote be as it was before it became an overlay host; this host is closed."""
+        """Return the zygote to its state before it became an overlay host; this host is closed."""
         await self._end_all()
         with contextlib.suppress(PeerGone):
             await self._zygote.send(self._zygote.number(), {"do": "give up"})
@@ -342,7 +354,7 @@ class OverlayHost(Host):
         return chain
 
     def _release(self, layer: str | None) -> None:
-        """One user of a layer less; the last one has it taken away, and lets go of the one below."""
+        """Release one use of a layer. The last release removes it and releases the one below."""
         while layer is not None:
             self._users[layer] -= 1
             if self._users[layer]:
@@ -360,9 +372,8 @@ class OverlayHost(Host):
         with contextlib.suppress(PeerGone):
             await self._remover.ask({"layer": layer})
 
-    async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
-        reply = await self.ask({"do": "measure", "folder": workspace.layer, "least": least, "since": None})
-        return int(reply["bytes"])
+    def _files_of(self, workspace: Workspace) -> tuple[str, int | None]:
+        return workspace.layer, None
 
     async def end_init(self, workspace: Workspace, process: int) -> None:
         await kill(process)
@@ -405,17 +416,19 @@ class OverlayHost(Host):
         return {
             "isolation": "user, mount, pid, ipc, uts and network namespaces of its own, with container capabilities",
             "files": "a copy-on-write layer of its own, gone with the workspace; /dev/shm too",
-            "memory": "RLIMIT_DATA for each process; the workspace's use looked at every 20 ms, processes killed when over",
-            "processes": "RLIMIT_NPROC for each user of the workspace's own user namespace; all threads looked at too",
+            "memory": "RLIMIT_DATA for each process; the workspace's use checked every 20 ms, processes killed beyond it",
+            "processes": "RLIMIT_NPROC for each user of the workspace's own user namespace; all threads checked too",
             "fileSize": "RLIMIT_FSIZE",
-            "disk": "RLIMIT_FSIZE for each file; the layer counted when the disk has moved, processes killed when over",
+            "disk": "RLIMIT_FSIZE for each file; the layer measured when the disk's use changes, processes killed beyond it",
             "network": "a network namespace with nothing but its own loopback",
             "cpu": "None: workspaces share the sandbox's processors, and too many busy threads of one are made nice",
         }
 
 
 class PlainHost(Host):
-    """One workspace on the given root, with no namespaces of its own. Tools of the same user can end what serves them."""
+    """Hosts one workspace on the given root, without its own namespaces. Tools of the same user can kill the processes
+    that serve it.
+    """
 
     mode = "Plain"
     unasked_end = "Attacked"
@@ -441,18 +454,17 @@ class PlainHost(Host):
         return await self._make(spec, {"user": spec.user or self.config.user or _plain_user()})
 
     def _zygote_gone(self) -> None:
-        """It counts the disk's use, and sweeps: nobody gains from killing it."""
+        """The zygote ended. It counts the disk's use and removes files, so killing it gains nothing."""
         for workspace in self._live:
             message = f"workspace {workspace.spec.id!r} has ended: the process that made it was killed"
             self._failing = asyncio.create_task(workspace.fail(self.unasked_end, message))
 
-    async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
-        # Not the growth of the file system: a node's disk is shared with other pods, whose files are nobody's fault here.
-        request = {"do": "measure", "folder": self.config.root, "least": least, "since": self._created_at}
-        return int((await self.ask(request))["bytes"])
+    def _files_of(self, workspace: Workspace) -> tuple[str, int | None]:
+        # Not the growth of the file system: other pods write to a node's disk too.
+        return self.config.root, self._created_at
 
     async def end_init(self, workspace: Workspace, process: int) -> None:
-        # Its orphans fall to the zygote, or to us where a tool has killed that too. One that it has stopped goes on.
+        # Its orphans become children of the zygote, or ours if a tool has killed that too. A stopped one is continued.
         await kill(process)
         processes.send(self._zygote_pid, signal.SIGCONT)
         try:
@@ -464,14 +476,14 @@ class PlainHost(Host):
 
     def guarantees(self) -> dict[str, str]:
         return {
-            "isolation": "None: the sandbox is the wall; tools see the executor's processes, untraceable and "
-            "unreadable; who kills one ends the workspace",
+            "isolation": "None: only the sandbox isolates; tools see the executor's processes but cannot trace or "
+            "read them; killing one ends the workspace",
             "files": "None: tools write the container's own root; a clean state is a new sandbox",
-            "memory": "RLIMIT_DATA for each process; use of all of them looked at every 20 ms or so, killed when over",
-            "processes": "the number of their threads looked at every 20 ms or so, killed when over",
+            "memory": "RLIMIT_DATA for each process; total use checked every 20 ms or so, killed beyond it",
+            "processes": "the number of their threads checked every 20 ms or so, killed beyond it",
             "fileSize": "RLIMIT_FSIZE",
-            "disk": "RLIMIT_FSIZE for each file; what was written below root counted when the disk moves, processes killed "
-            "when over",
+            "disk": "RLIMIT_FSIZE for each file; writes below root measured when the disk's use changes, processes "
+            "killed beyond it",
             "network": "None: the sandbox's own network",
             "cpu": "None: tools share the sandbox's processors, and too many busy threads are made nice",
         }
@@ -497,9 +509,9 @@ async def open_overlay_or_plain(config: HostConfig) -> tuple[OverlayHost | Plain
         except HostFailure as failure:
             reason = str(failure)
         if config.mode == "Overlay":
-            zygote.close("Overlay cannot be had")
+            zygote.close("Overlay is unavailable")
             os.close(lock)
-            raise HostFailure(f"mode Overlay cannot be had here: {reason}")
+            raise HostFailure(f"mode Overlay is unavailable here: {reason}")
     return PlainHost(config, zygote, zygote_pid, lock), reason
 
 
@@ -517,7 +529,7 @@ def _lock(state_dir: str) -> int:
 
 
 def _settle() -> None:
-    """Prepare the executor's own process: unreadable for tools, reaping what falls to it."""
+    """Prepare the executor's own process: unreadable for tools, and reaping its orphans."""
     kernel.hide_from_tools()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     if os.getpid() == 1:
@@ -531,7 +543,7 @@ def _reap() -> None:
 
 
 async def _prepare(zygote: Peer, config: HostConfig) -> Peer:
-    """Have it become an overlay host; the process that removes layers. Raises HostFailure."""
+    """Make the zygote an overlay host; return the process that removes layers. Raises HostFailure."""
     request = {
         "do": "prepare",
         "layers": os.path.join(os.path.realpath(config.state_dir), "layers"),
@@ -543,7 +555,7 @@ async def _prepare(zygote: Peer, config: HostConfig) -> Peer:
     try:
         reply, received = await zygote.ask(request)
     except PeerGone as gone:
-        raise HostFailure(f"the process that makes workspaces has ended: {gone}") from None
+        raise HostFailure(f"the process that creates workspaces has ended: {gone}") from None
     if "error" in reply:
         close_all(received)
         raise HostFailure(str(reply["error"]))
@@ -551,9 +563,9 @@ async def _prepare(zygote: Peer, config: HostConfig) -> Peer:
 
 
 async def _try_out(host: OverlayHost) -> None:
-    """Create, write, run, freeze, fork, read, destroy: what every workspace will need.
+    """Create, write, run, freeze, fork, read, destroy: all operations that workspaces need.
 
-    As root, whom every image has: a user that somebody misspelt is no reason against the mode.
+    Runs as root, which every image has: a misspelt user must not disable the mode.
     """
     first = await host.create(WorkspaceSpec("trial", user="0"))
     try:
@@ -561,7 +573,8 @@ async def _try_out(host: OverlayHost) -> None:
         os.close(writable)
         await first.file("write", {"path": "/tmp/trial"}, readable)
         streams = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
-        with contextlib.suppress(FileFailure):  # an image without `true` is fine, and has proved as much
+        # an image without `true` is valid, and the refusal shows that starting works
+        with contextlib.suppress(FileFailure):
             command = await spawn(first, ["true"], stdin=streams[0], stdout=streams[1], stderr=streams[2])
             ended = await command.exited
             if ended.code != 0:

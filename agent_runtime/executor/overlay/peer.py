@@ -1,4 +1,4 @@
-"""The executor's side of a conversation with the zygote or an init: asynchronous, and trusting nothing it hears."""
+"""The executor's side of a channel to the zygote or an init: asynchronous, and without trust in what it receives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent_runtime.executor.init.channel import (
 )
 from agent_runtime.executor.init.start_request import StartRequest
 
-# What may come back: `list` is the largest, 5,000 entries of at most 255 bytes of name and 4 KiB of link target, escaped.
+# The largest reply: `list` with 5,000 entries of at most 255 bytes of name and 4 KiB of link target, escaped.
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
 # One wake-up reads this many packets at most, so that no workspace keeps the executor from the others.
 _PACKETS_AT_ONCE = 64
@@ -29,11 +29,11 @@ Listener = Callable[[Message, list[int]], None]
 
 
 class PeerGone(Exception):
-    """The other side has gone, or what it said is no message; `reason` says which."""
+    """The other side has closed, or sent an invalid message; `reason` says which."""
 
 
 class Peer:
-    """Numbers requests, and hands what comes back to whoever asked. `gone` resolves, with a reason, at the end."""
+    """Numbers requests and passes replies to their callers. `gone` resolves, with a reason, at the end."""
 
     def __init__(self, end: socket.socket, starts: socket.socket | None = None) -> None:
         for socket_ in (end, starts):
@@ -52,7 +52,7 @@ class Peer:
         self._loop.add_reader(end.fileno(), self._readable)
 
     def number(self) -> int:
-        """A request number that was not used yet."""
+        """Return an unused request number."""
         return next(self._numbers)
 
     def listen(self, number: int, listener: Listener) -> None:
@@ -67,7 +67,7 @@ class Peer:
         await self._send(self._end, packets(number, encode(message)), descriptors)
 
     def start_now(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> bool:
-        """Ask for a command to be started, which is request `number` then; False where that has to wait: `start` can.
+        """Send a command to start as request `number`; False if that would block: use `start` then.
 
         Raises as `send`.
         """
@@ -75,7 +75,7 @@ class Peer:
         return not more and not self._turn.locked() and self._sent(self._starts, first, descriptors)
 
     async def start(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> None:
-        """As `start_now`, when it can be sent. Raises as `send`."""
+        """Like `start_now`, but wait until it can be sent. Raises as `send`."""
         await self._send(self._starts, packets(number, request.pack()), descriptors)
 
     async def _send(self, end: socket.socket, parts: list[bytes], descriptors: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ class Peer:
     async def ask(
         self, message: Message, descriptors: Sequence[int] = (), *, number: int | None = None
     ) -> tuple[Message, list[int]]:
-        """Send a request and wait for its one answer: the message, and descriptors that the caller closes."""
+        """Send a request and wait for its only reply: the message, and descriptors that the caller closes."""
         number = self.number() if number is None else number
         answer = self.expect(number)
         try:
@@ -123,7 +123,7 @@ class Peer:
             answer.cancel()
 
     def expect(self, number: int) -> asyncio.Future[tuple[Message, list[int]]]:
-        """A future of the first message of request `number`."""
+        """Return a future of the first message of request `number`."""
         answer: asyncio.Future[tuple[Message, list[int]]] = self._loop.create_future()
         self._waiting.add(answer)
         answer.add_done_callback(self._waiting.discard)
@@ -160,18 +160,18 @@ class Peer:
                 close_all(descriptors)
             else:
                 listener(message, descriptors)
-            # A command's answer was all that there is to hear; looking again would cost as much as hearing it.
+            # After a command's answer, no more data is expected, and another read would cost as much as the first.
             if self.gone.done() or len(self._listeners) <= 1:
                 return
 
     def finish(self, reason: str) -> None:
-        """Take what was said already, then end the conversation."""
+        """Process received messages, then close the channel."""
         if not self.gone.done():
             self._readable()
         self.close(reason)
 
     def close(self, reason: str) -> None:
-        """End the conversation; whoever waits for an answer gets PeerGone."""
+        """Close the channel; waiting callers get PeerGone."""
         if self.gone.done():
             return
         self._loop.remove_reader(self._end.fileno())
@@ -185,5 +185,5 @@ class Peer:
 
     def _fail(self, answer: asyncio.Future[tuple[Message, list[int]]]) -> None:
         answer.set_exception(PeerGone(self.gone.result()))
-        # Looked at, so that nothing is logged for one that nobody waits for any more.
+        # Retrieved, so that asyncio logs nothing for a request without a waiting caller.
         answer.exception()

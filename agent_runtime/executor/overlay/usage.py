@@ -1,5 +1,5 @@
-"""What one workspace uses, and whether that is too much. Measuring reads descriptors that the executor got before any
-tool ran; deciding is pure.
+"""What one workspace uses, and whether that exceeds its limits. Measuring reads descriptors that the executor got
+before any tool ran; deciding is pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_runtime.executor.host import Limits
 from agent_runtime.executor.init.processes import Process, read_entry
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# The executor acts here, so that what is used between two looks does not reach the sandbox's own limit.
+# The executor acts at this share, so that the use between two measurements does not reach the sandbox's own limit.
 _SANDBOX_FRACTION = 0.9
 # `make -j` with one or two jobs a processor keeps its priority.
 _THREADS_A_PROCESSOR = 2
@@ -24,7 +24,7 @@ _NICE_RATIO = 1.25
 MAX_NICE = 19
 # Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
 MAX_PROCESSES = 8192
-# Looking at so many takes about a second, in which the executor does nothing else.
+# Checking this many takes about a second, in which the executor does nothing else.
 MAX_DESCRIPTORS = 131_072
 
 
@@ -39,7 +39,7 @@ class Usage:
 
 
 def excess(usage: Usage, limits: Limits) -> str | None:
-    """The limit that a workspace is over, as a cause (`Memory`, `Disk`, `Processes`)."""
+    """Return the limit that a workspace exceeds, as a cause (`Memory`, `Disk`, `Processes`)."""
     if limits.memory_bytes is not None and usage.memory_bytes > limits.memory_bytes:
         return "Memory"
     if usage.processes > (limits.processes or MAX_PROCESSES) or usage.descriptors > MAX_DESCRIPTORS:
@@ -50,7 +50,9 @@ def excess(usage: Usage, limits: Limits) -> str | None:
 
 
 def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
-    """The least nice value with which so many threads weigh no more than two `ordinary` ones on each processor."""
+    """Return the lowest nice value with which this many threads weigh no more than two `ordinary` ones on each
+    processor.
+    """
     excess = max(1.0, runnable / (_THREADS_A_PROCESSOR * processors))
     return min(MAX_NICE, ordinary + math.ceil(math.log(excess, _NICE_RATIO)))
 
@@ -58,8 +60,8 @@ def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
 def sandbox_excess(
     usages: Mapping[str, Usage], active: Iterable[str], memory_bytes: int | None, disk_bytes: int | None
 ) -> tuple[str, str] | None:
-    """(workspace, cause) of the active workspace to stop when all together come near what the sandbox has: the one that
-    uses most. None when there is room, or nobody active to stop.
+    """Return (workspace, cause) of the active workspace to stop when all together come near the sandbox's limit: the
+    one that uses most. None if there is room, or no active workspace.
     """
     candidates = [name for name in active if name in usages]
     if not candidates:
@@ -75,13 +77,13 @@ def sandbox_excess(
 
 
 def shm_bytes(shm: int) -> int:
-    """What the files on that tmpfs take."""
+    """Return the bytes of the files on that tmpfs."""
     info = os.fstatvfs(shm)
     return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
 def resident_bytes(proc: int, pid: int) -> int:
-    """Memory that a process has mapped and touched, its libraries included; 0 when it has gone."""
+    """Return the memory that a process has mapped and touched, libraries included; 0 if it has ended."""
     try:
         return int(read_entry(proc, f"{pid}/statm").split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):
@@ -91,9 +93,10 @@ def resident_bytes(proc: int, pid: int) -> int:
 def memory_bytes(
     proc: int, processes: Iterable[Process], init: int, init_bytes: int, shared: int, enough: int | None
 ) -> int:
-    """Memory of these processes, and `shared` bytes of files in memory. Exact above `enough`; below, an upper bound.
+    """Return the memory of these processes, plus `shared` bytes of files in memory. Exact above `enough`; below, an
+    upper bound.
 
-    Children of `init` share what init had when it was new, `init_bytes`; only what they have beyond it counts.
+    Children of `init` share its initial memory, `init_bytes`, which is counted once.
     """
     processes = list(processes)
     resident = 0
@@ -102,7 +105,7 @@ def memory_bytes(
         resident += max(0, own - init_bytes) if process.parent == init else own
     if enough is None or resident + shared <= enough:
         return resident + shared
-    # Libraries and forked pages count once for each process above, and mapped files cost nobody anything.
+    # Libraries and forked pages count once for each process above, and mapped files do not count.
     anonymous = mapped = 0
     for process in processes:
         with contextlib.suppress(OSError, ValueError):
@@ -115,8 +118,8 @@ def memory_bytes(
 
 
 def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) -> tuple[int, int, int]:
-    """(memory, disk) held by files without a name: memfds, and deleted files that are still open; and the number of open
-    descriptors. It stops at more than MAX_DESCRIPTORS.
+    """Return (memory, disk) of files without a name: memfds, and deleted files that are still open; and the number of
+    open descriptors. It stops at more than MAX_DESCRIPTORS.
     """
     memory = disk = descriptors = 0
     seen: set[tuple[int, int]] = set()

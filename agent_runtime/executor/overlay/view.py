@@ -1,4 +1,4 @@
-"""Makes one workspace: its layers, its namespaces, its view of the image. Runs in a fork of the zygote.
+"""Build one workspace: its layers, its namespaces, its view of the image. Runs in a fork of the zygote.
 
 The order matters; docs/workspaces.md says why. All paths of a workspace are resolved from inside it, after the new root is
 in place, so that links which a frozen layer may hold lead nowhere else.
@@ -22,7 +22,7 @@ from agent_runtime.executor.init.trees import remove
 from agent_runtime.executor.overlay.base_layers import HOSTNAME, BaseLayers, write
 from agent_runtime.executor.overlay.usage import MAX_PROCESSES
 
-# Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
+# Without its own limit, a workspace may fill this much of /dev/shm; Docker's 64 MiB is too little for PyTorch.
 _SHM_BYTES = 1024**3
 # A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
 _DESCRIPTORS = 65536
@@ -32,17 +32,17 @@ _MAX_TERMINALS = 64
 _TERMINAL_GROUP = 5
 # Tools go before the executor when the machine itself runs out of memory.
 _OOM_SCORE = 900
-# How many ids a range has besides those of root and nobody.
+# Ids in a range, without those of root and nobody.
 _CREATORS = 65534
 HELLO = 0
-# The number of what spares and the keeper say to each other.
+# The version of the messages between spares and the keeper.
 IDS = 0
 
 Received = tuple[int, Message, list[int]]
 
 
 def make_layer(base: BaseLayers, name: str) -> None:
-    """The empty folders of a new layer."""
+    """Create the empty folders of a new layer."""
     os.mkdir(name, 0o755)
     for part in range(len(base.parts)):
         os.mkdir(f"{name}/u{part}")
@@ -50,7 +50,7 @@ def make_layer(base: BaseLayers, name: str) -> None:
 
 
 def _lay_over(base: BaseLayers, name: str, parent: str) -> None:
-    """Give the root folder of an empty layer the owner and the mode that layer `parent` has there."""
+    """Give the root folder of an empty layer the owner and mode of layer `parent`."""
     for part in range(len(base.parts)):
         below = os.stat(f"{parent}/u{part}", follow_symlinks=False)
         if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
@@ -59,7 +59,7 @@ def _lay_over(base: BaseLayers, name: str, parent: str) -> None:
 
 
 def raise_own_limits() -> None:
-    """Let this process, and what serves the workspaces, open as many files as they need."""
+    """Raise the limit of open files for this process and the processes that serve workspaces."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft < wanted:
@@ -67,11 +67,12 @@ def raise_own_limits() -> None:
 
 
 def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int]:
-    """The rlimits that keep what a workspace's limits allow one process or user.
+    """Return the rlimits that enforce a workspace's limits for one process or user.
 
-    The kernel counts processes by user; that means something only where the users are the workspace's own. It also counts
-    the descriptors that a user has sent through sockets, over all workspaces, and refuses to send more to whoever's own
-    limit they exceed. Half of what this process has keeps the tools from having that happen to what serves workspaces.
+    The kernel counts processes by user; that means something only where the users are the workspace's own. It also
+    counts descriptors in transit through sockets, for each user over all workspaces, and compares them with the
+    sender's own limit. Tools get half of this process's limit, so that they cannot block the processes that serve
+    workspaces.
     """
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2}
     if own_users:
@@ -85,16 +86,17 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
 
 
 def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
-    """Become the init of a workspace, in the mount and PID namespaces of its own that this process was forked into.
+    """Become the init of a workspace, in the new mount and PID namespaces into which this process was forked.
 
-    Layer `own` is made for it at once. `requests` says first what the workspace stands on: then its files are mounted, and
-    it is shut off from all outside of it. Meanwhile it says that its ids are to be mapped, and hears that they have been
-    (both IDS). The request says which workspace it is, and brings the init's sides of its two sockets, for requests and for
-    commands to start; it may come before any of this was done. What fails is told over the first of these, as HELLO.
+    Layer `own` is made for it at once. `requests` says first what the workspace stands on: then its files are mounted,
+    and it is shut off from all outside of it. In between, it requests its id mapping and waits for the confirmation
+    (both are IDS messages). The request says which workspace it is, and brings the init's sides of its two sockets, for
+    requests and for commands to start; it may come before any of this was done. A failure is reported over the first of
+    these, as HELLO.
     """
     try:
         make_layer(base, own)
-    except OSError:  # which comes again when the layer is mounted, and is told then
+    except OSError:  # the error repeats when the layer is mounted, and is reported then
         with contextlib.suppress(OSError):
             remove(own)
     footing = requests.receive()
@@ -107,13 +109,14 @@ def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
         # Before the user namespace: there a process that hides, which root of a machine started, cannot write it.
         write("/proc/self/oom_score_adj", str(_OOM_SCORE))
         if base.own_creators:
-            # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
+            # The kernel also counts a user namespace's objects (inotify) for its creator, so workspaces must not share
+            # one.
             kernel.become_keeping_capabilities(base.first_id + 1 + int(own, 16) % _CREATORS)
         early = _enter_user_namespace(requests)
         _shut_off()
     except OSError as error:
         failure = error
-    # What failed while nobody waited for it may be over when somebody does.
+    # A failure while no request waited may be over when one does.
     is_stale = failure is not None and early is None and not select.select([requests.end], [], [], 0)[0]
     received = None if is_stale else early or requests.receive()
     if received is None:
@@ -131,7 +134,7 @@ def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
 
 
 def _enter_user_namespace(requests: Channel) -> Received | None:
-    """Be root of a user namespace of its own; the request, where that has come meanwhile."""
+    """Become root of its own user namespace; return the request if it has arrived meanwhile."""
     kernel.unshare(kernel.CLONE_NEWUSER, "user")
     requests.send(IDS, {})
     early: Received | None = None
@@ -148,7 +151,7 @@ def _enter_user_namespace(requests: Channel) -> Received | None:
 
 
 def _shut_off() -> None:
-    """Have namespaces of its own for all the rest."""
+    """Enter its own namespaces for everything else."""
     kernel.unshare(
         kernel.CLONE_NEWNET | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS,
         "network, mount, ipc and uts",
@@ -162,7 +165,7 @@ def _shut_off() -> None:
 
 
 def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
-    """Give the workspace what its limits allow, and itself no more rights than it needs; then serve it."""
+    """Apply the workspace's limits, drop this process's other rights, then serve the workspace."""
     shm_bytes = min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={shm_bytes},uid=0,gid=0")
     with contextlib.suppress(OSError):
@@ -198,10 +201,10 @@ _PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
 
 
 def _mount_view(base: BaseLayers, own: str, footing: Message) -> list[int]:
-    """Mount a workspace's root and move it onto `/`; descriptors of the layer that a snapshot is made of.
+    """Mount a workspace's root and move it onto `/`; return descriptors of the layer for snapshots.
 
-    `own` is its empty layer. It stands on `footing`: a `chain` of frozen layers, the nearest first; where it is a view of
-    one (`view_of`) it has no layer of its own.
+    `own` is its empty layer. `footing` has the layers below: a `chain` of frozen layers, the nearest first. A view of a
+    layer (`view_of`) has no layer of its own.
     """
     chain, frozen = footing["chain"], footing["view_of"]
     if frozen:

@@ -1,23 +1,18 @@
-"""Watches the workspaces in which something runs, and stops those that are over a limit. Idle ones cost nothing."""
+"""Watches the active workspaces and stops those that exceed a limit. Idle ones cost nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime.executor.host import WorkspaceFailure
-from agent_runtime.executor.init.processes import (
-    Process,
-    all_processes,
-    descendants,
-    live_threads,
-    runnable_threads,
-)
+from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
@@ -36,22 +31,22 @@ if TYPE_CHECKING:
 
 # A process can touch about 1 GiB of new memory in a second here: some 20 MiB between two looks.
 _LOOK_SECONDS = 0.02
-# Where no limit is set, looking only keeps the figures of `usage` fresh.
+# Without limits, measuring only updates the figures of `usage`.
 _IDLE_LOOK_SECONDS = 0.25
-# For so many looks a workspace that was stopped is waited for, before another one is considered.
+# Number of measurements to wait for a stopped workspace before another one is considered.
 _DYING_LOOKS = 250
-# However many processes there are, looking takes at most a tenth of one processor.
+# Measuring takes at most a tenth of one processor, however many processes there are.
 _REST_FACTOR = 9
 # The disk is shared with the machine's own noise; smaller moves are not worth a count.
 _DISK_STEP_BYTES = 1024 * 1024
-# Counting takes as long as there are files, and a disk that others share moves all the time. So it rests like looking does,
-# but never longer than this: meanwhile nobody counts.
+# Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
+# measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
 
 
 @dataclass
 class _Known:
-    """What was last seen of one workspace: its runnable threads, and its layer."""
+    """Last observation of one workspace: its runnable threads, and its layer."""
 
     file_system_used: int
     runnable: int = 0
@@ -61,7 +56,7 @@ class _Known:
 
 
 class Watch:
-    """The one task of a host that looks. When the file system that tools write to has moved, files are counted."""
+    """The only monitoring task of a host. When the file system has changed, files are counted."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._processors = host, len(os.sched_getaffinity(0))
@@ -75,14 +70,14 @@ class Watch:
         self._task = asyncio.create_task(self._run())
 
     def add(self, workspace: Workspace) -> None:
-        """Look at it until it has no processes."""
+        """Watch it until it has no processes."""
         self._active.add(workspace)
         if workspace not in self._known:
             self._known[workspace] = _Known(self._file_system_used())
         self._awake.set()
 
     def remove(self, workspace: Workspace) -> None:
-        """It has ended."""
+        """Stop watching an ended workspace."""
         self._active.discard(workspace)
         known = self._known.pop(workspace, None)
         if known and known.counting:
@@ -106,7 +101,7 @@ class Watch:
     async def _look_at_all(self) -> None:
         used = self._file_system_used()
         for workspace in list(self._active):
-            # One look at each, all in a row, would hold up everything else for long.
+            # Checking all of them in a row would block everything else for long.
             await asyncio.sleep(0)
             if workspace not in self._active:
                 continue
@@ -116,7 +111,7 @@ class Watch:
         if not self._active:
             self._awake.clear()
         if self._stopping:
-            return  # what is being stopped still counts; nobody else should go for it
+            return  # a workspace that is being stopped still counts, so no other one is stopped for it
         usages = {str(id(workspace)): workspace.last for workspace in self._known}
         active = {str(id(workspace)): workspace for workspace in self._active}
         over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit)
@@ -153,14 +148,16 @@ class Watch:
         if cause and running and workspace not in self._stopping and not (cause == "Disk" and disk <= known.stopped_at):
             self._stop(workspace, self._end(workspace, cause))
         if count == 0 and not workspace.busy:
-            # Whoever is still there is init's spare subreaper, or dying; neither is counted for ever.
+            # The remaining processes are init's spare subreaper, or dying; neither is counted forever.
             workspace.last = Usage(shared, 0, disk)
             self._active.discard(workspace)
 
     def _share_processors(self, workspace: Workspace, known: _Known, tools: list[Process], count: int) -> None:
-        """Make threads nice that are too many for two looks: the kernel divides processors among threads, not workspaces.
+        """Raise the nice value of threads that are too many in two checks: the kernel divides processors among threads,
+        not workspaces.
 
-        It makes none less nice again, which in a pod nobody may. So threads that only wait are let be, a shell's too.
+        No value is lowered again, because a pod may not do that. So threads that only wait, such as a shell's, are not
+        changed.
         """
         # Reading each thread of a large program takes a while.
         is_small = fair_nice(count, self._processors) == 0
@@ -180,8 +177,17 @@ class Watch:
     async def _count(self, workspace: Workspace, known: _Known) -> None:
         began = time.monotonic()
         try:
-            counted = await self._host.measure_disk(workspace)
-            workspace.last = replace(workspace.last, disk_bytes=counted + known.hidden)
+            # A tree of many files takes long to count. What is over a limit is acted on before the count is complete.
+            limits = [limit for limit in (workspace.spec.limits.disk_bytes, self._disk_limit) if limit is not None]
+            enough = max(min(limits), known.stopped_at) if limits else sys.maxsize
+            counted = await self._host.measure_disk(workspace, enough=enough)
+            disk = counted.bytes + known.hidden
+            if counted.is_disturbed or counted.is_evaded:
+                disk = max(disk, workspace.last.disk_bytes)
+                known.file_system_used = -_DISK_STEP_BYTES  # count again at the next look
+            workspace.last = replace(workspace.last, disk_bytes=disk)
+            if counted.is_evaded and limits and workspace not in self._stopping:
+                self._stop(workspace, self._end(workspace, "Disk"))
             await asyncio.sleep(min((time.monotonic() - began) * _REST_FACTOR, _COUNT_REST_SECONDS))
         except WorkspaceFailure:
             pass
@@ -189,7 +195,7 @@ class Watch:
             known.counting = None
 
     def _stop(self, workspace: Workspace, ending: Coroutine[Any, Any, None]) -> None:
-        # What it has left on disk stays; a later command that only removes some of it is let be.
+        # Its files stay on disk; a later command that only removes some may run.
         self._known[workspace].stopped_at = workspace.last.disk_bytes
         task = asyncio.create_task(ending)
         self._stopping[workspace] = task
@@ -212,7 +218,7 @@ class Watch:
 
 
 def _tools(running: list[Process], init: int) -> list[Process]:
-    """All but the direct children of init, which are subreapers and helpers."""
+    """Return all processes except direct children of init, which are subreapers and helpers."""
     return [process for process in running if process.parent != init]
 
 
@@ -222,7 +228,7 @@ def _limited(workspace: Workspace) -> bool:
 
 
 def _clear(folder: int) -> None:
-    """Files in memory outlive the processes that wrote them; they go with them here."""
+    """Remove files in memory, which outlive the processes that wrote them."""
     try:
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A live or frozen workspace as the executor sees it: a conversation with its init, and a handle to kill it."""
+"""A live or frozen workspace in the executor: a channel to its init, and a handle to kill it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # An init only forks and forwards; one that has not answered for so long has stopped working.
 _ANSWER_SECONDS = 30.0
-# Before a workspace over its limits is killed from outside, its init gets this long to kill what runs in it.
+# Before a workspace over its limits is killed from outside, its init gets this long to kill its processes.
 _KILL_SECONDS = 2.0
 _READS = frozenset({"read", "stat", "list", "tar", "snapshot"})
 _MAX_TEXT = 2000
@@ -46,26 +46,28 @@ def _failure(message: Message) -> FileFailure:
 
 
 class Command:
-    """A command and its tree. `pid` is its number inside the workspace."""
+    """A command and its process tree. `pid` is its number inside the workspace."""
 
     def __init__(self, workspace: Workspace, number: int, watcher: Watcher) -> None:
         self.pid = 0
         self._workspace, self._number = workspace, number
-        # None when there is nothing more to tell.
+        # None when there is no further output.
         self._watcher: Watcher | None = watcher
         self._cause: str | None = None
         # Until it is known whether it was started.
         self.asked_at: float | None = time.monotonic()
 
     def hear(self, message: Message, descriptors: list[int]) -> None:
-        """What its subreaper, or init, says: that it started, failed to, or ended; of a short one both at once."""
+        """Handle a message of its subreaper or init: that it started, failed to start, or ended; a short command
+        reports start and end at once.
+        """
         close_all(descriptors)
         if self._watcher is None:
             return
         lost = _whole(message, "lost", 1, 64)
         if lost is not None:
-            # A tool has ended its subreaper. That is how the command ended, also when it had not yet told that it started:
-            # no tool should be able to make its own failure look like the executor's.
+            # A tool has killed its subreaper. That ends the command, even if its start was not yet reported: a tool
+            # must not be able to make its own failure look like the executor's.
             self.end(None, lost)
             return
         code, number = _whole(message, "code", 0, 255), _whole(message, "signal", 1, 64)
@@ -82,7 +84,7 @@ class Command:
             self.end(code if number is None else None, number)
 
     def blame(self, cause: str | None) -> None:
-        """Say why it will end; the first reason given stays."""
+        """Record why it will end; the first reason is kept."""
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
@@ -98,12 +100,12 @@ class Command:
         self.end(code, number)
 
     def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
-        """It is not, or no longer, to be started."""
+        """Refuse to start it."""
         if watcher := self._finish():
             watcher.refused(failure)
 
     def lose(self, failure: WorkspaceFailure) -> None:
-        """The workspace has ended, and it with it."""
+        """Mark it as ended, because the workspace has ended."""
         self.blame(failure.cause)
         if self.asked_at is None:
             self.end(None, signal.SIGKILL)
@@ -116,7 +118,7 @@ class Command:
         return watcher
 
     async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
-        """Send a signal to the command, or to its whole tree, orphans that left its session included."""
+        """Send a signal to the command, or to its whole tree, including orphans that left its session."""
         self.blame(cause)
         arguments = {"command": self._number, "pid": self.pid, "number": int(number), "tree": tree}
         await self._workspace.request({"do": "signal", "arguments": arguments}, seconds=_ANSWER_SECONDS)
@@ -139,7 +141,7 @@ class Workspace:
         self.spec = spec
         self.failed: asyncio.Future[WorkspaceFailure] = asyncio.get_running_loop().create_future()
         self.layer, self.proc, self.shm = layer, proc, shm
-        # Its number here, and in the process list that `proc` shows.
+        # Its pid in this namespace, and in the process list of `proc`.
         self.init_pid, self.inner_init = init_pid, 1 if host.isolates else init_pid
         self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
@@ -160,10 +162,10 @@ class Workspace:
         asyncio.get_running_loop().add_reader(process, self._init_ended)
 
     def start(self, request: StartRequest, watcher: Watcher, descriptors: Sequence[int]) -> Command:
-        """Ask for a command to be started. `watcher` hears whether it was.
+        """Request the start of a command. `watcher` is notified of the result.
 
-        `descriptors` are its standard streams, and are closed by this call. For one with a terminal all three are the slave
-        end of one that `open_terminal` made. Raises FileFailure and WorkspaceFailure for what need not even be asked.
+        `descriptors` are its standard streams, and are closed by this call. For a terminal, all three are the slave end
+        from `open_terminal`. Raises FileFailure and WorkspaceFailure for requests that cannot succeed.
         """
         request = request._replace(env={**self.spec.env, **request.env})
         try:
@@ -198,7 +200,7 @@ class Workspace:
             close_all(sorted(set(descriptors)))
 
     def give_up_silent(self) -> None:
-        """End the commands of which nobody has said for too long whether they were started."""
+        """Give up commands whose start was not reported for too long."""
         latest = time.monotonic() - _ANSWER_SECONDS
         for command in self._commands.values():
             if command.asked_at is not None and command.asked_at < latest:
@@ -214,29 +216,29 @@ class Workspace:
             command.end(None, signal.SIGKILL)
 
     def help(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this beside everything else."""
+        """Run this coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._helpers.add(task)
         task.add_done_callback(self._helpers.discard)
 
     def forget(self, number: int) -> None:
-        """That command is over."""
+        """Remove an ended command."""
         self._commands.pop(number, None)
         self._peer.forget(number)
 
     async def open_terminal(self, rows: int, columns: int) -> tuple[int, int]:
-        """A new pseudo terminal of the workspace's own devpts: (master, slave) descriptors."""
+        """Open a pseudo terminal of the workspace's own devpts; return (master, slave) descriptors."""
         self._refuse_if_frozen("a terminal")
         master, slave = await self._descriptors({"do": "terminal", "rows": rows, "columns": columns}, 2)
         if not (os.isatty(master) and os.isatty(slave)):
             close_all([master, slave])
-            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent something that is no terminal")
+            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent a descriptor that is not a terminal")
         return master, slave
 
     async def listen(self, port: int) -> int | None:
-        """A descriptor that listens for TCP on the workspace's own loopback; `port` 0 is any free one.
+        """Return a descriptor that listens for TCP on the workspace's own loopback; `port` 0 is any free one.
 
-        None where the workspace has no network of its own (`Plain`).
+        None if the workspace has no network of its own (`Plain`).
         """
         self._refuse_if_frozen("a port")
         if not self.host.isolates:
@@ -244,7 +246,7 @@ class Workspace:
         descriptor = (await self._descriptors({"do": "listen", "port": port}, 1))[0]
         if not _is_listening(descriptor):
             os.close(descriptor)
-            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent something that does not listen")
+            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent a descriptor that does not listen")
         return descriptor
 
     async def _descriptors(self, message: Message, count: int) -> list[int]:
@@ -255,10 +257,10 @@ class Workspace:
         return received
 
     async def file(self, operation: str, arguments: Mapping[str, Any], stream: int | None = None) -> dict[str, Any]:
-        """Run a file operation inside; docs/workspaces.md has the operations, their arguments and replies.
+        """Run a file operation inside; docs/workspaces.md lists operations, arguments and replies.
 
-        `stream` is the pipe end from which it reads its body, or to which it writes; this call closes it. Raises FileFailure
-        and WorkspaceFailure.
+        `stream` is the pipe end from which it reads its body, or to which it writes; this call closes it. Raises
+        FileFailure and WorkspaceFailure.
         """
         if self.frozen:
             if operation not in _READS:
@@ -302,7 +304,7 @@ class Workspace:
         raise failure
 
     async def request(self, message: Message, *, seconds: float) -> tuple[Message, list[int]]:
-        """Ask init. Raises WorkspaceFailure when it has gone or does not answer in time."""
+        """Send a request to init. Raises WorkspaceFailure if it has ended or does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._peer.ask(message)
@@ -328,7 +330,7 @@ class Workspace:
         )
 
     async def freeze(self) -> None:
-        """End its processes and make its layer read-only, ready to fork from. Raises WorkspaceFailure in `Plain`."""
+        """End its processes and make its layer read-only, as a base for forks. Raises WorkspaceFailure in `Plain`."""
         if not self.host.isolates:
             problem = "Plain mode cannot freeze: its files are the container's own; use a snapshot"
             raise WorkspaceFailure("CreateFailed", problem)
@@ -338,31 +340,31 @@ class Workspace:
 
     @property
     def busy(self) -> bool:
-        """Something is being done in it that the executor waits for."""
+        """Mark it as active while an operation runs."""
         return bool(self._commands) or self._file_operations > 0
 
     def usage(self) -> dict[str, int]:
-        """`memoryBytes`, `processes`, `diskBytes` as last seen."""
+        """Return the last observed `memoryBytes`, `processes`, `diskBytes`."""
         last = self.last
         return {"memoryBytes": last.memory_bytes, "processes": last.processes, "diskBytes": last.disk_bytes}
 
     def layers(self) -> list[str]:
-        """Ids of the frozen workspaces below it, nearest first."""
+        """Return the ids of the frozen workspaces below it, nearest first."""
         return self.host.ancestors(self)
 
     async def end_processes(self, cause: str) -> None:
-        """Kill everything in it, daemons that left their command included.
+        """Kill all its processes, including daemons that outlived their command.
 
-        When its init does not obey, which on a busy node takes a while, the workspace fails: raises WorkspaceFailure.
+        If its init does not respond in time, as on a busy node, the workspace fails: raises WorkspaceFailure.
         """
         await self._end_processes(cause, _ANSWER_SECONDS)
 
     async def kill_processes(self) -> None:
-        """Have its init kill all that runs in it. Raises WorkspaceFailure."""
+        """Have its init kill all processes. Raises WorkspaceFailure."""
         await self.request({"do": "kill"}, seconds=_ANSWER_SECONDS)
 
     async def stop_excess(self, cause: str) -> None:
-        """Kill everything in it, which is over the limit `cause`; where its init is too slow for that, the workspace too."""
+        """Kill all its processes because it exceeds the limit `cause`; if its init is too slow, also the workspace."""
         with contextlib.suppress(WorkspaceFailure):
             await self._end_processes(cause, _KILL_SECONDS, failed_as=cause)
 
@@ -376,13 +378,13 @@ class Workspace:
             raise
 
     async def fail(self, cause: str, message: str) -> None:
-        """End it with all that is in it; whoever asks for it from now on is told why."""
+        """End it and all its processes; later callers get the reason."""
         if self._ending is None:
             self.failed.set_result(WorkspaceFailure(cause, message))
         await self.stop(cause)
 
     async def stop(self, cause: str = "WorkspaceEnded") -> None:
-        """Kill its init, and with it everything in it; returns when all of it is gone. Idempotent."""
+        """Kill its init, and with it all processes; returns when all have ended. Idempotent."""
         if self._ending is None:
             self._cause = cause
             self._ending = asyncio.create_task(self._stop())
@@ -395,7 +397,7 @@ class Workspace:
             await self.host.end_init(self, process)
             os.close(process)
         self._peer.close("it was stopped")
-        if self.shm is not None:  # else `proc` is the host's
+        if self.shm is not None:  # otherwise `proc` is the host's
             close_all([self.proc, self.shm])
         self.last = Usage(disk_bytes=self.last.disk_bytes)
 
@@ -405,14 +407,14 @@ class Workspace:
         self._peer.finish("its init has ended")
 
     def _crashed(self, message: Message, descriptors: list[int]) -> None:
-        """Its init tells of a mistake in itself, which no tool is to blame for."""
+        """Handle an error report of its init about its own code, which no tool has caused."""
         close_all(descriptors)
         if self._ending is None:
             self._cause = "WorkspaceEnded"
             self._peer.close(f"its init failed: {_text(message, 'crashed')}")
 
     def _lost(self, reason: str) -> None:
-        """Its init has gone: so has everything else."""
+        """Handle the end of its init: everything else has ended too."""
         if self._cause == "Attacked":
             reason = "a tool has killed its init"
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")
@@ -425,13 +427,13 @@ class Workspace:
                 self.failed.set_result(failure)
 
     async def destroy(self) -> None:
-        """End every process in it and remove its layer."""
+        """End all its processes and remove its layer."""
         await self.stop()
         await self.host.forget(self)
 
 
 def _is_listening(descriptor: int) -> bool:
-    """Whether it is a TCP socket of a loopback that waits for connections."""
+    """Whether it is a listening TCP socket of a loopback."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as found:
             is_tcp = found.family == socket.AF_INET and found.type == socket.SOCK_STREAM
@@ -444,13 +446,13 @@ def _refuse_nul(request: StartRequest) -> None:
     argv = request.argv
     for text in [*([argv] if isinstance(argv, str) else argv), *request.env, *request.env.values()]:
         if "\0" in text:
-            raise FileFailure(22, text[:80], "a NUL byte in argv or env: no program can be given one; put it in a file")
+            raise FileFailure(22, text[:80], "a NUL byte in argv or env: programs cannot receive one; put it in a file")
     if not argv:
         raise FileFailure(22, "argv", "argv is empty: a program and its arguments expected")
 
 
 class Spawned:
-    """A command that has started. Implements `Watcher`; `exited` resolves when it has ended."""
+    """A started command. Implements `Watcher`; `exited` resolves when it has ended."""
 
     child: Command
 
@@ -460,12 +462,12 @@ class Spawned:
         self._settled: asyncio.Future[None] = loop.create_future()
 
     async def wait_until_started(self) -> None:
-        """Raises FileFailure and WorkspaceFailure."""
+        """Wait until the command has started. Raises FileFailure and WorkspaceFailure."""
         await self._settled
 
     @property
     def pid(self) -> int:
-        """Its number inside the workspace."""
+        """Return its number inside the workspace."""
         return self.child.pid
 
     async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:

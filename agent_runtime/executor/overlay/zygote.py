@@ -1,8 +1,8 @@
-"""The process that every workspace is forked from. It has read no request and holds nothing of the executor.
+"""The process from which every workspace is forked. It has read no request and holds no data of the executor.
 
-`start_zygote` forks it before the executor does anything else. Told to be an overlay host, it first forks a keeper, which
-enters namespaces of its own and from then on serves in its place; when the executor gives that up (Auto falling back to
-Plain), the original, which is as it was, goes on.
+`start_zygote` forks it before the executor does anything else. To become an overlay host, it forks a keeper, which
+enters its own namespaces and serves instead. If the executor gives up Overlay (Auto falling back to Plain), the
+unchanged original resumes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from agent_runtime.executor.init import processes
 from agent_runtime.executor.init.channel import Channel, Message
 from agent_runtime.executor.init.commands import Surroundings
 from agent_runtime.executor.init.init import Init
-from agent_runtime.executor.init.trees import disk_bytes, removal, remove
+from agent_runtime.executor.init.trees import disk_use, removal, remove
 from agent_runtime.executor.overlay.base_layers import BaseLayers, Impossible, prepare, write_maps
 from agent_runtime.executor.overlay.view import HELLO, IDS, build, process_limits, raise_own_limits
 from agent_runtime.executor.syscall_filter import filter_program
 
-# Of one layer, before the next one has its turn: as many as a layer has in which nothing was written.
+# Steps of one layer's removal before the next layer's turn: as many as an unused layer needs.
 _STEPS = 30
 
 
 def remove_layers(channel: Channel) -> NoReturn:
-    """Remove the layers that are asked for, so that nobody waits for their files to be gone, until the executor has gone.
+    """Remove the requested layers in the background until the executor disconnects.
 
-    A fork of the keeper does this. Layers go side by side, a few files of each in turn: no small one waits for a large.
+    A fork of the keeper does this. Several layers are removed in turn, a few files each, so that a small one never
+    waits for a large one.
     """
     layers = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     removals: dict[int, Generator[None, None, None]] = {}
@@ -54,7 +55,7 @@ def remove_layers(channel: Channel) -> NoReturn:
             removals[number] = removal(layers, request["layer"], missing_ok=True)
         for number, files in list(removals.items()):
             steps = 0
-            with contextlib.suppress(OSError):  # what cannot be removed stays, until an executor starts here again
+            with contextlib.suppress(OSError):  # the rest stays until an executor starts here again
                 steps = sum(1 for _ in itertools.islice(files, _STEPS))
             if steps < _STEPS:
                 del removals[number]
@@ -70,7 +71,7 @@ _unused: list[tuple[int, socket.socket]] = []
 
 
 def start_zygote() -> None:
-    """Fork the zygote. Call it first thing in the process, before threads, event loops and secrets."""
+    """Fork the zygote. Call this first in the process, before threads, event loops and secrets."""
     raise_own_limits()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -85,22 +86,22 @@ def start_zygote() -> None:
 
 
 def take_zygote() -> tuple[int, socket.socket]:
-    """(pid, the executor's end of its channel) of the zygote that was started, or of one that is started now."""
+    """Return (pid, the executor's end of its channel) of the started zygote, or start one now."""
     if not _unused:
         start_zygote()
     return _unused.pop()
 
 
 def _live(end: socket.socket) -> NoReturn:
-    # A new session: the Ctrl-C of somebody's terminal is for the executor, which then ends us in order.
+    # A new session: a terminal's Ctrl-C goes to the executor, which then stops this process in order.
     os.setsid()
-    # What the shell or the supervisor that started us ignores (nohup, a script's `&`) is not ignored for commands.
+    # Signals that the shell or supervisor ignores (nohup, a script's `&`) are not ignored for commands.
     for number in range(1, signal.NSIG):
         if number not in _PYTHONS_OWN:
             with contextlib.suppress(OSError):  # of SIGKILL, SIGSTOP, and the two that the C library keeps
                 signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    # Who starts us without standard streams leaves their numbers to the channel.
+    # If this process was started without standard streams, the channel may have got their numbers.
     end = socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
@@ -132,21 +133,21 @@ class _Zygote:
         self._channel = channel
         self._base: BaseLayers | None = None
         self._spares: list[_Spare] = []
-        # So many are to wait. They are made one by one, when it has been calm until then and none makes itself ready.
+        # The number of spares. They are created one by one, after a quiet time, while no spare prepares itself.
         self._wanted, self._calm_at = 0, 0.0
         self._layers = itertools.count(1)
-        # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
+        # The bases of the last two workspaces; and a spare that prepares itself for the same base.
         self._footings: deque[Message] = deque(maxlen=2)
         self._ahead: tuple[Message, _Spare] | None = None
-        # Those that make themselves ready and will need their ids mapped, by the descriptor on which they say so.
+        # Spares that are preparing and will need their ids mapped, by the descriptor on which they report it.
         self._unmapped: dict[int, _Spare] = {}
-        # Layers of spares that were of no use, by the descriptors on which they will be seen to have ended.
+        # Layers of discarded spares, by the descriptors that report the spares' end.
         self._dropped: dict[int, str] = {}
         self._poll = select.poll()
         self._poll.register(channel.end, select.POLLIN)
 
     def serve(self) -> NoReturn:
-        """Answer the executor until it has gone; then end whatever still lives."""
+        """Answer the executor until it disconnects; then end all remaining processes."""
         signal.signal(signal.SIGCHLD, self._reap)
         while True:
             left = max(0.0, self._calm_at - time.monotonic())
@@ -203,7 +204,7 @@ class _Zygote:
                 os._exit(1)
 
     def _take_spare(self, base: BaseLayers, number: int, request: Message, descriptors: list[int]) -> None:
-        """Hand the request to a spare; to a new one where none waits. One that was killed meanwhile takes none."""
+        """Pass the request to a spare, or to a new process if none waits. Killed spares are skipped."""
         self._want(request["spares"])
         footing = {"chain": request["chain"], "view_of": request["view_of"]}
         self._footings.append(footing)
@@ -220,21 +221,21 @@ class _Zygote:
         self._wanted, self._calm_at = spares, time.monotonic() + _CALM_SECONDS
 
     def _restock(self, base: BaseLayers) -> None:
-        """Make one more spare; where that fails, no others until somebody wants some."""
+        """Create one more spare; after a failure, none until a request needs one."""
         try:
             self._spares.append(self._fork_spare(base))
         except OSError:
             self._wanted = 0
 
     def _on(self, base: BaseLayers, footing: Message) -> _Spare:
-        """A spare that was told, now or before, what its workspace will stand on."""
+        """Return a spare that already has, or now gets, the layers of its workspace."""
         if self._ahead is not None and self._ahead[0] == footing:
             spare, self._ahead = self._ahead[1], None
             return spare
         return self._tell(base, footing)
 
     def _tell(self, base: BaseLayers, footing: Message) -> _Spare:
-        """A spare that begins to make itself ready to stand on `footing`."""
+        """Return a spare that begins to prepare itself on `footing`."""
         while True:
             spare = self._spares.pop(0) if self._spares else self._fork_spare(base)
             if spare.channel.send(IDS, footing):
@@ -244,11 +245,13 @@ class _Zygote:
             self._drop(spare)
 
     def _map_ids(self, base: BaseLayers, descriptor: int) -> None:
-        """Let a spare go on that has entered its user namespace."""
+        """Let a spare continue that has entered its user namespace."""
         spare = self._unmapped.pop(descriptor)
         self._poll.unregister(descriptor)
         if spare.channel.receive() is not None:
-            with contextlib.suppress(OSError):  # it has died since: whoever waits for its greeting hears of that
+            with contextlib.suppress(
+                OSError
+            ):  # it has died since: the caller that waits for its greeting gets an error
                 write_maps(spare.pid, base.uid_map, base.gid_map)
                 spare.channel.send(IDS, {})
         spare.is_mapped = True
@@ -256,7 +259,9 @@ class _Zygote:
             self._let_go(base, spare)
 
     def _let_go(self, base: BaseLayers, spare: _Spare) -> None:
-        """It needs nothing any more. Where the last two workspaces stand on the same, have another one begin for a third."""
+        """Release a spare that is complete. If the last two workspaces have the same layers, prepare another one with
+        them.
+        """
         spare.channel.end.close()
         os.close(spare.process)
         footing, *before = reversed(self._footings)
@@ -269,7 +274,7 @@ class _Zygote:
             self._ahead = footing, self._tell(base, footing)
 
     def _drop(self, spare: _Spare) -> None:
-        """Make no use of it, and leave nothing of it."""
+        """Discard it and its layer."""
         if self._unmapped.pop(spare.channel.end.fileno(), None):
             self._poll.unregister(spare.channel.end)
         spare.channel.end.close()
@@ -279,14 +284,14 @@ class _Zygote:
         self._poll.register(spare.process, select.POLLIN)
 
     def _clear(self, process: int) -> None:
-        """Remove the layer of a spare that was dropped, and has ended."""
+        """Remove the layer of a discarded spare that has ended."""
         self._poll.unregister(process)
         os.close(process)
         with contextlib.suppress(OSError):
             remove(self._dropped.pop(process))
 
     def _fork_spare(self, base: BaseLayers) -> _Spare:
-        """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
+        """Fork a process that becomes the init of one workspace on request, and ends with its channel."""
         layer = f"{next(self._layers):x}"
         pid, end = _fork_with_channel(
             lambda: kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid"),
@@ -353,14 +358,18 @@ class _Zygote:
     def _measure(self, number: int, request: Message) -> None:
         # Of `Plain`, whose processes have been killed: a tool of our user may have hidden files from us.
         makes_readable = request["since"] is not None and request["least"] > 0
-        counted = disk_bytes(
-            request["folder"], least=request["least"], since=request["since"], makes_readable=makes_readable
+        counted = disk_use(
+            request["folder"],
+            least=request["least"],
+            since=request["since"],
+            makes_readable=makes_readable,
+            enough=request["enough"],
         )
-        self._channel.send(number, {"bytes": counted})
+        self._channel.send(number, counted._asdict())
 
 
 def _fork_with_channel(fork: Callable[[], int], work: Callable[[Channel], NoReturn]) -> tuple[int, socket.socket]:
-    """Fork a process that does `work` and has nothing but its end of a channel; its id, and the other end."""
+    """Fork a process that runs `work` with only its end of a channel; return its id and the other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = fork()
     if pid == 0:

@@ -1,1 +1,3 @@
-"""Trials by HTTP in the form of the Harbor server (verl-recipe PR #83): served by our engine, and asked for by a trainer."""
+"""Trials over HTTP with the Harbor server's API (verl-recipe PR #83): a server that runs them here, and a client for
+trainers.
+"""

@@ -1,4 +1,4 @@
-"""A task's folder as tar.gz: packed for a server, and unpacked there from a sender that nobody trusts."""
+"""A task's folder as tar.gz: packed for a server, and unpacked there from an untrusted sender."""
 
 import gzip
 import io
@@ -10,13 +10,15 @@ from typing import Final
 from agent_runtime.recording.extraction import UnsafeMember, extract_member
 
 UNPACKED_BYTES: Final = 1 << 30
-"""Most bytes of a task's files, of which each has at most 64 MiB (docs/harbor.md); what is larger belongs into its image."""
+"""Most bytes of a task's files, of which each has at most 64 MiB (docs/harbor.md). Larger ones belong in its image."""
 MEMBERS: Final = 20_000
-"""Most entries: each is a file to be made."""
+"""Most entries of an archive."""
 DEPTH: Final = 100
-"""Most folders above an entry. Python looks through folders, and removes them, recursively: 1,000 are too many for it."""
+"""Most folders above an entry. Python walks and removes folders recursively and fails at 1,000."""
 BETWEEN_BYTES: Final = 1 << 20
-"""Most bytes that are no file's content: the headers of one entry, which `tarfile` reads into memory, or the tar's end."""
+"""Most bytes that belong to no file's content: the headers of one entry, which `tarfile` reads into memory, or the
+tar's end.
+"""
 
 
 class BadArchive(ValueError):
@@ -24,7 +26,7 @@ class BadArchive(ValueError):
 
 
 class _Unzipped(gzip.GzipFile):
-    """Refuses to read on when nothing is `left`. Unlike `tarfile`, it compares the checksum at its end."""
+    """Stops reading when nothing is `left`. Unlike `tarfile`, it checks the checksum at the end."""
 
     left = BETWEEN_BYTES
 
@@ -32,12 +34,12 @@ class _Unzipped(gzip.GzipFile):
         data = super().read(size)
         self.left -= len(data)
         if self.left < 0:
-            raise BadArchive(f"the archive has more than {BETWEEN_BYTES} bytes that are no file's content")
+            raise BadArchive(f"the archive has more than {BETWEEN_BYTES} bytes outside of files")
         return data
 
 
 def pack(folder: Path) -> bytes:
-    """The folder as tar.gz, under its own name, as PR #83's client sends it. Raises FileNotFoundError."""
+    """Return the folder as tar.gz under its own name, as PR #83's client sends it. Raises FileNotFoundError."""
     real = folder.resolve()
     if not real.is_dir():
         raise FileNotFoundError(f"{folder}: there is no such task folder")
@@ -48,23 +50,25 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack below a folder. Raises BadArchive for what is damaged, leads out of it, is no file or folder, or is large."""
+    """Unpack below a folder. Raises BadArchive for an archive that is damaged, leaves the folder, has special files, or
+    is too large.
+    """
     total, real = 0, {folder}
     try:
         with _Unzipped(archive) as content, tarfile.open(fileobj=content, mode="r|", errorlevel=1) as tar:
             for number, member in enumerate(tar):
                 if number >= MEMBERS:
                     raise BadArchive(
-                        f"the archive has more than {MEMBERS} entries; put what is large into the task's image"
+                        f"the archive has more than {MEMBERS} entries; put large files into the task's image"
                     )
                 total += max(member.size, 0)
                 if total > UNPACKED_BYTES:
                     raise BadArchive(
-                        f"the archive has more than {UNPACKED_BYTES} bytes unpacked; put what is large into the task's image"
+                        f"the archive has more than {UNPACKED_BYTES} bytes unpacked; put large files into the task's image"
                     )
                 if not (member.isreg() or member.isdir()):
                     raise BadArchive(
-                        f"{member.name!r} is no file and no folder; put the file itself into the task's folder"
+                        f"{member.name!r} is neither a file nor a folder; put the file itself into the task's folder"
                     )
                 if member.name.count("/") > DEPTH:
                     raise BadArchive(
@@ -72,11 +76,12 @@ def unpack(archive: Path, folder: Path) -> None:
                     )
                 content.left = member.size + BETWEEN_BYTES
                 extract_member(tar, member, folder, real)
-            while content.read(BETWEEN_BYTES):  # to the checksum: a tar that is cut off in a header looks whole
+            # read up to the checksum, because a tar that is cut off in a header looks complete
+            while content.read(BETWEEN_BYTES):
                 pass
     except BadArchive:
         raise
     except UnsafeMember as error:
         raise BadArchive(f"{error}; take it out of the archive") from error
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
-        raise BadArchive(f"the archive is no tar.gz of a task's folder: {error}") from error
+        raise BadArchive(f"the archive is not a tar.gz of a task's folder: {error}") from error

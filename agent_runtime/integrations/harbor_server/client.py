@@ -1,7 +1,7 @@
-"""A client of `POST /api/v1/runs`: the Harbor server that verl-recipe PR #83 asks, or ours.
+"""A client of `POST /api/v1/runs`: the Harbor server of verl-recipe PR #83, or ours.
 
-It asks with `Prefer: respond-async`. A server that knows it answers 202, and the result is fetched, also across restarts of
-that server; another one answers when the run has ended.
+It sends `Prefer: respond-async`. A server that supports it answers 202, and the result is fetched, also across restarts
+of that server; other servers answer when the run has ended.
 """
 
 import asyncio
@@ -21,37 +21,34 @@ from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 FETCH_SECONDS: Final = 30
 """How long a fetch waits at the server for the end of the run."""
 AWAY_SECONDS: Final = 120.0
-"""How long a server may be away while its run goes on: a restart, or a deployment of a new version."""
+"""How long a server may be unavailable while its run continues: a restart, or a deployment of a new version."""
 PAUSE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 30.0
 SHOWN: Final = 500
 
 
 class TrialLost(SandboxFailure):
-    """The server did not run the trial to its end. Nothing that the policy did."""
+    """The server did not complete the trial, for a reason that the policy did not cause."""
 
     evidence = Evidence.OUTSIDE
 
 
 class HarborClient:
-    """`url` may have a user and the key as password; `key` is sent as bearer."""
+    """`url` may have a user and the key as password; `key` is sent as a bearer token."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url, self._headers = url.rstrip("/"), {} if key is None else {"Authorization": f"Bearer {key}"}
 
     async def run(self, folder: Path, metadata: dict[str, Any], *, idempotency_key: str, seconds: float) -> RunResult:
-        """A trial of the task in a folder, from upload to result, within so many seconds. Raises TrialLost.
+        """Run a trial of the task in a folder, from upload to result, within this many seconds. Raises TrialLost.
 
-        Cancelled, it ends the trial where the server lets it.
+        If cancelled, it ends the trial if the server supports that.
         """
         archive = await asyncio.to_thread(pack, folder)
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
         run_id: str | None = None
         try:
-            async with (
-                asyncio.timeout(seconds),
-                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as http,
-            ):
+            async with asyncio.timeout(seconds), aiohttp.ClientSession(timeout=timeout, headers=self._headers) as http:
                 form = aiohttp.FormData()
                 form.add_field(METADATA, json.dumps(metadata))
                 form.add_field(ARCHIVE, archive, filename="task.tar.gz", content_type="application/gzip")
@@ -76,7 +73,7 @@ class HarborClient:
         while True:
             try:
                 async with http.get(f"{self._url}{PATH}/{run_id}", params={"wait": str(FETCH_SECONDS)}) as reply:
-                    if reply.status >= 500:  # a load balancer, while the server is away
+                    if reply.status >= 500:  # a load balancer, while the server is down
                         reply.raise_for_status()
                     result = await _result(reply)
                 answered = time.monotonic()
@@ -88,7 +85,7 @@ class HarborClient:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _end(self, run_id: str) -> None:
-        """Nobody waits for the trial any more."""
+        """Cancel the trial at the server."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, TrialLost):
             timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
             async with (
@@ -99,7 +96,7 @@ class HarborClient:
 
     @property
     def _where(self) -> str:
-        """Without what may be a key."""
+        """Return the URL without a possible key."""
         scheme, _, rest = self._url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
 
@@ -111,4 +108,4 @@ async def _result(reply: aiohttp.ClientResponse) -> RunResult:
     try:
         return RunResult.model_validate_json(text)
     except ValidationError:
-        raise TrialLost("HarborNonsense", f"the answer is no result of a run: {text[:SHOWN]}") from None
+        raise TrialLost("HarborNonsense", f"the answer is not the result of a run: {text[:SHOWN]}") from None

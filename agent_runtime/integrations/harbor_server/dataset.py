@@ -1,6 +1,7 @@
-"""Harbor task folders as rows of verl's data, in one Parquet file: the columns and the file's name of verl-recipe PR #83.
+"""Harbor task folders as rows of verl's data, in one Parquet file with the columns and the file name of verl-recipe PR
+#83.
 
-Folders between are passed through, which PR #83 does not do.
+Intermediate folders are searched too, unlike in PR #83.
 """
 
 import hashlib
@@ -16,16 +17,17 @@ from agent_runtime.tasks import TaskProblem, TaskSourceError
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
 CACHE: Final = "~/.cache/verl/agentic/harbor"
-"""PR #83's `data.harbor_cache_dir`."""
+"""Default of PR #83's `data.harbor_cache_dir`."""
 
 
 def find_tasks(root: Path) -> list[Path]:
-    """Every folder below a root with a task.toml and an instruction.md, by path; nothing below one is another.
+    """Return every folder below a root with a task.toml and an instruction.md, by path. Folders inside a task are
+    skipped.
 
     Raises FileNotFoundError.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"{root}: there is no such folder of Harbor tasks")
+        raise FileNotFoundError(f"{root}: this folder of Harbor tasks does not exist")
     found = []
     for folder, names, files in os.walk(root, followlinks=False):
         if CONFIG in files and INSTRUCTION in files:
@@ -38,7 +40,9 @@ def find_tasks(root: Path) -> list[Path]:
 def rows_of(
     root: Path, *, split: str, data_source: str = "harbor", ability: str = "agent", limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each task, at most `limit`, in order. Raises FileNotFoundError, TaskSourceError with all problems."""
+    """Return a row for each task, at most `limit`, in order. Raises FileNotFoundError, TaskSourceError with all
+    problems.
+    """
     problems: list[TaskProblem] = []
     rows: list[dict[str, Any]] = []
     seen: dict[str, Path] = {}
@@ -79,7 +83,7 @@ def rows_of(
 
 
 def file_name(root: Path, split: str, limit: int | None) -> str:
-    """`<split>-<md5[:10]>.parquet`, of the same inputs as PR #83's."""
+    """Return `<split>-<md5[:10]>.parquet`, of the same inputs as in PR #83."""
     signature = f"{root.resolve()}|split={split}|limit={limit}"
     return f"{split}-{hashlib.md5(signature.encode(), usedforsecurity=False).hexdigest()[:10]}.parquet"
 
@@ -94,7 +98,7 @@ def write_dataset(
     limit: int | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """The Parquet file of a root. One that is there already is left, unless `overwrite`, or a task is newer than it.
+    """Return the Parquet file of a root. An existing one is kept, unless `overwrite`, or a task is newer.
 
     Raises FileNotFoundError, TaskSourceError, PyarrowMissing.
     """
@@ -117,8 +121,9 @@ def write_dataset(
 
 
 def harbor_files(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`train_files` and `val_files` for verl's `data`, of its `train_harbor_dir` and `val_harbor_dir`; a side that names no
-    folder is left out. Raises as `write_dataset`."""
+    """Return `train_files` and `val_files` for verl's `data`, from its `train_harbor_dir` and `val_harbor_dir`; a side
+    without a folder is left out. Raises as `write_dataset`.
+    """
     data = config.get("data") or {}
     found = {}
     for split in ("train", "val"):
@@ -139,8 +144,9 @@ def harbor_files(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def alike(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """Tables of which each key has one type in all, as Parquet needs it: a key whose values differ, or have parts, is JSON
-    text in all. None for each where no table has a key. Pure."""
+    """Return tables in which each key has one type, as Parquet needs: a key whose values differ in type, or have parts,
+    becomes JSON text in all. None for each if no table has a key. Pure.
+    """
     keys = sorted({key for table in tables for key in table})
     if not keys:
         return [None] * len(tables)
@@ -151,7 +157,7 @@ def alike(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
 
 
 def _kind(tables: Sequence[Mapping[str, Any]], key: str) -> type:
-    """The type that Parquet may keep for a key: that of its first value, if it is a scalar; lists are of texts."""
+    """Return the Parquet type of a key: that of its first value, if it is a scalar; lists are of texts."""
     value = next(table[key] for table in tables if key in table)
     if isinstance(value, list):
         every = [item for table in tables if isinstance(table.get(key), list) for item in table[key]]
@@ -166,14 +172,14 @@ def _cell(value: Any, is_plain: bool) -> Any:
 
 
 def _is_json(value: Any) -> bool:
-    """TOML has dates and times beside what JSON has."""
+    """Whether a value is JSON. TOML also has dates and times."""
     if isinstance(value, dict):
         return all(map(_is_json, value.values()))
     return all(map(_is_json, value)) if isinstance(value, list) else isinstance(value, str | int | float | bool)
 
 
 def _newest(root: Path) -> float:
-    """When a task was last added, taken away or changed in what a row has of it."""
+    """Return when a task was last added, removed or changed in data that its row contains."""
     tasks = find_tasks(root)
     folders = {root, *tasks, *(folder for task in tasks for folder in task.parents if root in folder.parents)}
     files = [task / name for task in tasks for name in (CONFIG, INSTRUCTION)]

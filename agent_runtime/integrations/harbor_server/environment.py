@@ -1,4 +1,4 @@
-"""Harbor's environments in terms of a manifest's `sandbox`: `environment_kwargs` and `environment_import_path`."""
+"""Harbor's environment settings as a manifest's `sandbox`: `environment_kwargs` and `environment_import_path`."""
 
 import inspect
 import json
@@ -14,14 +14,11 @@ from rollout_api.sandbox import Provider
 
 HARBORS: Final[Mapping[str, Mapping[str, Any]]] = {
     "harbor.environments.docker.docker:DockerEnvironment": {"provider": Provider.CONTAINER.value},
-    "harbor.environments.ack:ACKEnvironment": {
-        "provider": Provider.KODO.value,
-        "kodo": {"backend": "Kubernetes"},
-    },
+    "harbor.environments.ack:ACKEnvironment": {"provider": Provider.KODO.value, "kodo": {"backend": "Kubernetes"}},
 }
-"""Harbor's environment classes, and the fields of `spec.sandbox` that take their place."""
+"""Harbor's environment classes, and the fields of `spec.sandbox` that replace them."""
 RESOURCES: Final = {"cpus": ("cpu", "{:g}"), "memory_mb": ("memory", "{:g}Mi"), "storage_mb": ("disk", "{:g}Mi")}
-"""Harbor's names, and ours with their form."""
+"""Harbor's names of resources, and ours with their formats."""
 _IMAGES: Final = ("image", "docker_image", "sandbox_image")
 _VARIABLES: Final = "sandbox_env_vars"
 _METHODS: Final = ("open", "acquire", "reattach", "sweep", "forget_group", "close")
@@ -29,18 +26,18 @@ _METHODS: Final = ("open", "acquire", "reattach", "sweep", "forget_group", "clos
 
 @dataclass(frozen=True)
 class Environment:
-    """What `environment_kwargs` come to."""
+    """The converted `environment_kwargs`."""
 
     task: dict[str, Any] = field(default_factory=dict)
-    """Fields of a task's `sandbox`; they go before the task's own."""
+    """Fields of a task's `sandbox`; they override the task's own."""
     job: dict[str, Any] = field(default_factory=dict)
     """Fields of `spec.sandbox`."""
     not_honoured: list[str] = field(default_factory=list)
-    """Names that mean nothing here."""
+    """Names that are not supported here."""
 
 
 def resources_of(given: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Fields of `resources`; those that were understood are taken out of `given`."""
+    """Return fields of `resources`; understood ones are removed from `given`."""
     return {
         ours: form.format(given.pop(prefix + name))
         for name, (ours, form) in RESOURCES.items()
@@ -49,7 +46,7 @@ def resources_of(given: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def read_environment(kwargs: Mapping[str, Any], provider: str) -> Environment:
-    """`environment_kwargs` for sandboxes of a provider. Pure."""
+    """Convert `environment_kwargs` for sandboxes of a provider. Pure."""
     left = dict(kwargs)
     task: dict[str, Any] = {}
     job: dict[str, Any] = {}
@@ -72,7 +69,7 @@ def read_environment(kwargs: Mapping[str, Any], provider: str) -> Environment:
 
 
 def changed_sandbox(sandbox: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's `sandbox` with `Environment.task` over it. Pure."""
+    """Return a task's `sandbox` with `Environment.task` applied. Pure."""
     changed = {**sandbox, **task}
     if "resources" in task:
         changed["resources"] = {**(sandbox.get("resources") or {}), **task["resources"]}
@@ -83,7 +80,8 @@ def changed_sandbox(sandbox: Mapping[str, Any], task: Mapping[str, Any]) -> dict
 
 
 def own_provider(settings: RemoteSettings) -> Callable[[], SandboxProvider] | None:
-    """Makes the provider of `environment_import_path` from `environment_kwargs`; None where it is one of ours.
+    """Return a function that makes the provider of `environment_import_path` from `environment_kwargs`; None if it is
+    one of ours.
 
     Raises SettingsError.
     """
@@ -109,7 +107,7 @@ def own_provider(settings: RemoteSettings) -> Callable[[], SandboxProvider] | No
 
 
 def _parsed(value: Any) -> Any:
-    """The command line gives objects and numbers as JSON text too."""
+    """Parse JSON text, in which the command line gives objects and numbers."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:

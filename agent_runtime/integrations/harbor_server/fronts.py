@@ -1,4 +1,5 @@
-"""One address for the model calls of many trials: `Front` listens in this process, `RelayedFront` is behind a session proxy.
+"""One address for the model calls of many trials: `Front` listens in this process, `RelayedFront` is behind a session
+proxy.
 
 With `PROXY_SERVER_URL` agents call a session proxy elsewhere. This process registers a session there for each trial,
 connects out to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials. A trial's session here
@@ -36,11 +37,13 @@ class Reached:
     """Base URL, up to `/v1`, with the key in its path."""
     key: str
     failure: str | None = None
-    """Set when the session ends: why the agent's latest call got no answer, where nothing in this process shows it."""
+    """Set when the session ends: why the agent's latest call got no answer, if this process does not know the reason
+    otherwise.
+    """
 
 
 class Front:
-    """Listens from the first `open` to the last `close`. `url` is how agents reach it."""
+    """Listens from the first `open` to the last `close`. Agents reach it at `url`."""
 
     def __init__(self, host: str, port: int, known_as: str) -> None:
         self._host, self._port, self._known_as = host, port, known_as
@@ -52,7 +55,7 @@ class Front:
         self.url = ""
 
     async def open(self) -> None:
-        """Listen. Raises OSError, as for a port that another worker of this machine has."""
+        """Start listening. Raises OSError, for example if another worker of this machine uses the port."""
         async with self._changing:
             self._users += 1
             if self._runner is not None:
@@ -73,7 +76,7 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def serving(self, secrets: Iterable[str], server: web.Server) -> AsyncIterator[str]:
-        """Let `server` answer the calls with keys of these secrets while the context is open; then they break off."""
+        """Let `server` answer calls with keys of these secrets while the context is open; then they are cut off."""
         mine = list(secrets)
         self._trials |= dict.fromkeys(mine, server)
         try:
@@ -86,7 +89,7 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
-        """How the agent of the trial with this key reaches the model of that name while the context is open."""
+        """Yield how the agent of the trial with this key reaches the model of that name."""
         yield Reached(f"{self.url}/{key}/v1", key)
 
     async def _carry(self, request: web.Request) -> web.StreamResponse:
@@ -95,8 +98,8 @@ class Front:
         secret = key.rpartition(".")[2]
         server = self._trials.get(secret)
         if server is None:
-            # The attempt has ended, or was never here: whatever calls now must not make a model work.
-            error = {"message": "no trial has this key; it has ended, or never was", "code": "invalid_api_key"}
+            # The attempt has ended, or was never here: later calls must not reach the model.
+            error = {"message": "no trial has this key; it has ended or never existed", "code": "invalid_api_key"}
             return web.json_response({"error": error}, status=401, headers={"x-should-retry": "false"})
         call = asyncio.ensure_future(server.request_handler(request))
         calls = self._calls.setdefault(secret, set())
@@ -111,7 +114,7 @@ class Front:
 
 
 CONNECT_SECONDS: Final = 60.0
-"""Longest wait for the connection to the proxy; longer than the worker's longest pause between two tries."""
+"""Longest wait for the connection to the proxy; longer than the worker's longest pause between attempts."""
 ASK_SECONDS: Final = 30.0
 """Deadline of registering or deleting a session."""
 _TOKENS: Final = {"logprobs": True, "return_token_ids": True}
@@ -124,26 +127,30 @@ class TrialSessions:
 
     def __init__(self) -> None:
         self.open: dict[str, SessionModel] = {}
-        """By the name of the session at the proxy."""
+        """Trials by the name of their session at the proxy."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """See `Model.complete`. What the trial's own session refuses is the agent's doing, and no failure of the proxy."""
+        """See `Model.complete`. Refusals of the trial's own session are caused by the agent and are not failures of the
+        proxy.
+        """
         if (trial := self.open.get(request.session)) is None:
-            raise RequestRefused("TrialEnded", f"session {request.session} belongs to no trial that runs; it has ended")
+            raise RequestRefused(
+                "TrialEnded", f"session {request.session} belongs to no running trial; its trial has ended"
+            )
         try:
             return await trial.complete(request, _TOKENS, tries=1)
         except ModelConfigError as error:
             raise RequestRefused(error.reason, error.message) from error
 
     async def check(self) -> None:
-        """Each trial has a model that was checked."""
+        """Do nothing: each trial has a checked model."""
 
     async def close(self) -> None:
-        """Each trial closes its own."""
+        """Do nothing: each trial closes its own model."""
 
 
 class RelayedFront(Front):
-    """A `Front` behind a session proxy: agents call the proxy, which sends their calls here."""
+    """A `Front` behind a session proxy: agents call the proxy, which forwards their calls here."""
 
     def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], session_seconds: float) -> None:
         super().__init__("127.0.0.1", 0, "127.0.0.1")
@@ -159,7 +166,7 @@ class RelayedFront(Front):
         self._working: asyncio.Task[Any] | None = None
 
     async def open(self) -> None:
-        """Connect to the proxy. Raises TrialLost where it cannot be reached, or takes no workers."""
+        """Connect to the proxy. Raises TrialLost if it is unreachable or accepts no workers."""
         await super().open()
         try:
             await self._wait_for_proxy()
@@ -176,8 +183,9 @@ class RelayedFront(Front):
 
     @contextlib.asynccontextmanager
     async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
-        """See `Front.session`. Raises TrialLost as soon as the connection to the proxy is lost: agents' calls may fail then
-        without this process knowing."""
+        """See `Front.session`. Raises TrialLost as soon as the connection to the proxy is lost, because agents' calls
+        may then fail without this process knowing.
+        """
         await self._wait_for_proxy()
         name = f"{self._name}-{secrets.token_hex(8)}"
         answering = SessionModel(SessionUrl(f"{self.url}/{key}/v1", model, key))
@@ -199,7 +207,7 @@ class RelayedFront(Front):
                     with contextlib.suppress(TrialLost):
                         await self._ask("DELETE", name)
                     raise
-                # Its key is unknown from now on, so no late call makes a model work.
+                # Its key is unknown from now on, so that no late call reaches the model.
                 reached.failure = (await self._ask("DELETE", name)).get("failure")
         except TimeoutError:
             if not while_connected.expired():

@@ -1,4 +1,4 @@
-"""From a run that was asked for to a job, and from the job's result to the answer. Pure."""
+"""Convert a requested run into a job, and the job's result into the answer. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +23,14 @@ from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 from rollout_api.tasks import Task
 
 PROVIDER_PREFIXES: Final = ("openai/", "hosted_vllm/")
-"""What LiteLLM, which Harbor's agents name models for, takes off before it asks the endpoint."""
+"""LiteLLM's provider prefixes in the model names of Harbor's agents. LiteLLM removes them before it calls the endpoint.
+"""
 _LONGEST: Final = 604_800
 
 
 @dataclass(frozen=True)
 class SessionUrl:
-    """A session at a proxy of the client's. Each call at it is a turn that the client records."""
+    """A session at a proxy of the client. Each call at it is a turn that the client records."""
 
     base_url: str
     name: str
@@ -37,25 +38,25 @@ class SessionUrl:
 
 
 class RunRefused(ValueError):
-    """A run that cannot be served as it was asked for; the message names each field."""
+    """A requested run that cannot be served; the message names each field."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A job with `tasks.stream`, and its one task."""
+    """A job with `tasks.stream`, and its only task."""
 
     template: str
-    """Name of the server's job that it is made of."""
+    """Name of the server's job from which it is derived."""
     job: RolloutJob
     task: Task
     model: "SessionUrl | None"
-    """The model that the client brings; None where the server's own answers."""
+    """The client's own model; None if the server's model is used."""
     warnings: Sequence[str]
 
 
 def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, RolloutJob]) -> PlannedRun:
-    """The job of a run. `jobs` are what the server was started with, by the name that `agent.name` gives; without one it is
-    the first. Raises RunRefused.
+    """Return the job of a run. `jobs` are the server's jobs, which `agent.name` selects; without it, the first one.
+    Raises RunRefused.
     """
     agent, warnings = request.agent, _unknown(request)
     template_name = _template(agent.name, jobs)
@@ -84,28 +85,29 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
             str(url).rstrip("/"), _model_name(agent.model_name, template), None if key is None else str(key)
         )
         endpoint = {"baseURL": model.base_url, "name": model.name}
-        # Its tokens are recorded where the session is.
+        # The session's proxy records the tokens.
         spec["model"] = {"endpoint": endpoint, "allowTextOnly": True}
     elif agent.model_name is not None and template.spec.agent.type not in AGENTS_WITHOUT_MODEL:
-        warnings.append("agent.model_name is not honoured without agent.llm_proxy_url: the server's own model answers")
+        warnings.append("agent.model_name is not supported without agent.llm_proxy_url: the server's own model answers")
     if agent.import_path is not None:
         spec["agent"]["config"] = {**spec["agent"].get("config", {}), **kwargs}
     else:
         warnings += [
-            f"agent.kwargs.{name} is not honoured: job {template_name} says how its agent works" for name in kwargs
+            f"agent.kwargs.{name} is not supported: job {template_name} determines how its agent works"
+            for name in kwargs
         ]
     environment = read_environment(request.environment_kwargs, template.spec.sandbox.provider)
     if place_of(image := environment.task.get("image", ""), Path()) is not None:
         raise RunRefused(f"environment_kwargs: {image!r} is a path of the server; name an image of a registry")
-    where = f"job {template_name} says where sandboxes come from"
-    warnings += [f"environment_kwargs.{name} is not honoured: {where}" for name in environment.not_honoured]
+    where = f"job {template_name} determines where sandboxes come from"
+    warnings += [f"environment_kwargs.{name} is not supported: {where}" for name in environment.not_honoured]
     own = spec.get("sandbox", {})
     spec["sandbox"] = {**own, **environment.job}
     if "kodo" in environment.job:
         spec["sandbox"]["kodo"] = {**own.get("kodo", {}), **environment.job["kodo"]}
     resources = resources_of(overrides, "override_")
     for name in [name for name in overrides if name.startswith("override_")]:
-        warnings.append(f"environment_overrides.{name} is not honoured: {overrides.pop(name)!r}")
+        warnings.append(f"environment_overrides.{name} is not supported: {overrides.pop(name)!r}")
     changed = _timed(task, request)
     if request.verifier.disable:
         changed["verifier"] = None
@@ -114,20 +116,16 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
     if resources:
         added["resources"] = resources
     changed["sandbox"] = changed_sandbox(changed_sandbox(changed["sandbox"], environment.task), added)
-    manifest = {
-        "apiVersion": template.api_version,
-        "kind": template.kind,
-        "metadata": {"name": run_id},
-        "spec": spec,
-    }
+    manifest = {"apiVersion": template.api_version, "kind": template.kind, "metadata": {"name": run_id}, "spec": spec}
     planned, timed = _valid(RolloutJob, manifest, "the job of this run"), _valid(Task, changed, "the task")
     return PlannedRun(template_name, planned, timed, model, tuple(warnings))
 
 
 def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
-    """The answer for a sealed rollout. What infrastructure lost has no rewards.
+    """Return the answer for a sealed rollout. One lost to infrastructure has no rewards.
 
-    `reward` alone is told of the others, because clients of PR #83 add all of them up."""
+    Of the rewards only `reward` is included, because clients of PR #83 add all of them up.
+    """
     completed = result.outcome is Outcome.COMPLETED
     return RunResult(
         run_id=run_id,
@@ -140,7 +138,9 @@ def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Seq
 
 
 def details_of(records: Sequence[Record]) -> list[RolloutDetail]:
-    """Token ids and logprobs by turn; a prompt that does not go on from what the engine saw begins another conversation."""
+    """Return token ids and logprobs by turn; a prompt that does not continue the previous token ids begins another
+    conversation.
+    """
     details: list[RolloutDetail] = []
     seen: list[int] = []
     for turn in (record for record in records if isinstance(record, ResponseRecord)):
@@ -150,10 +150,7 @@ def details_of(records: Sequence[Record]) -> list[RolloutDetail]:
         if not details or turn.prompt_keep < len(seen):
             details.append(RolloutDetail(prompt_token_ids=[], completion_token_ids=[], logprobs=[]))
         detail, seen = details[-1], [*prompt, *turn.completion_token_ids]
-        for kept, new in (
-            (detail.prompt_token_ids, prompt),
-            (detail.completion_token_ids, turn.completion_token_ids),
-        ):
+        for kept, new in ((detail.prompt_token_ids, prompt), (detail.completion_token_ids, turn.completion_token_ids)):
             assert kept is not None
             kept.append(list(new))
         if detail.logprobs is not None:
@@ -171,7 +168,7 @@ def _template(name: str | None, jobs: Mapping[str, RolloutJob]) -> str:
 
 
 def without_provider(name: str) -> str:
-    """A model's name as its endpoint is asked for it, by LiteLLM's rule: `openai/qwen` is `qwen` there."""
+    """Return a model's name at its endpoint, by LiteLLM's rule: `openai/qwen` is `qwen` there."""
     return next((name.removeprefix(prefix) for prefix in PROVIDER_PREFIXES if name.startswith(prefix)), name)
 
 
@@ -183,7 +180,7 @@ def _model_name(given: str | None, template: RolloutJob) -> str:
 
 
 def _timed(task: Task, request: RunRequest) -> dict[str, Any]:
-    """The task with the run's time limits: override, then the multiplier, and at most the maximum, as in Harbor."""
+    """Return the task with the run's time limits: override, then the multiplier, and at most the maximum, as in Harbor."""
     wire: dict[str, Any] = task.model_dump(mode="json", by_alias=True)
     by_field: dict[str, AgentRequest | VerifierRequest] = {
         "agentSeconds": request.agent,

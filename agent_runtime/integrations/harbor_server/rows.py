@@ -1,6 +1,7 @@
-"""Rows of verl that name a Harbor task's folder, and the job that their rollouts are. Pure but for reading folders.
+"""Rows of verl that name a Harbor task's folder, and the job for their rollouts. Pure except for reading folders.
 
-`use_local_trial`: this engine runs the task. Else a Harbor server does, and only its prompt and its reward are known here.
+`use_local_trial`: this engine runs the task. Otherwise a Harbor server does, and only its prompt and its reward are
+known here.
 """
 
 import os
@@ -22,11 +23,11 @@ ROOTS_VARIABLE = "HARBOR_DATASET_DIRS"
 
 
 class NoTask(ValueError):
-    """A row's task is nowhere; the message says where it was looked for."""
+    """A row's task does not exist; the message lists the searched paths."""
 
 
 def roots_of(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[Path]:
-    """`data.train_harbor_dir`, `data.val_harbor_dir`, then HARBOR_DATASET_DIRS; each once."""
+    """Return `data.train_harbor_dir`, `data.val_harbor_dir`, then HARBOR_DATASET_DIRS; each once."""
     data = config.get("data") or {}
     listed = environ.get(ROOTS_VARIABLE, "").replace(":", ",").split(",")
     names = [data.get("train_harbor_dir"), data.get("val_harbor_dir"), *listed]
@@ -34,10 +35,20 @@ def roots_of(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[Path
     return list(dict.fromkeys(Path(os.path.expanduser(text)) for text in texts if text))
 
 
-def task_path(instance_id: str, local_task_path: str | None, roots: Sequence[Path], template: str | None) -> Path:
-    """The folder of a task: `local_task_path`, else `<root>/<instance_id>`, else the template with `{instance_id}`.
+def dataset_paths(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[Path]:
+    """Files and folders of the dataset, which have hidden tests and solutions. Those that are not there are left out."""
+    data = config.get("data") or {}
+    listed = (data.get(name) or [] for name in ("train_files", "val_files"))
+    files = [file for names in listed for file in ([names] if isinstance(names, str) else names)]
+    wanted = [*roots_of(config, environ), *(Path(os.path.expanduser(str(file))) for file in files)]
+    return [path.absolute() for path in wanted if path.exists()]
 
-    Raises NoTask where none of them is a folder, and for an id that leads out of a root.
+
+def task_path(instance_id: str, local_task_path: str | None, roots: Sequence[Path], template: str | None) -> Path:
+    """Return the folder of a task: `local_task_path`, else `<root>/<instance_id>`, else the template with
+    `{instance_id}`.
+
+    Raises NoTask if none of them is a folder, and for an id that leaves its root.
     """
     tried: list[Path] = []
     if local_task_path:
@@ -52,25 +63,25 @@ def task_path(instance_id: str, local_task_path: str | None, roots: Sequence[Pat
     if found is None:
         listed = ", ".join(map(str, tried)) or "nowhere: the row has neither local_task_path nor instance_id"
         raise NoTask(
-            f"the task {instance_id!r} is not there; looked at {listed}. Set data.train_harbor_dir, {ROOTS_VARIABLE} or "
+            f"the task {instance_id!r} does not exist; searched {listed}. Set data.train_harbor_dir, {ROOTS_VARIABLE} or "
             "REMOTE_AGENT_TASK_PATH_TEMPLATE"
         )
     return found
 
 
 _WEEK: Final = 604_800
-"""Longest that an agent may take: the limits of a trial are the server's."""
+"""Longest time for an agent. The server limits a trial itself."""
 OWN_KEY = "agent_rollouts"
-"""Our key in `rollout.custom`, which verl leaves to everybody."""
+"""Our key in `rollout.custom`, which verl leaves to extensions."""
 _MOST_TURNS: Final = 100_000
-"""What a manifest can say at most, where PR #83 has no limit: the agent on the server has its own."""
+"""Largest value in a manifest, for PR #83's unlimited turns: the agent on the server has its own limit."""
 AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop")
-"""Agents of ours that `agent_name` may stand for; `swe-agent` is `SWE`."""
+"""Our agents for values of `agent_name`; `swe-agent` is `SWE`."""
 
 
 @dataclass(frozen=True)
 class HarborRows:
-    """How a row's task is found and read."""
+    """Finds and reads the task of a row."""
 
     config: Mapping[str, Any]
     environ: Mapping[str, str] = field(repr=False)
@@ -81,7 +92,7 @@ class HarborRows:
         return self.settings is not None and not self.settings.use_local_trial
 
     def task(self, fields: Mapping[str, Any]) -> Task | None:
-        """The task of a row; None for a row that names no folder. Raises NoTask, TaskSourceError."""
+        """Return the task of a row; None for a row that names no folder. Raises NoTask, TaskSourceError."""
         local, instance = fields.get("local_task_path"), fields.get("instance_id")
         if not local and not instance:
             return None
@@ -110,9 +121,9 @@ class HarborRows:
 
 
 def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None) -> dict[str, Any]:
-    """verl's configuration, our settings in it filled in with what `settings` asks for. Raises SettingsError.
+    """Return verl's configuration with our settings filled in from `settings`. Raises SettingsError.
 
-    What our settings themselves say of `agent`, `attempts` and `sandbox` stands.
+    Explicit settings of `agent`, `attempts` and `sandbox` are kept.
     """
     if settings is None:
         return dict(config)
@@ -139,24 +150,28 @@ def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None
 
 
 def own_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What verl's configuration has below `actor_rollout_ref.rollout.custom.agent_rollouts`; empty where it has nothing."""
+    """Return the settings in verl's configuration below `actor_rollout_ref.rollout.custom.agent_rollouts`; empty if
+    there are none.
+    """
     return ((config["actor_rollout_ref"]["rollout"].get("custom") or {}).get(OWN_KEY)) or {}
 
 
 def with_own_settings(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """verl's configuration with some of our settings changed; other keys of `custom` stay."""
+    """Return verl's configuration with some of our settings changed; other keys of `custom` are kept."""
     role = config["actor_rollout_ref"]
     custom = {**(role["rollout"].get("custom") or {}), OWN_KEY: {**own_settings(config), **changes}}
     return {**config, "actor_rollout_ref": {**role, "rollout": {**role["rollout"], "custom": custom}}}
 
 
 def model_name_of(settings: RemoteSettings | None) -> str:
-    """The name by which agents ask for verl's model: REMOTE_MODEL_NAME, less the provider that LiteLLM takes off."""
+    """Return the name by which agents call verl's model: REMOTE_MODEL_NAME without the provider, which LiteLLM removes."""
     return "verl" if settings is None or settings.model_name is None else without_provider(settings.model_name)
 
 
 def environment_of(settings: RemoteSettings) -> Environment:
-    """What `environment_import_path` and `environment_kwargs` come to for a local trial. A class of one's own gets them."""
+    """Return the converted `environment_import_path` and `environment_kwargs` for a local trial. A user's class gets
+    them unchanged.
+    """
     path = settings.environment_import_path
     if path is not None and path not in HARBORS:
         return Environment()
@@ -167,7 +182,7 @@ def environment_of(settings: RemoteSettings) -> Environment:
 
 
 def not_honoured(settings: RemoteSettings) -> list[str]:
-    """What the settings ask for in vain where this engine runs the trials."""
+    """Return settings that have no effect if this engine runs the trials."""
     if not settings.use_local_trial:
         return []
     proxy = (
@@ -178,7 +193,7 @@ def not_honoured(settings: RemoteSettings) -> list[str]:
         found.append("agent_kwargs")
     return [
         *([proxy] if settings.proxy_server_url else []),
-        *(f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here" for name in found),
+        *(f"remote_agent.{name} is not supported: rollout.custom.agent_rollouts says it here" for name in found),
     ]
 
 
@@ -194,7 +209,7 @@ def _local_agent(settings: RemoteSettings) -> dict[str, Any]:
     found = next((name for name in AGENTS if plain(name) == plain(settings.agent_name)), None)
     if found is None:
         raise SettingsError(
-            f"remote_agent.agent_name: {settings.agent_name!r} is no agent of this engine, which runs the trials with "
+            f"remote_agent.agent_name: {settings.agent_name!r} is not an agent of this engine, which runs the trials with "
             f"use_local_trial; expected one of {', '.join(AGENTS)}, or agent_import_path. A program is run with "
             "rollout.custom.agent_rollouts.agent of type Command, and no agent_name"
         )

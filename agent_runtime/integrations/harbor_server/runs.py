@@ -1,12 +1,12 @@
-"""The runs of a server: each is a job of this machine, on disk from before it begins until after its end.
+"""The runs of a server: each is a job of this machine, on disk from before its start until after its end.
 
-`<folder>/<run>/request.json` and `task/` stand there from one rename on, `result.json` when the run has ended; what is
-between is the job's own record. So a server that was killed goes on with what it had, and gives no run twice.
+A single rename creates `<folder>/<run>/request.json` and `task/`; `result.json` is written when the run has ended, and
+in between there is the job's own record. So a restarted server resumes its runs, and runs none twice.
 """
 
 import asyncio
 import contextlib
-import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -14,36 +14,44 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+import stat
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
-from agent_runtime.engine.opening import output_uri
+from agent_runtime.engine.run_folder import process_lock
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
 from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
 from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
+from agent_runtime.recording.job_record import output_uri
+from agent_runtime.recording.store import StorageUnavailable
 from agent_runtime.sandboxes.images.store import place_of
 from agent_runtime.tasks import TaskSourceError, load_tasks
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
 
 MOST_WAITING: Final = 4096
-"""Runs that may be accepted and not ended: each has its task's folder on disk."""
+"""Most accepted and unfinished runs: each has its task's folder on disk."""
 CALL_SECONDS: Final = 1800.0
-"""Deadline of one answer of a client's session, as long as an agent has by default: a trainer may hold calls meanwhile."""
+"""Deadline of one answer of a client's session, equal to an agent's default time: a trainer may hold calls meanwhile.
+"""
 CLEAN_UP_SECONDS: Final = 60.0
-"""For opening a run of an earlier server, whose sandboxes are to go."""
+"""Time limit for opening a run of an earlier server to delete its sandboxes."""
+AGAIN_SECONDS: Final = 30.0
+"""Pause before a run is resumed whose storage or disk was unavailable."""
+T = TypeVar("T")
 _REQUEST, _RESULT, _TASK, _INCOMING = "request.json", "result.json", "task", ".incoming-"
 _LOG = logging.getLogger(__name__)
 
 
 class SessionModel(OpenAIEndpoint):
-    """A client's session as a model. It is not tried out first: the trial would be a turn of the recorded conversation."""
+    """A client's session as a model. No trial call is made, because it would be a turn of the recorded conversation."""
 
     def __init__(self, url: SessionUrl) -> None:
         headers = {} if url.key is None else {"Authorization": f"Bearer {url.key}"}
@@ -51,49 +59,51 @@ class SessionModel(OpenAIEndpoint):
         super().__init__(url.base_url, url.name, headers=headers, key_origin=origin, call_seconds=CALL_SECONDS)
 
     async def check(self) -> None:
-        """Nothing is asked."""
+        """Do nothing."""
 
 
 class Conflict(Exception):
-    """An idempotency key that came with another request before."""
+    """An idempotency key that was used with another request before."""
 
 
 class FolderInUse(OSError):
-    """Another server serves the runs of this folder."""
+    """Another server uses this folder."""
 
 
 class Full(Exception):
-    """The server has as many runs as it takes."""
+    """The server has its maximum number of runs."""
 
 
 @dataclass(frozen=True)
 class ServedJob:
-    """A manifest that the server was started with."""
+    """A manifest with which the server was started."""
 
     job: RolloutJob
     base_dir: Path
-    """Its folder, where its relative paths start."""
+    """Its folder, the base of its relative paths."""
 
 
 class _Kept(BaseModel):
-    """`request.json`."""
+    """The contents of `request.json`."""
 
     request: RunRequest
     digest: str
     awaited: bool
-    """Its client waits on a connection that dies with the server, and cannot come back for it."""
+    """The client waits on a connection that ends with the server, and cannot ask for the result later."""
     warnings: list[str]
+    uid: str | None = None
+    """Of its job. An equal key names an equal run at every server, and servers may share `output.uri`."""
 
 
 class _Ended(BaseModel):
-    """`result.json`."""
+    """The contents of `result.json`."""
 
     digest: str
     result: RunResult
 
 
 class Runs:
-    """Runs below a folder. `concurrency` of them are at work at once, the others wait."""
+    """Runs below a folder. At most `concurrency` run at once; the others wait."""
 
     def __init__(
         self,
@@ -110,17 +120,18 @@ class Runs:
         self._working: dict[str, asyncio.Task[RunResult]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
         self._held = contextlib.ExitStack()
-        """The lock of the folder; the kernel releases it when this process dies."""
+        """The lock of the folder; the kernel releases it when this process ends."""
 
     async def open(self) -> None:
-        """Resume the runs of an earlier server. A run whose client waited for the answer is given up: its client has gone.
+        """Resume the runs of an earlier server. Runs whose client waited on a connection are abandoned.
 
-        Raises FolderInUse."""
+        Raises FolderInUse.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = os.open(self._folder, os.O_RDONLY)
         self._held.callback(os.close, held)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held.enter_context(process_lock(held))
         except BlockingIOError:
             self._held.close()
             raise FolderInUse(
@@ -137,7 +148,7 @@ class Runs:
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A folder for a request that is being received; it goes away unless `submit` takes it."""
+        """Yield a folder for a request that is being received; it is removed unless `submit` takes it."""
         path = self._folder / f"{_INCOMING}{secrets.token_hex(8)}"
         path.mkdir(mode=0o700)
         try:
@@ -148,7 +159,7 @@ class Runs:
     async def submit(
         self, incoming: Path, archive: Path, request: RunRequest, *, key: str | None, awaited: bool
     ) -> str:
-        """Take a run over: durable when this returns its id. An equal `key` gives the run that it began.
+        """Accept a run: durable when this returns its id. An equal `key` returns the run that it began.
 
         Raises RunRefused, BadArchive, TaskSourceError, Conflict, Full.
         """
@@ -157,20 +168,19 @@ class Runs:
         digest = await asyncio.to_thread(_digest, request, incoming / _TASK)
         of_key = hashlib.sha256((key or "").encode(errors="surrogateescape")).hexdigest()
         run_id = f"run-{of_key[:24] if key else secrets.token_hex(12)}"
-        if (known := self._known_digest(run_id)) is not None:
-            if known != digest:
-                raise Conflict("this Idempotency-Key came with another request before; use a new one")
+        if self._is_known(run_id, digest):
             return run_id
         if len(self._working) >= MOST_WAITING:
             raise Full(f"{MOST_WAITING} runs are under way; try again later")
         planned = await asyncio.to_thread(self._planned, run_id, request, incoming / _TASK)
-        kept = _Kept(request=request, digest=digest, awaited=awaited, warnings=list(planned.warnings))
+        uid = str(uuid.uuid4())
+        kept = _Kept(request=request, digest=digest, awaited=awaited, warnings=list(planned.warnings), uid=uid)
         await asyncio.to_thread(_write, incoming / _REQUEST, kept.model_dump_json())
         try:
             incoming.rename(self._folder / run_id)
         except OSError:
-            # The same request came twice at once, and the other one was faster.
-            if self._known_digest(run_id) != digest:
+            # Two requests came with this key, and the other one was faster.
+            if not self._is_known(run_id, digest):
                 raise
         else:
             _sync(self._folder)
@@ -184,19 +194,19 @@ class Runs:
         return RunResult(run_id=run_id, status=RunStatus.RUNNING) if known else None
 
     async def wait(self, run_id: str, seconds: float | None = None) -> RunResult | None:
-        """The result of a run once it has ended, or how it is after so many seconds."""
+        """Return the result of a run once it has ended, or its state after this many seconds."""
         if (working := self._working.get(run_id)) is not None:
             await asyncio.wait({working}, timeout=seconds)
         return self.result(run_id)
 
     async def cancel(self, run_id: str) -> RunResult | None:
-        """End a run, its sandbox and its model calls; one that has ended stays as it is. None where there is none."""
+        """Cancel a run, its sandbox and its model calls; an ended run is unchanged. None if it does not exist."""
         if (cancelled := self._cancelled.get(run_id)) is not None:
             cancelled.set()
         return await self.wait(run_id)
 
     async def close(self) -> None:
-        """Stop; what is unfinished can be gone on with."""
+        """Stop; unfinished runs can be resumed."""
         for task in self._working.values():
             task.cancel()
         await asyncio.gather(*self._working.values(), return_exceptions=True)
@@ -212,8 +222,9 @@ class Runs:
         return replace(planned, warnings=[*planned.warnings, *warnings])
 
     def _task(self, folder: Path, request: RunRequest) -> tuple[Task, list[str]]:
-        """The one task of an archive. Its `${NAME}` are filled in from the request alone, and its image is no path: what
-        this machine has in its environment and on its disk is none of the sender's business."""
+        """Return the single task of an archive. Its `${NAME}` are filled in only from the request, and its image cannot
+        be a path: the sender must not read this machine's environment and disk.
+        """
         task, warnings = self._loaded(folder, request, None)
         for image in (task.sandbox.image, None if task.verifier is None else task.verifier.image):
             if image is not None and place_of(image, folder) is not None:
@@ -243,24 +254,37 @@ class Runs:
         path = self._folder / run_id
         try:
             planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK)
-            result = await self._result(run_id, kept, planned)
+            work = functools.partial(self._result, run_id, kept, planned)
+            result = await self._repeated(run_id, work, StorageUnavailable)
         except Exception as error:  # noqa: BLE001 whatever it is, the client must be told
             _LOG.warning("Run %s has failed: %s: %s", run_id, type(error).__name__, error)
             result = RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"{type(error).__name__}: {error}")
         result = result.model_copy(update={"warnings": kept.warnings})
         ended = _Ended(digest=kept.digest, result=result)
-        await asyncio.to_thread(_write, path / _RESULT, ended.model_dump_json())
-        # The request may have a model's key in it; the task stands in the job's own record.
+        write = functools.partial(asyncio.to_thread, _write, path / _RESULT, ended.model_dump_json())
+        await self._repeated(run_id, write, OSError)
+        # The request may contain a model's key; the task is in the job's own record.
         (path / _REQUEST).unlink()
         shutil.rmtree(path / _TASK, ignore_errors=True)
         return result
 
+    async def _repeated(self, run_id: str, work: Callable[[], Awaitable[T]], temporary: type[Exception]) -> T:
+        """Return the result of `work`, which is repeated after temporary errors: the run is not lost to them."""
+        while True:
+            try:
+                return await work()
+            except temporary as error:
+                if temporary is StorageUnavailable and self._cancelled[run_id].is_set():
+                    raise
+                _LOG.warning("Run %s is resumed in %g s: %s", run_id, AGAIN_SECONDS, error)
+                await asyncio.sleep(AGAIN_SECONDS)
+
     async def _result(self, run_id: str, kept: _Kept, planned: PlannedRun) -> RunResult:
-        """Play the run, unless it is cancelled first."""
+        """Run the job unless the run is cancelled first."""
         cancelled = self._cancelled[run_id]
-        # What an earlier server began is opened before it is given up, so that its sandboxes go.
+        # A run of an earlier server is opened before it is given up, so that its sandboxes are removed.
         grace = CLEAN_UP_SECONDS if cancelled.is_set() else 0.0
-        playing = asyncio.create_task(self._played(run_id, planned, cancelled))
+        playing = asyncio.create_task(self._played(run_id, kept.uid, planned, cancelled))
         stop = asyncio.create_task(cancelled.wait())
         try:
             await asyncio.wait({playing, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -274,19 +298,20 @@ class Runs:
             return playing.result()
         return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"Cancelled: {_why(kept)}")
 
-    async def _played(self, run_id: str, planned: PlannedRun, cancelled: asyncio.Event) -> RunResult:
+    async def _played(self, run_id: str, uid: str | None, planned: PlannedRun, cancelled: asyncio.Event) -> RunResult:
         served = self._jobs[planned.template]
         output = planned.job.spec.output.model_copy(update={"uri": output_uri(planned.job, served.base_dir)})
-        job = planned.job.model_copy(update={"spec": planned.job.spec.model_copy(update={"output": output})})
+        metadata = planned.job.metadata.model_copy(update={"uid": uid})
+        spec = planned.job.spec.model_copy(update={"output": output})
+        job = planned.job.model_copy(update={"metadata": metadata, "spec": spec})
         model = None if planned.model is None else SessionModel(planned.model)
-        async with (
-            _place(self._places, cancelled),
-            contextlib.AsyncExitStack() as stack,
-        ):
+        async with _place(self._places, cancelled), contextlib.AsyncExitStack() as stack:
             if model is not None:
                 stack.push_async_callback(model.close)
             session = await stack.enter_async_context(
-                RolloutSession(job, base_dir=served.base_dir, environ=self._environ, model=model)
+                RolloutSession(
+                    job, base_dir=served.base_dir, environ=self._environ, model=model, private=[self._folder.resolve()]
+                )
             )
             try:
                 if cancelled.is_set():
@@ -302,6 +327,12 @@ class Runs:
                     await session.abandon("Cancelled", "the run was cancelled")
                 raise
 
+    def _is_known(self, run_id: str, digest: str) -> bool:
+        """Whether an equal request began this run. Raises Conflict where another one did."""
+        if (known := self._known_digest(run_id)) not in (None, digest):
+            raise Conflict("this Idempotency-Key came with another request before; use a new one")
+        return known is not None
+
     def _known_digest(self, run_id: str) -> str | None:
         if (ended := self._ended(run_id)) is not None:
             return ended.digest
@@ -315,7 +346,7 @@ class Runs:
 
 @contextlib.asynccontextmanager
 async def _place(places: asyncio.Semaphore, cancelled: asyncio.Event) -> AsyncIterator[None]:
-    """One of the places, or none for a run that is cancelled while it waits for one."""
+    """Wait for a free place; none if the run is cancelled meanwhile."""
     taking = asyncio.ensure_future(places.acquire())
     stop = asyncio.ensure_future(cancelled.wait())
     try:
@@ -330,7 +361,7 @@ async def _place(places: asyncio.Semaphore, cancelled: asyncio.Event) -> AsyncIt
 
 
 def _is_run(name: str) -> bool:
-    """Whether a run may be called so: names come from URLs, and are folders here."""
+    """Whether a run's name is valid: names come from URLs and become folders."""
     return re.fullmatch(r"run-[0-9a-f]{24}", name) is not None
 
 
@@ -339,16 +370,19 @@ def _why(kept: _Kept) -> str:
 
 
 def _digest(request: RunRequest, task: Path) -> str:
-    """Of what was asked for and the files of the task: an archive has the time in it, so it is never the same bytes."""
+    """Return a digest of the request and the task's files. The archive's bytes differ each time, because they include
+    times.
+    """
     digest = hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode())
     for path in sorted(path for path in task.rglob("*") if path.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(task)}\0{content}\n".encode(errors="surrogateescape"))
+        name, mode = path.relative_to(task), stat.S_IMODE(path.stat().st_mode)
+        digest.update(f"{name}\0{mode:o}\0{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def _write(path: Path, text: str) -> None:
-    """Durable under its name, or not there."""
+    """Write a file durably under its name, or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)

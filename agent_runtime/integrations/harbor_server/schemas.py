@@ -1,7 +1,7 @@
-"""The messages of `POST /api/v1/runs`, as verl-recipe PR #83 has them (`agentic/serversdk`).
+"""The messages of `POST /api/v1/runs`, as in verl-recipe PR #83 (`agentic/serversdk`).
 
-A request is multipart: `metadata`, the JSON of `RunRequest`, and `task_archive`, a tar.gz of the task's folder. The answer
-is a `RunResult`. Ours adds `running` to the statuses and `warnings` to the answer.
+A request is multipart: `metadata`, the JSON of `RunRequest`, and `task_archive`, a tar.gz of the task's folder. The
+answer is a `RunResult`. We add `running` to the statuses and `warnings` to the answer.
 """
 
 from enum import StrEnum
@@ -14,11 +14,11 @@ METADATA, ARCHIVE = "metadata", "task_archive"
 
 
 class _Form(BaseModel):
-    # What is not known here is kept, and reported: a newer client must not be refused for it.
+    # Unknown fields are kept and reported: a newer client must not be refused for them.
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     def unknown(self) -> list[str]:
-        """Fields of this form that nobody here knows."""
+        """Return the fields of this message that are unknown here."""
         return sorted(self.model_extra or {})
 
 
@@ -26,7 +26,7 @@ _TimeLimit = Annotated[float, Field(gt=0, le=604_800)] | None
 
 
 class AgentRequest(_Form):  # type: ignore[no-redef]  # pydantic's plugin takes the field `kwargs` for that of __init__
-    """Who works on the task."""
+    """The agent for the task."""
 
     name: str | None = None
     import_path: str | None = None
@@ -41,7 +41,7 @@ class AgentRequest(_Form):  # type: ignore[no-redef]  # pydantic's plugin takes 
 
 
 class VerifierRequest(_Form):
-    """How it is graded."""
+    """The verifier for the task."""
 
     override_timeout_sec: _TimeLimit = None
     max_timeout_sec: _TimeLimit = None
@@ -49,32 +49,32 @@ class VerifierRequest(_Form):
 
 
 class RunRequest(_Form):
-    """What is asked for, beside the task itself."""
+    """A requested run, besides the task itself."""
 
     task_path: str = ""
-    """Where the client has the task; said for its own records."""
+    """The client's path of the task, for its own records."""
     agent: AgentRequest = AgentRequest()
     timeout_multiplier: Annotated[float, Field(gt=0, le=1000)] = 1.0
     verifier: VerifierRequest = VerifierRequest()
     environment_overrides: dict[str, Any] = {}
-    """Variables for the agent, among them the model's OPENAI_API_KEY, and Harbor's `override_cpus` and the like."""
+    """Variables for the agent, including the model's OPENAI_API_KEY, and Harbor's `override_cpus` and the like."""
     environment_kwargs: dict[str, Any] = {}
 
 
 class RunStatus(StrEnum):
-    """How far a run is."""
+    """Status of a run."""
 
     RUNNING = "running"
     COMPLETED = "completed"
     """Graded, whatever the agent did."""
     FAILED = "failed"
-    """Lost to infrastructure, not gradable, or cancelled; it has no rewards."""
+    """Lost to infrastructure, not gradable, or cancelled; without rewards."""
     TIMEOUT = "timeout"
-    """The agent's time ran out: of other servers alone. Ours grades what it left."""
+    """The agent's time ran out. Used only by other servers; ours grades what the agent left."""
 
 
 class RolloutDetail(BaseModel):
-    """One conversation, an entry a turn; `prompt_token_ids` has the whole prompt of its turn."""
+    """One conversation, with one entry for each turn; `prompt_token_ids` has the whole prompt of its turn."""
 
     prompt_token_ids: list[list[int]] | None = None
     completion_token_ids: list[list[int]] | None = None
@@ -86,10 +86,10 @@ class RunResult(BaseModel):
 
     run_id: str
     status: str
-    """A RunStatus; other servers have words of their own (`error`)."""
+    """A RunStatus; other servers have further values (`error`)."""
     rewards: dict[str, float] | None = None
     rollout_details: list[RolloutDetail] | None = None
     error: str | None = None
     result_uri: str | None = None
     warnings: list[str] = []
-    """What was asked for and is not honoured."""
+    """Requested settings that are not supported."""

@@ -1,13 +1,13 @@
-"""`/api/v1/runs` over HTTP, in the form of the Harbor server that verl-recipe PR #83 asks (docs/remote-agents.md).
+"""`/api/v1/runs` over HTTP, compatible with the Harbor server of verl-recipe PR #83 (docs/remote-agents.md).
 
-All but `/health` need the server's key: as bearer, as `x-api-key`, or as the password of Basic, as a URL carries it
-(`http://any:KEY@host:8080`). Errors are `{"detail": text}`.
+All routes except `/health` need the server's key: as a bearer token, as `x-api-key`, or as the password of Basic
+authentication, which a URL can contain (`http://any:KEY@host:8080`). Errors are `{"detail": text}`.
 """
 
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,18 +17,20 @@ from pydantic import ValidationError
 
 from agent_runtime.integrations.harbor_server.archive import BadArchive
 from agent_runtime.integrations.harbor_server.plan import RunRefused
-from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs
+from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs, ServedJob
 from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, PATH, RunRequest, RunResult, RunStatus
 from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key
+from agent_runtime.proxy.serve import log_to_stderr, until_stopped
+from rollout_api.rollout_job import RolloutJob
 
 METADATA_BYTES: Final = 1 << 20
 ARCHIVE_BYTES: Final = 256 << 20
-"""Largest archive: packed, a quarter of what it may be unpacked."""
+"""Largest archive: packed, a quarter of the unpacked limit."""
 UPLOAD_SECONDS: Final = 600
-"""Most time for a request to arrive."""
+"""Time limit for receiving a request."""
 KEY_LENGTH: Final = 255
-"""Of an idempotency key; Stripe's limit, which clients know."""
+"""Most characters of an idempotency key; Stripe's limit, which clients know."""
 MOST_WAIT: Final = 60.0
 """Longest wait of a GET; below the idle time of every common load balancer."""
 _LOG = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(runs: Runs, key: str) -> web.Application:
-    """The application. It needs `handler_cancellation`, by which a client's going away is noticed."""
+    """Return the application. It needs `handler_cancellation` to detect that a client disconnects."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -69,7 +71,7 @@ async def _post(runs: Runs, request: web.Request) -> web.StreamResponse:
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 0 < len(key) <= KEY_LENGTH:
         raise RunRefused(f"Idempotency-Key has {len(key)} characters, expected 1 to {KEY_LENGTH}")
-    # Its own words for it are those of RFC 7240.
+    # The `Prefer` header of RFC 7240; the words may be in any case.
     is_async = "respond-async" in request.headers.get("Prefer", "").lower()
     with runs.incoming() as folder:
         try:
@@ -88,7 +90,7 @@ async def _post(runs: Runs, request: web.Request) -> web.StreamResponse:
         result = await runs.wait(run_id)
     except asyncio.CancelledError:
         if awaited:
-            # Nobody knows of this run but the client that has gone: what it does from now on is for nobody.
+            # Only the disconnected client knew of this run, so its further work has no reader.
             await asyncio.shield(runs.cancel(run_id))
         raise
     if result is not None and result.status == RunStatus.RUNNING:
@@ -102,7 +104,7 @@ async def _get(runs: Runs, request: web.Request) -> web.StreamResponse:
     run_id = request.match_info["run"]
     text = request.query.get("wait", "0")
     try:
-        seconds = min(max(0.0, float(text)), MOST_WAIT)  # in this order NaN is 0
+        seconds = min(max(0.0, float(text)), MOST_WAIT)  # this argument order turns NaN into 0
     except ValueError:
         raise RunRefused(f"wait is {text!r}, expected seconds") from None
     return _found(await runs.wait(run_id, seconds), run_id)
@@ -118,7 +120,7 @@ async def _health(runs: Runs, _: web.Request) -> web.StreamResponse:
 
 
 async def _receive(request: web.Request, folder: Path) -> tuple[RunRequest, Path]:
-    """The two parts of a request: what is asked for, and the archive in a file."""
+    """Return the two parts of a request: its metadata, and the archive in a file."""
     if not request.content_type.startswith("multipart/"):
         raise RunRefused(
             f"the body is {request.content_type}, expected multipart/form-data with {METADATA} and {ARCHIVE}"
@@ -138,7 +140,7 @@ async def _receive(request: web.Request, folder: Path) -> tuple[RunRequest, Path
     except (ValueError, web.RequestPayloadError) as error:
         if isinstance(error, RunRefused | BadArchive):
             raise
-        raise RunRefused(f"the body is no multipart form: {error}") from error
+        raise RunRefused(f"the body is not a multipart form: {error}") from error
     missing = [name for name, part in ((METADATA, asked), (ARCHIVE, archive)) if part is None]
     if asked is None or archive is None:
         raise RunRefused(f"the body has no part {' and no part '.join(missing)}")
@@ -161,7 +163,7 @@ async def _save(part: BodyPartReader, path: Path) -> None:
             size += len(chunk)
             if size > ARCHIVE_BYTES:
                 raise BadArchive(
-                    f"{ARCHIVE} has more than {ARCHIVE_BYTES} bytes; put what is large into the task's image"
+                    f"{ARCHIVE} has more than {ARCHIVE_BYTES} bytes; put large files into the task's image"
                 )
             file.write(chunk)
 
@@ -194,8 +196,36 @@ def _detail(status: int, text: str, headers: dict[str, str] | None = None) -> we
     return web.json_response({"detail": text}, status=status, headers=headers)
 
 
+async def serve_jobs(
+    jobs: Mapping[str, tuple[RolloutJob, Path]],
+    key: str,
+    environ: Mapping[str, str],
+    *,
+    folder: Path,
+    host: str,
+    port: int,
+    concurrency: int,
+    image_template: str | None,
+) -> None:
+    """Serve jobs, each with the folder where its relative paths start, until the process is told to stop.
+
+    It is the entry point behind `rolloutctl serve`.
+    """
+    log_to_stderr(__package__)
+    served = {name: ServedJob(job, base_dir) for name, (job, base_dir) in jobs.items()}
+    runs = Runs(folder, served, environ, image_template=image_template, concurrency=concurrency)
+    with until_stopped() as stop:
+        runner, _ = await serving(runs, key, host, port)
+        try:
+            await stop.wait()
+        finally:
+            # Runs stop first. A client that waits for a run gets no answer now, and can fetch it later by its key.
+            await runs.close()
+            await runner.cleanup()
+
+
 async def serving(runs: Runs, key: str, host: str, port: int) -> tuple[web.AppRunner, int]:
-    """Open the runs and serve them until the runner is cleaned up; the port that is listened on."""
+    """Open the runs and serve them until the runner is cleaned up; return the listening port."""
     await runs.open()
     runner = server_runner(make_app(runs, key), 1.0)
     await runner.setup()

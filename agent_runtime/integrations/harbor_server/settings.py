@@ -1,6 +1,6 @@
-"""What a user of verl-recipe PR #83 has set: the fields of `remote_agent` and `proxy_server`, and their variables.
+"""Settings of users of verl-recipe PR #83: the fields of `remote_agent` and `proxy_server`, and their variables.
 
-The command line goes before the environment, and the environment before the yaml. Pure.
+The command line overrides the environment, and the environment overrides the yaml. Pure.
 """
 
 import json
@@ -9,39 +9,39 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 SERVER_KEY: Final = "HARBOR_SERVER_KEY"
-"""Environment variable with the key of the Harbor server, where it is not in its URL."""
+"""Environment variable with the key of the Harbor server, if its URL has none."""
 
 
 class SettingsError(ValueError):
-    """Everything that is wrong with the settings, a line each."""
+    """All problems of the settings, one per line."""
 
 
 @dataclass(frozen=True)
 class RemoteSettings:
-    """PR #83's `RemoteAgentConfig`, with its names and defaults, and where agents reach the model."""
+    """PR #83's `RemoteAgentConfig` with its names and defaults, and how agents reach the model."""
 
     harbor_server_url: str = "http://localhost:8080"
     harbor_timeout: float = 1800.0
-    """Seconds that the agent of a trial may take."""
+    """Time limit of a trial's agent, in seconds."""
     agent_name: str | None = None
     agent_import_path: str | None = None
     model_name: str | None = None
     agent_kwargs: Mapping[str, Any] | None = None
     max_retries: int = 3
-    """Attempts in all, as there."""
+    """Number of attempts, as in PR #83."""
     retry_base_delay: float = 2.0
     task_path_template: str = "/home/verl/dataset-tasks/{instance_id}"
     environment_overrides: Mapping[str, Any] | None = None
     environment_kwargs: Mapping[str, Any] | None = None
     environment_import_path: str | None = None
     use_local_trial: bool = False
-    """This engine runs the trial, in the worker; else the Harbor server does."""
+    """Whether this engine runs the trial, in the worker; else the Harbor server does."""
     llm_proxy_ip: str | None = None
     """Host at which agents reach this process."""
     proxy_host: str = "0.0.0.0"
-    """Address that model calls of agents are listened for at."""
+    """Address at which this process listens for model calls of agents."""
     proxy_port: int = 0
-    """0: any that is free."""
+    """Port; 0: any free one."""
     proxy_server_url: str | None = None
     """A session proxy that agents call; this process connects to it and answers. None: agents call this process."""
 
@@ -139,16 +139,17 @@ SOURCES: Final = (
     _Source("proxy_host", None, _text, "proxy_server", "host"),
     _Source("proxy_port", None, _port, "proxy_server", "port"),
 )
-"""Where each field is read: `<place>.<key>` of the configuration, and the environment variable."""
+"""Sources of each field: `<place>.<key>` of the configuration, and the environment variable."""
 
 
 def read_settings(
     config: Mapping[str, Any], environ: Mapping[str, str], command_line: Mapping[str, Any] | None = None
 ) -> RemoteSettings | None:
-    """The settings; None where neither the configuration nor the environment says anything of a remote agent.
+    """Return the settings; None if neither the configuration nor the environment has any for a remote agent.
 
-    `config` is verl's whole configuration, `command_line` what of it was given there, as `{"remote_agent.agent_name": …}`.
-    A variable that is empty is not set, as in PR #83. Raises SettingsError with all problems.
+    `config` is verl's whole configuration, `command_line` the values that were given there, as
+    `{"remote_agent.agent_name": …}`. An empty variable counts as unset, as in PR #83. Raises SettingsError with all
+    problems.
     """
     problems: list[str] = []
     values: dict[str, Any] = {}
@@ -177,7 +178,7 @@ def read_settings(
 
 
 def given_at(overrides: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the settings the command line says: `overrides` are Hydra's, `config` what they came to."""
+    """Return the settings given on the command line: `overrides` are Hydra's, `config` is their result."""
     named = [override.lstrip("+~").partition("=")[0] for override in overrides]
     return {
         source.path: source.configured(config)
@@ -187,7 +188,7 @@ def given_at(overrides: Sequence[str], config: Mapping[str, Any]) -> dict[str, A
 
 
 def as_environment(settings: RemoteSettings) -> dict[str, str]:
-    """The environment variables that give the same settings, for processes that see neither command line nor shell."""
+    """Return environment variables with the same settings, for processes that see neither command line nor shell."""
     variables = {source.field: source.variable for source in SOURCES}
     found: dict[str, str] = {}
     for field in fields(settings):

@@ -1,14 +1,15 @@
-"""Trials on a Harbor server, as the engine has sandboxes: a workspace is one trial, whose program runs elsewhere.
+"""Trials on a Harbor server as sandboxes of the engine: a workspace is one trial, whose program runs elsewhere.
 
-So a trial is an attempt like any other: recorded to the token, tried again under a key of its own after a failure of
-infrastructure, masked when no try is left. The workspace's image is the task's folder; running its program is the trial;
-what is then read as the verifier's reward file are the rewards that the server told.
+So a trial is an ordinary attempt: recorded with its tokens, retried under a new key after an infrastructure failure,
+masked when no attempt is left. The workspace's image is the task's folder; running its program runs the trial; the
+verifier's reward file then has the rewards that the server returned.
 """
 
 import base64
 import hmac
 import json
 import math
+import re
 import secrets
 import socket
 import uuid
@@ -40,22 +41,22 @@ from agent_runtime.sandboxes.base import (
 from agent_runtime.sandboxes.no_sandbox import NoSandbox, NoSandboxes
 
 GRACE_SECONDS: Final = 1800.0
-"""Beside the agent's time: images are built in it, Harbor's default for that being 600 s, and the task is graded."""
+"""Time besides the agent's: images are built in it (Harbor's default is 600 s), and the task is graded."""
 
-POLICYS_ERRORS: Final = frozenset(
-    {
-        "AgentTimeoutError",
-        "NonZeroAgentExitCodeError",
-        "ContextWindowExceededError",
-        "OutputTokenExceededError",
-        "AgentSafetyRefusalError",
-    }
+GRADED_ERRORS: Final = re.compile(
+    "AgentTimeoutError|AgentSafetyRefusalError|ContextWindowExceededError|OutputTokenExceededError"
+    # The agent's program failed. Harbor derives the name from the program's output, which the policy writes.
+    "|Api[A-Za-z]*Error|UnknownApiError|NonZeroAgentExitCodeError|AgentAuthenticationError|ModelNotFoundError"
+    "|NetworkConnectionError|UnsupportedModelParametersError"
+    # The verifier runs on files that the policy wrote, which may break or block it.
+    "|VerifierTimeoutError|VerifierOutputParseError|RewardFileNotFoundError|RewardFileEmptyError"
+    "|MemoryLimitExceededError|SandboxLikelyOutOfMemoryError"
 )
-"""Exceptions of Harbor 0.25 that a policy can bring about: none of them may give it another try, or a mask."""
+"""Exceptions of Harbor 0.26 that a policy can cause: such a trial gets 0, unless the proxy saw a call of the model fail."""
 
 
 class HarborTrials(NoSandboxes):
-    """Implements SandboxProvider. Model calls of all trials come to the front, which several providers may share."""
+    """Implements SandboxProvider. Model calls of all trials arrive at the front, which several providers may share."""
 
     name = "harbor"
 
@@ -75,18 +76,20 @@ class HarborTrials(NoSandboxes):
         return Trial(self._settings, self._client, self._front, Path(spec.image or ""))
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> "Trial":
-        """Refused: the trial calls the model at the address of the process that began it."""
-        raise SandboxFailure(INTERRUPTED, "the process that had the trial is gone, and its model's address with it")
+        """Refuse: the trial calls the model at the address of the process that began it."""
+        raise SandboxFailure(
+            INTERRUPTED, "the process that ran the trial has ended, so its model's address is unreachable"
+        )
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """Trials that an earlier process left have no model any more, and end by themselves."""
+        """Do nothing: trials of an earlier process no longer have a model and end by themselves."""
 
     async def close(self, *, keep: bool = False) -> None:
         await self._front.close()
 
 
 class Trial(NoSandbox):
-    """Implements Workspace, as far as a program and a reward file need it."""
+    """Implements the parts of Workspace that a program and a reward file need."""
 
     def __init__(self, settings: RemoteSettings, client: HarborClient, front: Front, folder: Path) -> None:
         self._settings, self._client, self._front, self._folder = settings, client, front, folder
@@ -106,7 +109,7 @@ class Trial(NoSandbox):
         env: Mapping[str, str] | None = None,
         **_: Any,
     ) -> CommandResult:
-        """The program is the trial, to its end. Everything else was done by the server."""
+        """Run the trial to its end, as the program. The server does everything else."""
         if key != PROGRAM_KEY:
             return _ended(0)
         variables = dict(env or {})
@@ -121,15 +124,15 @@ class Trial(NoSandbox):
         return _ended(0 if result.status == RunStatus.COMPLETED else 1, result.error or "")
 
     async def write(self, path: str, data: bytes, *, key: str, **_: Any) -> None:
-        """The grading's own folder is made and removed: there is nothing of it here."""
+        """Do nothing: the server grades the trial."""
 
     async def remove(self, path: str, *, key: str, **_: Any) -> None:
         """See `write`."""
 
-    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+    async def stat(self, path: str, *, key: str | None = None, **_: Any) -> FileStat | None:
         return FileStat(path, "file", len(self._rewards), 0o644, 0.0) if path == JSON_PATH else None
 
-    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20, **_: Any) -> bytes:
         return self._rewards
 
     def secret(self, purpose: str) -> bytes:
@@ -138,17 +141,17 @@ class Trial(NoSandbox):
         return found
 
     def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
-        """At the address of all trials, for keys of this one's secrets."""
+        """Serve the model at the address of all trials, for keys of this trial's secrets."""
         return self._front.serving(self._asked, server)
+
+    async def missed_requests(self) -> int:
+        """Return 0: missed requests are not counted here."""
+        return 0
 
 
 def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, model: str) -> dict[str, Any]:
-    """The metadata of a trial whose agent reaches `model` there. Pure."""
-    kwargs = {
-        **(settings.agent_kwargs or {}),
-        "model_base_url": reached.url,
-        "session_id": session_of(reached.key),
-    }
+    """Return the metadata of a trial whose agent reaches `model` there. Pure."""
+    kwargs = {**(settings.agent_kwargs or {}), "model_base_url": reached.url, "session_id": session_of(reached.key)}
     agent: dict[str, Any] = {
         "model_name": settings.model_name or f"openai/{model}",
         "max_timeout_sec": settings.harbor_timeout,
@@ -174,18 +177,19 @@ def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, mode
 
 
 def rewards_of(result: RunResult) -> dict[str, float]:
-    """The rewards of a trial, and as `reward` their sum, from -1 to 1: PR #83 trains with it.
+    """Return the rewards of a trial, and as `reward` their sum, limited to -1 to 1, with which PR #83 trains.
 
-    Raises TrialLost where there are none and the policy is not to blame. Pure."""
+    Raises TrialLost if there are none and the policy is not the cause. Pure.
+    """
     reason = (result.error or "").partition(":")[0].strip()
-    if result.status == RunStatus.TIMEOUT or (result.status != RunStatus.COMPLETED and reason in POLICYS_ERRORS):
-        # What such a server says of the reward is a 0 that stands for every kind of error.
+    if result.status == RunStatus.TIMEOUT or (result.status != RunStatus.COMPLETED and GRADED_ERRORS.fullmatch(reason)):
+        # For every kind of error, such a server returns the reward 0.
         return {"reward": 0.0}
     if result.status != RunStatus.COMPLETED:
-        raise TrialLost("TrialFailed", f"the server says {result.status}: {result.error or 'and not why'}")
+        raise TrialLost("TrialFailed", f"the server reports {result.status}: {result.error or 'no reason given'}")
     if not result.rewards:
         raise TrialLost(
-            "NoReward", "the trial was completed, and the server told no reward; does its task have a verifier?"
+            "NoReward", "the trial was completed, but the server returned no reward; does its task have a verifier?"
         )
     # Out of range it is bounded: the policy may have written it, and must not be able to discard its trial by a number.
     total = sum(result.rewards.values())
@@ -193,8 +197,9 @@ def rewards_of(result: RunResult) -> dict[str, float]:
 
 
 def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:
-    """What makes the provider of each job of this process, trials of a server all behind one front; None where our settings
-    say where sandboxes come from. Raises SettingsError."""
+    """Return a function that makes each job's provider, with all trials behind one front; None if our settings name a
+    provider. Raises SettingsError.
+    """
     if settings is None:
         return None
     if settings.use_local_trial:

@@ -1,4 +1,4 @@
-"""verl 0.9.1: an AgentLoopManager whose rollouts are this engine's (docs/trainers-verl.md).
+"""verl 0.9.1: an AgentLoopManager that runs rollouts with this engine (docs/trainers-verl.md).
 
-verl itself is imported by `manager`, `worker`, `chat` and `tools` alone.
+Only `manager`, `worker`, `chat` and `tools` import verl itself.
 """

@@ -61,12 +61,13 @@ class VerlChat:
                 )
                 return list(merged.token_ids)
             except (ValueError, TemplateError):
-                # The template cannot say what is new by itself: the whole conversation, as a fork of the sequence.
+                # The template cannot render only the new part: the whole conversation is rendered, as a fork of the
+                # sequence.
                 pass
         return list(self._builder.build_initial_tokens(conversation, tools=definitions))
 
     def _closed(self, ids: Sequence[int]) -> list[int]:
-        """With the end of an answer that was cut off at its limit, which verl's builders take for granted."""
+        """Add the end to an answer that was cut off at its limit, because verl's builders require it."""
         return list(ids) if ids[-1] in self._special else [*ids, self._tokenizer.eos_token_id]
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -75,7 +76,7 @@ class VerlChat:
 
 
 def _for_template(message: Message) -> Message:
-    """Chat templates take the arguments of tool calls as an object."""
+    """Convert the arguments of tool calls to objects, which chat templates need."""
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
@@ -89,9 +90,9 @@ def _for_template(message: Message) -> Message:
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """verl's form of the definitions, from which some parsers read the types of arguments.
+    """Convert tool definitions to verl's format, from which some parsers read the types of arguments.
 
-    It knows parameters of plain types alone; a tool with others is left out, and its arguments stay text there.
+    It supports only parameters of plain types. Other tools are left out, and their arguments stay text.
     """
     schemas = []
     for tool in tools:

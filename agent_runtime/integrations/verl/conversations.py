@@ -1,4 +1,4 @@
-"""verl's supervised dataset over `rolloutctl export --format verl`: with the tools that the policy was given.
+"""verl's supervised dataset for `rolloutctl export --format verl`, with the tools that the policy was given.
 
 `data.custom_cls.path=pkg://agent_runtime.integrations.verl.conversations data.custom_cls.name=RecordedConversations`
 """
@@ -12,7 +12,9 @@ from rollout_api.records import Message
 
 
 class RecordedConversations(MultiTurnSFTDataset):  # type: ignore[misc]
-    """Messages as the chat template saw them: Parquet gives every message all fields, and holds tools only as text."""
+    """Restores messages as the chat template saw them: Parquet gives every message all fields, and stores tools as
+    text.
+    """
 
     def _read_files_and_process(self) -> None:
         super()._read_files_and_process()

@@ -1,13 +1,14 @@
-"""Tool results as text for gpt-oss models, which speak OpenAI's harmony format (verl PR #4548, same name and text)."""
+"""Tool results as text for gpt-oss models, which use OpenAI's harmony format (verl PR #4548, same name and text)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def build_gpt_oss_tool_response_text(messages: Sequence[Mapping[str, Any]], tool_call_names: Sequence[str]) -> str:
-    """The tool messages one after another, each as the answer of the function of that name, and the head of the next turn.
+    """Return the tool messages one after another, each as the answer of the function of that name, and the start of the
+    next turn.
 
-    There is a name for each message. Raises ValueError where there are too few.
+    There must be a name for each message. Raises ValueError if there are too few.
     """
     if len(tool_call_names) < len(messages):
         raise ValueError(

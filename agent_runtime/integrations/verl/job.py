@@ -1,7 +1,7 @@
-"""From verl's configuration to the jobs that its rollouts are run as. Pure.
+"""Convert verl's configuration into the jobs of its rollouts. Pure.
 
-`actor_rollout_ref.rollout.custom.agent_rollouts` is a job's spec; what verl itself decides (tasks, group size, sampling) is
-not in it. The other keys of `custom` belong to others and are not read.
+`actor_rollout_ref.rollout.custom.agent_rollouts` is a job's spec without the fields that verl determines (tasks, group
+size, sampling). Other keys of `custom` belong to other extensions and are not read.
 """
 
 import json
@@ -23,25 +23,27 @@ DECIDED_BY_VERL = {
 }
 SAMPLED_BY_VERL = ("temperature", "topP")
 VERLS_CLIENT = {"function": "agent_runtime.integrations.verl.model:LLMClientModel"}
-"""What a record names as the model where verl's own LLM client answers; the object itself is handed to the session."""
+"""Recorded model name if verl's own LLM client answers; the object itself is passed to the session."""
 MOST_IN_FLIGHT = 100_000
-"""Groups in flight: verl bounds them itself, by what it submits."""
+"""Groups in flight: verl itself limits them by what it submits."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Rollouts that one job can have: all that a job fixes for its whole life."""
+    """Rollouts that can share a job: everything that is fixed during a job."""
 
     members: int
     validate: bool
     greedy: bool = False
     """Sampled at temperature 0, as REMAX does for its baselines."""
     system_prompt: str | None = None
-    """None: the agent's own."""
+    """None: the agent's own prompt."""
 
 
 def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
-    """The job of a kind. `config` is verl's whole configuration, resolved. Raises ManifestError with all problems."""
+    """Return the job of a kind. `config` is verl's whole configuration, resolved. Raises ManifestError with all
+    problems.
+    """
     custom = dict(own_settings(config))
     sampling = dict(custom.pop("sampling", None) or {})
     problems = [
@@ -88,7 +90,7 @@ def job_name(experiment: str, kind: Kind) -> str:
 
 
 def uses_verls_client(config: Mapping[str, Any]) -> bool:
-    """Whether verl's own LLM servers answer; else the model that `custom` names."""
+    """Whether verl's own LLM servers answer; else the model in `custom` does."""
     return not own_settings(config).get("model")
 
 

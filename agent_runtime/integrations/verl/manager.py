@@ -1,4 +1,4 @@
-"""verl's way in: its setting `agent_loop_manager_class` is `agent_runtime.integrations.verl.manager.RolloutManager`."""
+"""Entry point for verl's setting `agent_loop_manager_class`: `agent_runtime.integrations.verl.manager.RolloutManager`."""
 
 import asyncio
 import logging
@@ -27,12 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class RolloutManager(AgentLoopManager):  # type: ignore[misc]
-    """An `AgentLoopManager` whose rollouts are this engine's; `rollout.agent.num_workers` processes share them."""
+    """An `AgentLoopManager` that runs rollouts with this engine, distributed over `rollout.agent.num_workers`
+    processes.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(RolloutWorker)
         super().__init__(*args, **kwargs)
-        # What is wrong with the settings is told here, and not by a process somewhere else.
+        # Wrong settings are reported here, not by another process later.
         settings = OmegaConf.to_container(self.config, resolve=True)
         remote = read_settings(settings, os.environ)
         rollout_job(with_remote_agent(settings, remote), Kind(members=1, validate=False))
@@ -47,7 +49,9 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
 
     @auto_await  # type: ignore[untyped-decorator]
     def generate_sequences(self, prompts: TensorDict | DataProto) -> Any:
-        """V1 gives a TensorDict and gets nothing: samples go into TransferQueue. The legacy trainer gets its rows back."""
+        """Generate rollouts. V1 passes a TensorDict and gets no result: samples go into TransferQueue. The legacy
+        trainer gets its rows back.
+        """
         if isinstance(prompts, DataProto):
             return self._generate_batch(prompts)
         workers = self.agent_loop_workers
@@ -56,7 +60,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         return None
 
     def close(self) -> None:
-        """Give all sandboxes back. verl does not call it; those that are left end 15 minutes after their last use."""
+        """Delete all sandboxes. verl does not call this; remaining sandboxes end 15 minutes after their last use."""
         ray.get([worker.close.remote() for worker in self.agent_loop_workers])
 
     @SkipManager.annotate(role="rollout")  # type: ignore[untyped-decorator]
@@ -87,7 +91,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
 
 
 def _give_all_the_same_reward_keys(outputs: Sequence[DataProto]) -> None:
-    """A worker that lost all of its rollouts has none of what a reward function says beside its score."""
+    """Add missing reward keys: a worker that lost all of its rollouts has none of a reward function's further values."""
     keys = sorted({key for output in outputs for key in output.meta_info.get("reward_extra_keys", [])})
     for output in outputs:
         if "reward_extra_keys" in output.meta_info:
@@ -97,7 +101,9 @@ def _give_all_the_same_reward_keys(outputs: Sequence[DataProto]) -> None:
 
 
 def _with_mean_for_lost_groups(scores: torch.Tensor) -> torch.Tensor:
-    """Rewards by token, in which those of wholly lost groups are NaN. Raises RuntimeError where nothing else is there."""
+    """Return rewards by token, with those of wholly lost groups (NaN) replaced by the mean. Raises RuntimeError if all
+    are lost.
+    """
     lost = scores.isnan()
     if not lost.any():
         return scores

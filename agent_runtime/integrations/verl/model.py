@@ -1,4 +1,4 @@
-"""verl's LLM servers as a model: token ids in, token ids out, so what verl trains is what its servers saw and sampled."""
+"""verl's LLM servers as a model: token ids in, token ids out, so that verl trains on exactly what its servers sampled."""
 
 import asyncio
 import uuid
@@ -9,14 +9,14 @@ from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, M
 from rollout_api.records import Message, PolicySpan, Usage
 
 CALL_SECONDS = 1800
-"""Deadline of one answer, as long as an agent has by default: verl's servers set none, and one may hang."""
+"""Deadline of one answer, equal to an agent's default time: verl's servers set none, and one may hang."""
 RESUME_SECONDS = 1.0
-"""Between the pieces of an answer that a weight update cut, as in verl's FullyAsyncLLMServerClient."""
+"""Pause between the pieces of an answer that a weight update interrupted, as in verl's FullyAsyncLLMServerClient."""
 ABORTED = ("abort", "aborted")
 
 
 class TokenOutput(Protocol):
-    """The part of `verl.workers.rollout.replica.TokenOutput` that is read."""
+    """The fields of `verl.workers.rollout.replica.TokenOutput` that are read."""
 
     token_ids: Sequence[int]
     log_probs: Sequence[float] | None
@@ -29,25 +29,29 @@ Generate = Callable[..., Awaitable[TokenOutput]]
 
 
 class Chat(Protocol):
-    """Messages to token ids and back, as verl's model speaks."""
+    """Converts messages to token ids and back for verl's model."""
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
-        """Tokens that end an answer beside its own end; an attribute does."""
+        """Tokens that end an answer besides its own end; may be a plain attribute."""
 
     async def prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
     ) -> list[int]:
-        """The ids of a conversation, the head of the next answer included; they begin with the prefix where that can be."""
+        """Return the token ids of a conversation and the start of the next answer. They begin with the prefix if
+        possible.
+        """
 
     async def read(
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
     ) -> tuple[str, list[dict[str, Any]]]:
-        """The text of an answer without its end, and its tool calls in OpenAI's form, ids left out where it has none."""
+        """Return the text of an answer without its end, and its tool calls in OpenAI's format, without ids if it has
+        none.
+        """
 
 
 class LLMClientModel:
-    """A `Model`. `context` is how many tokens prompt and answer may have together, `name` what agents ask for it by."""
+    """A `Model`. `context` is the limit of tokens of prompt and answer together, `name` the name that agents use."""
 
     token_capture = "Tokens"
 
@@ -57,10 +61,12 @@ class LLMClientModel:
         self.name = name
         self._generate, self._chat, self._context, self._seconds = generate, chat, context, call_seconds
         self._id = uuid.uuid4().hex
-        """Sessions of other jobs have the same names, and stick to other servers."""
+        """Distinguishes sessions with equal names of other jobs, which use other servers."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """One answer; see `Model.complete`. What a weight update cut is gone on with, each piece under its own version."""
+        """Return one answer; see `Model.complete`. After a weight update the answer is continued, and each piece has
+        its own version.
+        """
         prompt = await self._chat.prompt(request.messages, request.tools, request.prefix)
         left = self._context - len(prompt)
         if left < 1:
@@ -81,10 +87,10 @@ class LLMClientModel:
         raise failure
 
     async def check(self) -> None:
-        """verl has started its servers before it makes a manager."""
+        """Do nothing: verl has started its servers before it creates a manager."""
 
     async def close(self) -> None:
-        """The servers are verl's."""
+        """Do nothing: the servers belong to verl."""
 
     async def _sample(
         self, request: ModelRequest, prompt: Sequence[int], limit: int, pieces: list[TokenOutput]
@@ -98,7 +104,7 @@ class LLMClientModel:
                     sampling_params=self._sampling(request, limit - len(ids)),
                 )
             except Exception as error:
-                # Whatever a server raises, it is not the policy's doing.
+                # Any exception of a server counts as infrastructure, because the policy did not cause it.
                 raise ModelError("Unreachable", f"verl's LLM server: {_summary(error)}") from error
             if piece.token_ids and (piece.log_probs is None or len(piece.log_probs) != len(piece.token_ids)):
                 raise ModelError("NoLogprobs", "verl's LLM server gave token ids without a logprob for each")
@@ -157,13 +163,15 @@ class LLMClientModel:
 
 
 def _summary(error: Exception) -> str:
-    """Ray's errors are tracebacks, and their last line is what the server raised."""
+    """Return the last line of Ray's error, which is a traceback: it has the server's exception."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def _spans(pieces: Sequence[TokenOutput]) -> list[PolicySpan]:
-    """Which weights made which token: verl's training step, at which they were loaded. Empty where no server says."""
+    """Return the weight version of each token: verl's training step at which they were loaded. Empty if no server
+    reports it.
+    """
     versions = [_version(piece.extra_fields) for piece in pieces]
     if not any(versions):
         return []

@@ -1,14 +1,11 @@
-"""From members to verl's `AgentLoopOutput`, and to the legacy trainer's batch, with one row a rollout."""
+"""Convert members into verl's `AgentLoopOutput`, and into the legacy trainer's batch, with one row for each rollout."""
 
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import (  # type: ignore[import-not-found]
-    AgentLoopMetrics,
-    AgentLoopOutput,
-)
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput  # type: ignore[import-not-found]
 
 from agent_runtime.integrations.verl.rollouts import Member
 from agent_runtime.integrations.verl.samples import Group, Sample, mean_info, same_keys
@@ -16,13 +13,13 @@ from rollout_api.records import Result
 
 
 def outputs_of(member: Member, version: int) -> list[Any]:
-    """An `AgentLoopOutput` for each sample. `version` is that of tokens whose server says none."""
+    """Return an `AgentLoopOutput` for each sample. `version` applies to tokens whose server reports none."""
     result = member.result
     return [_output(result, sample, result.reward, version, member.tool_rewards) for sample in member.samples]
 
 
 def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: float | None, version: int) -> Any:
-    """A row that nothing is learned from: a single token, with mask 0."""
+    """Return a row without training data: a single token, with mask 0."""
     return _output(result, Sample(list(prompt_ids), [end_id], [0], [0.0], None, None), reward, version)
 
 
@@ -35,7 +32,7 @@ def _output(
         response_mask=sample.response_mask,
         response_logprobs=sample.logprobs,
         reward_score=reward,
-        # As verl counts them: each answer, and what it answers to.
+        # verl's count: each answer, and the message that it answers.
         num_turns=2 * result.turns,
         metrics=_metrics(result),
         extra_fields={
@@ -59,7 +56,7 @@ def _metrics(result: Result) -> Any:
 
 
 NOT_COLUMNS = frozenset({"agent_name", "multi_modal_data", "__do_sample__"})
-"""Columns that verl leaves out of what it hands to reward functions and trainers too."""
+"""Columns that verl does not pass to reward functions and trainers either."""
 
 
 async def outputs_by_row(
@@ -71,10 +68,10 @@ async def outputs_by_row(
     validate: bool,
     version: int,
 ) -> list[Any]:
-    """verl's padded output of each row.
+    """Return verl's padded output of each row.
 
-    A rollout with several branches gives its last one. A lost one gets mask 0 and the mean reward of its group, NaN where
-    the whole group is lost, so that it moves no other's advantage.
+    For a rollout with several branches it is the last one. A lost rollout gets mask 0 and the mean reward of its group
+    (NaN if the whole group is lost), so that it changes no other advantage.
     """
     outputs: list[Any] = [None] * len(rows)
 

@@ -1,12 +1,13 @@
-"""The engine inside of verl: an open job for each kind of rollout, to which rows go and from which whole groups come."""
+"""The engine inside verl: one open job for each kind of rollout, which accepts rows and returns whole groups."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
+from agent_runtime.integrations.harbor_server.rows import dataset_paths
 from agent_runtime.integrations.verl.job import Kind, rollout_job
 from agent_runtime.integrations.verl.rows import Row
 from agent_runtime.integrations.verl.samples import Sample, samples_of
@@ -19,23 +20,24 @@ from rollout_api.rollout_job import RolloutJob
 
 @dataclass(frozen=True)
 class Member:
-    """What became of one rollout."""
+    """Result of one rollout."""
 
     result: Result
     samples: list[Sample]
-    """A sample for each branch; none for a lost rollout, nor where nothing was sampled."""
+    """One sample for each branch; none for a lost rollout, or if nothing was sampled."""
     tool_rewards: list[float]
-    """What verl's own tools gave, in the order of the calls."""
+    """Rewards of verl's own tools, in the order of the calls."""
 
     @property
     def is_lost(self) -> bool:
-        """Not the policy's doing: neither its tokens nor a reward may be learned from."""
+        """Whether infrastructure lost it, so that neither its tokens nor a reward may be trained on."""
         return self.result.outcome is not Outcome.COMPLETED
 
 
 class Rollouts:
-    """Runs rows as groups. `config` is verl's whole configuration, resolved; without `make_model` its own model answers,
-    without `make_provider` sandboxes come from where our settings say."""
+    """Runs rows as groups. `config` is verl's whole configuration, resolved. Without `make_model` verl's own model
+    answers; without `make_provider` our settings determine the sandboxes.
+    """
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class Rollouts:
         self._jobs: dict[Kind, asyncio.Task[_OpenJob]] = {}
 
     async def run(self, row: Row, kind: Kind) -> list[Member]:
-        """All members of the row's group, in order. Raises what ended the job from outside: storage, too much lost."""
+        """Return all members of the row's group, in order. Raises the error that ended the job externally: storage, or
+        too many lost rollouts.
+        """
         if kind not in self._jobs:
             self._jobs[kind] = asyncio.create_task(self._open(kind))
         job = await asyncio.shield(self._jobs[kind])
@@ -59,13 +63,13 @@ class Rollouts:
         return [await self._member(job, result) for result in group.results]
 
     def raise_failure(self) -> None:
-        """Raise what ended a job from outside, if anything did."""
+        """Raise the error that ended a job externally, if any."""
         for opening in self._jobs.values():
             if opening.done():
                 opening.result().raise_failure()
 
     async def close(self) -> None:
-        """Close all jobs; what is unfinished is recorded as far as it got."""
+        """Close all jobs. Unfinished rollouts stay recorded up to that point."""
         for opened in await asyncio.gather(*self._jobs.values(), return_exceptions=True):
             if isinstance(opened, _OpenJob):
                 await opened.close()
@@ -73,9 +77,9 @@ class Rollouts:
     async def _open(self, kind: Kind) -> "_OpenJob":
         job = rollout_job(self._config, kind)
         provider = None if self._make_provider is None else self._make_provider()
-        return await _OpenJob.open(
-            job, None if self._make_model is None else self._make_model(), self._environ, provider
-        )
+        model = None if self._make_model is None else self._make_model()
+        private = dataset_paths(self._config, self._environ)
+        return await _OpenJob.open(job, model, self._environ, provider, private)
 
     async def _member(self, job: "_OpenJob", result: Result) -> Member:
         if result.outcome is not Outcome.COMPLETED:
@@ -95,10 +99,17 @@ class _OpenJob:
 
     @classmethod
     async def open(
-        cls, job: RolloutJob, model: Model | None, environ: Mapping[str, str], provider: SandboxProvider | None
+        cls,
+        job: RolloutJob,
+        model: Model | None,
+        environ: Mapping[str, str],
+        provider: SandboxProvider | None,
+        private: Sequence[Path],
     ) -> "_OpenJob":
-        """Always a new run: what verl had in flight when it stopped, it submits again itself."""
-        session = RolloutSession(job, base_dir=Path.cwd(), environ=environ, provider=provider, model=model, new=True)
+        """Open a new run. After a restart, verl itself submits again what was in flight."""
+        session = RolloutSession(
+            job, base_dir=Path.cwd(), environ=environ, provider=provider, model=model, new=True, private=private
+        )
         return cls(await session.__aenter__())
 
     async def run(self, row: Row) -> FinishedGroup:
@@ -125,7 +136,9 @@ class _OpenJob:
         loop = asyncio.get_running_loop()
         try:
             async for group in self._session:
-                self._waiting.setdefault(group.sequence, loop.create_future()).set_result(group)
+                waiting = self._waiting.setdefault(group.sequence, loop.create_future())
+                if not waiting.done():  # the waiting caller was just cancelled
+                    waiting.set_result(group)
         except Exception as error:  # noqa: BLE001 handed to everybody who waits
             self._failure = error
             for future in self._waiting.values():

@@ -1,4 +1,4 @@
-"""From a row of verl's dataset to a task.
+"""Convert a row of verl's dataset into a task.
 
 The prompt is the row's prompt. Everything else of a task (files, setup, verifier, timeouts) is `extra_info.task`: a task in
 the form that a manifest has it in, as an object or as its JSON text, which Parquet keeps as it is. A row without one that
@@ -21,41 +21,41 @@ from rollout_api.tasks import Task
 
 
 class RowError(ValueError):
-    """A row that is no task; the message says which row and what is wrong."""
+    """A row that is not a task; the message names the row and the problem."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt that verl hands over."""
+    """One prompt that verl submits."""
 
     uid: str
-    """verl's own name for it, among the task's tags."""
+    """verl's own identifier, kept among the task's tags."""
     task: Task
     system_prompt: str | None
     tools_kwargs: Mapping[str, Any]
 
 
 class RowsAtWork:
-    """Rows by uid, in which verl's tools look their arguments up.
+    """Rows by uid, in which verl's tools look up their arguments.
 
-    A row stays for as long as any caller holds what `begin` returned: REMAX has two groups of one uid, which end apart.
+    A row stays while any caller holds the result of `begin`: REMAX has two groups of one uid, which end separately.
     """
 
     def __init__(self) -> None:
         self._rows: WeakValueDictionary[str, Row] = WeakValueDictionary()
 
     def begin(self, row: Row) -> Row:
-        """The row of that uid, to be held until its group ends."""
+        """Return the row of that uid. Hold it until its group ends."""
         return self._rows.setdefault(row.uid, row)
 
     def tools_kwargs(self, task: Task) -> Mapping[str, Any]:
-        """The arguments of the row that the task was made of."""
+        """The arguments in the row from which the task was made."""
         row = next((found for tag in reversed(task.tags) if (found := self._rows.get(tag))), None)
         return {} if row is None else row.tools_kwargs
 
 
 def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row:
-    """The task of a row. Raises RowError."""
+    """Return the task of a row. Raises RowError."""
     uid = str(fields["uid"])
     place = f"row {fields.get('index', '?')} of {fields.get('data_source', 'the dataset')}"
     if "_" in uid:
@@ -92,7 +92,7 @@ def _prompt(messages: Any, place: str) -> tuple[str | None, str]:
         )
     texts = [message.get("content") for message in messages]
     if not all(isinstance(text, str) for text in texts):
-        raise RowError(f"{place}: the prompt has parts that are no text (images, video); only text can be rolled out")
+        raise RowError(f"{place}: the prompt has parts that are not text (images, video); only text can be rolled out")
     return (texts[0] if len(texts) == 2 else None), texts[-1]
 
 
@@ -101,7 +101,7 @@ def _task_fields(value: Any, place: str) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise RowError(f"{place}: extra_info.task is no JSON: {error}") from None
+            raise RowError(f"{place}: extra_info.task is not JSON: {error}") from None
     value = {} if value is None else _without_nulls(_plain(value))
     if not isinstance(value, dict):
         raise RowError(
@@ -111,14 +111,14 @@ def _task_fields(value: Any, place: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Parquet gives every row of a column all fields that any row has."""
+    """Remove nulls: Parquet gives every row all fields that any row of the column has."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
-    """Python's own lists and numbers in place of NumPy's."""
+    """Convert NumPy's types to Python's lists and numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):

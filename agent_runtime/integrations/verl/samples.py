@@ -1,4 +1,4 @@
-"""What verl trains on: samples of a rollout's token sequences, and the rows of a batch that are one group. Pure."""
+"""verl's training data: samples of a rollout's token sequences, and which rows of a batch form a group. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,18 @@ class Sample:
     response_ids: list[int]
     response_mask: list[int]
     logprobs: list[float]
-    """Of the response; 0 where the mask is 0."""
+    """Of the response; 0 if the mask is 0."""
     min_version: int | None
-    """Oldest policy that sampled one of its tokens; None where no token says."""
+    """Oldest policy that sampled one of its tokens; None if no token has a version."""
     max_version: int | None
 
 
 def samples_of(branches: Sequence[Branch], prompt_length: int, response_length: int) -> list[Sample]:
-    """The branches that have something to train on, in order.
+    """Return the branches with training data, in order.
 
-    The prompt is what precedes the first sampled token, at most `prompt_length` of it: what is longer begins the response,
-    with mask 0, because the policy saw it. A response ends at `response_length`, as verl's own agent loops cut it.
+    The prompt is everything before the first sampled token, up to `prompt_length`. The rest of a longer one begins the
+    response, with mask 0, because the policy saw it. A response ends at `response_length`, as in verl's own agent
+    loops.
     """
     samples = []
     for branch in branches:
@@ -61,7 +62,7 @@ class Group:
 
 
 def groups_of(rows: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """The groups of a batch, by their first rows. REMAX's greedy baselines are groups of their own."""
+    """Return the groups of a batch, ordered by their first rows. REMAX's greedy baselines are separate groups."""
     found: dict[tuple[str, bool], list[int]] = {}
     for number, row in enumerate(rows):
         found.setdefault((str(row["uid"]), not bool(row.get("__do_sample__", True))), []).append(number)
@@ -69,13 +70,13 @@ def groups_of(rows: Sequence[Mapping[str, Any]]) -> list[Group]:
 
 
 def shares_of(groups: Sequence[Group], workers: int) -> list[list[int]]:
-    """The rows of each worker, whole groups dealt out in turn; workers without any are left out."""
+    """Return the rows of each worker, with whole groups distributed in turn; workers without rows are left out."""
     shares = [[row for group in groups[worker::workers] for row in group.rows] for worker in range(workers)]
     return [share for share in shares if share]
 
 
 def mean_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a reward function said of each, as a mean; the first one's word where it is no number."""
+    """Return the mean of a reward function's further values; for values that are not numbers, the first one."""
     return {
         key: fmean(float(info[key]) for info in infos) if isinstance(value, int | float) else value
         for key, value in (infos[0] if infos else {}).items()
@@ -83,6 +84,6 @@ def mean_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def same_keys(infos: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each with the keys of all in the same order, as verl's batches need it; NaN where a reward function said nothing."""
+    """Return the mappings with all keys in the same order, as verl's batches need it; NaN for missing values."""
     keys = sorted({key for info in infos for key in info})
     return [{key: info.get(key, math.nan) for key in keys} for info in infos]

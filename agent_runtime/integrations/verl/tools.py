@@ -1,4 +1,4 @@
-"""verl's own tools as tools of this engine: `BaseTool` classes by their tool config, and `@function_tool` functions."""
+"""verl's own tools as tools of this engine: `BaseTool` classes from their tool config, and `@function_tool` functions."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class VerlTool:
         self._tool, self._tools_kwargs = tool, tools_kwargs
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Call it; reward and metrics of the call are in the result's data. Raises what the tool raises."""
+        """Call the tool. Reward and metrics of the call are in the result's data. Raises the tool's errors."""
         if isinstance(self._tool, FunctionTool):
             response, reward, metrics = normalize_function_tool_return(await self._tool.call(dict(arguments)))
         else:
@@ -68,7 +68,7 @@ class VerlTool:
 def register_tools(
     tool_config_path: str | None = None, function_tool_path: str | None = None, tools_kwargs: ToolsKwargs = no_kwargs
 ) -> list[str]:
-    """Make the tools of verl's config files known by their names in this process. Returns the names, for `agent.tools`.
+    """Register the tools of verl's config files by name in this process. Returns the names, for `agent.tools`.
 
     Raises ExtensionError for the name of a built-in, and verl's own errors for its files.
     """
@@ -76,7 +76,7 @@ def register_tools(
 
 
 def register_loaded(tools: list[Any], tools_kwargs: ToolsKwargs = no_kwargs) -> list[str]:
-    """The same for tools that verl has loaded already."""
+    """Like `register_tools`, for tools that verl has already loaded."""
     for tool in tools:
         registry.register(tool.name, VerlTool(tool, tools_kwargs))
     return [tool.name for tool in tools]

@@ -22,9 +22,9 @@ _ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 
 def prepare(config: DictConfig, environ: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
-    """Put data files and the settings into a configuration; the environment variables that verl's processes need.
+    """Add data files and the settings to a configuration; return the environment variables for verl's processes.
 
-    Raises SettingsError, and what `harbor_files` raises.
+    Raises SettingsError, and errors of `harbor_files`.
     """
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
     settings = read_settings(plain, environ, given_at(overrides, plain))

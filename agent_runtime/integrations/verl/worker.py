@@ -1,6 +1,6 @@
-"""The process in which rollouts run for verl: a Ray actor that has the engine where verl's own has agent loops.
+"""The process that runs rollouts for verl: a Ray actor with the engine instead of verl's agent loops.
 
-What does not concern rollouts is verl's own worker: configuration, tokenizer, reward models, teachers, padding.
+Everything else is verl's own worker: configuration, tokenizer, reward models, teachers, padding.
 """
 
 import asyncio
@@ -17,13 +17,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict  # type: ignore
 from verl.experimental.agent_loop import AgentLoopWorker  # type: ignore[import-not-found]
 from verl.protocol import DataProto  # type: ignore[import-not-found]
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # type: ignore[import-not-found]
-from verl.utils.tokenizer.continuous_token_wiring import (  # type: ignore[import-not-found]
-    create_continuous_token_builder,
-)
-from verl.workers.rollout.llm_server import (  # type: ignore[import-not-found]
-    FullyAsyncLLMServerClient,
-    LLMServerClient,
-)
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder  # type: ignore[import-not-found]
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient  # type: ignore[import-not-found]
 
 from agent_runtime.integrations.harbor_server.rows import (
     HarborRows,
@@ -73,9 +68,9 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             transfer_queue.init()
 
     async def generate_sequences(self, batch: DataProto) -> DataProto:
-        """The legacy trainer's call: the same rows in the same order, each with its rollout.
+        """Run the legacy trainer's rows; return them in the same order, each with its rollout.
 
-        Rows of one uid are the members of one group, so all of them have to come to the same worker.
+        Rows with the same uid are the members of one group, so all of them must reach the same worker.
         """
         validate = bool(batch.meta_info.get("validate", False))
         version = weights_of(int(batch.meta_info.get("global_steps", 0)))
@@ -91,9 +86,9 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         return self._postprocess(outputs, input_non_tensor_batch=batch.non_tensor_batch, validate=validate)
 
     async def submit(self, batch: TensorDict) -> None:
-        """V1's call: returns when the rows are taken over; their samples go into TransferQueue, group by group.
+        """Accept V1's rows and return; their samples go into TransferQueue, group by group.
 
-        Raises RowError for a row that is no task, and what ended the rollouts of earlier rows from outside.
+        Raises RowError for a row that is not a task, and errors that ended the rollouts of earlier rows externally.
         """
         self._rollouts.raise_failure()
         validate = bool(_unwrapped(batch["validate"])) if "validate" in batch else False
@@ -109,7 +104,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         await self._rollouts.close()
 
     async def _run_prompt(self, row: Row, fields: dict[str, Any], validate: bool) -> None:
-        """A group, from `running` to `finished`, or to `failure` where nothing of it can be trained on."""
+        """Run a group, from `running` to `finished`, or to `failure` if none of it can be trained on."""
         partition = "val" if validate else "train"
         await transfer_queue.async_kv_put(key=row.uid, partition_id=partition, tag={"status": "running"})
         settings = self._settings["actor_rollout_ref"]["rollout"]
@@ -130,7 +125,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         return await self._rollouts.run(row, Kind(size, validate, greedy, row.system_prompt))
 
     async def _write(self, member: Member, number: int, fields: Mapping[str, Any], partition: str) -> int:
-        """Put a member's samples into TransferQueue, with verl's keys, fields and tags; how many there are."""
+        """Put a member's samples into TransferQueue, with verl's keys, fields and tags; return their number."""
         global_steps = int(fields["global_steps"])
         outputs = outputs_of(member, weights_of(global_steps))
         if not outputs:
@@ -158,7 +153,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         return len(outputs)
 
     def _sample(self, output: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """What TransferQueue has of a sample: verl's fields, and the columns of its row."""
+        """Return TransferQueue's fields of a sample: verl's fields, and the columns of its row."""
         sample: dict[str, Any] = {**output.as_dict(), **columns}
         ids = torch.cat([sample["prompts"], sample["responses"]])
         sample |= {"input_ids": ids, "loss_mask": sample["response_mask"], "multi_modal_inputs": {}}
@@ -167,7 +162,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         return sample
 
     def prompt_ids(self, row: Mapping[str, Any]) -> list[int]:
-        """The ids of a row's prompt, the end of it where it is too long."""
+        """Return the ids of a row's prompt; only the end of one that is too long."""
         prompt = row["raw_prompt"]  # with PR #83's `prompt_key: instance_id` it is a text
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         ids: list[int] = self._builder.build_initial_tokens(messages)
@@ -177,7 +172,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         settings = self._settings["actor_rollout_ref"]["rollout"]
         generate = self.llm_client.generate
         if isinstance(self.llm_client, FullyAsyncLLMServerClient):
-            # Its own `generate` joins the pieces that weight updates cut, and nobody knows then which weights made what.
+            # Its own `generate` joins the pieces between weight updates, and the boundary of the weights would be lost.
             generate = functools.partial(LLMServerClient.generate, self.llm_client)
         return LLMClientModel(
             generate,
@@ -188,23 +183,25 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
 
 
 def weights_of(step: int) -> int:
-    """The version of the weights with which a training step begins: verl counts steps from 1, and updates at their end."""
+    """Return the version of the weights with which a training step begins: verl counts steps from 1, and updates at
+    their end.
+    """
     return max(0, step - 1)
 
 
 def context_length(rollout: Mapping[str, Any]) -> int:
-    """Tokens that prompt and answer may have together: what the trainer's tensors hold, and what the servers take."""
+    """Return the limit of tokens of prompt and answer together, from the trainer's tensors and the servers."""
     widest = int(rollout["prompt_length"]) + int(rollout["response_length"])
     return min(widest, int(rollout.get("max_model_len") or widest))
 
 
 def _fields_of(batch: TensorDict, index: int) -> dict[str, Any]:
-    """The columns of one row; `validate` is about the batch."""
+    """Return the columns of one row. `validate` applies to the batch."""
     return {key: _unwrapped(value, index) for key, value in batch.items() if key != "validate"}
 
 
 def _unwrapped(value: Any, index: int | None = None) -> Any:
-    """A row's part of a column, or what all rows have in common."""
+    """Return a row's part of a column, or the value that all rows share."""
     if isinstance(value, NonTensorData):
         return value.data
     if index is None:
@@ -214,7 +211,7 @@ def _unwrapped(value: Any, index: int | None = None) -> Any:
 
 
 def _tag(sample: Mapping[str, Any], global_steps: int) -> dict[str, Any]:
-    """By which V1 balances batches and tells old samples from new ones."""
+    """Tag by which V1 balances batches and distinguishes old samples from new ones."""
     prompt, response = len(sample["prompts"]), len(sample["responses"])
     return {
         "status": "success",

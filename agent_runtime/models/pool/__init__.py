@@ -1,1 +1,3 @@
-"""A model behind the servers of a ModelServer (docs/model-routing.md): who is asked, when, and which policy answered."""
+"""The servers of a ModelServer as one model (docs/model-routing.md): which server is called, when, and which policy
+version answered.
+"""

@@ -1,19 +1,21 @@
 """How many calls this runner may have at one server: additive increase, multiplicative decrease. Pure.
 
-A server whose cache of keys and values is full preempts requests and computes them again later; a call that waits here
-costs it nothing. Every runner decides for itself, as the senders of a network do: no runner knows of the others.
+A server whose key-value cache is full preempts requests and recomputes them later, whereas a call that waits here costs
+it nothing. Every runner decides for itself, like senders in a network, without knowledge of other runners.
 """
 
 from dataclasses import dataclass
 
 INITIAL_CALLS = 32.0
-"""A quarter of vLLM's smallest default `max_num_seqs`: a start that harms no server."""
+"""A quarter of vLLM's smallest default `max_num_seqs`, so that a start overloads no server."""
 FEWEST_CALLS = 1.0
-"""Whatever the metrics say: a runner that stops altogether would never hear that the others have gone."""
+"""Minimum for any metrics: a runner without calls would never notice that the load has ended."""
 INCREASE_CALLS = 8.0
-"""Each sample, a second: from the start to vLLM's default of 256 sequences in half a minute."""
+"""Increase for each sample, one a second: from the start to vLLM's default of 256 sequences in half a minute."""
 GROW_BELOW, TRIM_ABOVE, HALVE_ABOVE = 0.6, 0.8, 0.9
-"""Shares of the cache in use: prime-rl's thresholds (`orchestrator/concurrency.py`; there the last one cancels calls)."""
+"""Fractions of the cache in use: prime-rl's thresholds (`orchestrator/concurrency.py`; there the last one cancels
+calls).
+"""
 TRIM, HALVE = 0.8, 0.5
 
 
@@ -22,16 +24,16 @@ class Pressure:
     """One reading of a server's own metrics."""
 
     kv_cache_usage: float
-    """vllm:kv_cache_usage_perc, 0 to 1."""
+    """vllm:kv_cache_usage_perc, from 0 to 1."""
     waiting: float
-    """vllm:num_requests_waiting, of all its clients."""
+    """vllm:num_requests_waiting, for all its clients."""
 
 
 def next_limit(limit: float, in_flight: int, pressure: Pressure) -> float:
-    """The limit after one more reading, from the limit before it and this runner's calls at the server.
+    """Return the limit after one more reading, given the previous limit and this runner's calls at the server.
 
-    It grows only while it is what holds calls back: else a quiet hour would let any number through. It shrinks only once the
-    calls are down to it: what runs over an earlier limit is about to end, and must not be counted against the next one.
+    It only grows while it holds calls back; otherwise a quiet hour would allow any number of calls. It only shrinks
+    once the calls are down to it: calls above an earlier limit will end soon and must not count again.
     """
     if in_flight > limit:
         return limit
@@ -45,5 +47,5 @@ def next_limit(limit: float, in_flight: int, pressure: Pressure) -> float:
 
 
 def refused_limit(limit: float, in_flight: int) -> float:
-    """The limit after the server has refused a call as one too many (status 429)."""
+    """Return the limit after the server has refused a call as one too many (status 429)."""
     return max(FEWEST_CALLS, min(limit, in_flight) * HALVE)

@@ -1,8 +1,8 @@
-"""Calls that wait for a place at a server, and their places.
+"""Calls that wait for a place at a server, and the places.
 
-A free place goes to a call whose group prefers that server, unless another call waits for much longer. In order of arrival
-alone, a freed place would go to whichever group is next: with all servers at their limits, soon every server would hold
-every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right one.
+A free place goes to a call whose group prefers that server, unless another call has waited much longer. In order of
+arrival alone, a free place would go to any group: with all servers at their limits, every server would soon hold every
+prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the preferred server.
 """
 
 import asyncio
@@ -14,14 +14,16 @@ from agent_runtime.models.pool.routing import choose, preference
 from agent_runtime.models.pool.server import Server
 
 IDLE_SECONDS = 1.0
-"""A call waits for its own server while others are free: about what another needs to compute a prefix of 10,000 tokens."""
+"""Time for which a call waits for its preferred server while others are free: about the time to compute a prefix of
+10,000 tokens.
+"""
 PASSED_SECONDS = 10.0
-"""A place goes to its own groups before others that came less than this earlier: about a call's length."""
+"""A server's own groups precede other calls, unless those arrived this much earlier. About the duration of a call."""
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A call that waits. It is not sent to `avoided` where another server may be asked."""
+    """A waiting call. It is not sent to `avoided` if another server is available."""
 
     group: str
     avoided: frozenset[str]
@@ -29,17 +31,18 @@ class Waiting:
 
 
 class WaitingCalls:
-    """Calls that wait, each for its home: the first server of its group's order that may be asked.
+    """Calls that wait, each for its home: the first available server in its group's order.
 
-    A place that is free at its home goes to the call at once. Elsewhere it gets one that no call wants as its home once it
-    has waited for `idle` seconds, and one that such a call wants that came `passed` seconds later. So no call starves, and
-    no place is left free for longer while calls wait that may have it. With 0 and 0 that is the order of arrival.
+    A call gets a free place at its home at once. After `idle` seconds, it also gets a place at another server if no
+    call has that server as its home. It precedes calls with that home which arrived at least `passed` seconds later. So
+    no call starves, and no usable place stays free for longer than `idle`. With both values 0, the order is that of
+    arrival.
     """
 
     def __init__(self, idle: float = IDLE_SECONDS, passed: float = PASSED_SECONDS) -> None:
         self._idle, self._passed = idle, passed
         self._servers: Set[str] = frozenset()
-        # By home and servers to avoid: where the first of a queue cannot go, none of it can.
+        # By home and excluded servers: if the first call of a queue has no server, none of the queue has.
         self._queues: dict[tuple[str, Set[str]], OrderedDict[Waiting, None]] = {}
 
     def __len__(self) -> int:
@@ -55,10 +58,10 @@ class WaitingCalls:
             self._queues.pop(self._queue(call), None)
 
     def next(self, in_flight: Mapping[str, int], limits: Mapping[str, int], now: float) -> tuple[Waiting, str] | None:
-        """Take out the call that gets a place, with its server; None where all have to wait.
+        """Return the next call to get a place, with its server, and remove it; None if all must wait.
 
-        `in_flight` has this runner's calls at each server that may be asked, `limits` the most that each may have. To be
-        asked until it says None, whenever a place may be free, and several times a second.
+        `in_flight` has this runner's calls at each available server, `limits` the most that each may have. Call this
+        until it returns None, whenever a place may be free, and several times a second.
         """
         if in_flight.keys() != self._servers:
             self._sort_anew(frozenset(in_flight))
@@ -66,8 +69,7 @@ class WaitingCalls:
         if not free:
             return None
         oldest = sorted(
-            ((next(iter(calls)), home) for (home, _), calls in self._queues.items()),
-            key=lambda head: head[0].since,
+            ((next(iter(calls)), home) for (home, _), calls in self._queues.items()), key=lambda head: head[0].since
         )
         came = next((call.since - self._passed for call, home in oldest if home in free), now - self._idle)
         for call, home in oldest:
@@ -95,17 +97,17 @@ class WaitingCalls:
 
 
 class Places:
-    """Servers by name, and the calls that wait for one of them."""
+    """Servers by name, and the calls that wait for a place at one."""
 
     def __init__(self) -> None:
         self.servers: dict[str, Server] = {}
         self.is_open = False
-        """Whether calls may start at all."""
+        """Whether calls may start."""
         self.spills = 0
         """Calls that did not go to the first server of their group."""
         self._waiting = WaitingCalls()
         self._places: dict[Waiting, asyncio.Future[Server]] = {}
-        """Of the calls that wait."""
+        """Places of waiting calls."""
 
     @property
     def can_be_asked(self) -> list[Server]:
@@ -116,7 +118,9 @@ class Places:
         return len(self._places)
 
     async def take(self, group: str, avoided: Set[str]) -> Server:
-        """A place for a call of that group, not at `avoided` where another one will do. `give_back` it."""
+        """Wait for a place for a call of that group, not at `avoided` if another server is available. Return it with
+        `give_back`.
+        """
         loop = asyncio.get_running_loop()
         call, place = Waiting(group, frozenset(avoided), loop.time()), asyncio.Future[Server](loop=loop)
         self._waiting.add(call)
@@ -136,7 +140,7 @@ class Places:
         self.admit()
 
     def admit(self) -> None:
-        """Give places to those who wait; to be called whenever one may have become free, and several times a second."""
+        """Give places to waiting calls. Call this whenever a place may be free, and several times a second."""
         if not self.is_open or not self._places:
             return
         able = self.can_be_asked

@@ -1,4 +1,4 @@
-"""One model call on its way through the servers: what has arrived of it, and whose time it takes."""
+"""One model call to the pool: the received part of its answer, and which time counts for the agent."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,36 +11,37 @@ from agent_runtime.models.vllm.server import Progress
 
 @dataclass(eq=False)
 class Call:
-    """Times are of the event loop. A held call's clock stands still, and so does its agent's."""
+    """Times are of the event loop. A held call's clock is stopped, and so is its agent's."""
 
     request: ModelRequest
     started: float
     spans: CallSpans
     prompt: str | Sequence[int] | None = None
-    """A bare prompt in place of the messages."""
+    """A bare prompt instead of the messages."""
     progress: Progress = field(default_factory=Progress)
     failures: int = 0
-    """Tries in a row that brought no token."""
+    """Consecutive attempts without a token."""
     avoided: set[str] = field(default_factory=set)
     """Servers at which it has failed."""
     stream: asyncio.Timeout | None = None
-    """Ends the try that is under way."""
+    """Ends the running attempt."""
     said: int = 0
-    """Characters of text that were given out, and cannot be taken back."""
+    """Characters of text that were sent to the client and cannot be revoked."""
     _held_at: float | None = None
     _heard_at: float = 0.0
-    """When this try began, or its last token came; by the call's own clock."""
+    """When this attempt began, or its last token arrived, by the call's own clock."""
     _token_at: float = 0.0
-    """When the last token came, of whichever try."""
-    _begun_with: int = 0
-    """Ids that this try goes on from."""
+    """When the last token of any attempt arrived."""
+    _begun_with: tuple[int, float, int] = 0, 0.0, 0
+    """Number of token ids, time of the last token, and failures with which this attempt began."""
+    _begun_at: float = 0.0
 
     @property
     def group(self) -> str:
         return self.request.group or self.request.session
 
     def clock(self, now: float) -> float:
-        """Seconds since it began, those left out in which it was held."""
+        """Return the seconds since the call began, without the time in which it was held."""
         held = 0.0 if self._held_at is None else now - self._held_at
         return now - self.started - self.request.health.held_seconds - held
 
@@ -56,17 +57,18 @@ class Call:
             self.request.health.on_hold(False)
 
     def begin_try(self, now: float) -> None:
-        """It is sent. What an earlier try spent since its last token, and the pause after that, came to nothing."""
+        """Begin an attempt. The earlier attempt's time after its last token, and the pause, count as lost."""
         clock = self.clock(now)
         if self.request.health.failing is not None:
             self.request.health.lost_seconds += clock - self._heard_at
         self._heard_at = clock
-        self._begun_with = len(self.progress.ids)
+        self._begun_with, self._begun_at = (len(self.progress.ids), self._token_at, self.failures), clock
 
     def undo_try(self) -> None:
-        if len(self.progress.ids) > self._begun_with:
-            del self.progress.ids[self._begun_with :], self.progress.logprobs[self._begun_with :]
-            self.progress.policy_spans, self.progress.finish_reason = [], None
+        """Drop what the failed attempt received, as if no token of it had arrived: its whole time is lost."""
+        tokens, self._token_at, failures = self._begun_with
+        self.progress.keep(tokens)
+        self.failures, self._heard_at = failures + 1, self._begun_at
 
     def heard(self, now: float) -> None:
         self._heard_at = self._token_at = self.clock(now)
@@ -74,7 +76,7 @@ class Call:
         self.failures = 0
 
     def silent_seconds(self, now: float) -> float:
-        """Since the last token, of whichever try, by its own clock."""
+        """Return the seconds since the last token of any attempt, by the call's own clock."""
         return self.clock(now) - self._token_at
 
     def failed(self, server: str, why: str) -> None:
@@ -83,7 +85,9 @@ class Call:
         self.request.health.note(why)
 
     def asked(self) -> ModelRequest:
-        """The request of one try: its troubles are this call's own, and its text begins where the last try's ended."""
+        """Return the request of one attempt, which reports to this call and whose text continues after the last
+        attempt's.
+        """
         say, heard = self.request.on_text, 0
         on_text: Callable[[str], None] | None = None
         if say is not None:

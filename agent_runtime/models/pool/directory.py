@@ -1,4 +1,4 @@
-"""Where the servers of a ModelServer, and the state of its policy, are looked up."""
+"""Source of a ModelServer's servers and its policy state."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -7,12 +7,14 @@ from typing import Protocol
 from rollout_api.model_server import ModelServerStatus
 
 CONFIRM_SECONDS = 3.0
-"""A directory says again what it said last within this time: well below the lease (gate.py), so that one answer may fail."""
+"""A directory repeats its last status within this time, well below the lease (gate.py), so that one response may be
+lost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a ModelServer's status was at `as_of` (the event loop's time) or later."""
+    """A ModelServer's status at `as_of` (the event loop's time) or later."""
 
     status: ModelServerStatus
     as_of: float
@@ -22,4 +24,6 @@ class Directory(Protocol):
     """Follows one ModelServer."""
 
     def changes(self) -> AsyncIterator[View]:
-        """The status whenever it has changed, and every CONFIRM_SECONDS; late, but never wrong, while nobody answers."""
+        """Yield the status whenever it has changed, and every CONFIRM_SECONDS; delayed, but never wrong, without a
+        response.
+        """

@@ -1,4 +1,4 @@
-"""The servers of one ModelServer, kept as its status says, and looked at on our own account."""
+"""The servers of one ModelServer, kept in line with its status and with this runner's own observations."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,17 @@ from agent_runtime.models.pool.stall_detector import STALL_SECONDS
 from rollout_api.model_server import ServerState, ServerStatus
 
 LOOK_SECONDS = 0.1
-"""Between two looks at streams and gate; what they judge is counted in seconds."""
+"""Interval of checks of streams and gate, whose limits are seconds."""
 PROBE_SECONDS = 5.0
-"""Between two looks at a server that calls were taken away from."""
+"""Interval of probes of a server that gets no calls after a failure."""
 ANSWER_SECONDS = 30.0
-"""For its few tokens, if it is well and busy."""
+"""Time limit of a probe, which a busy but healthy server can answer."""
 EMPTY_SECONDS = 2700.0
-"""Without a server that can be asked: as long as the slowest start of one may take (its start-up probe, 45 min)."""
+"""Time limit without an available server: the longest start of one (its start-up probe, 45 min)."""
 
 
 class Fleet:
-    """Follows a directory: who is a member, whether the gate is open, and which member can be asked."""
+    """Follows a directory: which servers are members, whether the gate is open, and which members are available."""
 
     def __init__(
         self, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float
@@ -35,7 +35,7 @@ class Fleet:
         """Called when an update of the policy is settled here."""
         self._places, self._gate = Places(), PolicyGate(me)
         self._capture: str | None = None
-        """How all servers record token ids; None before one was asked."""
+        """How all servers record token ids; None before the first check."""
         self._directory, self._connect, self._sample_seconds = directory, connect, sample_seconds
         self._reader = LoadReader()
         self._work: set[asyncio.Task[None]] = set()
@@ -64,21 +64,21 @@ class Fleet:
         await self._reader.close()
 
     async def news(self, within_seconds: float) -> None:
-        """Return when the directory has said something, or after so long."""
+        """Return when the directory has reported, or after a time limit."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), within_seconds)
 
     def raise_failure(self) -> None:
-        """Raise what ended the work here: nobody would ever be let in."""
+        """Raise the error that stopped the background work, without which no call would ever start."""
         if self._failure is not None:
             raise self._failure
 
     def _gate_moved(self, is_open: bool) -> None:
-        """The gate has opened or shut."""
+        """Handle a change of the gate."""
         raise NotImplementedError
 
     def _end_silent_calls(self, now: float) -> None:
-        """Called ten times a second."""
+        """End calls at servers that have stalled. Called ten times a second."""
         raise NotImplementedError
 
     async def _follow(self) -> None:
@@ -101,7 +101,7 @@ class Fleet:
         self._news = asyncio.Event()
 
     def _renew(self, statuses: Sequence[ServerStatus]) -> None:
-        """Take over who is a member. One that is not ready gets no calls, and keeps those that it has."""
+        """Update the members from the status. A member that is not ready gets no new calls and keeps its running ones."""
         listed = {status.name: status for status in statuses if status.state is not ServerState.EVICTED}
         for name, server in list(self._places.servers.items()):
             status = listed.get(name)
@@ -131,7 +131,7 @@ class Fleet:
 
     async def _retire(self, server: Server) -> None:
         try:
-            await asyncio.sleep(LOOK_SECONDS)  # its calls have been told
+            await asyncio.sleep(LOOK_SECONDS)  # its calls have been notified
         finally:
             await server.engine.close()
 
@@ -145,7 +145,7 @@ class Fleet:
             can_be_judged = self._gate.is_open and now <= self._gate.good_until
             for server in self._places.servers.values():
                 if server.pulse.is_stalled(now, in_flight=server.in_flight, can_be_judged=can_be_judged):
-                    server.leave(f"{server.name} has made no token for {STALL_SECONDS:g} s")
+                    server.leave(f"{server.name} has produced no token for {STALL_SECONDS:g} s")
             self._places.admit()
             self._refuse_where_empty(now)
             self._end_silent_calls(now)
@@ -161,7 +161,7 @@ class Fleet:
                 or "none is ready"
             )
             self._places.refuse(
-                ModelError("NoServer", f"the ModelServer had no server to ask for {EMPTY_SECONDS:g} s ({why})")
+                ModelError("NoServer", f"the ModelServer had no available server for {EMPTY_SECONDS:g} s ({why})")
             )
 
     async def _mind(self, server: Server) -> None:
@@ -181,7 +181,7 @@ class Fleet:
             self._places.admit()
 
     async def _probe(self, server: Server) -> None:
-        """Whether it answers again. One whose engine was started anew waits for its policy, and for a new status."""
+        """Probe a server that has failed. A server with a restarted engine waits for its policy and a new status."""
         if (load := await self._reader.read(server.url)) is not None:
             server.read(load)
         if server.restarted:

@@ -1,9 +1,11 @@
-"""The runner's half of a policy update: when calls may start, and which version made which token. Pure.
+"""The runner's half of a policy update: when calls may start, and the policy version of each token. Pure.
 
-vLLM does not say which policy made a token when a request straddles an update. What is known is the order of things: the
-operator shuts the gate, pauses all servers, waits until this runner acknowledges that its streams have fallen silent (or,
-after 10 s, names it in `policy.mixed`), and only then loads. So all that came before the acknowledgement is of the old
-version, and all that comes after it of the version that is current when the gate opens again.
+vLLM does not say which policy made a token when a request straddles an update. Only the order of events is known: the
+operator shuts the gate, pauses all servers, waits until this runner acknowledges that its streams have fallen silent
+(or, after 10 s, names it in `policy.mixed`), and only then loads. So tokens before the acknowledgement have the old
+version. Tokens after it have the version that is current when the gate opens again.
+
+The current version never changes without a new update number, even if no server took calls and the gate stayed open.
 """
 
 from dataclasses import dataclass, field
@@ -13,22 +15,24 @@ from rollout_api.model_server import Gate, PolicyStatus
 from rollout_api.records import PolicySpan
 
 SILENCE_SECONDS = 1.0
-"""Of all streams, after all servers are paused: a token that a server made before needs milliseconds to get here."""
+"""Silence of all streams after all servers are paused: earlier tokens arrive within milliseconds."""
 LEASE_SECONDS = 8.0
-"""How long a status that shows no pause is good for: the operator waits 10 s for an acknowledgement before it loads."""
+"""Validity of a status without a pause: the operator waits 10 s for an acknowledgement before it loads."""
 
 
 @dataclass(eq=False, slots=True)
 class CallSpans:
-    """The versions of one call's tokens so far, in order. `began` is the version that was current when it began."""
+    """Policy versions of one call's tokens so far, in order. `began` is the version when it began."""
 
     began: int
     streamed: bool
-    """Tokens come as they are made. Where they come all at once, those of a call that straddles an update are unknown."""
+    """Tokens arrive as they are sampled. If they arrive all at once, their versions are unknown when a call spans an
+    update.
+    """
     settled: list[tuple[int, int | None]] = field(default_factory=list)
     """(tokens, version)."""
     pending: int = 0
-    """Tokens after those, whose version cannot be told yet."""
+    """Later tokens whose version is not known yet."""
 
     @property
     def tokens(self) -> int:
@@ -62,7 +66,7 @@ class CallSpans:
 
 
 class PolicyGate:
-    """What one runner knows of its ModelServer's policy. `me` is its key in `policy.mixed`; times are of one clock."""
+    """A runner's knowledge of its ModelServer's policy. `me` is its key in `policy.mixed`; times are of one clock."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -70,9 +74,9 @@ class PolicyGate:
         self._calls: set[CallSpans] = set()
         self._silence = Silence()
         self.good_until = 0.0
-        """Until then no update can have come as far as a load without having been seen here."""
+        """Until this time no update can have reached a load without being seen here."""
         self.acknowledged: int | None = None
-        """Update up to which it is settled which version each token has."""
+        """Latest update for which the version of every token is settled."""
 
     @property
     def is_open(self) -> bool:
@@ -80,7 +84,7 @@ class PolicyGate:
 
     @property
     def version(self) -> int:
-        """The version that calls begin with; 0 before anything is known."""
+        """Return the version with which calls begin; 0 before the first status."""
         return 0 if self._policy is None else self._policy.current
 
     def begin(self, *, streamed: bool) -> CallSpans:
@@ -95,18 +99,18 @@ class PolicyGate:
             call.settle(self.version)
 
     def end(self, call: CallSpans) -> list[PolicySpan]:
-        """The call is over. What is pending will never be known."""
+        """End the call. The versions of its pending tokens stay unknown."""
         self._calls.discard(call)
         call.settle(None)
         return call.spans()
 
     def see(self, policy: PolicyStatus, as_of: float) -> None:
-        """A status of the ModelServer, which was true at `as_of` or later."""
+        """Process a status of the ModelServer, which was valid at `as_of` or later."""
         over = policy.update if policy.gate is Gate.OPEN else policy.update - 1
         before, self._policy = self._policy or policy, policy
         if self.acknowledged is None:
             self.acknowledged = over
-        # An update that came and went without this runner, or another ModelServer of that name.
+        # An update that completed without this runner's knowledge, or another ModelServer with this name.
         unseen = over > self.acknowledged or policy.update < before.update
         if unseen or (self._me in policy.mixed and policy.update > self.acknowledged):
             self._settle_all(None)
@@ -118,7 +122,7 @@ class PolicyGate:
             self.good_until = as_of + LEASE_SECONDS
 
     def acknowledges(self, now: float) -> bool:
-        """Whether the update is settled here, at this moment; to be asked several times a second."""
+        """Whether the update is settled here now; call it several times a second."""
         quiet = self._silence.seconds(now)
         policy = self._policy
         if policy is None or not policy.paused or not self._is_before_load() or policy.gate is Gate.OPEN:
@@ -131,7 +135,7 @@ class PolicyGate:
         return True
 
     def _is_before_load(self) -> bool:
-        """Whether what comes now is of the version that the last seen status calls current."""
+        """Whether tokens that arrive now have the version that the last seen status calls current."""
         policy = self._policy
         if policy is None or self.acknowledged is None:
             return False

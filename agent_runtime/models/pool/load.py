@@ -1,4 +1,4 @@
-"""What a server's `/metrics` say of its load.
+"""A server's load, from its `/metrics`.
 
 Names and meaning: vLLM, vllm/v1/metrics/loggers.py. A server of several data-parallel engines has a line for each.
 """
@@ -13,9 +13,9 @@ from agent_runtime.models.pool.admission import Pressure
 KV_CACHE = "vllm:kv_cache_usage_perc"
 WAITING = "vllm:num_requests_waiting"
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
-"""Any of them moves while the engine does, a long prompt included."""
+"""Counters of which one increases while the engine works, also on a long prompt."""
 READ_SECONDS = 5.0
-"""A server that is too busy to answer within that is asked again, not given up."""
+"""A server that does not respond within this time is asked again, not given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Load:
 
     pressure: Pressure
     progress: float
-    """A number that changes whenever the engine has done a step."""
+    """A number that changes with each step of the engine."""
 
 
 def parse_load(text: str) -> Load | None:
-    """A page in Prometheus' text form, read leniently: what is missing is 0. None where no line is vLLM's."""
+    """Parse a page in Prometheus' text format leniently: missing values are 0. None if no line is vLLM's."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         name, labels, rest = line.partition("{")
@@ -56,7 +56,7 @@ class LoadReader:
         self._session: aiohttp.ClientSession | None = None
 
     async def read(self, url: str) -> Load | None:
-        """The load of the server at that URL; None where it does not say."""
+        """Return the load of the server at that URL; None if it does not report any."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=READ_SECONDS))
         try:

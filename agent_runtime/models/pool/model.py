@@ -1,4 +1,4 @@
-"""A ModelServer as one model: many servers, one policy (docs/model-routing.md)."""
+"""A ModelServer as one model: many servers with one policy (docs/model-routing.md)."""
 
 import asyncio
 import random
@@ -16,19 +16,20 @@ from agent_runtime.models.pool.server import Engine, Server
 from agent_runtime.models.retries import retry_delay
 
 CALL_SECONDS = 600.0
-"""Without a token, over all tries of a call: as long as endpoint.callSeconds is where nobody sets it."""
+"""Time limit without a token, over all attempts of a call: the default of endpoint.callSeconds."""
 UNKNOWN_SECONDS = 10.0
-"""For a directory that is late to say which version a finished answer has; after that it is recorded as unknown."""
+"""Wait for a late status that determines a finished answer's version; after it the version is recorded as unknown."""
 TRANSIENT = frozenset(
     {"Unreachable", "Interrupted", "NotReady", "OtherPolicy", "RateLimited", "ServerError", "Timeout"}
 )
-"""Reasons of failures that another server, or a later moment, may mend."""
+"""Reasons of failures that may not recur at another server or later."""
 
 
 class ServedModel(Fleet):
-    """A `Model` whose calls go to the servers that `directory` names. `connect` opens the engine at a server's URL.
+    """A `Model` whose calls go to the servers in `directory`. `connect` opens the engine at a server's URL.
 
-    `me` is this runner's key in `policy.mixed`; `sample_seconds` lie between two readings of a server's metrics.
+    `me` is this runner's key in `policy.mixed`; `sample_seconds` is the interval between two readings of a server's
+    metrics.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class ServedModel(Fleet):
         self.name = name
         self.token_capture = "TextOnly"
         self.resent = 0
-        """Calls that were sent again, each time."""
+        """Number of times that a call was sent again."""
         self._running: set[Call] = set()
 
     @property
     def acknowledged(self) -> int | None:
-        """Update up to which it is settled which version each token has; None before the ModelServer is known."""
+        """Return the latest update for which the version of every token is settled; None before the ModelServer is
+        known.
+        """
         return self._gate.acknowledged
 
     @property
@@ -52,16 +55,16 @@ class ServedModel(Fleet):
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for the gate, or for a place at a server."""
+        """Return the calls that wait for the gate, or for a place at a server."""
         return self._places.waiting
 
     @property
     def spills(self) -> int:
-        """Calls that did not go to the first server of their group."""
+        """Return the calls that did not go to the first server of their group."""
         return self._places.spills
 
     def waits_for(self) -> str:
-        """What calls wait for, other than their turn; empty when nothing holds them up."""
+        """Return why calls cannot start, other than the queue; empty if they can."""
         if not self.waiting:
             return ""
         if not self._places.is_open:
@@ -69,7 +72,7 @@ class ServedModel(Fleet):
         return "" if self._places.can_be_asked else f"{self.waiting} model calls wait for a server of {self.name}"
 
     async def check(self) -> None:
-        """Wait for a server, and find out how it records token ids. Raises ModelError."""
+        """Wait for a server, and check how it records token ids. Raises ModelError."""
         self.start()
         deadline = _now() + EMPTY_SECONDS
         while True:
@@ -83,7 +86,7 @@ class ServedModel(Fleet):
                 except ModelError as error:
                     able[0].suspect(error.message)
             elif _now() > deadline:
-                raise ModelError("NoServer", f"no server of {self.name} could be asked for {EMPTY_SECONDS:g} s")
+                raise ModelError("NoServer", f"no server of {self.name} was available for {EMPTY_SECONDS:g} s")
             else:
                 await self.news(within_seconds=1.0)
         self.token_capture = self._capture = able[0].engine.token_capture
@@ -91,11 +94,11 @@ class ServedModel(Fleet):
             server.engine.token_capture = self.token_capture
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """One answer; see `Model.complete`. It may come from several servers, and from more than one policy."""
+        """Return one answer; see `Model.complete`. It may come from several servers, and from several policy versions."""
         return await self._complete(request, None)
 
     async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
-        """One completion of a bare prompt, as `complete`."""
+        """Return one completion of a bare prompt, like `complete`."""
         return await self._complete(request, prompt)
 
     async def _complete(self, request: ModelRequest, prompt: str | Sequence[int] | None) -> ModelReply:
@@ -127,10 +130,12 @@ class ServedModel(Fleet):
                 await asyncio.sleep(retry_delay(call.failures - 1, None, now=time.time(), jitter=random.random()))
 
     async def _place(self, call: Call) -> Server:
-        """A place at a server that can be asked at this very moment."""
+        """Return a place at a server that is available at this moment."""
         call.hold(_now())
         try:
             while True:
+                if self._places.is_open and not self._places.can_be_asked:
+                    call.request.health.note(f"no server of {self.name} is available")
                 server = await self._places.take(call.group, call.avoided)
                 if self._gate.is_open and server.can_be_asked:
                     return server
@@ -162,9 +167,10 @@ class ServedModel(Fleet):
                         call.asked(),
                         progress=call.progress,
                         on_tokens=on_tokens,
-                        # What another policy has computed must not be taken from the cache.
+                        # Another policy's cached values must not be used.
                         cache_salt=str(self._gate.version),
-                        # Those that are furthest hold a sandbox for longest; the smallest number comes first.
+                        # Calls of later turns come first, because their sandboxes have been in use for longest. Smaller
+                        # numbers have priority.
                         priority=-call.request.turn,
                     )
                 finally:
@@ -178,17 +184,18 @@ class ServedModel(Fleet):
             call.release(_now())
 
     def _learn(self, call: Call, server: Server, failure: ModelError) -> None:
-        """What follows from a failed try. Raises the failure where the call has to end with it."""
+        """Process a failed attempt. Raises the failure if the call must end with it."""
         call.failed(server.name, str(failure))
-        keeps = server.engine.token_capture == "Tokens" and not server.restarted
-        if server.restarted:
-            # A stream that was not broken by the restart began after it, and that engine has another policy.
+        undone = server.restarted or not call.progress.can_go_on
+        keeps = server.engine.token_capture == "Tokens" and not undone
+        if undone:
+            # If a restart did not break the stream, the stream began after it, and the new engine has another policy.
             call.undo_try()
         if call.silent_seconds(_now()) > CALL_SECONDS or (call.said and not keeps):
             raise failure
         self.resent += 1
         call.spans.cut(len(call.progress.ids))
-        # Behind a shut gate no server lets anything in; that says nothing against this one.
+        # While the gate is shut no server accepts calls; that proves nothing about this one.
         if failure.reason == "Unreachable" or (failure.reason in ("NotReady", "OtherPolicy") and self._gate.is_open):
             server.suspect(failure.message)
         elif failure.reason == "RateLimited":
@@ -200,7 +207,7 @@ class ServedModel(Fleet):
             self._gate.arrived(call.spans, missing, _now())
 
     async def _settled(self, call: Call) -> None:
-        """Wait until the version of each token is known. Behind a shut gate nobody loses time by that."""
+        """Wait until the version of each token is known. Behind a shut gate that costs no time."""
         while call.spans.pending and (not self._gate.is_open or _now() < self._gate.good_until + UNKNOWN_SECONDS):
             call.hold(_now())
             await self.news(within_seconds=1.0)

@@ -1,8 +1,9 @@
 """Which server a call goes to: bounded-load rendezvous hashing by group. Pure.
 
-All calls of a group prefer the same server, because it has their shared prefix in its cache. Rendezvous hashing (Thaler and
-Ravishankar, 1998): each group ranks all servers by a hash of both, so that one that joins or leaves moves only the groups
-that rank it first. The bound is that of "Consistent Hashing with Bounded Loads" (Mirrokni, Thorup, Zadimoghaddam, 2016).
+All calls of a group prefer the same server, because it has their shared prefix in its cache. Rendezvous hashing (Thaler
+and Ravishankar, 1998): each group ranks all servers by a hash of both, so that a server that joins or leaves only moves
+the groups that rank it first. The bound is that of "Consistent Hashing with Bounded Loads" (Mirrokni, Thorup,
+Zadimoghaddam, 2016).
 """
 
 import math
@@ -11,7 +12,9 @@ from functools import lru_cache
 from hashlib import blake2b
 
 BOUND = 1.25
-"""Most calls of a server, times the mean of all: the paper's and kubeai's choice; less balances better and spills more."""
+"""Most calls of a server relative to the mean of all: the value of the paper and of kubeai. A lower one balances better
+and moves more calls.
+"""
 
 
 @lru_cache(maxsize=65_536)  # some thousand groups at work, times the servers
@@ -20,20 +23,20 @@ def _weight(group: str, server: str) -> bytes:
 
 
 def preference(group: str, servers: Collection[str]) -> list[str]:
-    """The servers in the group's order; the same in every process."""
+    """Return the servers in the group's order, equal in every process."""
     return sorted(servers, key=lambda server: (_weight(group, server), server), reverse=True)
 
 
 def bound(calls: int, servers: int) -> int:
-    """Most calls that one of `servers` may have once `calls` are under way."""
+    """Return the most calls that one of `servers` may have while `calls` are in flight."""
     return math.ceil(BOUND * calls / servers)
 
 
 def choose(group: str, in_flight: Mapping[str, int], limits: Mapping[str, int]) -> str | None:
-    """The server of the next call: the first in the group's order that is below the bound and below its own limit.
+    """Return the server of the next call: the first in the group's order below the bound and below its own limit.
 
-    `in_flight` has this runner's calls at each server that may be asked, `limits` the most that each may have. Where only
-    the bound is in the way, the first below its limit is taken; None when all are at their limits.
+    `in_flight` has this runner's calls at each available server, `limits` the most that each may have. If only the
+    bound prevents a choice, the first below its limit is taken; None if all are at their limits.
     """
     if not in_flight:
         return None

@@ -1,4 +1,4 @@
-"""One server as this runner knows it: what it is doing there, and whether it may be asked."""
+"""One server as seen by this runner: its running calls, and whether it is available."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from rollout_api.model_server import ServerStatus
 
 
 class Engine(Model, Protocol):
-    """The one server that a URL stands for (VllmServer)."""
+    """The inference server at one URL (VllmServer)."""
 
     async def complete(self, request: ModelRequest, **engine: Unpack[EngineOptions]) -> ModelReply:
-        """One answer, continued from `progress` where it has tokens already."""
+        """Return one answer, continued from `progress` if it has tokens already."""
 
     async def complete_prompt(
         self, prompt: str | Sequence[int], request: ModelRequest, **engine: Unpack[EngineOptions]
     ) -> ModelReply:
-        """One completion of a bare prompt, as `complete`."""
+        """Return one completion of a bare prompt, like `complete`."""
 
 
 class Server:
-    """A member of the ModelServer. `away` is why this runner sends no call there, `is_ready` what its status says."""
+    """A member of the ModelServer. `away` is why this runner sends no calls there, `is_ready` what its status reports."""
 
     def __init__(self, status: ServerStatus, engine: Engine) -> None:
         self.name, self.uid, self.url, self.identity = status.name, status.uid, status.url, identity(status)
@@ -36,12 +36,12 @@ class Server:
         self.is_ready = status.ready
         self.away: str | None = None
         self.restarted = False
-        """Its engine was started again: it has lost its policy, and is another server once its status says so."""
+        """Its engine was restarted and has lost its policy. It becomes another server when its status reports that."""
         self.look = asyncio.Event()
-        """Set to have it looked at now."""
+        """Set to request a probe now."""
         self._steps = 0.0
         self.streams: set[asyncio.Timeout] = set()
-        """Of the calls under way there, which `leave` ends."""
+        """Streams of its running calls, which `leave` ends."""
 
     @property
     def can_be_asked(self) -> bool:
@@ -55,18 +55,18 @@ class Server:
         self._steps = load.progress
 
     def suspect(self, why: str) -> None:
-        """Send no call there until it has shown that it answers; those under way may go on."""
+        """Send no calls there until it answers a probe; running ones may continue."""
         if self.away is None:
             self.away = why
         self.look.set()
 
     def leave(self, why: str) -> None:
-        """End the calls under way there as well: they are sent elsewhere."""
+        """Remove the server and end its running calls, which are sent to other servers."""
         self.suspect(why)
         for stream in self.streams:
             stream.reschedule(0)
 
 
 def identity(status: ServerStatus) -> tuple[object, ...]:
-    """What makes it this server and no other: a new pod, or an engine that was started again, has nothing of the old."""
+    """Return what identifies this server: a new pod or a restarted engine has none of the old one's state."""
     return status.uid, status.restarts, status.url

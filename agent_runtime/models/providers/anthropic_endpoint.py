@@ -1,4 +1,4 @@
-"""A model behind Anthropic's Messages API; conversations are in OpenAI's chat form on this side of it."""
+"""A model behind Anthropic's Messages API; conversations use OpenAI's chat format in this engine."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ FINISH_REASONS = {
 
 
 class AnthropicEndpoint:
-    """A `Model`. The API returns no token ids and takes no seed."""
+    """A `Model`. The API returns no token ids and accepts no seed."""
 
     token_capture = "TextOnly"
 
@@ -38,7 +38,7 @@ class AnthropicEndpoint:
         self._seconds = float(endpoint.call_seconds)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """One answer; see `Model.complete`."""
+        """Return one answer; see `Model.complete`."""
         options = CallOptions(self._seconds, health=request.health)
         answer = await self._client.call("POST", PATH, self._body(request), options)
         if answer.status != 200:
@@ -46,7 +46,7 @@ class AnthropicEndpoint:
         return parse_answer(answer.payload)
 
     async def check(self) -> None:
-        """Ask for an answer of one token. Raises ModelError."""
+        """Request an answer of one token. Raises ModelError."""
         body = {"model": self.name, "max_tokens": 1, "messages": [{"role": "user", "content": "Say ok."}]}
         options = CallOptions(min(self._seconds, CHECK_SECONDS), CHECK_TRIES)
         answer = await self._client.call("POST", PATH, body, options)
@@ -85,7 +85,7 @@ def tool_to_anthropic(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_anthropic(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
-    """The system prompt, and the conversation with roles that alternate: results of tools are the user's there."""
+    """Return the system prompt, and the conversation with alternating roles: tool results are user messages there."""
     system: list[str] = []
     translated: list[dict[str, Any]] = []
     for message in messages:
@@ -118,7 +118,7 @@ def _blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
         }
         for call in message.get("tool_calls") or []
     ]
-    # With extended thinking the API wants its signed blocks back, before everything else.
+    # With extended thinking the API requires its signed blocks first.
     return "assistant", [*message.get("thinking_blocks", []), *text, *calls]
 
 
@@ -128,7 +128,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def parse_answer(payload: Any) -> ModelReply:
-    """An answer of the Messages API as a reply in OpenAI's form. Raises ModelError (BadResponse)."""
+    """Convert an answer of the Messages API into OpenAI's format. Raises ModelError (BadResponse)."""
     blocks = payload.get("content") if isinstance(payload, Mapping) else None
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         raise ModelError("BadResponse", f"content: expected a list of blocks, got {str(payload)[:200]}")

@@ -1,4 +1,4 @@
-"""A model by the variables that the providers' own clients read: OPENAI_*, ANTHROPIC_*, and LLM_* for any server."""
+"""A model from the variables that the providers' own clients read: OPENAI_*, ANTHROPIC_*, and LLM_* for any server."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -10,10 +10,10 @@ from rollout_api.model import ApiKeySource, Endpoint, EndpointApi, ModelSpec
 class _Family(NamedTuple):
     prefix: str
     model: str
-    """Variable of the model's name."""
+    """Variable with the model's name."""
     api: EndpointApi
     base_url: str | None
-    """The provider's own."""
+    """Default URL of the provider."""
 
 
 _FAMILIES: Final = (
@@ -24,10 +24,11 @@ _FAMILIES: Final = (
 
 
 def model_from_environment(environ: Mapping[str, str]) -> ModelSpec:
-    """`spec.model` by OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME, with the _BASE_URL and _API_KEY beside it.
+    """Return `spec.model` from OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME, with the matching _BASE_URL and
+    _API_KEY.
 
-    Raises ModelConfigError unless exactly one of the three is set. A manifest that names its model is the same everywhere;
-    this is for programs.
+    Raises ModelConfigError unless exactly one of the three is set. Only for programs: a manifest names its model, so
+    that it is the same everywhere.
     """
     named = [family for family in _FAMILIES if environ.get(family.model)]
     if len(named) != 1:
@@ -42,7 +43,7 @@ def model_from_environment(environ: Mapping[str, str]) -> ModelSpec:
     if base_url is None:
         raise ModelConfigError("NoBaseURL", f"{family.model} is set, and {family.prefix}_BASE_URL is not; set it")
     base_url = base_url.rstrip("/")
-    # Anthropic's own clients add /v1 to the variable, so it stands there without.
+    # Anthropic's own clients add /v1 to the variable, so its value has none.
     if family.api is EndpointApi.ANTHROPIC and not base_url.endswith("/v1"):
         base_url += "/v1"
     key = f"{family.prefix}_API_KEY"

@@ -19,10 +19,10 @@ ModelFunction = Callable[..., Awaitable[str | dict[str, Any] | ModelReply]]
 
 
 class FunctionModel:
-    """A `Model`. What the manifest leaves open is not passed, so the function's own defaults hold.
+    """A `Model`. Sampling fields that the manifest omits are not passed, so that the function's own defaults apply.
 
-    Besides messages, max_tokens and temperature it is offered tools, top_p, stop, seed, session, task, member, turn and
-    the fields of `sampling.extra`; without `**kw` it gets those of them that it names.
+    Besides messages, max_tokens and temperature, these can be passed: tools, top_p, stop, seed, session, task, member,
+    turn and the fields of `sampling.extra`. A function without `**kw` gets those that it declares.
     """
 
     token_capture = "TextOnly"
@@ -37,7 +37,7 @@ class FunctionModel:
         self._takes = None if takes_all else {parameter.name for parameter in parameters}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Call the function; it returns text, a message in OpenAI's form, or a ModelReply. See `Model.complete`."""
+        """Call the function, which returns text, a message in OpenAI's format, or a ModelReply. See `Model.complete`."""
         try:
             with contained():
                 returned = await self._function(**self._arguments(request))
@@ -56,10 +56,10 @@ class FunctionModel:
         return parse_completion({"choices": [{"message": dict(message), "finish_reason": reason}], "model": self.name})
 
     async def check(self) -> None:
-        """Nothing can be found out without calling it."""
+        """Do nothing: the function cannot be checked without calling it."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _arguments(self, request: ModelRequest) -> dict[str, Any]:
         sampling = request.sampling

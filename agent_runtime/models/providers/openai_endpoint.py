@@ -1,19 +1,31 @@
-"""A model behind any server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI itself."""
+"""A model behind any server with OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI itself."""
 
 import asyncio
 import json
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import (
+    GIVEN_UP,
+    AnswerGivenUp,
+    ContextExceeded,
+    ModelConfigError,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+)
 from agent_runtime.models.chat_parts import ChatParts
 from agent_runtime.models.http_client import Answer, CallOptions, JsonClient
 from agent_runtime.models.refusals import final_refusal
+from agent_runtime.models.retries import retry_delay
 from rollout_api.records import Message, Usage
 
 PATH = "/chat/completions"
 CHECK_SECONDS = 60.0  # one short answer of a loaded server
-CHECK_TRIES = 4  # about 3 s of retries: a server that is down should be said so soon
+CHECK_TRIES = 4  # about 3 s of retries: an unreachable server should be reported soon
 PROBE_TOKENS = 16  # OpenAI's reasoning models refuse fewer
 
 # Not every server takes these fields; the check finds the first line that this one takes.
@@ -27,7 +39,7 @@ MAX_TOKENS_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
 class OpenAIEndpoint:
-    """A `Model`. Until `check` has run it asks for neither token ids nor logprobs."""
+    """A `Model`. Until `check` has run it requests neither token ids nor logprobs."""
 
     def __init__(
         self, base_url: str, name: str, *, headers: Mapping[str, str], key_origin: str, call_seconds: float
@@ -42,25 +54,29 @@ class OpenAIEndpoint:
     async def complete(
         self, request: ModelRequest, fields: Mapping[str, Any] | None = None, *, tries: int | None = None
     ) -> ModelReply:
-        """One answer; see `Model.complete`. `fields` are further fields of the request.
+        """Return one answer; see `Model.complete`. `fields` are further fields of the request.
 
-        Text is streamed only where no tools are given: vLLM's streamed chat with tools loses token ids.
+        Text is streamed only without tools: vLLM's streamed chat with tools loses token ids.
         """
         body = self.body(request) | dict(fields or {})
         send = self._streamed if request.on_text is not None and not request.tools else self._whole
-        # Routers in front of several servers send calls of one session to the same one.
-        options = CallOptions(self._seconds, tries, {"X-Session-ID": request.session}, request.health)
-        try:
-            return await send(body, request, options)
-        except ContextExceeded:
-            # Servers refuse a prompt that fits when the answer's limit does not fit as well. What is left of the context
-            # is the tighter limit then, and holds without being asked for.
-            if body.pop(self._max_tokens_field, None) is None:
-                raise
-            return await send(body, request, options)
+
+        async def ask(asked: ModelRequest, seconds: float) -> ModelReply:
+            # Routers in front of several servers send calls of one session to the same one.
+            options = CallOptions(seconds, tries, {"X-Session-ID": request.session}, request.health)
+            try:
+                return await send(body, asked, options)
+            except ContextExceeded:
+                # Servers refuse a prompt that fits if the answer's limit does not fit too. The rest of the context is
+                # then the smaller limit, and applies anyway.
+                if body.pop(self._max_tokens_field, None) is None:
+                    raise
+                return await send(body, asked, options)
+
+        return await not_given_up(ask, request, self._seconds, tries)
 
     async def check(self) -> None:
-        """Ask for one short answer, and remember which optional fields the server takes. Raises ModelError."""
+        """Request one short answer, and record which optional fields the server accepts. Raises ModelError."""
         for max_tokens_field in MAX_TOKENS_FIELDS:
             for optional in OPTIONAL_FIELDS:
                 answer = await self._probe(max_tokens_field, optional)
@@ -106,7 +122,7 @@ class OpenAIEndpoint:
         parts = ChatParts()
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with asyncio.timeout(self._seconds), self._client.stream(PATH, body, options) as events:
+            async with asyncio.timeout(options.seconds), self._client.stream(PATH, body, options) as events:
                 async for event in events:
                     if (piece := parts.add(event)) and request.on_text is not None:
                         request.on_text(piece)
@@ -130,8 +146,42 @@ class OpenAIEndpoint:
         self._optional = {field: value for field, value in optional.items() if useful[field]}
 
 
+async def not_given_up(
+    ask: Callable[[ModelRequest, float], Awaitable[ModelReply]],
+    request: ModelRequest,
+    seconds: float,
+    tries: int | None,
+) -> ModelReply:
+    """Return the answer of the first try that the server does not abort. `ask` gets the request and the seconds that
+    are left.
+
+    An answer whose text a client already has is not requested again, because another answer would differ.
+    """
+    now, on_text, health = asyncio.get_running_loop().time, request.on_text, request.health
+    began, lost_before, failures, said = now(), health.lost_seconds, 0, False
+
+    def say(piece: str) -> None:
+        nonlocal said
+        said = True
+        assert on_text is not None  # `say` is used only with `on_text`
+        on_text(piece)
+
+    asked = request if on_text is None else replace(request, on_text=say)
+    while True:
+        try:
+            return await ask(asked, seconds - (now() - began))
+        except AnswerGivenUp as error:
+            failures += 1
+            health.note(str(error))
+            delay = retry_delay(failures, None, now=time.time(), jitter=random.random())
+            if said or failures == tries or now() - began + delay >= seconds:
+                raise
+        await asyncio.sleep(delay)
+        health.lost_seconds = lost_before + now() - began
+
+
 async def refused(client: JsonClient, path: str, model: str, answer: Answer) -> ModelError:
-    """The error that a final status of the route stands for."""
+    """Return the error for a final status of the route."""
     if answer.status in (404, 405):
         return ModelConfigError(
             "ModelNotFound",
@@ -142,7 +192,7 @@ async def refused(client: JsonClient, path: str, model: str, answer: Answer) -> 
 
 
 async def _served_models(client: JsonClient) -> str:
-    """What the server says that it serves, as the end of an error message."""
+    """Return the server's list of models, as the end of an error message."""
     try:
         answer = await client.call("GET", "/models", None, CallOptions(10, 1))
         names = [entry["id"] for entry in answer.payload["data"]]
@@ -152,7 +202,8 @@ async def _served_models(client: JsonClient) -> str:
 
 
 def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
-    """A chat completion as a reply. Raises ModelError (BadResponse) naming what is missing or of the wrong type.
+    """A chat completion as a reply. Raises ModelError (BadResponse) naming what is missing or of the wrong type, and
+    AnswerGivenUp.
 
     `source` names the server in that message.
     """
@@ -162,6 +213,9 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise ModelError("BadResponse", f"{source}: choices: expected a list with one object, got {str(payload)[:200]}")
     choice = choices[0]
+    finish_reason = str(choice.get("finish_reason") or "stop")
+    if finish_reason in GIVEN_UP:
+        raise AnswerGivenUp(source, finish_reason)
     message = choice.get("message")
     if not isinstance(message, Mapping):
         raise ModelError("BadResponse", f"{source}: choices[0].message: expected an object, got {message!r}")
@@ -169,11 +223,11 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     completion_ids = _numbers(choice.get("token_ids"))
     logprobs = _logprobs(choice.get("logprobs"))
     if completion_ids is not None and logprobs is not None and len(completion_ids) != len(logprobs):
-        # One for each token, or none: a trainer can compute missing ones, but cannot see that they are shifted.
+        # One for each token, or none: a trainer can compute missing ones, but cannot detect shifted ones.
         logprobs = None
     return ModelReply(
         message=message,
-        finish_reason=str(choice.get("finish_reason") or "stop"),
+        finish_reason=finish_reason,
         model=str(payload.get("model") or ""),
         usage=usage_of(payload.get("usage")),
         prompt_token_ids=_numbers(payload.get("prompt_token_ids")),
@@ -184,13 +238,15 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
 
 
 def stop_sequence(choice: Mapping[str, Any]) -> str | None:
-    """The stop string that ended a choice; vLLM says so in `stop_reason`, where a number is a token."""
+    """Return the stop string that ended a choice, from vLLM's `stop_reason`, where a number is a token."""
     reason = choice.get("stop_reason")
     return reason if isinstance(reason, str) else None
 
 
 def _normalised(message: Mapping[str, Any]) -> Message:
-    """The message in the form in which any server takes it back: no nulls, no empty list of calls, each call complete."""
+    """Return the message in a format that any server accepts back: no nulls, no empty list of calls, each call
+    complete.
+    """
     kept: Message = {"role": "assistant", "content": None}
     kept |= {key: value for key, value in message.items() if value is not None and key != "tool_calls"}
     if not isinstance(kept["content"], str | None):
@@ -211,7 +267,7 @@ def _normalised_call(call: Any, position: int) -> dict[str, Any]:
         raise ModelError("BadResponse", f"choices[0].message.tool_calls[{position}]: no function, got {call!r:.200}")
     arguments = function.get("arguments") or ""
     return {
-        "id": call.get("id") or f"call-{position}",
+        "id": str(call.get("id") or f"call-{position}"),
         "type": "function",
         "function": {
             "name": str(function.get("name") or ""),
@@ -236,7 +292,7 @@ def _logprobs(value: Any) -> list[float] | None:
 
 
 def usage_of(value: Any) -> Usage:
-    """Counts of tokens, zero where the server gives none. Raises ModelError (BadResponse)."""
+    """Return token counts, zero if the server gives none. Raises ModelError (BadResponse)."""
     if not isinstance(value, Mapping):
         return Usage()
     details = value.get("prompt_tokens_details")

@@ -8,11 +8,11 @@ from agent_runtime.models.base import ModelConfigError, ModelReply, ModelRequest
 from rollout_api.model import Scripted, ScriptedTurn
 from rollout_api.records import Message, Usage
 
-CHARACTERS_PER_TOKEN = 4  # of English text, about; so that token budgets mean something here too
+CHARACTERS_PER_TOKEN = 4  # roughly as in English text, so that token budgets also work here
 
 
 class ScriptedModel:
-    """A `Model`. Its answer depends on task, member and turn alone, so a call that is made again gets it again."""
+    """A `Model`. Its answer depends only on task, member and turn, so a repeated call gets the same answer."""
 
     name = "scripted"
     token_capture = "TextOnly"
@@ -21,7 +21,7 @@ class ScriptedModel:
         self._members = {task.task: task.members for task in script.tasks}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """The turn of the script. Raises ModelConfigError for a task without a script."""
+        """Return the turn of the script. Raises ModelConfigError for a task without a script."""
         if (message := no_script(self._members, request.task)) is not None:
             raise ModelConfigError("NoScript", message)
         members = self._members[request.task]
@@ -31,14 +31,14 @@ class ScriptedModel:
         return _reply(request, turn)
 
     async def check(self) -> None:
-        """Always there."""
+        """Do nothing: it is always available."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 def no_script(scripted: Collection[str], task: str) -> str | None:
-    """The problem with a task of that name where the script has turns for `scripted` alone; None if it is one of them."""
+    """Return the problem of a task without a script, given the tasks that are `scripted`; None if it has one."""
     return (
         None
         if task in scripted
@@ -65,8 +65,7 @@ def _reply(request: ModelRequest, turn: ScriptedTurn) -> ModelReply:
         finish_reason="tool_calls" if turn.tool_calls else "stop",
         model=ScriptedModel.name,
         usage=Usage(
-            prompt_tokens=sum(_tokens(message) for message in request.messages),
-            completion_tokens=_tokens(message),
+            prompt_tokens=sum(_tokens(message) for message in request.messages), completion_tokens=_tokens(message)
         ),
     )
 

@@ -1,8 +1,8 @@
-"""The text of an answer: what ended it, where it ends, and what of it can be shown while it arrives.
+"""The text of an answer: what ended it, where it ends, and which part can be shown while it arrives.
 
-The ids of an answer have all that was sampled: the token that closed it, or the stop string that ended it, in whichever
-tokens. Its text has neither (vLLM, vllm/v1/engine/detokenizer.py), unless `include_stop_str_in_output` asks for it.
-What is or may become a tool call is held back while it arrives.
+The ids of an answer include everything sampled: its closing token, or the stop string that ended it, in any tokens. Its
+text has neither (vLLM, vllm/v1/engine/detokenizer.py), unless `include_stop_str_in_output` asks for it. Text that is,
+or may become, a tool call is held back while it arrives.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """What may end an answer before its end of turn."""
+    """Stop conditions that may end an answer before its end of turn."""
 
     strings: Sequence[str]
     tokens: frozenset[int]
     kept: bool
-    """The text has what ended it."""
+    """Whether the text includes what ended it."""
 
     @classmethod
     def of(cls, sampling: Mapping[str, Any]) -> "Stops":
@@ -33,13 +33,13 @@ class Stops:
 
 
 def cut_at_stop(text: str, before: str, stops: Stops) -> tuple[str, str] | None:
-    """The stop string that ended an answer, and the text without what it cuts off; None where there is none.
+    """Return the stop string that ended an answer, and the text up to it; None if there is none.
 
     `before` is the text without the last token, in which such strings mean nothing: vLLM may have been told to pass them
     over, for `min_tokens` say. Of several that come with the last token it takes the first in the request's order. A step
     that makes several tokens may leave some behind the string; then its last place counts.
     """
-    known = len(before.rstrip("\ufffd"))  # half a character is not known
+    known = len(before.rstrip("\ufffd"))  # an incomplete character cannot be decoded
     for stop in stops.strings:
         if (at := text.find(stop, max(0, known - len(stop) + 1))) >= 0:
             return stop, _cut(text, stop, at, stops)
@@ -52,24 +52,31 @@ def _cut(text: str, stop: str, at: int, stops: Stops) -> str:
 
 
 def certain_length(text: str, strings: Sequence[str]) -> int:
-    """Characters at the head of a text that no stop string cuts off, whatever follows."""
+    """Return how many first characters of a text no stop string can cut off, whatever follows."""
     whole = (at for stop in strings if (at := text.find(stop)) >= 0)
     begun = (len(text) - size for stop in strings for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return min([*whole, *begun], default=len(text))
 
 
 TOOL_TEXT = re.compile(r"[<\[{]")
-"""What the tool calls of all of vLLM's parsers begin with: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
+"""Beginnings of tool calls for all of vLLM's parsers: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
 GROWTH = 16
-"""A partial answer is decoded again when it has grown by a sixteenth, so that all of it costs some 17 times its length."""
+"""A partial answer is decoded again when it has grown by a sixteenth, so that the total cost is some 17 times its
+length.
+"""
 
 
 class TextStream:
-    """Hands out the pieces. What was handed out is never taken back."""
+    """Yields the pieces of a text. A yielded piece is never revoked."""
 
     def __init__(self, on_text: Callable[[str], None], *, tools: bool, stops: Sequence[str] = ()) -> None:
         self._on_text, self._tools, self._stops = on_text, tools, stops
         self._sent = ""
+
+    @property
+    def has_text(self) -> bool:
+        """Some text was handed out."""
+        return bool(self._sent)
 
     def offer(self, content: str) -> None:
         # A character of which the last bytes are still to come is decoded to this one.
@@ -91,7 +98,7 @@ class TextStream:
 
 
 class PartialAnswers:
-    """Decodes a growing answer in the background, at most one call at a time, so that reading its tokens never waits."""
+    """Decodes a growing answer in the background, one call at a time, so that reading its tokens never waits."""
 
     def __init__(self, decode: Callable[[Sequence[int]], Awaitable[str]], stream: TextStream) -> None:
         self._decode, self._stream = decode, stream
@@ -108,6 +115,7 @@ class PartialAnswers:
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])
+            self._decoded = 0
 
     async def _catch_up(self) -> None:
         # A piece that cannot be decoded now comes with a later one, at the latest with the whole answer.

@@ -1,13 +1,13 @@
-"""Completions of a bare prompt by the route of OpenAI's protocol, for a server without the token routes.
+"""Completions of a bare prompt over OpenAI's route, for a server without the token routes.
 
-vLLM, vllm/entrypoints/openai/completion: `return_token_ids` gives ids in the choice, of the prompt too.
+vLLM, vllm/entrypoints/openai/completion: `return_token_ids` adds ids to the choice, including those of the prompt.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_runtime.models.base import ModelError, ModelReply
+from agent_runtime.models.base import GIVEN_UP, AnswerGivenUp, ModelError, ModelReply
 from agent_runtime.models.chat_parts import AnswerParts
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import stop_sequence, usage_of
@@ -20,17 +20,17 @@ _NOT_OF_PROMPTS = frozenset(
 
 
 def prompt_body(chat: Mapping[str, Any], prompt: str | Sequence[int]) -> dict[str, Any]:
-    """The body of a completion that samples as a chat request does."""
+    """Return the body of a completion with the sampling of a chat request."""
     limit = chat.get("max_tokens", chat.get("max_completion_tokens"))
     kept = {name: value for name, value in chat.items() if name not in _NOT_OF_PROMPTS}
-    # Left out it would be 16.
+    # vLLM's default is 16 tokens.
     return kept | {"prompt": prompt if isinstance(prompt, str) else list(prompt), "max_tokens": limit}
 
 
 async def complete_text(
     client: JsonClient, body: Mapping[str, Any], options: CallOptions, on_text: Callable[[str], None] | None
 ) -> ModelReply:
-    """One completion; its text goes to `on_text` as it arrives. Raises as `Model.complete`."""
+    """Return one completion; its text goes to `on_text` as it arrives. Raises as `Model.complete`."""
     parts = CompletionParts()
     if on_text is None:
         answer = await client.call("POST", PATH, body, options)
@@ -50,7 +50,7 @@ async def complete_text(
 
 
 class CompletionParts(AnswerParts):
-    """Of a completion, streamed or whole."""
+    """Parts of a completion, streamed or whole."""
 
     expected = "a completion"
 
@@ -65,9 +65,11 @@ class CompletionParts(AnswerParts):
         return piece
 
     def reply(self) -> ModelReply:
-        """The whole. Raises ModelError when its end is missing."""
+        """Return the complete reply. Raises ModelError if its end is missing."""
         if self.finish_reason is None:
             raise ModelError("BadResponse", "the completion has no finish_reason")
+        if self.finish_reason in GIVEN_UP:
+            raise AnswerGivenUp(self.model, self.finish_reason)
         exact = self.prompt_ids is not None and bool(self.ids) and len(self.ids) == len(self.logprobs)
         return ModelReply(
             message={"role": "assistant", "content": self._text},

@@ -1,31 +1,31 @@
-"""Where a conversation's stored token ids end in a new rendering of it. Pure.
+"""Find where a conversation's stored token ids end in a new rendering of it. Pure.
 
-A rendering spells earlier answers as the tokenizer would, and the model may have sampled another spelling of the same text.
-So the stored ids stay at the head of the next prompt, and of the rendering only what follows them is taken. That is right
-only where both say the same, which the caller checks by decoding the two parts that differ.
+A rendering tokenises earlier answers in the tokenizer's way, whereas the model may have sampled other tokens for the
+same text. So the stored ids begin the next prompt, and only what follows them is taken from the rendering. That is
+correct only if both have the same text, which the caller checks by decoding the two parts that differ.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_runtime.recording.token_history import common_length
+from agent_runtime.models.token_history import common_length
 
 SHARED_TOKENS = 4
-"""Equal tokens that are decoded with the parts that differ: one character may be made of up to four tokens."""
+"""Equal tokens that are decoded with the differing parts, because one character may consist of up to four tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """`stored[start:]` and `rendered[start:end]` have to say the same; then the prompt is `stored + rendered[end:]`."""
+    """`stored[start:]` and `rendered[start:end]` must have the same text; then the prompt is `stored + rendered[end:]`."""
 
     start: int
     end: int
 
 
 def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) -> Seam | None:
-    """The seam, or None where the rendering has no such place. `end_of_turn` is the token that closes an answer.
+    """Return the seam, or None if the rendering has no such place. `end_of_turn` is the token that closes an answer.
 
-    An answer that was cut off has no such token; then the rendering's own one is the first of the new ids.
+    An answer that was cut off has no such token; then the rendering's token is the first of the new ids.
     """
     equal = common_length(stored, rendered)
     if equal == len(stored):
@@ -42,12 +42,13 @@ def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) 
 
 
 def say_the_same(stored: str, rendered: str, stops: Sequence[str] = (), end: str = "") -> bool:
-    """Whether two texts are equal but for white space, and for stop strings at the end of answers.
+    """Whether two texts are equal except for white space, and for stop strings at the end of answers.
 
-    Those were sampled, and the answer's text does not have them. `end` is the text of the token that closes an answer.
+    Stop strings were sampled, but are not part of the answer's text. `end` is the text of the token that closes an
+    answer.
 
-    vLLM's tool parsers keep the line break before a tool call, to which the template adds its own, and dump the arguments
-    anew, so an answer with tool calls seldom comes back with the white space that it was sampled with.
+    vLLM's tool parsers keep the line break before a tool call, to which the template adds its own, and serialise the
+    arguments again. So an answer with tool calls seldom has the white space with which it was sampled.
     """
     first, second = _squeezed(stored), _squeezed(rendered)
     closing = _squeezed(end)
@@ -64,7 +65,8 @@ def _squeezed(text: str) -> str:
 
 
 def end_of_turn(rendered: Sequence[int], other: Sequence[int]) -> int | None:
-    """The token that closes an answer, from the renderings of two conversations that end in answers with no token in
-    common; None where the template closes them with none."""
+    """Return the token that closes an answer, from the renderings of two conversations whose answers have no token in
+    common; None if the template uses none.
+    """
     shared = common_length(rendered[::-1], other[::-1])
     return rendered[-shared] if shared else None

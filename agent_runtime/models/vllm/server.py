@@ -1,13 +1,14 @@
-"""A model behind one server that speaks OpenAI's protocol; token-exact where a vLLM offers it (docs/token-exact.md)."""
+"""A model behind one server with OpenAI's API; token-exact if it is a vLLM with the token routes (docs/token-exact.md)."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import CallOptions, JsonClient
-from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
+from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint, not_given_up
 from agent_runtime.models.vllm.completions import complete_text, prompt_body
 from agent_runtime.models.vllm.taken_fields import check_fields
 from agent_runtime.models.vllm.token_routes import Progress, TokenRoutes
@@ -19,19 +20,20 @@ __all__ = ["Progress", "VllmServer"]
 
 
 class EngineOptions(TypedDict, total=False):
-    """What a caller that spreads its calls over several servers adds to one."""
+    """Options for a caller that distributes its calls over several servers."""
 
     progress: Progress | None
-    """The answer is continued from there, and every failure is raised at once, for the caller to decide where to continue.
-    Without it a broken answer is continued here. Only capture Tokens fills and uses what it has."""
+    """The answer continues from here, and every failure is raised immediately, so that the caller decides where to
+    continue. Without it, a broken answer is continued here. Only used by capture Tokens.
+    """
     on_tokens: Callable[[int], None] | None
-    """Called with the number of new ids after each chunk, when `progress` has them already."""
+    """Called with the number of new ids after each chunk, when `progress` already has them."""
     cache_salt: str | None
     priority: int | None
 
 
 class VllmServer:
-    """A `Model`. `base_url` goes up to and including `/v1`; `key_origin` says where the key in `headers` was read."""
+    """A `Model`. `base_url` includes `/v1`; `key_origin` says where the key in `headers` was read."""
 
     def __init__(
         self, base_url: str, name: str, *, headers: Mapping[str, str], key_origin: str, call_seconds: float
@@ -44,7 +46,7 @@ class VllmServer:
         self.token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest, **engine: Unpack[EngineOptions]) -> ModelReply:
-        """One answer; see `Model.complete`."""
+        """Return one answer; see `Model.complete`."""
         chat = self._chat.body(request)
         if self.token_capture == "Tokens":
             check_fields(request.sampling.extra, prompt=False)
@@ -57,7 +59,7 @@ class VllmServer:
     async def complete_prompt(
         self, prompt: str | Sequence[int], request: ModelRequest, **engine: Unpack[EngineOptions]
     ) -> ModelReply:
-        """One completion of a text or of token ids, with no chat template around it; everything else as in `complete`."""
+        """Return one completion of a text or of token ids without a chat template; otherwise like `complete`."""
         body = prompt_body(self._chat.body(request), prompt)
         if self.token_capture == "Tokens":
             check_fields(request.sampling.extra, prompt=True)
@@ -65,8 +67,12 @@ class VllmServer:
         body |= _engine_fields(engine)
         if self.token_capture == "Chat":
             body |= {"return_token_ids": True, "logprobs": 0}
-        options = self._options(request, engine)
-        return self._exact(await complete_text(self._client, body, options, request.on_text))
+
+        async def ask(asked: ModelRequest, seconds: float) -> ModelReply:
+            options = replace(self._options(asked, engine), seconds=seconds)
+            return await complete_text(self._client, body, options, asked.on_text)
+
+        return self._exact(await not_given_up(ask, request, self._seconds, _tries(engine)))
 
     async def _by_tokens(self, form: Form, request: ModelRequest, engine: EngineOptions) -> ModelReply:
         options = self._options(request, engine)
@@ -97,7 +103,7 @@ class VllmServer:
         return reply
 
     async def check(self) -> None:
-        """Find out whether the model is served, and choose how token ids are recorded. Raises ModelError."""
+        """Check that the model is served, and choose how token ids are recorded. Raises ModelError."""
         await self._chat.check()
         self.token_capture = self._chat.token_capture
         if self.token_capture == "Chat":

@@ -1,7 +1,7 @@
-"""Which further fields of a request vLLM's token routes take. Pure.
+"""Further request fields that vLLM's token routes support. Pure.
 
-vLLM 0.26, vllm/entrypoints/openai/chat_completion/protocol.py and completion/protocol.py: `to_sampling_params`, and what
-rendering reads. What it does not know it passes over without a word, so that is refused here.
+vLLM 0.26, vllm/entrypoints/openai/chat_completion/protocol.py and completion/protocol.py: `to_sampling_params`, and
+what rendering reads. vLLM silently ignores unknown fields, so they are refused here.
 """
 
 from collections.abc import Mapping
@@ -62,11 +62,11 @@ _AS_IT_IS_ANYWAY: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
-"""Fields that are taken with these values alone, which ask for nothing."""
+"""Fields that are accepted only with these values: they are vLLM's own behaviour."""
 
 
 def check_fields(extra: Mapping[str, Any], *, prompt: bool) -> None:
-    """Raises RequestRefused for what would change nothing, though it is asked for. `prompt`: there is no chat."""
+    """Raise RequestRefused for a field that would have no effect. `prompt`: the request is not a chat."""
     for name, value in extra.items():
         if value is None or name in (_PROMPT if prompt else _CHAT) or value in _AS_IT_IS_ANYWAY.get(name, ()):
             continue

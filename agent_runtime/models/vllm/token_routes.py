@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.base import GIVEN_UP, ContextExceeded, ModelError, ModelReply
 from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.providers.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import final_refusal
@@ -21,57 +21,73 @@ DERENDER = "/v1/chat/completions/derender"
 RENDER_PROMPT = "/v1/completions/render"
 DERENDER_PROMPT = "/v1/completions/derender"
 GENERATE = "/inference/v1/generate"
-UNFINISHED = frozenset({"", "abort", "error"})
-"""Finish reasons of an answer that has not ended, or that the server gave up: a pause with mode abort, an internal error."""
+UNFINISHED = GIVEN_UP | {""}
+"""Finish reasons of an answer that has not ended, or that the server gave up."""
 SEEDING_TOKENS = 8
-"""Of the prompt's end, for decoding what follows it: some tokenizers drop a text's first space otherwise. Newer vLLM reads
-5, older ones none."""
+"""Number of the prompt's last tokens that are decoded with what follows: otherwise some tokenizers drop a text's first
+space. Newer vLLM reads 5, older versions none.
+"""
 PROBE: Message = {"role": "user", "content": "Say ok."}
 PROBE_TOKENS = 8
 ANSWERS = ("ok", "no")
-"""Two answers without a token in common, whatever the tokenizer."""
+"""Two answers without a common token, for any tokenizer."""
 
 
 @dataclass
 class Progress:
-    """What has arrived of one answer; it survives a server that goes away, and any server of the model can go on from it."""
+    """The received part of one answer. If a server fails, any server of the model can continue it."""
 
     prompt_ids: list[int] | None = None
-    """The whole prompt; None until it is known."""
+    """The whole prompt; None until known."""
     ids: list[int] = field(default_factory=list)
     """The sampled ids so far."""
     logprobs: list[float] = field(default_factory=list)
-    """One for each of them."""
+    """One for each sampled id."""
     policy_spans: list[PolicySpan] = field(default_factory=list)
-    """Which weights made which of them, as far as the server has said so: it does at the end of what it sends."""
+    """Policy version of each id, as far as the server has reported it: it does so at the end of its output."""
     finish_reason: str | None = None
-    """Why sampling has ended; such an answer is never gone on with."""
+    """Why sampling has ended; such an answer is never continued."""
+    has_grammar: bool = False
+    """Its tokens follow a grammar. A grammar only sees its own request's output, so another request cannot continue
+    these tokens: it would start the grammar again.
+    """
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another request can continue from its tokens, or sampling has already ended."""
+        return not self.has_grammar or self.finish_reason is not None
+
+    def keep(self, tokens: int) -> None:
+        """Keep only the first tokens; drop everything that describes the whole answer."""
+        if len(self.ids) > tokens:
+            del self.ids[tokens:], self.logprobs[tokens:]
+            self.policy_spans, self.finish_reason = [], None
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a generation ended; what is not known yet is empty."""
+    """How a generation ended; unknown values are empty."""
 
     finish_reason: str = ""
     cached_tokens: int = 0
     weight_versions: Any = None
-    """As vLLM says them; see `weight_versions.py`."""
+    """As reported by vLLM; see `weight_versions.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What stays the same while a server runs. None: the server does not say."""
+    """Facts that stay constant while a server runs. None: not reported by the server."""
 
     max_model_len: int | None
-    """Tokens that prompt and answer may have together."""
+    """Limit of tokens of prompt and answer together."""
     end_of_turn: int | None
     """Token that closes an answer."""
     end_text: str
-    """That token, spelled out."""
+    """Text of that token."""
 
 
 class TokenRoutes:
-    """The routes of one server. All methods raise ModelError, and ContextExceeded where the conversation is too long."""
+    """The routes of one server. All methods raise ModelError, and ContextExceeded if the conversation is too long."""
 
     def __init__(self, client: JsonClient, name: str) -> None:
         self._client, self._name = client, name
@@ -79,12 +95,12 @@ class TokenRoutes:
         self._learning = asyncio.Lock()
 
     async def render(self, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
-        """A chat request as vLLM's request to generate: `token_ids`, `sampling_params` and more."""
+        """Convert a chat request into vLLM's request to generate: `token_ids`, `sampling_params` and more."""
         asked = {**body, "logprobs": True, "top_logprobs": 0, "stream": False}
         return self._checked(RENDER, await self._fitting(RENDER, asked, options))
 
     async def render_prompt(self, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
-        """A completion request as vLLM's request to generate, as `render`."""
+        """Convert a completion request into vLLM's request to generate, like `render`."""
         asked = {**body, "logprobs": 0, "stream": False}
         rendered = await self._fitting(RENDER_PROMPT, asked, options)
         if not isinstance(rendered, list) or len(rendered) != 1:
@@ -94,10 +110,10 @@ class TokenRoutes:
     async def prompt_after(
         self, stored: Sequence[int], rendered: Sequence[int], stops: Sequence[str], options: CallOptions
     ) -> list[int]:
-        """The stored ids and what the rendering adds to them. Where the two do not say the same: the rendering.
+        """Return the stored ids and what the rendering adds to them, or only the rendering if their texts differ.
 
-        `stops` are stop strings: an answer that one of them ended has it in its ids alone. What is a rendering is a fork of
-        the token sequence: recorded as such, because it does not begin with the stored ids.
+        `stops` are stop strings: an answer that one of them ended has it only in its ids. A rendering alone is a fork
+        of the token sequence, and recorded as such, because it does not begin with the stored ids.
         """
         facts = await self.facts(options)
         seam = None if facts.end_of_turn is None else find_seam(stored, rendered, facts.end_of_turn)
@@ -111,16 +127,12 @@ class TokenRoutes:
         return [*stored, *rendered[seam.end :]]
 
     async def generate(
-        self,
-        rendered: Mapping[str, Any],
-        progress: Progress,
-        options: CallOptions,
-        *,
-        on_tokens: Callable[[int], None],
+        self, rendered: Mapping[str, Any], progress: Progress, options: CallOptions, *, on_tokens: Callable[[int], None]
     ) -> Ending:
-        """Go on from `progress`, whose prompt is known, and add to it what arrives; `on_tokens` gets the number of new ids.
+        """Generate from `progress`, whose prompt is known, and add what arrives; `on_tokens` gets the number of new
+        ids.
 
-        Raises StreamBroken when the answer stops in the middle.
+        Raises StreamBroken if the answer stops before its end.
         """
         prompt = progress.prompt_ids or []
         if progress.finish_reason is not None:
@@ -134,7 +146,7 @@ class TokenRoutes:
         if sampling.get("min_tokens"):
             sampling["min_tokens"] = max(0, sampling["min_tokens"] - len(progress.ids))
         body = {
-            # A second request under the first one's id would be refused.
+            # vLLM refuses a second request with the same id.
             **{key: value for key, value in rendered.items() if value is not None and key != "request_id"},
             "token_ids": [*prompt, *progress.ids],
             "sampling_params": sampling,
@@ -145,10 +157,7 @@ class TokenRoutes:
         async with self._client.stream(GENERATE, body, options) as events:
             async for event in events:
                 ids, logprobs, said = self._chunk(event)
-                ending = Ending(
-                    said.finish_reason or ending.finish_reason,
-                    said.cached_tokens or ending.cached_tokens,
-                )
+                ending = Ending(said.finish_reason or ending.finish_reason, said.cached_tokens or ending.cached_tokens)
                 if ids:
                     progress.ids += ids
                     progress.logprobs += logprobs
@@ -159,19 +168,21 @@ class TokenRoutes:
                     progress.finish_reason = ending.finish_reason
         if progress.finish_reason is None:
             raise StreamBroken(
-                f"{self._client.base_url} gave an answer up (finish reason {ending.finish_reason or None})"
+                f"{self._client.base_url} gave up on an answer (finish reason {ending.finish_reason or None})"
             )
         return ending
 
     async def derender(
         self, chat: Mapping[str, Any], prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
-        """The message that sampled ids stand for, as vLLM's own parsers read it; without ids."""
+        """Return the message of sampled ids, as vLLM's own parsers read it, without ids."""
         body = {
             "model": self._name,
             "generate_response": _generated(ids, finish),
             "prompt_tokens": len(prompt),
-            "prompt_token_ids": prompt[-SEEDING_TOKENS:],
+            # The whole prompt: a reasoning parser searches it for the token that begins the reasoning (vLLM 0.32,
+            # vllm/reasoning/basic_parsers.py: is_reasoning_end).
+            "prompt_token_ids": list(prompt),
             "chat_request": {**chat, "stream": False},
         }
         return parse_completion(await self._post(DERENDER, body, options))
@@ -218,7 +229,7 @@ class TokenRoutes:
             return self._facts
 
     async def trial(self, options: CallOptions) -> str | None:
-        """Find out whether the routes are there and fit together. None, or what is wrong with them."""
+        """Check that the routes exist and are compatible. Return None, or the problem."""
         body = {"model": self._name, "messages": [PROBE], "max_tokens": PROBE_TOKENS}
         progress = Progress()
         try:
@@ -233,10 +244,8 @@ class TokenRoutes:
         except (ModelError, ContextExceeded) as error:
             return str(error)
         if facts.end_of_turn is None:
-            return "its chat template closes an answer with no token of its own"
-        return (
-            None if whole[: len(closed)] == closed else "its chat template writes earlier messages anew in later turns"
-        )
+            return "its chat template closes an answer without a token"
+        return None if whole[: len(closed)] == closed else "its chat template rewrites earlier messages in later turns"
 
     async def _closed(self, answer: str, options: CallOptions) -> list[int]:
         messages = [PROBE, {"role": "assistant", "content": answer}]
@@ -247,7 +256,7 @@ class TokenRoutes:
         return list(rendered["token_ids"])
 
     async def _limit(self, rendered: Mapping[str, Any], prompt: Sequence[int], options: CallOptions) -> int | None:
-        """Most tokens of the answer."""
+        """Return the most tokens of the answer."""
         asked = rendered["sampling_params"].get("max_tokens")
         longest = (await self.facts(options)).max_model_len
         if longest is None:
@@ -269,7 +278,7 @@ class TokenRoutes:
         try:
             return await self._send(path, asked, options)
         except ContextExceeded:
-            # The prompt may fit, and only the answer's limit not: what is left of the context is the limit then.
+            # The prompt may fit without the answer's limit; the rest of the context is the limit then.
             if asked.get("max_tokens") is None:
                 raise
             return await self._send(path, {**asked, "max_tokens": None}, options)
@@ -296,7 +305,7 @@ class TokenRoutes:
         return answer.payload
 
     def _chunk(self, event: Any) -> tuple[list[int], list[float], Ending]:
-        """New ids, their logprobs, and what else the event says."""
+        """Return new ids, their logprobs, and the other fields of the event."""
         try:
             usage = event.get("usage") or {}
             cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -317,7 +326,7 @@ class TokenRoutes:
         return ids, logprobs, Ending(choice.get("finish_reason") or "", cached, choice.get("weight_versions"))
 
     def _spans(self, progress: Progress, before: int, said: Any) -> list[PolicySpan]:
-        """Those of all tokens so far, of which the server has sent all but the first `before` in this stream."""
+        """Return the spans of all tokens so far. In this stream the server has sent all except the first `before`."""
         try:
             spans = said_spans(said, len(progress.ids) - before)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""One answer by way of the token routes: a prompt of ids, sampled ids, and the message that they stand for."""
+"""One answer over the token routes: a prompt of ids, sampled ids, and their message."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from rollout_api.records import Usage
 
 
 class ChatForm:
-    """How messages are asked, and how the ids of the answer are read; `body` is the request in OpenAI's form."""
+    """Converts messages to a prompt, and the answer's ids to a message; `body` is the request in OpenAI's format."""
 
     def __init__(self, body: Mapping[str, Any], prefix: TokenPrefix | None) -> None:
         self._body, self._prefix = body, prefix
@@ -26,8 +26,8 @@ class ChatForm:
         return await routes.render(self._body, options)
 
     async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
-        """The ids to continue from: the stored ones and what is new."""
-        # Ids that stand for images have places in the rendering that stored ids do not have.
+        """Return the ids to continue from: the stored ones and the new ones."""
+        # Image placeholders have positions in the rendering, which stored ids lack.
         if self._prefix is None or rendered.get("features"):
             return list(rendered["token_ids"])
         stops = Stops.of(rendered["sampling_params"])
@@ -37,17 +37,17 @@ class ChatForm:
     async def read(
         self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
-        """The message of sampled ids, without ids."""
+        """Return the message of sampled ids, without ids."""
         reply = await routes.derender(self._body, prompt, ids, finish, options)
         if self._body.get("parallel_tool_calls") is False and len(reply.tool_calls) > 1:
-            # As vLLM's chat route does it; derendering leaves them.
+            # vLLM's chat route does the same; derendering does not.
             reply.message["tool_calls"] = reply.message["tool_calls"][:1]
-        # Derendering gives the finish reason back as it was; vLLM's chat route names tool calls.
+        # Derendering keeps the finish reason; vLLM's chat route changes it to tool_calls.
         return replace(reply, finish_reason="tool_calls") if reply.tool_calls and finish == "stop" else reply
 
 
 class PromptForm:
-    """As ChatForm, of a bare prompt; `body` is the request of a completion."""
+    """Like ChatForm, for a bare prompt; `body` is the request of a completion."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = body
@@ -79,39 +79,41 @@ class TokenTurn:
         """Further fields of the request to generate."""
         self._rendered: dict[str, Any] = {}
         self._stops = Stops((), frozenset(), kept=False)
+        self._stream: TextStream | None = None
+        self._partial: PartialAnswers | None = None
 
     async def run(self, progress: Progress, on_tokens: Callable[[int], None] | None, *, own: bool) -> ModelReply:
-        """The answer; see `VllmServer.complete`. `own`: a broken answer is continued here."""
+        """Return the answer; see `VllmServer.complete`. `own`: a broken answer is continued here."""
         self._rendered = await self._form.render(self._routes, self._options)
         self._stops = Stops.of(self._rendered["sampling_params"])
+        progress.has_grammar = bool(self._rendered["sampling_params"].get("structured_outputs"))
         if progress.prompt_ids is None:
             progress.prompt_ids = await self._form.prompt(self._routes, self._rendered, self._options)
-        stream = None
         if self._request.on_text is not None:
             held_back = () if self._stops.kept else self._stops.strings
-            stream = TextStream(self._request.on_text, tools=bool(self._request.tools), stops=held_back)
-        partial = None if stream is None else PartialAnswers(lambda ids: self._text(progress, ids), stream)
+            self._stream = TextStream(self._request.on_text, tools=bool(self._request.tools), stops=held_back)
+            self._partial = PartialAnswers(lambda ids: self._text(progress, ids), self._stream)
 
         def arrived(count: int) -> None:
             if on_tokens is not None:
                 on_tokens(count)
-            if partial is not None:
-                partial.grown(progress.ids)
+            if self._partial is not None:
+                self._partial.grown(progress.ids)
 
         try:
             ending = await self._generate(progress, arrived, own=own)
         finally:
-            if partial is not None:
-                await partial.stop()
+            if self._partial is not None:
+                await self._partial.stop()
         reply = await self._reply(progress, ending)
-        if stream is not None:
-            stream.finish(reply.text)
+        if self._stream is not None:
+            self._stream.finish(reply.text)
         return reply
 
     async def _generate(self, progress: Progress, arrived: Callable[[int], None], *, own: bool) -> Ending:
         failures, health = 0, self._request.health
         while True:
-            before = len(progress.ids)
+            before, began = len(progress.ids), time.monotonic()
             try:
                 request = {**self._rendered, **self._fields}
                 return await self._routes.generate(request, progress, self._options, on_tokens=arrived)
@@ -119,10 +121,23 @@ class TokenTurn:
                 if not own:
                     raise
                 failures = 1 if len(progress.ids) > before else failures + 1
+                if not progress.can_go_on:
+                    if not await self._start_over(progress):
+                        raise
+                    health.lost_seconds += time.monotonic() - began
                 health.note(str(error))
                 delay = retry_delay(failures, None, now=time.time(), jitter=random.random())
                 await asyncio.sleep(delay)
                 health.lost_seconds += delay
+
+    async def _start_over(self, progress: Progress) -> bool:
+        """Drop the received part of the answer; False if a client has already read some of it."""
+        if self._partial is not None:
+            await self._partial.stop()
+        if self._stream is not None and self._stream.has_text:
+            return False
+        progress.keep(0)
+        return True
 
     async def _reply(self, progress: Progress, ending: Ending) -> ModelReply:
         prompt = progress.prompt_ids or []
@@ -146,10 +161,10 @@ class TokenTurn:
         return await self._form.read(self._routes, prompt, ids, finish, options)
 
     async def _said(self, ids: Sequence[int], finish: str) -> tuple[Sequence[int], str | None]:
-        """Ids of the answer's text without what ended it, and the stop string that did.
+        """Return the ids of the answer's text without its ending, and the stop string that ended it.
 
-        A stop string may begin in the middle of a token. Then the text before it is encoded anew, to be read; what is
-        recorded, and gone on from, are the sampled ids.
+        A stop string may begin inside a token. Then the text before it is encoded again, for parsing only; the sampled
+        ids are recorded and continued from.
         """
         if finish != "stop" or not ids:
             return ids, None
@@ -164,13 +179,13 @@ class TokenTurn:
         return await self._routes.encode(said, self._options) if said else [], stop
 
     async def _unclosed(self, ids: Sequence[int]) -> Sequence[int]:
-        """Without the token that closed the answer, whose text is not the answer's."""
+        """Remove the token that closed the answer, whose text is not part of it."""
         facts = await self._routes.facts(self._options)
         closed = ids[-1] == facts.end_of_turn or (ids[-1] in self._stops.tokens and not self._stops.kept)
         return ids[:-1] if closed else ids
 
     async def _text(self, progress: Progress, ids: Sequence[int]) -> str:
-        """The text of a part of the answer. In a call of its own, whose failures are nobody's."""
+        """Return the text of a part of the answer. It is a separate call whose failures are ignored."""
         options = replace(self._options, tries=1, health=CallHealth())
         reply = await self._read(progress.prompt_ids or [], await self._unclosed(ids), "length", options)
         return "" if reply.tool_calls else reply.text

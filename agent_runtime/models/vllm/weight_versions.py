@@ -1,7 +1,7 @@
-"""Which weights made which token of an answer, as vLLM says it at the end of one. Pure.
+"""Policy versions of an answer's tokens, as vLLM reports them at its end. Pure.
 
-vLLM, docs/serving/online_serving/token_in_token_out.md, "Weight versions" (newer than 0.29): the last chunk of a choice has
-`weight_versions: [{version, start, end}]`, ranges of its output tokens, in order and without gaps.
+vLLM, docs/serving/online_serving/token_in_token_out.md, "Weight versions" (0.32 or newer): the last chunk of a choice
+has `weight_versions: [{version, start, end}]`, ranges of its output tokens, in order and without gaps.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,14 @@ from typing import Any
 from rollout_api.records import PolicySpan
 
 UNLABELLED = "default"
-"""The version of weights to which nobody has given one."""
+"""The version that vLLM reports for weights without a version."""
 
 
 def said_spans(said: Any, tokens: int) -> list[PolicySpan]:
-    """The spans of an output with so many tokens; none where the server does not say, or nobody has named its weights.
+    """Return the spans of an output with this many tokens; none if the server does not report them, or its weights have
+    no version.
 
-    Raises ValueError for ranges that are not those of the output.
+    Raises ValueError for ranges that do not match the output.
     """
     if not said:
         return []
@@ -34,7 +35,7 @@ def said_spans(said: Any, tokens: int) -> list[PolicySpan]:
 
 
 def extended(spans: Sequence[PolicySpan], tokens: int, more: Sequence[PolicySpan] = ()) -> list[PolicySpan]:
-    """The spans of the first `tokens` tokens, and more behind them. Tokens that nothing was said of have no version."""
+    """Extend the spans of the first `tokens` tokens by further ones. Tokens without a span have no version."""
     missing = tokens - sum(span.tokens for span in spans)
     if not spans and not more:
         return []

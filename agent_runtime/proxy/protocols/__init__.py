@@ -1,1 +1,1 @@
-"""What clients speak, translated to one internal chat form and back. Pure: JSON objects in, JSON objects and SSE out."""
+"""Client APIs, translated to one internal chat format and back. Pure: JSON objects in, JSON objects and SSE out."""

@@ -1,6 +1,6 @@
 """Anthropic's Messages (docs.anthropic.com/en/api/messages), whole and streamed. Pure.
 
-Messages have content blocks, and tool results are the user's.
+Messages have content blocks, and tool results are user messages.
 """
 
 import json
@@ -45,13 +45,13 @@ ERROR_TYPES = {
     504: "timeout_error",
 }
 TOO_LONG = "prompt is too long"
-"""How the API words it; agents look for these words to know that they have to shorten the conversation."""
+"""The API's own message; agents look for these words to detect that they must shorten the conversation."""
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 def anthropic_error(kind: ErrorKind, message: str) -> JsonObject:
-    """The body of an error; `code` is ours, for the API's types tell no kinds of 400 apart."""
+    """Return the body of an error; `code` is our addition, because the API's types do not distinguish kinds of 400."""
     if kind is ErrorKind.CONTEXT_EXCEEDED and TOO_LONG not in message:
         message = f"{TOO_LONG}: {message}"
     type_ = ERROR_TYPES.get(kind.status, "api_error")
@@ -91,7 +91,7 @@ def answer_tail(reply: ModelReply) -> tuple[JsonObject, JsonObject]:
 
 
 class AnthropicEncoder:
-    """See `Encoder`. Thinking that is known only at the end follows the text then."""
+    """See `Encoder`. Thinking that is only known at the end follows the text."""
 
     def __init__(self, request: ChatRequest, id: str) -> None:
         self._request, self._id = request, id
@@ -167,8 +167,9 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Begins the first line of Claude Code's system prompt, which is meant for Anthropic's billing and differs in every
-request, so that no conversation would extend another; vLLM leaves it out as well (vllm-project/vllm#36829)."""
+"""Prefix of the first line of Claude Code's system prompt, which is meant for Anthropic's billing and differs in every
+request, so that no conversation would extend another. vLLM removes it as well (vllm-project/vllm#36829).
+"""
 
 PASSED = ENGINE_SAMPLING
 HONOURED = frozenset(
@@ -241,12 +242,14 @@ class AnthropicMessages:
         return AnthropicEncoder(request, id)
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        """The body of an error; the API names the field in the message alone."""
+        """Return the body of an error; the API names the field only in the message."""
         return anthropic_error(kind, message)
 
 
 def answer_blocks(answer: ChatAnswer, *, thinking: bool) -> list[JsonObject]:
-    """The content of an answer. Thinking is given to clients that asked for it; clients drop it without a signature."""
+    """Return the content of an answer. Thinking is only included for clients that requested it; clients drop it without
+    a signature.
+    """
     reply = answer.reply
     thought = reasoning(reply.message) if thinking else None
     return [
@@ -272,7 +275,7 @@ def _conversation(body: Mapping[str, Any]) -> list[Message]:
         raise BadRequest("messages: at least one message is required", "messages")
     if messages[-1].get("role") == "assistant":
         raise BadRequest(
-            "messages: the last message is the assistant's; this model does not go on with a begun answer, "
+            "messages: the last message is the assistant's; this model does not continue a partial answer, "
             "so let the conversation end with a user message",
             "messages",
         )
@@ -280,7 +283,7 @@ def _conversation(body: Mapping[str, Any]) -> list[Message]:
 
 
 def _messages(message: JsonObject, where: str) -> list[Message]:
-    """The chat messages that one message stands for: the results of tools are the user's here."""
+    """Return the chat messages of one message: tool results are user messages here."""
     role = required(message, "role", str, where)
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, f"{where}.content")
@@ -314,7 +317,7 @@ def _answer(blocks: Sequence[JsonObject], where: str) -> Message:
             case "thinking":
                 thoughts.append(required(block, "thinking", str, path))
             case "redacted_thinking":
-                pass  # encrypted: nobody here can read it
+                pass  # encrypted: cannot be read here
             case "tool_use":
                 function = {
                     "name": required(block, "name", str, path),
@@ -352,7 +355,7 @@ def _tool(tool: JsonObject, where: str) -> JsonObject:
 
 
 def _sampled_otherwise(body: Mapping[str, Any]) -> JsonObject:
-    """What changes sampling and has another form in chat completions, by its name there."""
+    """Return sampling fields with another format in chat completions, by their names there."""
     extra: JsonObject = {}
     if choice := given(body, "tool_choice", dict, {}):
         kind = required(choice, "type", str, "tool_choice")

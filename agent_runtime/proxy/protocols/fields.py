@@ -1,4 +1,4 @@
-"""Reading the fields of a request: each is honoured, ignored or refused, and none is passed over in silence. Pure."""
+"""Parse the fields of a request: each is supported, ignored or refused, and none is silently dropped. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -30,18 +30,18 @@ ENGINE_SAMPLING = frozenset(
         "top_k",
     }
 )
-"""What vLLM's OpenAI API takes beside OpenAI's own fields (vLLM, docs/serving/openai_compatible_server.md)."""
+"""Fields of vLLM's OpenAI API besides OpenAI's own (vLLM, docs/serving/openai_compatible_server.md)."""
 
 
 def check_known(body: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a field that the API does not have, as the API itself does."""
+    """Refuse unknown fields, as the API itself does."""
     for name, value in body.items():
         if name not in known and value is not None:
             raise BadRequest(f"Unrecognized request argument supplied: {name}", name)
 
 
 def refuse(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse fields of the API that the proxy cannot honour; null, false, empty and `none` ask for nothing."""
+    """Refuse fields of the API that the proxy does not support; null, false, empty and `none` are accepted."""
     for name, reason in reasons.items():
         if body.get(name) not in (None, False, 0, "", "none", [], {}):
             raise BadRequest(f"{name}: {reason}", name)
@@ -66,7 +66,7 @@ def given(body: Mapping[str, Any], name: str, form: type[T], default: T) -> T:
 
 
 def required(body: Mapping[str, Any], name: str, form: type[T], where: str | None = None) -> T:
-    """A field that must be there. `where` is the path of the object that has it."""
+    """Return a required field. `where` is the path of its object."""
     path = f"{where}.{name}" if where else name
     if body.get(name) is None:
         raise BadRequest(f"Missing required parameter: {path}; expected {JSON_NAMES[form]}", path)
@@ -78,7 +78,7 @@ def objects(values: Any, where: str) -> Sequence[JsonObject]:
 
 
 def each(values: Any, where: str, parse: Callable[[JsonObject, str], T]) -> list[T]:
-    """What `parse` makes of each object of a list, by the object and its path; no list stands for an empty one."""
+    """Return the results of `parse` for each object of a list and its path; a missing list counts as empty."""
     return [parse(value, f"{where}[{i}]") for i, value in enumerate(objects(values or [], where))]
 
 
@@ -90,9 +90,10 @@ def sampling(
     extra: Mapping[str, Any],
     passed: Collection[str],
 ) -> Sampling:
-    """How to sample. `max_tokens` and `stop` name the fields of this API (None: it has none).
+    """Return the sampling. `max_tokens` and `stop` name the fields of this API (None: it has none).
 
-    `passed` are those that go on as they stand; `extra` is what has another name in chat completions, by its name there.
+    `passed` are fields that are passed on unchanged; `extra` are fields with another name in chat completions, by that
+    name.
     """
     limits = [(name, typed(body[name], int, name)) for name in max_tokens if body.get(name) is not None]
     stops = (body.get(stop) if stop else None) or []

@@ -168,7 +168,7 @@ def _head(request: ChatRequest, id: str, created: int, form: str) -> JsonObject:
 
 
 def parse_message(message: JsonObject, where: str) -> Message:
-    """A message of the request, without what is null or empty. Raises BadRequest."""
+    """Return a message of the request without null or empty fields. Raises BadRequest."""
     role = required(message, "role", str, where)
     if role not in ROLES:
         raise BadRequest(f"{where}.role: {role!r}; expected one of {', '.join(ROLES)}", f"{where}.role")
@@ -176,7 +176,7 @@ def parse_message(message: JsonObject, where: str) -> Message:
         calls = each(message.get("tool_calls"), f"{where}.tool_calls", parse_call)
         thought = {name: required(message, name, str, where) for name in REASONING_FIELDS if message.get(name)}
         return assistant(parse_text(message.get("content"), f"{where}.content", ""), calls) | thought
-    # Chat templates know no developer: it is OpenAI's newer word for system.
+    # Chat templates do not support `developer`, OpenAI's newer word for system.
     parsed: Message = {"role": "system" if role == "developer" else role}
     parsed["content"] = parse_text(message.get("content"), f"{where}.content", "\n")
     if role == "tool":
@@ -187,13 +187,15 @@ def parse_message(message: JsonObject, where: str) -> Message:
 
 
 def answer_message(message: Message) -> Message:
-    """An answer as the client gets it: every tool call complete, and what else the server wrote beside them."""
+    """Return an answer for the client, with complete tool calls and the server's other fields."""
     plain = plain_answer(message)
     return {name: value for name, value in message.items() if value is not None and name != "tool_calls"} | plain
 
 
 def parse_text(content: Any, where: str, joint: str) -> str:
-    """Text of a message: a string, or a list of text parts. Raises BadRequest for images and everything else."""
+    """Return the text of a message: a string, or a list of text parts. Raises BadRequest for images and everything
+    else.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -209,7 +211,7 @@ def _part_text(part: JsonObject, where: str) -> str:
 
 
 def parse_call(call: JsonObject, where: str) -> JsonObject:
-    """A tool call of an earlier answer. Raises BadRequest."""
+    """Parse a tool call of an earlier answer. Raises BadRequest."""
     if call.get("type", "function") != "function":
         raise BadRequest(f"{where}.type: {call['type']!r}; only function is served", f"{where}.type")
     function = required(call, "function", dict, where)
@@ -224,7 +226,7 @@ def parse_call(call: JsonObject, where: str) -> JsonObject:
 
 
 def parse_tool(tool: JsonObject, where: str) -> JsonObject:
-    """A tool definition. Raises BadRequest for tools that are not functions."""
+    """Parse a tool definition. Raises BadRequest for tools that are not functions."""
     if tool.get("type") != "function":
         raise BadRequest(f"{where}.type: {tool.get('type')!r}; only function tools are served", f"{where}.type")
     required(required(tool, "function", dict, where), "name", str, f"{where}.function")
@@ -232,7 +234,7 @@ def parse_tool(tool: JsonObject, where: str) -> JsonObject:
 
 
 def tool_choice(choice: Any) -> JsonObject:
-    """The choice of tools for `Sampling.extra`; `auto` is what a model does unasked."""
+    """Return the choice of tools for `Sampling.extra`; `auto` is the default."""
     if choice is None or choice == "auto":
         return {}
     named = isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict)
@@ -245,7 +247,7 @@ def tool_choice(choice: Any) -> JsonObject:
 
 
 def finish_reason(reply: ModelReply) -> str:
-    """OpenAI's word for why the answer ended. Servers say stop beside tool calls that a choice forced."""
+    """Return OpenAI's finish reason. Servers report `stop` for tool calls that a choice forced."""
     return "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
 
 

@@ -1,17 +1,12 @@
-"""OpenAI's completions (platform.openai.com/docs/api-reference/completions): a bare prompt, with no chat template. Pure."""
+"""OpenAI's completions (platform.openai.com/docs/api-reference/completions): a bare prompt without a chat template.
+Pure.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ModelReply
-from agent_runtime.proxy.chat import (
-    PROMPT_ROLE,
-    BadRequest,
-    ChatAnswer,
-    ChatRequest,
-    Earlier,
-    JsonObject,
-)
+from agent_runtime.proxy.chat import PROMPT_ROLE, BadRequest, ChatAnswer, ChatRequest, Earlier, JsonObject
 from agent_runtime.proxy.protocols.fields import ENGINE_SAMPLING, check_known, given, one, refuse, required, sampling
 from agent_runtime.proxy.protocols.openai_chat import IGNORED
 from agent_runtime.proxy.protocols.openai_errors import ChunkEncoder, OpenAIErrors, usage
@@ -85,7 +80,7 @@ class CompletionsEncoder(ChunkEncoder):
     """Chunks of a streamed completion; see `Encoder`."""
 
     def start(self) -> bytes:
-        """Nothing: the API begins with the first text."""
+        """Return nothing: the API begins with the first text."""
         return b""
 
     def text(self, piece: str) -> bytes:

@@ -1,4 +1,6 @@
-"""What OpenAI's APIs share: error bodies (platform.openai.com/docs/guides/error-codes), and streams of chunks. Pure."""
+"""Parts that OpenAI's APIs share: error bodies (platform.openai.com/docs/guides/error-codes), and streams of chunks.
+Pure.
+"""
 
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import ChatRequest, ErrorKind, JsonObject, StreamedText, sse
@@ -17,20 +19,20 @@ TYPES = {
 
 
 class OpenAIErrors:
-    """The part of a `Translation` that words errors."""
+    """The errors of a `Translation`."""
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
         return openai_error(kind, message, param)
 
 
 def openai_error(kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-    """The body of an error."""
+    """Return the body of an error."""
     code = None if kind is ErrorKind.BAD_REQUEST else kind.code
     return {"error": {"message": message, "type": TYPES.get(kind.status, "server_error"), "param": param, "code": code}}
 
 
 class ChunkEncoder:
-    """The parts of an `Encoder` that chat completions and completions share; an error takes the place of a chunk."""
+    """The parts of an `Encoder` that chat completions and completions share; an error replaces a chunk."""
 
     def __init__(self, request: ChatRequest, head: JsonObject) -> None:
         self._extra, self._head, self._sent = request.extra, head, StreamedText()

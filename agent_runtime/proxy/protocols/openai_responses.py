@@ -26,7 +26,7 @@ from agent_runtime.proxy.protocols.responses_items import (
 from rollout_api.records import Message
 
 INSTRUCTED = "_i"
-"""Ends the id of a response whose conversation begins with instructions: those hold for one response only."""
+"""Suffix of the id of a response whose conversation begins with instructions, which apply to one response only."""
 
 PASSED = ENGINE_SAMPLING
 HONOURED = frozenset(
@@ -132,7 +132,7 @@ def _input(body: Mapping[str, Any]) -> Sequence[JsonObject]:
 
 
 def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
-    """The conversation that the request goes on with, without the instructions of its last request."""
+    """Return the conversation that the request continues, without the instructions of its previous request."""
     id = given(body, "previous_response_id", str, "")
     if not id:
         return []
@@ -140,7 +140,7 @@ def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
     messages = earlier(answer_id)
     if messages is None:
         raise BadRequest(
-            f"previous_response_id: {id!r} is no response of this session; send the whole conversation as input",
+            f"previous_response_id: {id!r} is not a response of this session; send the whole conversation as input",
             "previous_response_id",
             ErrorKind.PREVIOUS_NOT_FOUND,
         )
@@ -159,7 +159,7 @@ def _tool(tool: JsonObject, where: str) -> JsonObject:
 
 
 def _sampled_otherwise(body: Mapping[str, Any]) -> JsonObject:
-    """What changes sampling and has another form in chat completions, by its name there."""
+    """Return sampling fields with another format in chat completions, by their names there."""
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {"name": required(choice, "name", str, "tool_choice")}}

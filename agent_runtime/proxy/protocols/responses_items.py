@@ -1,7 +1,7 @@
 """Items and events of OpenAI's Responses (platform.openai.com/docs/api-reference/responses-streaming). Pure.
 
-One answer is up to three kinds of items: reasoning, a message, function calls. Their ids are made of the answer's, so that
-items that come back are put together again as they were.
+One answer has up to three kinds of items: reasoning, a message, function calls. Their ids derive from the answer's, so
+that returned items can be combined again.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ ANSWER_PREFIX = "resp_"
 MESSAGE_ROLES = ("user", "system", "developer", "assistant")
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Why an answer is not whole, by the finish reason of chat completions."""
+"""Reasons of incomplete answers, by the finish reason of chat completions."""
 
 
 def reasoning_item(id: str, text: str) -> JsonObject:
@@ -61,7 +61,7 @@ def call_items(id: str, message: Message) -> list[JsonObject]:
 
 
 def output_items(message: Message, id: str, finish_reason: str) -> list[JsonObject]:
-    """All of an answer; `id` is the answer's. An answer without anything still has a message, which can come back."""
+    """Return all items of an answer with this `id`. An empty answer still has a message, which can be sent back."""
     thought, text, calls = reasoning(message), ModelReply(message, "").text, call_items(id, message)
     return [
         *([reasoning_item(id, thought)] if thought else []),
@@ -103,7 +103,7 @@ def whole_response(request: ChatRequest, answer: ChatAnswer, output: Sequence[Js
 
 
 class _Answer:
-    """Items of one answer, while they are put together."""
+    """Items of one answer that are being combined."""
 
     def __init__(self) -> None:
         self.key: str | None = None
@@ -112,7 +112,7 @@ class _Answer:
         self.calls: list[JsonObject] = []
 
     def takes(self, kind: str) -> bool:
-        """Whether an item that follows belongs to this answer: the API writes them in this order."""
+        """Whether the next item belongs to this answer: the API writes them in this order."""
         return kind == "function_call" or not (self.calls or (self.texts if kind == "message" else self.thoughts))
 
     def message(self) -> Message:
@@ -121,7 +121,7 @@ class _Answer:
 
 
 def parse_items(items: Sequence[JsonObject], where: str, earlier: Earlier) -> list[Message]:
-    """The messages that items stand for. Raises BadRequest."""
+    """Return the messages of items. Raises BadRequest."""
     parsed: list[Message | _Answer] = []
     last: _Answer | None = None
     for i, item in enumerate(items):
@@ -155,7 +155,7 @@ def _add(answer: _Answer, kind: str, item: JsonObject, where: str) -> None:
         answer.texts.append(parse_text(item.get("content"), f"{where}.content", ""))
     elif kind == "reasoning":
         parts = objects(item.get("content") or item.get("summary") or [], where)
-        # Reasoning that is encrypted can be read by nobody here.
+        # Encrypted reasoning cannot be read here.
         answer.thoughts.extend(required(part, "text", str, where) for part in parts)
     else:
         function = {"name": required(item, "name", str, where), "arguments": required(item, "arguments", str, where)}
@@ -171,7 +171,7 @@ def _message(item: JsonObject, where: str) -> Message:
 
 
 def _resolved(item: JsonObject, where: str, earlier: Earlier) -> JsonObject:
-    """The item that a reference stands for, and any other item itself."""
+    """Return the item of a reference, and any other item unchanged."""
     if item.get("type") != "item_reference":
         return item
     id = required(item, "id", str, where)
@@ -185,7 +185,7 @@ def _resolved(item: JsonObject, where: str, earlier: Earlier) -> JsonObject:
 
 
 def _answer_id(item: JsonObject) -> str | None:
-    """The id of the answer that an item is of; None for items without an id."""
+    """Return the id of the answer to which an item belongs; None for items without an id."""
     _, _, id = str(item.get("id") or "").partition("_")
     if item.get("type") == "function_call":
         id = id.rpartition("_")[0]
@@ -193,7 +193,7 @@ def _answer_id(item: JsonObject) -> str | None:
 
 
 class ResponsesEncoder:
-    """See `Encoder`. Items are numbered as they come: reasoning that is known only at the end follows the text then."""
+    """See `Encoder`. Items are numbered in order of arrival: reasoning that is only known at the end follows the text."""
 
     def __init__(self, request: ChatRequest, id: str, created: int) -> None:
         self._request, self._id, self._created = request, id, created
@@ -224,7 +224,7 @@ class ResponsesEncoder:
         return before + message + behind + called + self._event(f"response.{response['status']}", response=response)
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
-        """The error event; the openai package raises what stands under `error`."""
+        """Return the error event; the openai package raises the contents of `error`."""
         error = openai_error(kind, message)["error"]
         return self._event("error", code=kind.code, message=message, param=None, error=error)
 
@@ -283,7 +283,7 @@ class ResponsesEncoder:
         return self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
     def _place(self, item_id: str) -> JsonObject:
-        """Where a piece belongs; the item that is open is the next of the output."""
+        """Return where a piece belongs; the open item is the next of the output."""
         return {"item_id": item_id, "output_index": len(self._output), "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:

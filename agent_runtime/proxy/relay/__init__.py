@@ -1,1 +1,3 @@
-"""A model behind a NAT: its worker connects out to the proxy by WebSocket, and answers the proxy's calls over that."""
+"""A model behind a NAT: its worker connects to the proxy by WebSocket, and answers the proxy's calls over that
+connection.
+"""

@@ -1,4 +1,4 @@
-"""The proxy's end of the relay: a `Model` whose answers come from the workers that have connected."""
+"""The proxy's end of the relay: a `Model` whose answers come from connected workers."""
 
 import asyncio
 import contextlib
@@ -25,44 +25,45 @@ from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, Hello, JsonObject, Prompt
 
 WAIT_SECONDS: Final = 30.0
-"""How long a call waits where no worker is connected, as in PR #83: longer than a worker's longest pause before it connects
-again."""
+"""How long a call waits without a connected worker, as in PR #83: longer than a worker's longest pause before it
+reconnects.
+"""
 
 HEARTBEAT_SECONDS: Final = 30.0
-"""A connection that was silent for so long is asked, and has half as long to answer. PR #83's."""
+"""A connection that was silent for this time is pinged, and has half as long to respond. PR #83's value."""
 
 CALL_SECONDS: Final = 600.0
-"""Deadline of a call, waiting included; that of an endpoint."""
+"""Deadline of a call, including waiting; equal to that of an endpoint."""
 
 MOST_WORKERS_LOST: Final = 3
-"""By one call, after which it fails: it may be what ends them."""
+"""Most workers that one call may lose before it fails: it may be the cause."""
 
 _HELLO_SECONDS: Final = 10.0
 _DRAIN_SECONDS: Final = 50.0
-"""For the calls under way when the proxy ends. aiohttp stops handlers after 60."""
+"""Time for running calls when the proxy ends. aiohttp stops handlers after 60."""
 _NO_LIMIT: Final = 1 << 30
 
 _LOG = logging.getLogger(__name__)
 
 
 class _WorkerLost(Exception):
-    """The worker of a call is gone, or was never reached."""
+    """The worker of a call disconnected, or was never reached."""
 
 
 @dataclass
 class _Call:
-    """A call that a worker has."""
+    """A call that was sent to a worker."""
 
     request: ModelRequest
     prompt: Prompt | None
     reply: asyncio.Future[ModelReply]
     heard: bool = False
-    """Some of its text went on to the client, so that another worker's answer would not fit."""
+    """Part of its text was sent to the client, so that another worker's answer would not fit."""
 
 
 @dataclass
 class _Waiting:
-    """A call that no worker has room for yet."""
+    """A call for which no worker has room yet."""
 
     session: str
     is_prompt: bool
@@ -87,15 +88,16 @@ class _Worker:
         return self.hello.prompts or not is_prompt
 
     def answers_for(self, session: str) -> bool:
-        """Whether the session is one of those that this worker alone answers."""
+        """Whether only this worker answers the session."""
         return self.hello.sessions is not None and session.startswith(self.hello.sessions)
 
     async def send(self, message: JsonObject) -> None:
-        """Raises _WorkerLost, and ModelError where the message is too large for a frame."""
+        """Send a message. Raises _WorkerLost, and RequestRefused if the message is too large for a frame."""
         text = json.dumps(message, separators=(",", ":"))
         # ASCII alone, so that characters are bytes.
         if len(text) > schemas.FRAME_BYTES:
-            raise ModelError(
+            # No other worker accepts a message of this size either, so this is the client's error.
+            raise RequestRefused(
                 "TooLarge",
                 f"the request has {len(text)} bytes, a worker takes at most {schemas.FRAME_BYTES} in one message",
             )
@@ -105,7 +107,7 @@ class _Worker:
             raise _WorkerLost from error
 
     async def answer(self, call: _Call, model: str) -> ModelReply:
-        """The worker's answer. Cancelled, it tells the worker. Raises what the call failed with, and _WorkerLost."""
+        """Return the worker's answer. Cancellation is sent to the worker. Raises the call's error, and _WorkerLost."""
         id = secrets.token_hex(16)
         self.calls[id] = call
         try:
@@ -119,7 +121,7 @@ class _Worker:
 
     def _cancel(self, id: str) -> None:
         async def tell() -> None:
-            with contextlib.suppress(_WorkerLost):  # then it works on nothing any more
+            with contextlib.suppress(_WorkerLost):  # a lost worker has stopped its calls already
                 await self.send({"type": "completion_cancel", "request_id": id})
 
         task = asyncio.ensure_future(tell())
@@ -127,11 +129,15 @@ class _Worker:
         task.add_done_callback(self.cancelling.discard)
 
 
+_MOST_OWN_SESSIONS: Final = 10_000
+"""Remembered session prefixes, of the workers that connected last."""
+
+
 class Hub:
     """A `Model` named `name`. `serve` is run for each worker that connects.
 
-    Calls of a session prefer the same worker, because it has their prefix in its cache. What a worker has begun when it is
-    lost goes to another one, unless some of its text is with the client already: that fails as Interrupted.
+    Calls of a session prefer the same worker, because it has their prefix in its cache. Calls of a lost worker go to
+    another one, unless some of the text was sent to the client: those fail as Interrupted.
     """
 
     def __init__(
@@ -144,12 +150,14 @@ class Hub:
     ) -> None:
         self.name, self.heartbeat_seconds = name, heartbeat_seconds
         self.token_capture = "TextOnly"
-        """The least that a connected worker gives."""
+        """The lowest capture of the connected workers."""
         self._wait, self._call_seconds = wait_seconds, call_seconds
         self._workers: dict[str, _Worker] = {}
+        self._own_sessions: dict[str, None] = {}
+        """Prefixes of the names of sessions that only one worker answers, even while it is not connected."""
         self._waiting: deque[_Waiting] = deque()
         self._alone_since = 0.0
-        """Seconds of the loop's clock at which the last worker left."""
+        """Loop time at which the last worker disconnected."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -158,10 +166,10 @@ class Hub:
         return len(self._workers)
 
     async def check(self) -> None:
-        """Workers come and go; there is nothing to be found out before a call."""
+        """Do nothing: workers come and go, so nothing can be checked before a call."""
 
     async def close(self) -> None:
-        """Wait for the calls under way, and send the workers away; they will look for the next proxy."""
+        """Wait for running calls, and disconnect the workers, which then look for the next proxy."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self._idle.wait()
@@ -172,7 +180,7 @@ class Hub:
         return await self.complete_prompt(None, request)
 
     async def complete_prompt(self, prompt: Prompt | None, request: ModelRequest) -> ModelReply:
-        """See `PromptModel.complete_prompt`; goes to workers that take prompts. Raises RequestRefused where none does."""
+        """See `PromptModel.complete_prompt`; uses workers that accept prompts. Raises RequestRefused if there are none."""
         try:
             async with asyncio.timeout(self._call_seconds):
                 return await self._answered(request, prompt)
@@ -181,7 +189,8 @@ class Hub:
 
     async def _answered(self, request: ModelRequest, prompt: Prompt | None) -> ModelReply:
         lost = 0
-        began = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        began, lost_before = clock(), request.health.lost_seconds
         while True:
             worker = await self._taken(request.session, is_prompt=prompt is not None)
             call = _Call(request, prompt, asyncio.get_running_loop().create_future())
@@ -199,13 +208,13 @@ class Hub:
                         "WorkerLost", f"{lost} workers were lost while they had this request, the last was {name}"
                     ) from None
                 request.health.note(f"WorkerLost: {name}")
-                request.health.lost_seconds += asyncio.get_running_loop().time() - began
-                _LOG.warning("Worker %s is lost; what it had goes to another one.", name)
+                request.health.lost_seconds = lost_before + clock() - began
+                _LOG.warning("Worker %s is lost; its calls go to another one.", name)
             finally:
                 self._give_back(worker)
 
     async def serve(self, socket: web.WebSocketResponse) -> None:
-        """Speak with one worker until its connection ends. The socket is prepared."""
+        """Serve one worker until its connection ends. The socket must be prepared."""
         try:
             worker = await self._greeted(socket)
         except (_Refused, FormError, TimeoutError) as error:
@@ -214,6 +223,10 @@ class Hub:
             return
         name = worker.hello.worker_id
         older, self._workers[name] = self._workers.get(name), worker
+        if worker.hello.sessions is not None:
+            self._own_sessions[worker.hello.sessions] = self._own_sessions.pop(worker.hello.sessions, None)
+            if len(self._own_sessions) > _MOST_OWN_SESSIONS:
+                del self._own_sessions[next(iter(self._own_sessions))]
         self._changed()
         _LOG.info("Worker %s has connected; there are %d.", name, self.workers)
         try:
@@ -267,7 +280,7 @@ class Hub:
                     call.request.on_text(text)
             case "completion_response":
                 call = worker.calls.get(str(message.get("request_id")))
-                # One that is not there was cancelled meanwhile.
+                # A missing call was cancelled in the meantime.
                 if call is not None and not call.reply.done():
                     _settle(call, message)
             case "ping":
@@ -278,7 +291,7 @@ class Hub:
                 raise FormError(f"type: expected a message of the relay, got {other!r:.100}")
 
     async def _taken(self, session: str, *, is_prompt: bool) -> _Worker:
-        """A worker with room, which has one call more from now on. Raises ModelError where none comes."""
+        """Return a worker with room, and count the call. Raises ModelError if none becomes free."""
         clock = asyncio.get_running_loop().time
         waiting = _Waiting(session, is_prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -304,11 +317,15 @@ class Hub:
             raise
 
     def _able(self, session: str) -> dict[str, _Worker]:
-        own = {name: worker for name, worker in self._workers.items() if worker.answers_for(session)}
-        return own or {name: worker for name, worker in self._workers.items() if worker.hello.sessions is None}
+        is_own = any(session[:end] in self._own_sessions for end in range(len(session) + 1))
+        return {
+            name: worker
+            for name, worker in self._workers.items()
+            if (worker.answers_for(session) if is_own else worker.hello.sessions is None)
+        }
 
     def _hand_out(self) -> None:
-        """Give the calls that wait longest to workers that have room."""
+        """Assign the calls that have waited longest to workers with room."""
         for waiting in list(self._waiting):
             if not any(worker.room > 0 for worker in self._workers.values()):
                 break
@@ -353,12 +370,12 @@ def _decoded(text: str) -> JsonObject:
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormError(f"a frame is no JSON: {error}") from None
+        raise FormError(f"a frame is not JSON: {error}") from None
     if not isinstance(message, dict):
         raise FormError(f"a frame is a JSON {type(message).__name__}, expected an object")
     return message
 
 
 def _reason(words: str) -> bytes:
-    """As a close frame takes it: at most 123 bytes (RFC 6455, 5.5)."""
+    """Return a reason for a close frame: at most 123 bytes (RFC 6455, 5.5)."""
     return words.encode(errors="replace")[:123].decode(errors="ignore").encode()

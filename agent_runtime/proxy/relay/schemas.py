@@ -1,6 +1,6 @@
-"""The relay's messages: JSON objects, one a WebSocket text frame. Pure.
+"""The relay's messages: JSON objects, one in each WebSocket text frame. Pure.
 
-    worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prompts, sessions}
+worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prompts, sessions}
     proxy → worker   worker_hello_ack {worker_id}
     proxy → worker   completion_request {request_id, session_id, messages or prompt, tools, temperature, …, stream, …}
     worker → proxy   completion_chunk {request_id, text}…            where `stream` is true
@@ -8,9 +8,9 @@
     proxy → worker   completion_cancel {request_id}                  no response is wanted any more
     both             ping, pong
 
-They are those of verl-recipe PR #83 (its inference relay and worker client), whose workers are served as well. Ours beyond
-it: `completion_chunk`, `completion_cancel`, all of hello but the id, and in requests and responses the fields that are
-marked below. Who does not know a field passes over it.
+They are those of verl-recipe PR #83 (its inference relay and worker client), whose workers are served as well. Ours
+beyond it: `completion_chunk`, `completion_cancel`, all of hello but the id, and in requests and responses the fields
+that are marked below. Unknown fields are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from agent_runtime.models.base import (
+    GIVEN_UP,
+    AnswerGivenUp,
     ContentFiltered,
     ContextExceeded,
     ModelConfigError,
@@ -35,38 +37,39 @@ from rollout_api.records import Message, PolicySpan, Usage
 PATH: Final = "/ws/worker"
 
 FRAME_BYTES: Final = 100 << 20
-"""Most of one message, as in PR #83."""
+"""Most bytes of one message, as in PR #83."""
 
 BROKEN: Final = 4000
-"""Close code: what arrived is no message of the relay, or no hello came. The codes are PR #83's, 4000 to 4002."""
+"""Close code: the received data is not a message of the relay, or no hello came. The codes are PR #83's, 4000 to 4002.
+"""
 REFUSED: Final = 4001
-"""Close code: a worker that says so cannot serve here; connecting again does not help."""
+"""Close code: the worker cannot serve here, and reconnecting does not help."""
 REPLACED: Final = 4002
 """Close code: a worker of the same name has connected."""
 
 JsonObject = dict[str, Any]
 Prompt = str | Sequence[int]
-"""Text or token ids that are gone on from, with no chat template around them."""
+"""Text or token ids to continue without a chat template."""
 
 _PROMPT: Final[TypeAdapter[str | list[int] | None]] = TypeAdapter(str | list[int] | None)
 
 
 class FormError(Exception):
-    """A message lacks a field, or has one of the wrong type. Names both."""
+    """A message lacks a field, or has one of the wrong type. The error names both."""
 
 
 class Hello(ApiModel, extra="ignore"):
-    """What a worker says of itself. A worker of PR #83 says its name alone."""
+    """A worker's description of itself. A worker of PR #83 only sends its name."""
 
     worker_id: str
     model: str | None = None
     token_capture: str = "TextOnly"
     capacity: int | None = None
-    """Calls that it answers at once; None: as many as come."""
+    """Concurrent calls that it accepts; None: unlimited."""
     prompts: bool = False
-    """Whether it takes bare prompts: who does not know that field of a request would answer no messages at all."""
+    """Whether it accepts bare prompts: workers that do not know this request field would ignore the prompt."""
     sessions: str | None = None
-    """It answers sessions whose names begin so, and no other worker does; None: it answers all others."""
+    """Only this worker answers sessions with this name prefix; None: it answers all others."""
 
 
 def hello(message: Mapping[str, Any]) -> Hello:
@@ -80,9 +83,10 @@ def hello(message: Mapping[str, Any]) -> Hello:
 
 
 def request_message(id: str, request: ModelRequest, model: str, prompt: Prompt | None = None) -> JsonObject:
-    """`completion_request`. With a bare prompt the messages of the request count for nothing.
+    """Return a `completion_request`. With a bare prompt the messages of the request are ignored.
 
-    A field without a value is left out: a worker of PR #83 puts its own default in for a missing field, and none for a null.
+    A field without a value is left out: a worker of PR #83 uses its own default for a missing field, but not for a
+    null.
     """
     sampling, prefix = request.sampling, request.prefix
     limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
@@ -112,7 +116,7 @@ def request_message(id: str, request: ModelRequest, model: str, prompt: Prompt |
 
 
 def request_of(message: Mapping[str, Any]) -> ModelRequest:
-    """The call that a `completion_request` of our proxy asks for, without `on_text`. Raises FormError."""
+    """Return the call in a `completion_request` of our proxy, without `on_text`. Raises FormError."""
     try:
         prefix = message.get("prefix")
         return ModelRequest(
@@ -137,7 +141,7 @@ def request_of(message: Mapping[str, Any]) -> ModelRequest:
 
 
 def prompt_of(message: Mapping[str, Any]) -> Prompt | None:
-    """The bare prompt of a `completion_request`; None where it has messages. Raises FormError."""
+    """Return the bare prompt of a `completion_request`; None if it has messages. Raises FormError."""
     try:
         return _PROMPT.validate_python(message.get("prompt"), strict=True)
     except ValidationError:
@@ -188,7 +192,7 @@ class _Answer(ApiModel, extra="ignore"):
     tool_calls: list[JsonObject] | None = None
     finish_reason: str | None = None
     weight_version: str | int | None = None
-    """As later workers of PR #83 tell it, in place of our spans."""
+    """As reported by later workers of PR #83, instead of our spans."""
     message: Message | None = None
     model: str | None = None
     usage: Usage | None = None
@@ -196,7 +200,7 @@ class _Answer(ApiModel, extra="ignore"):
     stop_sequence: str | None = None
 
     def assistant(self) -> Message:
-        """The message, also of a worker that gives its parts alone."""
+        """Return the message, also from a worker that only sends its parts."""
         if self.message is not None:
             return self.message
         text = self.completion_text if self.content_text is None else self.content_text
@@ -209,16 +213,18 @@ class _Answer(ApiModel, extra="ignore"):
 
 
 def reply_of(message: Mapping[str, Any]) -> ModelReply:
-    """The answer in a `completion_response`. Raises the failure that it tells of instead, or FormError."""
+    """Return the answer in a `completion_response`. Raises the failure that it reports instead, or FormError."""
     if message.get("error_type") or message.get("error"):
         raise _failure(message)
     try:
         told = _Answer.model_validate(message)
     except ValidationError as error:
         raise FormError(f"completion_response: {_first(error)}") from None
+    if told.finish_reason in GIVEN_UP:
+        raise AnswerGivenUp("the worker's server", told.finish_reason)
     answer = told.assistant()
     if answer.get("role") != "assistant":
-        raise FormError(f"completion_response: message: expected one of the assistant's, got {answer!r:.200}")
+        raise FormError(f"completion_response: message: expected an assistant message, got {answer!r:.200}")
     return ModelReply(
         message=answer,
         finish_reason=told.finish_reason or "stop",
@@ -239,7 +245,7 @@ def _first(error: ValidationError) -> str:
 
 def _failure(message: Mapping[str, Any]) -> ModelError | ContextExceeded | ContentFiltered:
     kind = message.get("error_type")
-    words = str(message.get("error") or "").strip() or f"the worker gave no other word than {kind!r}"
+    words = str(message.get("error") or "").strip() or f"the worker gave no reason other than {kind!r}"
     form = _ERRORS.get(str(kind), ModelError)
     if issubclass(form, ModelError):
         return form(str(message.get("error_reason") or "WorkerFailed"), words)

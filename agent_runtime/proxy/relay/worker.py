@@ -1,4 +1,4 @@
-"""A worker: connects out to a session proxy, and answers its calls with a model of its own."""
+"""A worker: connects to a session proxy, and answers its calls with its own model."""
 
 import asyncio
 import contextlib
@@ -27,21 +27,21 @@ from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, JsonObject
 
 CAPACITY: Final = 1024
-"""Calls at once: more than one vLLM server batches, so that it is the server which queues."""
+"""Concurrent calls: more than one vLLM server batches, so that the server queues them."""
 
 HEARTBEAT_SECONDS: Final = 30.0
-"""A connection that was silent for so long is asked, and has half as long to answer. PR #83's."""
+"""A connection that was silent for this time is pinged, and has half as long to respond. PR #83's value."""
 
 _HELLO_SECONDS: Final = 10.0
 _LOG = logging.getLogger(__name__)
 
 
 class Worker:
-    """Serves the proxy at `url` (`https://proxy.example`) with `model`, which is checked already.
+    """Serves the proxy at `url` (`https://proxy.example`) with a checked `model`.
 
-    With `sessions` it answers the sessions whose names begin so, and no others; the model is known there by whatever names
-    they were registered with. `on_change` is called with True when the proxy has taken the worker, and with False when that
-    connection ends.
+    With `sessions` it only answers sessions with this name prefix; the model is known there by the names with which
+    they were registered. `on_change` is called with True when the proxy has accepted the worker, and with False when
+    that connection ends.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Worker:
         self._failures = 0
 
     async def run(self) -> NoReturn:
-        """Connect, and connect again whenever that ends, after pauses that grow up to half a minute and begin anew once the
-        proxy has taken the worker. Raises ModelConfigError where the proxy will never take it."""
+        """Connect, and reconnect after each disconnect, with pauses that grow up to half a minute and are reset when
+        the proxy accepts the worker. Raises ModelConfigError if the proxy will never accept it.
+        """
         async with aiohttp.ClientSession() as client:
             while True:
                 try:
@@ -122,20 +123,20 @@ class Worker:
             raise ModelConfigError("Refused", f"{self.url}: {message.extra}")
         if message.data == schemas.REPLACED:
             raise ModelConfigError(
-                "Replaced", f"{self.url}: another worker has connected as {self._name}; give each a name of its own"
+                "Replaced", f"{self.url}: another worker has connected as {self._name}; give each a different name"
             )
         return f"closed with {message.data} {message.extra or ''}".rstrip()
 
 
 class _Connection:
-    """Requests under way over one connection. When it ends, so do they: the proxy gives them to another worker."""
+    """Requests in progress over one connection. They end with it, and the proxy gives them to another worker."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, model: Model) -> None:
         self._socket, self._model = socket, model
         self._working: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> aiohttp.WSMessage:
-        """Answer until the connection ends; its last message."""
+        """Answer until the connection ends; return its last message."""
         try:
             while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 await self._heard(json.loads(message.data))
@@ -170,7 +171,7 @@ class _Connection:
                 id, ModelError("BadRequest", f"the worker cannot read the request: {error}")
             )
         except ConnectionError:
-            return  # whose end `serve` sees
+            return  # `serve` notices the closed socket
         except Exception as error:  # noqa: BLE001 whatever it is, the proxy gets a typed answer
             _LOG.exception("A request could not be answered.")
             response = schemas.error_message(id, ModelError("WorkerFailed", f"{type(error).__name__} in the worker"))
@@ -201,7 +202,7 @@ class _Connection:
         return schemas.reply_message(id, reply)
 
     async def _send_text(self, id: str, pieces: "asyncio.Queue[str | None]") -> None:
-        """Send an answer's text until None comes. What arrives while a piece is being sent goes with the next one."""
+        """Send an answer's text until None comes. Text that arrives while a piece is being sent is combined."""
         while (text := await pieces.get()) is not None:
             while not pieces.empty():
                 if (piece := pieces.get_nowait()) is None:

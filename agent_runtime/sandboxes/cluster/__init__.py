@@ -1,1 +1,1 @@
-"""Sandboxes that are pods: `Sandbox` resources, which the operator turns into them."""
+"""Sandboxes as pods: `Sandbox` resources, for which the operator creates pods."""

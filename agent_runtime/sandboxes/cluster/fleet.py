@@ -1,4 +1,4 @@
-"""The sandboxes of one runner: opened for those who wait, watched, given back. `packing` decides; this carries it out."""
+"""The sandboxes of one runner: opened on demand, watched, deleted. `packing` decides; this module executes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.kube.api import ApiError, KubeApi
-from agent_runtime.sandboxes.base import Evidence, SandboxFailure, WorkspaceSpec
+from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
+from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.sandbox_object import (
@@ -29,19 +29,23 @@ from agent_runtime.sandboxes.cluster.watch import SandboxWatch
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import prepared_id
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_api.sandbox import SandboxSpec, Security, WorkspaceMode
 
-# Between a group's end and the next one's start lie a few model calls at the most; a new sandbox costs its start again.
+# The next group usually starts within a few model calls. Keep an empty sandbox for that long, because a new one must be
+# started.
 KEEP_EMPTY_SECONDS = 30.0
-# The operator ends a start that takes too long, and knows why; its word should come before ours.
+# The operator ends a start that takes too long, and knows the reason; its message should come before ours.
 OPERATOR_GRACE_SECONDS = 5.0
-# Starts that were lost to evictions and the like before whoever waits is told: the cluster is in no state for this.
+# The number of starts lost to evictions and similar causes before the caller gets an error: the cluster is not ready
+# for this.
 START_LOSSES = 3
-# The operator hears of a pod's end within a second or two, and an API server that restarts tells it up to a minute later.
+# The operator learns of a pod's end within a second or two; a restarting API server reports it up to a minute later.
 REASON_SECONDS, REASON_OUTAGE_SECONDS, REASON_POLL_SECONDS = 10.0, 80.0, 0.25
-# Of a node's end Kubernetes tells after 50 s (node-monitor-grace-period), and the operator 30 s later. Without its word the
-# tool call that ran there would be to blame.
+# Kubernetes reports a node's end after 50 s (node-monitor-grace-period), and the operator 30 s later. Without that
+# report the running tool call would be blamed.
 NODE_REASON_SECONDS = 120.0
+# Endings that a network outage can cause: no reply arrives here, or no request arrives there.
+CAUSED_BY_NETWORK = frozenset({"SandboxLost", "Idle"})
 # Time passes only for empty sandboxes, and for places that others took.
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
@@ -51,7 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Waiter:
-    """Someone who waits for a place."""
+    """A request that waits for a place."""
 
     number: int
     identity: str
@@ -62,20 +66,22 @@ class Waiter:
 
 @dataclass
 class Kind:
-    """All sandboxes that are equal but for their names, and those who wait for one."""
+    """All sandboxes that are equal except for their names, and the requests that wait for one."""
 
     key: str
     spec: SandboxSpec
     places: int
-    """What the next one will offer: what was asked for, until one of them came up with another number."""
+    """Expected places of the next one: the requested number, until one of them had another number."""
     is_reusable: bool
+    is_alone: bool = False
+    """Each attempt of this kind gets a new sandbox, which hosts no other attempt before or after it."""
     waiting: list[Waiter] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    """All groups that ever asked."""
+    """All groups that ever requested one."""
 
 
 class Fleet:
-    """Sandboxes by name. `on_started` hears of each start, in seconds from the request to a ready executor."""
+    """Sandboxes by name. `on_started` gets the duration of each start, from the request to a ready executor."""
 
     def __init__(
         self, job: RolloutJob, runner: int, key: str, api: KubeApi, on_started: Callable[[float], None]
@@ -90,11 +96,11 @@ class Fleet:
         """All that are starting or ready."""
         self._gone: dict[str, Reason] = {}
         self._asked: dict[str, set[str]] = {}
-        """Attempts that asked for a place, by prepared state."""
+        """Attempts that requested a place, by prepared state."""
         self._prepared: dict[str, set[str]] = {}
         """Prepared states by group."""
         self._told: set[str] = set()
-        """Problems of starts that the log has already; each is told of once, however many sandboxes have it."""
+        """Problems of starts that were logged already; each is logged once for all sandboxes."""
         self._number = 0
         self._is_open = False
         self._work: set[asyncio.Task[None]] = set()
@@ -103,7 +109,7 @@ class Fleet:
 
     @property
     def waits_for(self) -> str:
-        """Why sandboxes that were asked for do not start; empty where nothing is known to stand in their way."""
+        """Return why requested sandboxes do not start; empty if no problem is known."""
         views = [held.view for held in self.held.values() if held.sandbox is None and held.view is not None]
         problems = [view.problem for view in views if view.problem is not None]
         if not problems:
@@ -112,7 +118,7 @@ class Fleet:
         return f"{waiting}: {problems[0].word}: {problems[0].message}"
 
     async def open(self) -> None:
-        """Find the Sandboxes that an earlier process left. Raises ApiError when the API server does not answer."""
+        """Find the Sandboxes that an earlier process left. Raises ApiError if the API server does not respond."""
         await self._watch.start()
         self._is_open = True
         for view in list(self._watch.views.values()):
@@ -125,7 +131,7 @@ class Fleet:
         self._spawn(self._tick())
 
     async def close(self, *, keep: bool) -> None:
-        """Let go of all of them; without `keep` they are deleted."""
+        """Release all of them; without `keep` they are deleted."""
         self._is_open = False
         await self._watch.stop()
         for kind in self._kinds.values():
@@ -143,7 +149,7 @@ class Fleet:
         await asyncio.gather(*ending, return_exceptions=True)
 
     async def place(self, spec: WorkspaceSpec, *, attempt: str, identity: str) -> HeldSandbox:
-        """A sandbox with a place for that workspace, which is taken from now on. Raises SandboxFailure."""
+        """Reserve a place for that workspace and return its sandbox. Raises SandboxFailure."""
         prepared = prepared_id(spec)
         for held in self.held.values():
             if held.has(identity):
@@ -152,7 +158,7 @@ class Fleet:
                 return held
         self._prepared.setdefault(spec.group, set()).add(prepared)
         self._asked.setdefault(prepared, set()).add(attempt)
-        kind = self._kind(sandbox_spec(self._job, spec))
+        kind = self._kind(sandbox_spec(self._job, spec), is_alone=spec.alone)
         kind.groups.add(spec.group)
         self._number += 1
         waiter = Waiter(self._number, identity, prepared, asyncio.get_running_loop().create_future())
@@ -169,7 +175,7 @@ class Fleet:
             raise
 
     def leave(self, held: HeldSandbox, identity: str) -> None:
-        """The workspace is gone, or never came to be: its place is free. A `Plain` sandbox is used up."""
+        """Free the place of a workspace that was destroyed or never created. A `Plain` sandbox is used up."""
         if held.has(identity):
             held.leave(identity)
             if not held.is_reusable:
@@ -177,7 +183,9 @@ class Fleet:
             self._plan(self._kinds[held.kind])
 
     async def find(self, name: str, uid: str) -> HeldSandbox:
-        """The sandbox of an earlier process. Raises SandboxFailure with the reason of its end when it is gone."""
+        """Return the sandbox of an earlier process. Raises SandboxFailure with the reason of its end if it no longer
+        exists.
+        """
         held = self.held.get(name)
         if held is None or held.uid != uid:
             gone = self._gone.get(name) or deleted(name)
@@ -194,20 +202,25 @@ class Fleet:
         await asyncio.gather(*(sandbox.forget_group(group) for sandbox in ready), return_exceptions=True)
 
     async def recount(self, held: HeldSandbox) -> None:
-        """Ask an executor which places are taken that nobody here took."""
+        """Query an executor which places are used by workspaces unknown here.
+
+        A `Plain` sandbox that was used and is empty now is given back.
+        """
         with contextlib.suppress(SandboxFailure):
             await held.recount()
+        if held.is_spent:
+            self._give_back(held)
         self._plan(self._kinds[held.kind])
 
     def _stop_waiting(self, kind: Kind, waiter: Waiter) -> None:
-        """Nobody waits any more; a place that was given in this very moment is given back."""
+        """Remove a waiter; a place that it got at the same moment is freed."""
         if waiter in kind.waiting:
             kind.waiting.remove(waiter)
             waiter.placed.cancel()
         elif waiter.placed.exception() is None:
             self.leave(waiter.placed.result(), waiter.identity)
 
-    # From here on: what is decided at once, without waiting.
+    # From here on: decisions that need no waiting.
 
     def _plan(self, kind: Kind) -> None:
         if not self._is_open:
@@ -228,13 +241,15 @@ class Fleet:
 
     def _bounds(self, kind: Kind) -> Bounds:
         busy = sum(len(one.taken) for one in self.held.values()) + sum(len(k.waiting) for k in self._kinds.values())
-        # The next step of an open job comes when its trainer is ready for it.
+        # The trainer of a stream job may submit further groups at any time.
         stays_open = self._job.spec.tasks.stream is not None
+        keep_seconds = self._job.spec.sandbox.idle_seconds if stays_open else KEEP_EMPTY_SECONDS
         return Bounds(
             places=kind.places,
             may_come=self._job.spec.runners.concurrency - busy,
-            keep_seconds=self._job.spec.sandbox.idle_seconds if stays_open else KEEP_EMPTY_SECONDS,
+            keep_seconds=0.0 if kind.is_alone else keep_seconds,
             is_reusable=kind.is_reusable,
+            opens_ahead=not kind.is_alone,
             is_shared=len(kind.groups) > 1,
         )
 
@@ -242,13 +257,16 @@ class Fleet:
         asked = self._asked.get(group)
         return 0 if asked is None else max(0, self._job.spec.group_size - len(asked))
 
-    def _kind(self, spec: SandboxSpec) -> Kind:
+    def _kind(self, spec: SandboxSpec, *, is_alone: bool = False) -> Kind:
         is_plain = spec.workspaces.mode is WorkspaceMode.PLAIN
-        key = kind_of(spec)
-        return self._kinds.setdefault(key, Kind(key, spec, spec.workspaces.per_sandbox or 1, is_reusable=not is_plain))
+        key = f"{kind_of(spec)}{'-alone' if is_alone else ''}"
+        places = spec.workspaces.per_sandbox or 1
+        fresh = Kind(key, spec, places, is_reusable=not (is_plain or is_alone), is_alone=is_alone)
+        return self._kinds.setdefault(key, fresh)
 
     def _open(self, kind: Kind) -> None:
         held = self._hold(new_name(self._job.metadata.name, self._runner), kind.key)
+        held.is_single_use = kind.is_alone
         body = sandbox_object(self._job, self._runner, held.name, kind.spec)
         held.creation = self._spawn(self._create(held, body, kind.spec.start_seconds))
 
@@ -256,12 +274,16 @@ class Fleet:
         try:
             created = await self._api.create_sandbox(body, patience_seconds=patience)
         except ApiError as error:
-            self._lose(held, Reason(error.reason, f"Sandbox {held.name} could not be created: {error.message}"))
+            word, words = error.reason, f"Sandbox {held.name} could not be created: {error.message}"
+            if is_denied_role(error):
+                word = ACCESS_DENIED
+                words += "; check that the runner's ServiceAccount, Role and RoleBinding exist"
+            self._lose(held, Reason(word, words))
             return
         self._changed(held.name, sandbox_view(created))
 
     def _adopt(self, view: SandboxView) -> None:
-        """A Sandbox of an earlier process: its workspaces may be reattached, its free places used."""
+        """Adopt a Sandbox of an earlier process: its workspaces may be reattached, its free places used."""
         kind = found_kind(view.spec)
         if kind is None:
             return
@@ -290,7 +312,8 @@ class Fleet:
             log.warning("sandbox %s does not start: %s: %s", name, view.problem.word, view.problem.message)
         held.uid, held.view = view.uid, view
         if held.creation is not None and held.creation is not asyncio.current_task():
-            held.creation.cancel()  # If its reply was lost, a full quota would refuse all further tries.
+            # The Sandbox may exist although the reply was lost. A full quota would then refuse all retries.
+            held.creation.cancel()
         if view.ending is not None:
             self._lose(held, Reason(view.ending.word, f"Sandbox {name}: {view.ending.message}"))
         elif held.sandbox is None and view.pod_ip != held.pod_ip:
@@ -312,15 +335,16 @@ class Fleet:
         kind.places, kind.is_reusable = held.places, held.is_reusable
         if not held.is_adopted:
             self._on_started(held.seconds())
-        elif not held.is_reusable and not held.foreign:
-            # Whether it was used before cannot be seen.
+        elif held.is_spent:
             self._give_back(held)
         self._plan(kind)
 
     def _lose(self, held: HeldSandbox, reason: Reason) -> None:
-        """A sandbox has ended: everything in it, and those who counted on its start."""
+        """Handle the end of a sandbox: its workspaces, and the requests that waited for its start."""
         if self.held.get(held.name) is not held:
             return
+        if reason.word in CAUSED_BY_NETWORK and self._is_cut_off(held):
+            reason = Reason(NETWORK_LOST, f"the network to the sandbox is down: {reason.message}")
         del self.held[held.name]
         self._gone[held.name] = reason
         log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
@@ -337,7 +361,7 @@ class Fleet:
         self._plan(kind)
 
     async def _give_back_if_empty(self, held: HeldSandbox) -> None:
-        # A runner that was frozen and replaced meanwhile must not take its successor's sandbox away.
+        # A runner that was frozen and replaced must not delete its successor's sandbox.
         with contextlib.suppress(SandboxFailure):
             await held.recount()
         if not held.taken and not held.foreign:
@@ -346,7 +370,7 @@ class Fleet:
     def _give_back(self, held: HeldSandbox) -> None:
         if self.held.get(held.name) is held:
             del self.held[held.name]
-            held.end(Reason("SandboxLost", f"Sandbox {held.name} was given back: nothing was left in it"))
+            held.end(Reason("SandboxLost", f"Sandbox {held.name} was deleted because it was empty"))
             self._let_go(held, delete=True)
 
     def _let_go(self, held: HeldSandbox, *, delete: bool) -> None:
@@ -355,7 +379,7 @@ class Fleet:
         task.add_done_callback(self._going.discard)
 
     async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
-        """What is to be told of a connection that broke: why its Sandbox has ended. None: it has not, and it answers."""
+        """Return the failure for a broken connection: why its Sandbox has ended. None if it has not and responds again."""
         if not await held.answers():
             if held.inquiry is None:
                 held.inquiry = self._spawn(self._inquire(held, failure))
@@ -364,18 +388,28 @@ class Fleet:
 
     async def _inquire(self, held: HeldSandbox, failure: SandboxFailure) -> None:
         await self._wait_for_end(held, REASON_SECONDS)
-        # Looked at only now: a node that goes down may refuse connections for a moment, before it swallows them.
+        # Checked only now: a failing node may refuse connections for a moment before it drops them.
         if held.ended is None and await held.is_cut_off():
             await self._wait_for_end(held, NODE_REASON_SECONDS - REASON_SECONDS)
-        with contextlib.suppress(ApiError):  # A watch whose connection is dead says nothing.
+        with contextlib.suppress(ApiError):  # A watch whose connection is dead reports nothing.
             found = await self._api.get_sandbox(held.name, patience_seconds=REASON_SECONDS)
             self._changed(held.name, sandbox_view(found))
-        if not await held.answers():  # Else the network between was away.
+        if not await held.answers():  # Otherwise the network between them was down.
             self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
         held.inquiry = None
 
+    def _is_cut_off(self, held: HeldSandbox) -> bool:
+        """Whether the network is the cause. Sandboxes with their own kernel (gVisor, Kata) or extra rights prove
+        nothing.
+        """
+        spec = self._job.spec
+        is_nodes_kernel = spec.sandbox.runtime_class_name is None and spec.security is Security.STANDARD
+        return is_nodes_kernel and held.probe is not None and held.probe.is_cut_off
+
     async def _wait_for_end(self, held: HeldSandbox, patience: float) -> None:
-        """Until the watch has told of it, or for so long; an outage of the API server comes on top, within bounds."""
+        """Wait until the watch reports the end, or for a time limit, extended within bounds by an outage of the API
+        server.
+        """
         waited = listened = 0.0
         while held.ended is None and listened < patience and waited < patience + REASON_OUTAGE_SECONDS:
             await asyncio.sleep(REASON_POLL_SECONDS)
@@ -383,7 +417,7 @@ class Fleet:
             listened += REASON_POLL_SECONDS if self._watch.is_current else 0.0
 
     def _too_late(self, kind: Kind, identity: str, seconds: float) -> SandboxFailure:
-        """The failure of someone who waited in vain; starts that took as long are given up."""
+        """Return the failure of a request that timed out; equally old starts are given up."""
         starting = [one for one in self.held.values() if one.kind == kind.key and one.sandbox is None]
         if not starting:
             return no_place(identity, seconds)

@@ -1,4 +1,4 @@
-"""One Sandbox of this runner, from the request to its end: its executor's connection and who is in it."""
+"""One Sandbox of this runner, from its request to its end: its executor's connection and its workspaces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.cluster.network_probe import NetworkProbe
 from agent_runtime.sandboxes.cluster.packing import Room
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView
 from agent_runtime.sandboxes.cluster.watch import WatchedClient
@@ -17,9 +18,9 @@ from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox
 from rollout_api.cluster import EXECUTOR_PORT, executor_token
 
 PROVIDER = "cluster"
-# The executor listens some 0.2 s after its container runs; on a node that starts many at once it is several seconds.
+# The executor listens about 0.2 s after its container starts; on a node that starts many pods, several seconds.
 LISTEN_SECONDS, LISTEN_POLL_SECONDS = 60.0, 0.02
-# Enough for a healthy one under load; a dead pod's address would swallow the question for longer.
+# Time limit of a health check: enough for an executor under load. A dead pod's address never responds.
 ANSWER_SECONDS = 5.0
 # A packet that was lost is sent again after 1 s, and after 3 s.
 CONNECT_SECONDS = 4.0
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class HeldSandbox:
-    """`sandbox` is there once its executor has answered, `ended` when it is gone."""
+    """`sandbox` exists once its executor has responded; `ended` is set at its end."""
 
     def __init__(
         self,
@@ -46,17 +47,22 @@ class HeldSandbox:
         self.ended: Reason | None = None
         self.sandbox: ExecutorSandbox | None = None
         self.places, self.is_reusable, self.is_adopted = 0, True, False
+        self.is_single_use = False
+        """For one attempt alone: no other one may use it later."""
+        self.was_used = False
+        """A workspace is in it or was in it. An adopted one counts as used, because nobody can tell."""
         self.taken: dict[str, str | None] = {}
         """Workspaces that this process knows, and the prepared states that they are or will be forked from."""
         self.foreign: set[str] = set()
-        """Workspaces that an earlier process left and nobody has claimed."""
+        """Unclaimed workspaces of an earlier process."""
         self.groups: set[str] = set()
-        """Prepared states that are here or on their way."""
+        """Prepared states that it has or will have."""
         self.pod_ip: str | None = None
-        """Of the pod that it is, or is being, connected to."""
+        """Address of the pod to which it is, or is being, connected."""
         self.creation: asyncio.Task[None] | None = None
         self.connection: asyncio.Task[None] | None = None
         self.inquiry: asyncio.Task[None] | None = None
+        self.probe: NetworkProbe | None = None
         self._api, self._key, self._idle_seconds = api, key, idle_seconds
         self._find_out = find_out
         self._client: WatchedClient | None = None
@@ -76,12 +82,18 @@ class HeldSandbox:
             empty_seconds=0.0 if count or not is_ready else time.monotonic() - self._empty_since,
         )
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is empty and must not host another workspace, which would find what an earlier one left."""
+        return self.was_used and not self.is_reusable and not self.taken and not self.foreign
+
     def has(self, identity: str) -> bool:
-        """Whether that workspace is here, as far as anybody knows."""
+        """Whether that workspace is here, as far as known."""
         return identity in self.taken or identity in self.foreign
 
     def take(self, identity: str, prepared: str | None) -> None:
-        """A workspace comes in, or is claimed from an earlier process."""
+        """Add a workspace, or claim one of an earlier process."""
+        self.was_used = True
         self.foreign -= {identity, prepared}
         self.taken[identity] = prepared
         if prepared is not None:
@@ -93,12 +105,12 @@ class HeldSandbox:
         self._empty_since = time.monotonic()
 
     def lose_hold(self, identity: str) -> None:
-        """A workspace is another runner's now; it keeps its place."""
+        """Record that another runner holds a workspace now; it keeps its place."""
         self.taken.pop(identity, None)
         self.foreign.add(identity)
 
     async def connect(self, view: SandboxView) -> None:
-        """Wait until its executor answers, and learn what it offers. Raises SandboxFailure."""
+        """Wait until its executor responds, and read its places. Raises SandboxFailure."""
         token = executor_token(self._key, self.name, view.uid)
         address = f"tcp:{_host(str(view.pod_ip))}:{EXECUTOR_PORT}"
         self._client = client = WatchedClient(address, token, lambda failure: self._find_out(self, failure))
@@ -111,17 +123,20 @@ class HeldSandbox:
         except BaseException:
             await client.close()
             raise
-        self.places, self.is_reusable = int(health["places"]["total"]), health["mode"] != "Plain"
+        is_plain = health["mode"] == "Plain"
+        self.places, self.is_reusable = int(health["places"]["total"]), not (is_plain or self.is_single_use)
         if self.is_adopted:
+            self.was_used = True
             await self.recount()
         self._empty_since = time.monotonic()
+        self.probe = NetworkProbe(str(view.pod_ip), EXECUTOR_PORT)
         self.sandbox = ExecutorSandbox(
             client,
             mode=health["mode"],
             description={
                 "provider": PROVIDER,
                 "mode": health["mode"],
-                "modeReason": None if self.is_reusable or view.overlay is None else view.overlay.message,
+                "modeReason": view.overlay.message if is_plain and view.overlay is not None else None,
                 "sandbox": self.name,
                 "imageUsed": True,
             },
@@ -131,13 +146,15 @@ class HeldSandbox:
         )
 
     def forget_pod(self) -> None:
-        """Another pod takes the place of the one that is being connected to."""
+        """Drop the current connection attempt, because another pod replaces its pod."""
         self.pod_ip = None
+        if self.probe is not None:
+            self.probe.stop()
         if self.connection is not None and self.connection is not asyncio.current_task():
             self.connection.cancel()
 
     async def connected(self) -> ExecutorSandbox:
-        """The sandbox, once its executor has answered. Raises SandboxFailure when it cannot be had."""
+        """Return the sandbox once its executor has responded. Raises SandboxFailure if that fails."""
         while self.connection is not None and not self.connection.done():
             await asyncio.wait({self.connection})
         if self.ended is not None or self.sandbox is None:
@@ -145,19 +162,19 @@ class HeldSandbox:
         return self.sandbox
 
     async def recount(self) -> None:
-        """Ask the executor which workspaces live there that this process does not know. Raises SandboxFailure."""
+        """Query the executor for workspaces that this process does not know. Raises SandboxFailure."""
         assert self._client is not None
         listed = (await self._client.call("GET", "/workspaces")).json()["workspaces"]
         live = {workspace["id"] for workspace in listed if workspace["state"] == "Live"}
         self.groups |= {workspace["id"] for workspace in listed if workspace["id"].startswith(PREPARED)}
         was_foreign = bool(self.foreign)
-        # A state that is being prepared stands on the place of the members who wait for it.
+        # A state that is being prepared occupies the place of the members that wait for it.
         self.foreign = live - self.taken.keys() - set(self.taken.values())
         if was_foreign and not self.foreign:
             self._empty_since = time.monotonic()
 
     async def answers(self) -> bool:
-        """Whether its executor is there and the same as before."""
+        """Whether its executor responds and is the same as before."""
         assert self._client is not None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -167,8 +184,8 @@ class HeldSandbox:
         return self.ended is None
 
     async def is_cut_off(self) -> bool:
-        """Whether nobody at its address even refuses a connection, as when its node is dead."""
-        if self.pod_ip is None:  # meanwhile another pod is to take its place
+        """Whether its address does not even refuse a connection, as when its node is dead."""
+        if self.pod_ip is None:  # another pod may take its place in the meantime
             return False
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -193,18 +210,18 @@ class HeldSandbox:
         if self.view is not None and self.view.problem is not None:
             return SandboxFailure(self.view.problem.word, f"{late}: {self.view.problem.message}")
         return SandboxFailure(
-            "StartDeadlineExceeded", f"{late} and its status does not say why; see that the operator runs"
+            "StartDeadlineExceeded", f"{late} and its status does not say why; check that the operator runs"
         )
 
     def end(self, reason: Reason) -> None:
-        """It is gone: whoever waits for it, or for an answer of its executor, is told so now."""
+        """Mark it as ended: everything that waits for it or for its executor fails now."""
         self.ended = reason
         if self._client is not None:
             self._client.end(reason)
         self.forget_pod()
 
     async def close(self, *, delete: bool) -> None:
-        """Close the connections; `delete` removes the Sandbox, also one that is just being created."""
+        """Close the connections; `delete` removes the Sandbox, even while it is being created."""
         self.forget_pod()
         if self.sandbox is not None:
             await self.sandbox.close()
@@ -216,7 +233,7 @@ class HeldSandbox:
             try:
                 await self._api.delete_sandbox(self.name)
             except ApiError as error:
-                log.warning("Sandbox %s was not deleted, its job's end will do it: %s", self.name, error)
+                log.warning("Sandbox %s was not deleted and will be deleted with its job: %s", self.name, error)
 
 
 def _host(address: str) -> str:

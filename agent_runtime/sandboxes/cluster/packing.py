@@ -1,4 +1,4 @@
-"""Which sandbox takes the next workspace, when a further one is opened, and which are given back. Pure.
+"""Which sandbox gets the next workspace, when another one is opened, and which are deleted. Pure.
 
 All sandboxes and requests of one plan are of one kind: whatever one of these sandboxes offers serves any of the requests.
 
@@ -20,27 +20,27 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Request:
-    """Someone waits for a place."""
+    """A request that waits for a place."""
 
     number: int
-    """Order of asking."""
+    """Order of arrival."""
     group: str
     to_come: int = 0
-    """Members of its group that have not asked yet."""
+    """Members of its group that have not requested a place yet."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """A sandbox. While it is not ready, `places` is what it is expected to offer."""
+    """A sandbox. Until it is ready, `places` is its expected number."""
 
     name: str
     places: int
     taken: int = 0
     is_ready: bool = True
     to_come: Mapping[str, int] = field(default_factory=dict)
-    """The groups that are at home here, and how many members of each have not asked yet."""
+    """The groups whose prepared state is here, and how many members of each have not requested a place yet."""
     empty_seconds: float = 0.0
-    """How long it has been ready with nobody in it."""
+    """How long it has been ready and empty."""
 
     @property
     def free(self) -> int:
@@ -49,34 +49,36 @@ class Room:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What limits the sandboxes of one kind."""
+    """Limits of the sandboxes of one kind."""
 
     places: int
-    """What a sandbox that is opened now will offer."""
+    """Expected places of a sandbox that is opened now."""
     may_come: int
-    """How many more requests there can be, of any kind, before something is released."""
+    """Most further requests, of any kind, before a release."""
     keep_seconds: float
     """How long an empty sandbox is kept."""
     is_reusable: bool = True
-    """Whether a release leaves a place to the next one; a `Plain` sandbox is used up by its one workspace."""
+    """Whether a released place can be used again; a `Plain` sandbox is used up by its only workspace."""
+    opens_ahead: bool = True
+    """Whether sandboxes may be opened before they are requested. They are then older than the workspaces in them."""
     is_shared: bool = True
-    """Whether more than one group uses this kind, so that after a new group another one can be expected."""
+    """Whether several groups use this kind, so that further groups can be expected."""
 
 
 @dataclass(frozen=True)
 class PackingPlan:
-    """What is to be done."""
+    """Actions for sandboxes and requests."""
 
     placed: Mapping[int, str]
     """Sandbox by request number."""
     opened: int
-    """Further sandboxes."""
+    """Number of sandboxes to open."""
     given_back: Sequence[str]
-    """Sandboxes to be deleted."""
+    """Sandboxes to delete."""
 
 
 def plan_packing(requests: Sequence[Request], rooms: Sequence[Room], bounds: Bounds) -> PackingPlan:
-    """The plan for the requests that wait and the sandboxes there are."""
+    """Return the plan for the waiting requests and the existing sandboxes."""
     free = {room.name: room.free for room in rooms}
     placed = _place(requests, rooms, free)
     coming = sum(room.places for room in rooms if not room.is_ready)
@@ -90,13 +92,16 @@ def plan_packing(requests: Sequence[Request], rooms: Sequence[Room], bounds: Bou
         for room in rooms
         if room.is_ready and room.taken == 0 and free[room.name] == room.places
         # The one that was opened ahead for the next `Plain` workspace stays while others may be followed by one.
-        and room.empty_seconds >= bounds.keep_seconds and (bounds.is_reusable or not is_at_work)
+        and room.empty_seconds >= bounds.keep_seconds
+        and (bounds.is_reusable or not bounds.opens_ahead or not is_at_work)
     ]  # fmt: skip
     return PackingPlan(placed, opened, given_back)
 
 
 def _expects_more(requests: Sequence[Request], rooms: Sequence[Room], bounds: Bounds) -> bool:
-    """Whether those who ask now will be followed by others who find no place."""
+    """Whether further requests that find no place are expected."""
+    if not bounds.opens_ahead:
+        return False
     if not bounds.is_reusable:
         # The grading of the same rollout, or the next rollout.
         return bool(requests)
@@ -105,7 +110,7 @@ def _expects_more(requests: Sequence[Request], rooms: Sequence[Room], bounds: Bo
 
 
 def _place(requests: Sequence[Request], rooms: Sequence[Room], free: dict[str, int]) -> dict[int, str]:
-    """Give the free places away; `free` becomes what is left of them."""
+    """Assign free places; `free` is reduced to the remaining ones."""
     homes = {room.name: dict(room.to_come) for room in rooms if room.free}
     known = {group for to_come in homes.values() for group in to_come}
     waiting = Counter(request.group for request in requests)
@@ -113,7 +118,7 @@ def _place(requests: Sequence[Request], rooms: Sequence[Room], free: dict[str, i
     for request in requests:
         oldest[request.group] = min(request.number, oldest.get(request.group, request.number))
     placed: dict[int, str] = {}
-    # First those who have a home, then group by group: members that came between must not split another group.
+    # First members whose group has a sandbox, then group by group, so that members in between do not split a group.
     for request in sorted(requests, key=lambda r: (r.group not in known, oldest[r.group], r.number)):
         rest = waiting[request.group] + request.to_come
         name = _choose(request.group, rest, homes, free)
@@ -127,10 +132,12 @@ def _place(requests: Sequence[Request], rooms: Sequence[Room], free: dict[str, i
 
 
 def _choose(group: str, rest: int, homes: Mapping[str, Mapping[str, int]], free: Mapping[str, int]) -> str | None:
-    """The room for a member of a group of which `rest` members, it included, still want a place; None when all is taken."""
+    """Return the room for a member of a group of which `rest` members, this one included, still need a place; None if
+    all are taken.
+    """
 
     def rank(name: str) -> tuple[bool, bool, int, str]:
-        # Those whom other groups there still expect will want their places.
+        # Leave places for the expected members of other groups.
         left = free[name] - sum(count for other, count in homes[name].items() if other != group)
         return group in homes[name], left >= rest, -left if left >= rest else left, name
 

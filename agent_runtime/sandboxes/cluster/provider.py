@@ -1,4 +1,4 @@
-"""Implements SandboxProvider on a cluster: workspaces in pods, which the operator makes of this runner's Sandboxes."""
+"""Implements SandboxProvider on a cluster: workspaces in pods, which the operator creates from this runner's Sandboxes."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from rollout_api.sandbox import Network, WorkspaceMode
 
 
 class ClusterProvider:
-    """Sandboxes of one shard of a job. `key` is the job's, 64 hex characters."""
+    """Sandboxes of one shard of a job. `key` is the job's key, 64 hexadecimal characters."""
 
     name = PROVIDER
 
     def __init__(self, job: RolloutJob, shard_index: int, key: str, api: KubeApi) -> None:
         self.warnings: Sequence[str] = ()
         self.on_sandbox_started: Callable[[float], None] = lambda seconds: None
-        """Told of each start, in seconds from the request to a ready executor."""
+        """Called with the duration of each start, from the request to a ready executor."""
         self._job = job
         self._fleet = Fleet(job, shard_index, key, api, lambda seconds: self.on_sandbox_started(seconds))
         self._pool = LeasePool(self._place)
 
     def sandbox_states(self) -> Mapping[str, int]:
-        """Sandboxes that this runner holds: `Starting`, `Ready`."""
+        """Return this runner's sandboxes by state: `Starting`, `Ready`."""
         return Counter("Starting" if held.sandbox is None else "Ready" for held in self._fleet.held.values())
 
     def waits_for(self) -> str:
-        """Why sandboxes do not start, for a person; empty where nothing is known to stand in their way."""
+        """Return why sandboxes do not start, as a message; empty if no problem is known."""
         return self._fleet.waits_for
 
     async def open(self) -> None:
-        """Find the Sandboxes of an earlier process. Raises SandboxFailure when the API server does not let us."""
+        """Find the Sandboxes of an earlier process. Raises SandboxFailure if the API server denies access."""
         try:
             await self._fleet.open()
         except ApiError as error:
             raise SandboxFailure(
                 "ProviderUnavailable",
-                f"Sandboxes cannot be listed: {error}; see that the API server answers and that the runner's Role is bound",
+                f"Sandboxes cannot be listed: {error}; check the API server and the binding of the runner's Role",
             ) from error
         if self._job.spec.sandbox.workspaces.mode is WorkspaceMode.PLAIN:
             self.warnings = plain_warnings(self._job.spec.sandbox.network)
@@ -75,7 +75,7 @@ class ClusterProvider:
             yield await held.connected()
         except SandboxFailure as failure:
             if failure.reason == "NoPlace":
-                # An earlier process still has workspaces there that we did not know.
+                # An earlier process still has unknown workspaces there.
                 self._fleet.leave(held, lease.identity)
                 await self._fleet.recount(held)
             raise
@@ -86,7 +86,7 @@ class ClusterProvider:
                 self._fleet.leave(held, lease.identity)
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider. Sandboxes that are empty then are used again, or given back."""
+        """See SandboxProvider. Sandboxes that are empty afterwards are used again, or deleted."""
         ready = [held for held in self._fleet.held.values() if held.sandbox is not None]
         await asyncio.gather(*(self._swept(held, unwanted) for held in ready), return_exceptions=True)
 
@@ -103,7 +103,7 @@ class ClusterProvider:
         await self._fleet.close(keep=keep)
 
     async def _drop_leftovers(self, attempt: str, name: str) -> None:
-        """What an earlier process had for this attempt under another name is over: grading follows the agent."""
+        """Destroy this attempt's earlier workspaces with another name, which are obsolete: grading follows the agent."""
         for held in list(self._fleet.held.values()):
             if held.sandbox is not None and any(identity.startswith(f"{attempt}.") for identity in held.foreign):
                 with contextlib.suppress(SandboxFailure):
@@ -111,7 +111,7 @@ class ClusterProvider:
 
 
 def plain_warnings(network: Network) -> list[str]:
-    """What `Plain` sandboxes do not isolate."""
+    """Return what `Plain` sandboxes do not isolate."""
     warnings = [
         "Plain sandboxes: each workspace has a pod of its own, which is not reused, and limits are the whole pod's"
     ]

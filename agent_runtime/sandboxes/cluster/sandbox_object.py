@@ -1,4 +1,4 @@
-"""The Sandbox that a runner asks for, and its status. Two that differ in their names alone are of one kind."""
+"""The Sandbox that a runner creates, and its status. Sandboxes that differ only in their names have the same kind."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ JOB_PART = 38
 
 
 def places_of(job: RolloutJob) -> int:
-    """Workspaces that a sandbox of this job is asked to host. A runner never has more at once than its rollouts."""
+    """Return how many workspaces a sandbox of this job should host; never more than a runner's concurrent rollouts."""
     if job.spec.sandbox.workspaces.mode is WorkspaceMode.PLAIN:
         return 1
     return min(job.spec.per_sandbox, job.spec.runners.concurrency)
 
 
 def sandbox_spec(job: RolloutJob, workspace: WorkspaceSpec) -> SandboxSpec:
-    """The Sandbox for such workspaces. What a workspace brings itself (env, working folder) is no part of it."""
+    """Return the Sandbox for such workspaces. It excludes settings that each workspace has itself (env, working
+    folder).
+    """
     template = job.spec.sandbox
     mode = template.workspaces.mode
     return SandboxSpec(
@@ -47,12 +49,12 @@ def sandbox_spec(job: RolloutJob, workspace: WorkspaceSpec) -> SandboxSpec:
 
 
 def kind_of(spec: SandboxSpec) -> str:
-    """Equal for equal specs."""
+    """Return a key that is equal for equal specs."""
     return hashlib.sha256(json.dumps(spec.wire(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def found_kind(spec: Mapping[str, Any]) -> str | None:
-    """The kind of a Sandbox read from the API server, its defaults filled in; None for one that no runner made."""
+    """Return the kind of a Sandbox read from the API server, with its defaults filled in; None if no runner created it."""
     try:
         return kind_of(SandboxSpec.model_validate(spec))
     except ValidationError:
@@ -60,7 +62,7 @@ def found_kind(spec: Mapping[str, Any]) -> str | None:
 
 
 def new_name(job: str, runner: int) -> str:
-    """A name that was never given before."""
+    """Return a new unique name."""
     return f"{job[:JOB_PART].rstrip('-')}-{runner}-{secrets.token_hex(4)}"
 
 
@@ -77,21 +79,11 @@ def sandbox_object(job: RolloutJob, runner: int, name: str, spec: SandboxSpec) -
         "controller": True,
         "blockOwnerDeletion": False,
     }
-    labels = {
-        JOB_LABEL: job.metadata.name,
-        JOB_UID_LABEL: job.metadata.uid,
-        RUNNER_LABEL: str(runner),
-        **MANAGED_BY,
-    }
+    labels = {JOB_LABEL: job.metadata.name, JOB_UID_LABEL: job.metadata.uid, RUNNER_LABEL: str(runner), **MANAGED_BY}
     return {
         "apiVersion": API_VERSION,
         "kind": "Sandbox",
-        "metadata": {
-            "name": name,
-            "namespace": job.metadata.namespace,
-            "labels": labels,
-            "ownerReferences": [owner],
-        },
+        "metadata": {"name": name, "namespace": job.metadata.namespace, "labels": labels, "ownerReferences": [owner]},
         "spec": spec.wire(),
     }
 
@@ -104,7 +96,7 @@ START_CONDITIONS = ("ImagePulled", "Scheduled", "Ready")
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something is so: one CamelCase word, and words for people."""
+    """A reason: one CamelCase word, and a message for people."""
 
     word: str
     message: str
@@ -112,7 +104,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class SandboxView:
-    """One Sandbox. `finished` is why it has ended, `problem` what its start waits for where that is known."""
+    """One Sandbox. `finished` is why it has ended, `problem` what its start waits for, if known."""
 
     name: str
     uid: str
@@ -121,12 +113,12 @@ class SandboxView:
     pod_ip: str | None = None
     finished: Reason | None = None
     overlay: Reason | None = None
-    """Why its mode is what it is."""
+    """Why it has its mode."""
     problem: Reason | None = None
 
     @property
     def ending(self) -> Reason | None:
-        """Why it has ended, for whoever waits: of a start that took too long, what it was waiting for."""
+        """Return why it has ended; for a start that timed out, what it was waiting for."""
         if self.finished is not None and self.finished.word == "StartDeadlineExceeded" and self.problem is not None:
             return Reason(self.problem.word, self.finished.message)
         return self.finished
@@ -137,7 +129,7 @@ class SandboxView:
 
 
 def sandbox_view(sandbox: Mapping[str, Any]) -> SandboxView:
-    """The view of a Sandbox object as the API server gives it; status may be missing, wholly or in part."""
+    """Parse a Sandbox object of the API server; its status may be missing or incomplete."""
     metadata, status = sandbox["metadata"], sandbox.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     finished = _reason(conditions, "Finished", "True")

@@ -1,4 +1,4 @@
-"""One list and watch of a runner's Sandboxes, and a client whose calls end when its Sandbox does."""
+"""One list and watch of a runner's Sandboxes, and a client whose calls end with its Sandbox."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Query
 from agent_runtime.sandboxes.executor_client.command_frames import Running
 
 Changed = Callable[[str, SandboxView | None], None]
-"""Told of every change, by name; None when the Sandbox is gone."""
+"""Called for every change, by name; None if the Sandbox was deleted."""
 
 
 class SandboxViews:
-    """What is known of the Sandboxes: a list sets it, events change it. Pure but for the call of `changed`."""
+    """Known state of the Sandboxes: a list replaces it, events change it. Pure except for the call of `changed`."""
 
     def __init__(self, changed: Changed) -> None:
         self.views: dict[str, SandboxView] = {}
         self.resource_version = ""
-        """Where a watch goes on."""
+        """Where a watch continues."""
         self._changed = changed
 
     def set(self, sandboxes: Iterable[Mapping[str, Any]], resource_version: str) -> None:
-        """Take over a list: what it lacks was deleted while nobody watched."""
+        """Replace the state by a list: missing entries were deleted without an event."""
         there = {view.name: view for view in map(sandbox_view, sandboxes)}
         for name in self.views.keys() - there.keys():
             self._forget(name)
@@ -55,7 +55,7 @@ class SandboxViews:
 
 
 class SandboxWatch:
-    """Keeps SandboxViews up to date: bookmarks, dropped watches, 410 Gone and API servers that restart included."""
+    """Keeps SandboxViews up to date, also after bookmarks, dropped watches, 410 Gone and restarts of the API server."""
 
     def __init__(self, api: KubeApi, selector: str, changed: Changed) -> None:
         self._api, self._selector = api, selector
@@ -63,10 +63,10 @@ class SandboxWatch:
         self.views: Mapping[str, SandboxView] = self._known.views
         self._task: asyncio.Task[None] | None = None
         self.is_current = False
-        """Whether a change would be heard of now."""
+        """Whether a change would be noticed now."""
 
     async def start(self) -> None:
-        """List, and watch from there on. Raises ApiError when the list cannot be had."""
+        """List, and watch from there on. Raises ApiError if the list fails."""
         await self._list()
         self._task = asyncio.create_task(self._follow())
 
@@ -92,7 +92,7 @@ class SandboxWatch:
             except ApiError as error:
                 self.is_current = False
                 failures += 1
-                # Only a broken connection can be resumed for sure; a refusal says that our version means nothing there.
+                # Only a broken connection can be resumed safely; a refusal means that our version is invalid there.
                 must_list = error.status != 0
             await asyncio.sleep(retry_pause(failures, random.random()))
             if must_list:
@@ -104,8 +104,9 @@ T = TypeVar("T")
 
 
 class WatchedClient(ExecutorClient):
-    """After `end`, all calls, those under way too, raise SandboxFailure with its reason: the address of a dead pod swallows
-    packets. `find_out` makes of a lost connection the failure that is to be told, or None: the executor answers again.
+    """After `end`, all calls, including running ones, raise SandboxFailure with its reason: packets to the address of a
+    dead pod are lost. `find_out` converts a lost connection into the failure to raise, or None if the executor responds
+    again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Docker or podman, by their command line, which is the same for all that is used here."""
+"""Docker or podman, through their command lines, whose used parts are equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = ("docker", "podman")
 RUN_LABEL = "rollout.dev/run"
 # Anything but a pull is a matter of seconds; a daemon that hangs must not hang a rollout for ever.
 CALL_SECONDS = 120.0
-# Beside the workspace: the executor, its zygote and inits take some 60 MiB and a handful of processes and threads.
+# In addition to the workspace: the executor, its zygote and inits take about 60 MiB and a few processes and threads.
 EXECUTOR_MEMORY = 128 << 20
 EXECUTOR_PROCESSES = 32
 SOCKET_FOLDER = "/.rollout/socket"
@@ -30,20 +30,20 @@ OVERLAY_CAPABILITIES = (
     *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
 )
-# What an image's root needs to install things. Nothing of it reaches beyond the container's own files and users.
+# Capabilities that an image's root needs to install packages. They apply only to the container's own files and users.
 PLAIN_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A container engine that works."""
+    """A working container engine."""
 
     program: str
     has_user_namespace: bool
-    """Its containers' root is nobody on this machine, so workspaces can be made in them."""
+    """Its containers' root has no rights on this machine, so workspaces can be created in them."""
 
     async def call(self, *arguments: str, seconds: float = CALL_SECONDS) -> str:
-        """What `PROGRAM ARGUMENTS` prints. Raises SandboxFailure with what it says when it fails."""
+        """Return the output of `PROGRAM ARGUMENTS`. Raises SandboxFailure with its error output."""
         process = await asyncio.create_subprocess_exec(
             self.program,
             *arguments,
@@ -57,7 +57,7 @@ class Engine:
                 output, errors = await process.communicate()
         except TimeoutError:
             raise SandboxFailure(
-                "ContainerEngine", f"{what} did not end in {seconds:g} s; is the engine well?"
+                "ContainerEngine", f"{what} did not end within {seconds:g} s; check the engine"
             ) from None
         finally:
             if process.returncode is None:
@@ -68,7 +68,7 @@ class Engine:
         return output.decode(errors="replace").strip()
 
     async def image_config(self, image: str, *, seconds: float) -> ImageConfig:
-        """What an image says about its programs; it is pulled when it is not here, as a cluster's IfNotPresent has it."""
+        """Return an image's configuration; the image is pulled if missing, as with IfNotPresent in a cluster."""
         try:
             found = await self.call("image", "inspect", image)
         except SandboxFailure:
@@ -79,7 +79,7 @@ class Engine:
 
 
 async def find_engine(environ: Mapping[str, str]) -> Engine:
-    """The engine that ROLLOUT_CONTAINER_ENGINE names, or the first one that answers. Raises SandboxFailure."""
+    """Return the engine that ROLLOUT_CONTAINER_ENGINE names, or the first one that responds. Raises SandboxFailure."""
     wanted = environ.get(VARIABLE)
     said = []
     for program in (wanted,) if wanted else PROGRAMS:
@@ -95,13 +95,13 @@ async def find_engine(environ: Mapping[str, str]) -> Engine:
             said.append(failure.message)
     raise SandboxFailure(
         "ProviderUnavailable",
-        f"sandbox.provider Container wants Docker or podman: {'; '.join(said)}. Start one of them, or name it in "
+        f"sandbox.provider Container needs Docker or podman: {'; '.join(said)}. Start one of them, or name it in "
         f"{VARIABLE}, or use --provider Local",
     )
 
 
 class EngineContainers:
-    """Implements Containers. `bundle` is the executor's folder; `run` labels what belongs to this run."""
+    """Implements Containers. `bundle` is the executor's folder; `run` labels the containers of this run."""
 
     def __init__(self, engine: Engine, bundle: Path, run: str, *, mode: str) -> None:
         self._engine, self._bundle, self._run, self._mode = engine, bundle, run, mode
@@ -111,13 +111,13 @@ class EngineContainers:
         by_socket = sys.platform == "linux"
         sockets = home / "socket"
         sockets.mkdir()
-        # Whoever the image's user is makes its socket there; the folder above is private.
+        # The image's user creates its socket there; the parent folder is private.
         sockets.chmod(0o777)
         listen = f"unix:{SOCKET_FOLDER}/executor" if by_socket else f"tcp:0.0.0.0:{EXECUTOR_PORT}"
         told = {**config, "listen": listen, "stateDir": EXECUTOR_STATE}
         command = [
             *("run", "--detach", "--rm", "--pull", "never", "--name", container, "--label", f"{RUN_LABEL}={self._run}"),
-            # Where SELinux is enforced a container may not touch what it gets of the machine, unless that is relabelled.
+            # With SELinux enforced, a container may not use files of the machine unless they are relabelled.
             *("--security-opt", "label=disable", "--entrypoint", f"{EXECUTOR_PATH}/executor"),
             *("--volume", f"{self._bundle}:{EXECUTOR_PATH}:ro"),
             *self._rights(spec),
@@ -146,7 +146,7 @@ class EngineContainers:
         try:
             await self._engine.call("rm", "--force", "--volumes", container)
         except SandboxFailure:
-            # docker fails where there is none, and where it is going already.
+            # docker fails if it does not exist, or if it is already being removed.
             if container in await self._names():
                 raise
 
@@ -157,7 +157,7 @@ class EngineContainers:
         return await self._engine.call("logs", "--tail", "20", container)
 
     async def remove_unrecorded(self, known: Sequence[str]) -> None:
-        """Remove the containers of this run that no record names."""
+        """Remove containers of this run without a record."""
         for container in await self._names():
             if container not in known:
                 await self.remove(container)
@@ -170,7 +170,7 @@ class EngineContainers:
 
 
 def limits(spec: WorkspaceSpec, mode: str) -> list[str]:
-    """What of the workspace's bounds the engine keeps: all in `Plain`, none where workspaces share a container."""
+    """Return the workspace's limits that the engine enforces: all in `Plain`, none if workspaces share a container."""
     if mode == "Overlay":
         return []
     wanted, given = spec.resources, []
@@ -188,6 +188,8 @@ def wants_network(spec: WorkspaceSpec) -> bool:
 
 
 def network(spec: WorkspaceSpec, *, by_socket: bool) -> list[str]:
-    """No network where none is wanted. Without a socket the executor needs a port, on the loopback alone."""
+    """Return network options: none without network access. Without a socket the executor needs a port, on the loopback
+    only.
+    """
     published = [] if by_socket else ["--publish", f"127.0.0.1::{EXECUTOR_PORT}"]
     return ["--network", "none"] if by_socket and not wants_network(spec) else published

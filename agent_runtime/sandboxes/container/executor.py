@@ -1,6 +1,6 @@
 """Executors as the first process of containers.
 
-A record is written before its container is asked for, so that the next process finds whatever a killed one has started.
+A record is written before its container is started, so that the next process finds the containers of a killed one.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class Containers(Protocol):
     """Starts containers whose first process is the executor."""
 
     async def start(self, container: str, spec: WorkspaceSpec, config: Mapping[str, Any], home: Path) -> str:
-        """Start a container; the address of its executor, which may not listen yet. Raises SandboxFailure.
+        """Start a container; return the address of its executor, which may not listen yet. Raises SandboxFailure.
 
-        `config` lacks where the executor listens and keeps its state; `home` is a private folder on this machine.
+        `config` lacks the executor's address and state folder; `home` is a private folder on this machine.
         """
 
     async def remove(self, container: str) -> None:
-        """End and remove it; nothing there is fine. Raises SandboxFailure when it may still be there."""
+        """End and remove it if it exists. Raises SandboxFailure if it may still exist."""
 
     async def has_ended(self, container: str) -> bool:
-        """Whether it will never answer: it is gone, or runs no more."""
+        """Whether it will never respond: it does not exist, or no longer runs."""
 
     async def log(self, container: str) -> str:
-        """What its executor said last, or why that cannot be told."""
+        """Return the end of its executor's log, or why it is unavailable."""
 
 
 @dataclass(frozen=True)
 class ContainerRecord:
-    """What the next process needs to find an executor, or to remove its container."""
+    """Data with which the next process finds an executor or removes its container."""
 
     container: str
     token: str = field(repr=False)
     home: str
     address: str | None = None
     boot_id: str | None = None
-    """None until the executor has answered; so is what follows."""
+    """None until the executor has responded; the same applies to the following fields."""
     mode: str = ""
     mode_reason: str | None = None
 
@@ -84,7 +84,9 @@ class ContainerExecutor:
 
 
 class ContainerExecutors:
-    """Executors of one run, recorded in the folder `records`. `settings` are the executor's for a workspace's spec."""
+    """Executors of one run, recorded in the folder `records`. `settings` returns the executor's settings for a
+    workspace's spec.
+    """
 
     def __init__(
         self, records: Path, containers: Containers, settings: Callable[[WorkspaceSpec], Mapping[str, Any]]
@@ -133,7 +135,7 @@ class ContainerExecutors:
         return ContainerExecutor(record, self._records.write(name, record), self._containers)
 
     async def remove_dead(self) -> None:
-        """Remove the containers, of this run, whose executors do not answer."""
+        """Remove containers of this run whose executors do not respond."""
         for name in self.names():
             executor = await self.find(name)
             if executor is not None:
@@ -145,7 +147,7 @@ class ContainerExecutors:
     async def _said(self, container: str) -> str:
         with contextlib.suppress(SandboxFailure):
             return (await self._containers.log(container)).strip()[-LOG_TAIL_CHARACTERS:] or "it printed nothing"
-        return "what it printed cannot be had"
+        return "its output is unavailable"
 
     async def _wait_until_it_answers(self, record: ContainerRecord) -> dict[str, Any]:
         assert record.address is not None
@@ -171,7 +173,7 @@ class ContainerExecutors:
 
 
 def executor_bundle(store: ImageStore, environ: Mapping[str, str]) -> Path:
-    """The executor's portable bundle: a folder with the launcher `executor`. Raises ImageError."""
+    """Return the executor's portable bundle: a folder with the launcher `executor`. Raises ImageError."""
     reference = environ.get(VARIABLE)
     if not reference:
         raise ImageError(
@@ -186,7 +188,7 @@ def executor_bundle(store: ImageStore, environ: Mapping[str, str]) -> Path:
 
 
 class ContainerProviderBase(RecordedProvider):
-    """What providers share whose executors run in containers that another program starts: an engine, or kodo."""
+    """Base of providers whose executors run in containers started by another program: an engine, or kodo."""
 
     def __init__(
         self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
@@ -196,7 +198,7 @@ class ContainerProviderBase(RecordedProvider):
         self._environ = os.environ if environ is None else environ
 
     async def _find_bundle(self) -> Path:
-        """The executor's bundle. Raises SandboxFailure."""
+        """Return the executor's bundle. Raises SandboxFailure."""
         try:
             return await asyncio.to_thread(executor_bundle, self._images, self._environ)
         except ImageError as error:

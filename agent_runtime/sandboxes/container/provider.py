@@ -1,4 +1,4 @@
-"""Sandboxes in containers of Docker or podman, on this machine.
+"""Sandboxes in containers of Docker or podman on this machine.
 
 `Overlay`, many workspaces in one container, needs an engine that gives containers a user namespace (rootless podman).
 """
@@ -22,7 +22,7 @@ from rollout_api.sandbox import SandboxTemplate, WorkspaceMode
 
 
 class ContainerProvider(ContainerProviderBase):
-    """Implements SandboxProvider by Docker or podman."""
+    """Implements SandboxProvider with Docker or podman."""
 
     name = "container"
 
@@ -53,7 +53,7 @@ class ContainerProvider(ContainerProviderBase):
         return "Overlay" if has_user_namespace and wanted is not WorkspaceMode.PLAIN else "Plain"
 
     def _settings(self, mode: str, config: ImageConfig | None) -> Callable[[WorkspaceSpec], Mapping[str, Any]]:
-        # In Plain the executor is the container's user itself; in Overlay it is root, and has to be told.
+        # In Plain the executor runs as the container's user; in Overlay it is root and needs the user's name.
         user = {"user": config.user} if config is not None and config.user else {}
 
         def settings(spec: WorkspaceSpec) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class ContainerProvider(ContainerProviderBase):
         return settings
 
     async def _described(self, spec: WorkspaceSpec) -> tuple[WorkspaceSpec, ImageConfig]:
-        """The spec with what the image says of it. Raises SandboxFailure."""
+        """Return the spec completed from its image. Raises SandboxFailure."""
         if spec.image is None:
             raise SandboxFailure(
                 "ImageUnavailable",
@@ -98,7 +98,7 @@ class ContainerProvider(ContainerProviderBase):
 
 
 def sandbox_key(spec: WorkspaceSpec) -> str:
-    """A name for the container that workspaces of a spec can share: its image, and whether it has a network."""
+    """Return a name for the container that workspaces of a spec can share: its image, and whether it has a network."""
     return f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
 
 

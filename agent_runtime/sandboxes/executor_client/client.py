@@ -1,8 +1,8 @@
 """HTTP client of one executor (docs/executor.md), over a unix socket or TCP.
 
-A call that changes something is sent again with the same idempotency key when the connection breaks, so it happens once.
-Before that, and before believing that an attempt is fenced, the boot id is compared: another one means that the sandbox
-was lost and whatever listens at its address now knows nothing of it.
+After a broken connection, a changing call is sent again with the same idempotency key, so that it happens once. Before
+that, and before accepting that an attempt is fenced, the boot id is compared: a different one means that the sandbox
+was lost and another executor listens at its address.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ from agent_runtime.sandboxes.executor_client.connection import (
     Headers,
 )
 
-# Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
-# beside a new attempt. Nobody listening on a unix socket is final, so a dead local executor costs no wait.
+# Waits between tries after a broken connection: 6 s in all, longer than a short network failure of a node, and short
+# compared with a new attempt. A unix socket without a listener is final, so a dead local executor costs no wait.
 RETRY_PAUSES = (0.05, 0.2, 0.75, 2.0, 3.0)
 CONNECT_SECONDS = 5.0
-# The executor answers at once, or after the waitSeconds that it was asked for; half a minute more is a hung executor. An
+# The executor answers immediately, or after the requested waitSeconds; half a minute more means that it hangs. An
 # upload has STALL_SECONDS.
 REPLY_SECONDS = 30.0
-# The executor ends a command at its deadline. One that still runs so much later says that the executor is broken.
+# After a network outage the executor may have few of its idleSeconds left.
+KEEP_ALIVE_RETRY_SECONDS = 1.0
+# The executor ends a command at its deadline. One that still runs this much later means that the executor is broken.
 DEADLINE_GRACE_SECONDS = 60.0
 LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 DISK_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EIO"})
@@ -59,7 +61,7 @@ T = TypeVar("T")
 
 
 class ExecutorRefusal(SandboxFailure):
-    """The executor answered with an error; `reason` is its code, and `details` the rest of the error object."""
+    """An error response of the executor; `reason` is its code, and `details` the rest of the error object."""
 
     def __init__(self, code: str, message: str, details: Mapping[str, Any]) -> None:
         super().__init__(code, message)
@@ -67,27 +69,26 @@ class ExecutorRefusal(SandboxFailure):
 
 
 class MissingFile(FileError):
-    """Nothing stands at the path."""
+    """The path does not exist."""
 
 
 @dataclass(frozen=True)
 class Hold:
-    """In whose name a call is made: an attempt as the executor knows it, and the fence of the runner that holds it."""
+    """On whose behalf a call is made: an attempt, by the executor's name for it, and the fence of the runner that holds
+    it.
+    """
 
     attempt: str
     fence: Fence
 
     @property
     def fence_text(self) -> str:
-        """As a header has it: `EPOCH:HOLDER`."""
+        """Return the value of the header: `EPOCH:HOLDER`."""
         return f"{self.fence.epoch}:{self.fence.holder}"
 
     def headers(self, key: str | None) -> dict[str, str]:
-        """The headers that every call of this hold carries, and the idempotency key (`TURN:NAME`) where there is one."""
-        headers = {
-            "Rollout-Attempt": self.attempt,
-            "Rollout-Fence": self.fence_text,
-        }
+        """Return the headers of every call of this hold, and the idempotency key (`TURN:NAME`) if there is one."""
+        headers = {"Rollout-Attempt": self.attempt, "Rollout-Fence": self.fence_text}
         if key is not None:
             headers["Idempotency-Key"] = key
         return headers
@@ -105,7 +106,7 @@ class Reply:
 
 
 def refusal(status: int, body: bytes, what: str) -> Exception:
-    """The exception that an error reply stands for. `what` names the call, for replies that explain nothing."""
+    """Return the exception for an error reply. `what` names the call, for replies without an explanation."""
     try:
         error = json.loads(body)["error"]
         code, message = str(error["code"]), str(error["message"])
@@ -135,23 +136,21 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
 
 
 def disk_full(what: str) -> SandboxFailure:
-    """The failure of what could not be done, or not be relied on, because others have filled the disk."""
-    return SandboxFailure(
-        DISK_FULL, f"{what}: the disk under the sandbox is full, and not by this workspace; make room"
-    )
+    """Return the failure of an operation that failed, or is unreliable, because others have filled the disk."""
+    return SandboxFailure(DISK_FULL, f"{what}: the sandbox's disk was filled by others; free some space")
 
 
 def query_string(query: Query) -> str:
-    """`?a=b&c=d`, or nothing. Bytes of names that are not UTF-8 survive as they do in os.fsencode."""
+    """Return `?a=b&c=d`, or an empty string. Bytes of names that are not UTF-8 are preserved as by os.fsencode."""
     if not query:
         return ""
     return "?" + "&".join(f"{name}={quote(value, safe='/', errors='surrogateescape')}" for name, value in query)
 
 
 class ExecutorClient:
-    """One executor. `address` is `unix:PATH` or `tcp:HOST:PORT`; all calls raise what `refusal` and `_lost` say.
+    """One executor. `address` is `unix:PATH` or `tcp:HOST:PORT`; all calls raise the errors of `refusal` and `_lost`.
 
-    `boot_id` is None until a first `health` has told it, where nobody else knows it.
+    `boot_id` is None until the first `health` has returned it, if it is not known otherwise.
     """
 
     def __init__(self, address: str, token: str, boot_id: str | None = None) -> None:
@@ -163,8 +162,9 @@ class ExecutorClient:
         self._socket_path = place if kind == "unix" else None
         self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
         self._unheld_from = math.inf
-        """Monotonic seconds from which on the executor may end as idle, because this process did not ask in time. A policy
-        cannot bring that about: an executor that does not answer does not count."""
+        """Monotonic time after which the executor may end as idle, because this process did not call it in time. A
+        policy cannot cause that: an executor that does not respond does not count.
+        """
 
     async def call(
         self,
@@ -178,7 +178,7 @@ class ExecutorClient:
         body: Body = None,
         wait_seconds: float = 0.0,
     ) -> Reply:
-        """One call; sent again when the connection breaks, unless `body` is a stream, which cannot be read twice.
+        """Make one call; sent again after a broken connection, unless `body` is a stream, which cannot be read twice.
 
         Raises SandboxFailure, Fenced, WorkspaceLimit, FileError.
         """
@@ -196,27 +196,20 @@ class ExecutorClient:
         raise await self._believed(refusal(status, reply, what))
 
     async def run(
-        self,
-        hold: Hold,
-        workspace: str,
-        key: str,
-        command: str | Sequence[str],
-        *,
-        deadline_seconds: float,
-        **how: Any,
+        self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], *, deadline_seconds: float, **how: Any
     ) -> CommandResult:
-        """Run a command to its end, `how` as for `command_content`; sent again when the connection breaks.
+        """Run a command to its end, `how` as for `command_content`; sent again after a broken connection.
 
-        Raises as `call`, and ValueError for what no program can be given.
+        Raises as `call`, and ValueError for arguments that no program can have.
         """
         ends_by = asyncio.get_running_loop().time() + deadline_seconds + DEADLINE_GRACE_SECONDS
         how["deadline_seconds"] = deadline_seconds
         ended = await self._command(hold, workspace, key, command, ends_by, how)
-        assert isinstance(ended, CommandResult)  # the stream passes on nothing else
+        assert isinstance(ended, CommandResult)  # the stream passes on no other errors
         return ended
 
     async def start(self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], **how: Any) -> str:
-        """Start a command that lives on; the id of its process. Otherwise as `run`."""
+        """Start a command that outlives the call; return the id of its process. Otherwise like `run`."""
         running = await self._command(hold, workspace, key, command, None, {**how, "lives_on": True})
         if not isinstance(running, Running):
             raise no_answer()
@@ -239,7 +232,7 @@ class ExecutorClient:
         return said
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
-        """The body of a GET, as it comes. A connection that breaks ends it with SandboxFailure, never silently."""
+        """Yield the body of a GET as it arrives. A broken connection ends it with SandboxFailure, never silently."""
         head = self._head("GET", f"{path}{query_string(query)}", {}, None)
         try:
             async with self._connections.exchange(head, None, REPLY_SECONDS) as (status, _, chunks):
@@ -261,11 +254,11 @@ class ExecutorClient:
             return (await loop.create_connection(Connection, host.strip("[]"), int(port)))[1]
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes that only those know who know the token; the executor itself has no more than the token's digest."""
+        """Return 32 bytes that can only be derived from the token; the executor itself only has the token's digest."""
         return hmac.digest(self._token.encode(), purpose.encode(), "sha256")
 
     async def health(self) -> dict[str, Any]:
-        """`GET /v1/health`; tried once. Raises SandboxFailure when the executor is gone or is another one."""
+        """Call `GET /v1/health` once. Raises SandboxFailure if the executor has ended or is another one."""
         try:
             status, _, reply = await self._connections.ask(self._head("GET", "/health", {}, None), None, REPLY_SECONDS)
         except (OSError, TimeoutError) as error:
@@ -279,12 +272,14 @@ class ExecutorClient:
             raise SandboxFailure(
                 "SandboxLost",
                 f"the executor at {self.address} was started anew (boot id {health['bootId']}, expected "
-                f"{self.boot_id}); its workspaces are gone",
+                f"{self.boot_id}); its workspaces no longer exist",
             )
         return health
 
     async def first_health(self, pause: Callable[[], Awaitable[float]], seconds: float = math.inf) -> dict[str, Any]:
-        """`health` of an executor that may not listen yet. `pause` gives the seconds before each further try, or raises."""
+        """Call `health` of an executor that may not listen yet. `pause` returns the seconds before each further
+        attempt, or raises.
+        """
         until = time.monotonic() + seconds
         while True:
             try:
@@ -295,28 +290,31 @@ class ExecutorClient:
                 await asyncio.sleep(await pause())
 
     async def keep_alive(self, idle_seconds: float) -> None:
-        """Ask the executor for its health until cancelled, so that it does not end as idle during a long model call."""
+        """Call the executor's health until cancelled, so that it does not end as idle during a long model call."""
+        pause = idle_seconds / 3
         while True:
             # Set before the pause: a process that was stopped (SIGSTOP, Ctrl-Z) may learn of the loss before it asks again.
             self._unheld_from = min(self._unheld_from, time.monotonic() + idle_seconds)
             try:
-                await asyncio.sleep(idle_seconds / 3)
+                await asyncio.sleep(pause)
             finally:
                 if time.monotonic() < self._unheld_from:
                     self._unheld_from = math.inf
+            pause = min(KEEP_ALIVE_RETRY_SECONDS, idle_seconds / 3)
             with contextlib.suppress(SandboxFailure):
                 await self.health()
                 self._unheld_from = math.inf
+                pause = idle_seconds / 3
 
     def judged(self, failure: SandboxFailure) -> SandboxFailure:
-        """The failure, which says whether this process had stood still before it."""
+        """Return the failure, marked if this process was stopped before it."""
         failure.was_unheld = time.monotonic() > self._unheld_from
         return failure
 
     async def is_alive(self, has_ended: Callable[[], Awaitable[bool]] | None = None) -> bool:
-        """Whether this executor answers. An unanswered call is repeated, because a busy machine may miss one.
+        """Whether this executor responds. An unanswered call is repeated, because a busy machine may miss one.
 
-        `has_ended` says whether its process is gone, so that nothing is repeated in vain.
+        `has_ended` says whether its process has ended, so that nothing is repeated in vain.
         """
         for pause in (*RETRY_PAUSES, None):
             try:
@@ -338,8 +336,8 @@ class ExecutorClient:
     async def attach(
         self, path: str, upgrade: str, make: Callable[[], ProtocolT], hold: Hold | None = None
     ) -> ProtocolT:
-        """A connection of its own that is another protocol's after this call. Raises OSError, TimeoutError, and what
-        `refusal` says.
+        """Open a separate connection that uses another protocol after this call. Raises OSError, TimeoutError, and the
+        errors of `refusal`.
         """
         connection = await self._connect()
         headers = {**(hold.headers(None) if hold else {}), "Connection": "Upgrade", "Upgrade": upgrade}
@@ -357,7 +355,7 @@ class ExecutorClient:
         return protocol
 
     async def _tried(self, what: str, ask: Callable[[], Awaitable[T]], *, is_repeatable: bool = True) -> T:
-        """What is answered, after some tries where the connection breaks. Raises SandboxFailure."""
+        """Return the response, retrying after broken connections. Raises SandboxFailure."""
         for pause in (*RETRY_PAUSES, None):
             try:
                 return await ask()
@@ -371,7 +369,7 @@ class ExecutorClient:
         raise AssertionError("the last try returns or raises")
 
     async def _believed(self, failure: Exception) -> Exception:
-        """The failure, when it is this executor's: another one in its place calls every attempt fenced."""
+        """Return the failure if it is this executor's: another one at its address reports every attempt as fenced."""
         if isinstance(failure, Fenced):
             await self._check_boot_id()
         return failure
@@ -389,7 +387,7 @@ class ExecutorClient:
         return f"{method} /v1{target} HTTP/1.1\r\n{lines}\r\n".encode()
 
     async def _check_boot_id(self) -> None:
-        """Raise SandboxLost when another executor answers; an unanswered question is left to the next try."""
+        """Raise SandboxLost if another executor responds; an unanswered call is left to the next attempt."""
         try:
             await self.health()
         except SandboxFailure as failure:
@@ -397,7 +395,7 @@ class ExecutorClient:
                 raise
 
     def _is_final(self, error: Exception) -> bool:
-        """Nobody listens on the unix socket of a process that lives on this machine: it has ended."""
+        """Whether the unix socket of a process on this machine has no listener, so that the process has ended."""
         return self._socket_path is not None and getattr(error, "errno", None) in (errno.ENOENT, errno.ECONNREFUSED)
 
     def _lost(self, what: str, error: Exception) -> SandboxFailure:

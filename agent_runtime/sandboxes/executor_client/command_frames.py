@@ -1,4 +1,4 @@
-"""A command, and what becomes of it, as they travel on a command stream (docs/executor.md, "Commands"). Pure."""
+"""Commands and their results on a command stream (docs/executor.md, "Commands"). Pure."""
 
 import math
 import struct
@@ -10,13 +10,13 @@ from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 
 
 class Running(NamedTuple):
-    """The command runs; `id` is its process, empty while it is not known whether it was started."""
+    """The command runs; `id` is its process, empty while its start is undecided."""
 
     id: str
 
 
 class Refused(NamedTuple):
-    """Why there is no process: the executor's error object, as it would come by HTTP."""
+    """Why there is no process: the executor's error object, as in an HTTP response."""
 
     body: bytes
 
@@ -36,10 +36,10 @@ def command_content(
     lives_on: bool = False,
     terminal: tuple[int, int] | None = None,
 ) -> bytes:
-    """The content of a command's frame. `names` are attempt, fence, key and workspace; `terminal` is rows and columns. One
-    that `lives_on` is answered when it has been started, and its input stays open.
+    """Return the content of a command's frame. `names` are attempt, fence, key and workspace; `terminal` is rows and
+    columns. A command that `lives_on` is answered when it has started, and its input stays open.
 
-    Raises ValueError for what no program can be given: a NUL, or half of a surrogate pair.
+    Raises ValueError for arguments that no program can have: a NUL, or an unpaired surrogate.
     """
     env = env or {}
     how, arguments = ("shell", [command]) if isinstance(command, str) else ("program", command)
@@ -47,7 +47,7 @@ def command_content(
     strings = [*names, cwd or "", user or "", how, str(len(arguments)), *arguments, *variables, ""]
     text = "\0".join(strings)
     if text.count("\0") >= len(strings):
-        raise ValueError("a NUL character in the command, its folder, user or environment: no program can be given one")
+        raise ValueError("a NUL character in the command, its folder, user or environment: programs cannot receive one")
     if any("=" in name for name in env):
         raise ValueError("a variable's name has a '=' in it: NAME=VALUE is how a program gets it")
     deadline = math.inf if deadline_seconds is None else deadline_seconds
@@ -55,11 +55,11 @@ def command_content(
     try:
         return fixed + text.encode("utf-8", "surrogateescape") + stdin
     except UnicodeEncodeError as error:
-        raise ValueError(f"{text[error.start]!r} is half of a character: no program can be given it") from None
+        raise ValueError(f"{text[error.start]!r} is an unpaired surrogate: programs cannot receive it") from None
 
 
 def answer(content: bytes | bytearray) -> CommandResult | Running | Refused:
-    """What the content of an answer's frame says. Raises SandboxFailure for what is no answer."""
+    """Parse the content of an answer's frame. Raises SandboxFailure if it is not an answer."""
     if content[:1] == bytes([IS_RUNNING]):
         return Running(content[1:].decode("ascii", "replace"))
     if content[:1] == bytes([IS_REFUSED]):
@@ -90,5 +90,5 @@ def answer(content: bytes | bytearray) -> CommandResult | Running | Refused:
 
 
 def no_answer() -> SandboxFailure:
-    """The failure of an executor that answers a command with anything else."""
-    return SandboxFailure("ExecutorFailed", "a command was answered with something that is no answer")
+    """Return the failure of an executor that gives an invalid answer to a command."""
+    return SandboxFailure("ExecutorFailed", "a command got an invalid answer")

@@ -1,6 +1,6 @@
 """One connection to an executor that carries all commands of this process (docs/executor.md, "Commands").
 
-Who answers is in a sandbox, so frames are bounded, and whatever is no frame ends the connection.
+The executor is in a sandbox and untrusted, so frames are limited, and invalid data ends the connection.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from agent_runtime.executor.commands.frames import HEAD, IS_RUNNING, framed
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.executor_client.connection import KEPT_SECONDS, BrokenReply
 
-# The executor says every 25 s that a command runs; half a minute more is a hung executor.
+# The executor sends a message every 25 s while a command runs; half a minute more means that it hangs.
 SILENCE_SECONDS = 55.0
 # Head and tail of two streams, of 1 MiB at most each, and the rest.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
 
 class _Asked(NamedTuple):
-    """A command that has no answer yet, and until when the executor may be silent about it."""
+    """A command without an answer so far, and the time limit for the executor's silence about it."""
 
     answer: asyncio.Future[bytearray]
     until: float
     ends_by: float | None
-    """When it must have ended; None where it is answered as soon as it runs."""
+    """Time at which it must have ended; None if it is answered as soon as it runs."""
 
 
 class CommandStream(asyncio.Protocol):
-    """One such connection; any number of commands at a time."""
+    """One such connection; any number of concurrent commands."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -45,15 +45,15 @@ class CommandStream(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """It can take another command: an idle one is kept as long as a connection of HTTP."""
+        """Whether it can take another command: an idle one is kept as long as an HTTP connection."""
         if self._is_lost or self._transport.is_closing():
             return False
         return bool(self._asked) or self._idle_since > time.monotonic() - KEPT_SECONDS
 
     async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
-        """The answer to a command, the contents of both frames; `ends_by` as in _Asked, in the loop's time.
+        """Return the answer to a command, the contents of both frames; `ends_by` as in _Asked, in the loop's time.
 
-        Raises OSError, TimeoutError, and SandboxFailure for one that has not ended by then.
+        Raises OSError, TimeoutError, and SandboxFailure for a command that has not ended by then.
         """
         if self._is_lost:
             raise BrokenReply("the executor has closed the connection")
@@ -128,7 +128,7 @@ class CommandStream(asyncio.Protocol):
 
 
 class CommandStreams:
-    """The one stream that is open, opened by `connect` when it is needed; it, and everything here, raises OSError and
+    """The single open stream, opened by `connect` on demand. `connect`, and everything here, raises OSError and
     TimeoutError.
     """
 

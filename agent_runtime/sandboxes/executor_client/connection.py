@@ -1,7 +1,8 @@
-"""HTTP/1.1 towards one server, the executor's (executor/http/server.py): kept connections, replies whole or as a stream.
+"""HTTP/1.1 to one server, the executor's (executor/http/server.py): kept connections, replies whole or as a stream.
 
 A tool call is one small request and one small reply, for which a general client takes three times the processor time
-(docs/benchmarks.md). Who answers is in a sandbox, so heads are bounded, and anything but HTTP ends the connection.
+(docs/benchmarks.md). The server is in a sandbox and untrusted, so heads are limited, and anything but HTTP ends the
+connection.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from contextlib import asynccontextmanager
 
 # Shorter than the 300 s after which the executor closes an idle connection, so that a kept one is hardly ever a closed one.
 KEPT_SECONDS = 15.0
-# Longest work of the executor on an upload without a word: it goes through whole trees, on a machine that may be busy. One
-# that has died is noticed at once; only one that hangs is waited for so long.
+# The longest silence of the executor during an upload, when it walks whole trees on a busy machine. A dead one is
+# noticed immediately; only a hung one is waited for this long.
 STALL_SECONDS = 900.0
 # As the executor takes of a request's head.
 MAX_HEAD_BYTES = 32 * 1024
@@ -30,7 +31,7 @@ Headers = Mapping[str, str]
 
 
 class BrokenReply(ConnectionError):
-    """What came is no reply, or not all of it."""
+    """The received data is not a complete reply."""
 
 
 class FailedReply(Exception):
@@ -93,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def become(self, protocol: asyncio.Protocol) -> None:
-        """The connection's bytes are the other protocol's from now on, those that have come already included."""
+        """Hand the connection, including bytes already received, to the other protocol."""
         if self._patience is not None:
             self._patience.cancel()
         self._transport.set_protocol(protocol)
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
             protocol.data_received(bytes(self._input))
 
     async def send(self, head: bytes, body: Body) -> None:
-        """Send a request; an upload that is answered before its end is broken off. Raises OSError, TimeoutError."""
+        """Send a request; an upload is stopped if it is answered before its end. Raises OSError, TimeoutError."""
         if body is None or isinstance(body, bytes):
             self._transport.write(head + body if body else head)
             return
@@ -122,10 +123,10 @@ class Connection(asyncio.Protocol):
         self._transport.write(b"0\r\n\r\n")
 
     async def read_head(self, silence_seconds: float) -> tuple[int, Headers]:
-        """Status and headers. Raises OSError, TimeoutError."""
+        """Return status and headers. Raises OSError, TimeoutError."""
         while (end := self._input.find(b"\r\n\r\n")) < 0:
             if len(self._input) > MAX_HEAD_BYTES:
-                raise BrokenReply(f"a reply's head of more than {MAX_HEAD_BYTES} bytes")
+                raise BrokenReply(f"received a reply head of more than {MAX_HEAD_BYTES} bytes")
             await self._more(silence_seconds)
         first, *lines = self._input[:end].decode("latin-1").split("\r\n")
         del self._input[: end + 4]
@@ -139,13 +140,13 @@ class Connection(asyncio.Protocol):
         return int(rest[:3]), headers
 
     async def body(self, headers: Headers, silence_seconds: float) -> AsyncIterator[bytes]:
-        """The body in pieces as they come. Raises OSError, TimeoutError, also where it ends too early."""
+        """Yield the body in pieces as they arrive. Raises OSError, TimeoutError, also if it ends too early."""
         if headers.get("transfer-encoding", "").lower() == "chunked":
             while left := await self._chunk_size(silence_seconds):
                 async for piece in self._take(left, silence_seconds):
                     yield piece
                 if await self._line(silence_seconds):
-                    raise BrokenReply("a chunk that is longer than its size says")
+                    raise BrokenReply("received a chunk longer than its size field")
             await self._line(silence_seconds)
             return
         async for piece in self._take(_length(headers), silence_seconds):
@@ -213,14 +214,16 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Kept connections to one server. `connect` opens one more; it, and everything here, raises OSError and TimeoutError."""
+    """Kept connections to one server. `connect` opens another one. `connect`, and everything here, raises OSError and
+    TimeoutError.
+    """
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
         self._connect = connect
         self._idle: list[Connection] = []
 
     async def ask(self, head: bytes, body: Body, silence_seconds: float) -> tuple[int, Headers, bytes]:
-        """One exchange: status, headers and whole body. `head` is the request's, its empty line included."""
+        """Make one exchange; return status, headers and whole body. `head` is the request's, with its empty line."""
         async with self.exchange(head, body, silence_seconds) as (status, headers, chunks):
             return status, headers, b"".join([chunk async for chunk in chunks])
 
@@ -228,7 +231,9 @@ class Connections:
     async def exchange(
         self, head: bytes, body: Body, silence_seconds: float
     ) -> AsyncIterator[tuple[int, Headers, AsyncIterator[bytes]]]:
-        """One exchange: status, headers, and the body as a stream. The connection is kept when that was read to its end."""
+        """Make one exchange; yield status, headers, and the body as a stream. The connection is kept if the body was
+        read to its end.
+        """
         connection = self._kept() or await self._connect()
         is_over = False
 
@@ -246,8 +251,8 @@ class Connections:
             self._give_back(connection, headers if is_over else None)
 
     def _give_back(self, connection: Connection, headers: Headers | None) -> None:
-        """Keep it after a reply with these headers, read to its end; None: there was no such reply."""
-        # An upload that was broken off may be under way still, and a reply to it says that the connection ends.
+        """Keep the connection after a reply with these headers that was read to its end; None: there was none."""
+        # An interrupted upload may still be running, and a reply to it means that the connection ends.
         if headers is not None and headers.get("connection", "").lower() != "close" and connection.is_usable:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
@@ -255,7 +260,7 @@ class Connections:
             connection.abort()
 
     def close(self) -> None:
-        """Cut the idle ones; those at work end with their exchange."""
+        """Close idle connections; active ones end with their exchange."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
@@ -273,5 +278,5 @@ class Connections:
 def _length(headers: Headers) -> int:
     length = headers.get("content-length", "")
     if not (length.isascii() and length.isdigit()):
-        raise BrokenReply(f"a reply of no known length ({length!r})")
+        raise BrokenReply(f"a reply of unknown length ({length!r})")
     return int(length)

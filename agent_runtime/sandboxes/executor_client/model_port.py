@@ -1,7 +1,7 @@
 """Serves a workspace's model port (docs/executor.md) over connections that this process opens to the executor.
 
-Each connection carries one request, and is an ordinary HTTP connection to aiohttp's server once its request comes. A few
-wait at any time; where one is taken, another takes its place.
+Each connection carries one request, and becomes an ordinary HTTP connection to aiohttp's server when its request
+arrives. A few connections always wait; a used one is replaced.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from aiohttp import web
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.sandboxes.executor_client.client import RETRY_PAUSES, ExecutorClient, Hold
 
-# What the connection becomes, in the Upgrade header.
+# The protocol to which the connection is upgraded, in the Upgrade header.
 UPGRADE = "rollout-model"
-# The second request of a burst starts at once; each later one some milliseconds later, which no model call notices.
+# The second request of a burst starts immediately; each later one some milliseconds later, which is short for a model
+# call.
 WAITING_CONNECTIONS = 2
 # From a request to the next wait for one: no workspace takes more than some 200 requests a second of a runner's time.
 REST_SECONDS = 0.01
-# Of a silent connection: sooner than NAT tables forget it, and soon enough to notice an executor whose machine has gone.
+# For a silent connection: before NAT tables forget it, and soon enough to notice an executor whose machine died.
 SILENCE_SECONDS = 15
 
 log = logging.getLogger(__name__)
 
 
 class Carrier(asyncio.Protocol):
-    """One connection: waits until a request comes, and is then the server's.
+    """One connection: waits until a request arrives, and then belongs to the server.
 
-    `taken` ends with whether a request came before the connection was lost.
+    `taken` resolves to whether a request arrived before the connection was lost.
     """
 
     def __init__(self, server: web.Server) -> None:
@@ -69,8 +70,8 @@ class ModelPort:
         self._transports: set[asyncio.Transport] = set()
 
     async def serve(self) -> None:
-        """Go on until this is cancelled, or the executor refuses: then the workspace is lost, or another runner's, and
-        whatever else is asked of it says so too.
+        """Run until this is cancelled, or the executor refuses: then the workspace is lost, or belongs to another
+        runner, as its other calls report too.
         """
         pauses = 0
         while True:
@@ -91,7 +92,7 @@ class ModelPort:
             pauses += 1
 
     def close(self) -> None:
-        """Cut all connections, those with a request at work too."""
+        """Close all connections, including those with a request in progress."""
         for transport in self._transports:
             transport.abort()
 

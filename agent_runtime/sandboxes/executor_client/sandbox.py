@@ -1,4 +1,4 @@
-"""One sandbox, reached by its executor: prepares groups in it, makes, finds and destroys workspaces."""
+"""One sandbox, reached through its executor: prepares groups in it; creates, finds and destroys workspaces."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, PreparedGroups, prepare
 
-# A fork has the place of what it was forked from, unless another process's workspace was faster.
+# A fork takes its parent's place, unless another process's workspace was faster.
 PLACE_POLL_SECONDS = 0.25
-# Preparing is the same whoever does it and repeats exactly by its keys, so all runners share one hold.
+# Preparing gives the same result in every runner and repeats exactly by its keys, so all runners share one hold.
 PREPARING = Fence(epoch=1, holder="prepare")
-# Nobody comes after a sweep: what is swept has ended, and its names are never given again.
+# No holder follows a sweep: swept workspaces have ended, and their names are never used again.
 SWEEPING = Fence(epoch=2**53, holder="sweep")
 SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def workspace_id(attempt: str, name: str) -> str:
-    """Id of an attempt's workspace, also the executor's name for the attempt: each has its own keys and fence, and ends
-    as a whole. Names that an id cannot carry are told apart by a digest.
+    """Return the id of an attempt's workspace, also the executor's name for the attempt: each has its own keys and
+    fence, and ends as a whole. Names that an id cannot contain are replaced by a digest.
     """
     wanted = f"{attempt}.{name}"
     if SAFE_ID.fullmatch(wanted):
@@ -36,10 +36,10 @@ def workspace_id(attempt: str, name: str) -> str:
 
 
 def no_place(workspace: str, seconds: float) -> SandboxFailure:
-    """The failure of a workspace that waited for a place in vain."""
+    """Return the failure of a workspace that waited for a place too long."""
     return SandboxFailure(
         "NoPlace",
-        f"no place for workspace {workspace} came free in {seconds:g} s (sandbox.startSeconds); raise it, or "
+        f"no place for workspace {workspace} became free within {seconds:g} s (sandbox.startSeconds); raise it, or "
         "lower runners.concurrency",
     )
 
@@ -49,42 +49,42 @@ class Lease:
     """A workspace's claim on a place in a sandbox."""
 
     identity: str
-    """Of the workspace."""
+    """Identity of the workspace."""
     attempt: str
     name: str
     spec: WorkspaceSpec
     fence: Fence
     handle: Mapping[str, Any] | None = None
-    """Of a workspace that an earlier process acquired."""
+    """Handle of a workspace that an earlier process acquired."""
     prepared: str | None = None
-    """The prepared state that it was forked from."""
+    """The prepared state from which it was forked."""
     kept: bool = False
-    """Workspace and sandbox stay as they are, for another runner."""
+    """Workspace and sandbox are kept unchanged for another runner."""
     sandbox: ExecutorSandbox | None = None
     workspaces: dict[str, ExecutorWorkspace] = field(default_factory=dict)
     """Its workspace and the forks of it, by id."""
     begun: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done when the workspace can be used."""
+    """Done when the workspace is usable."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when nobody uses it any more."""
+    """Set when it is no longer used."""
     life: asyncio.Task[None] | None = None
-    """The job that holds it."""
+    """The coroutine that holds it."""
 
     async def is_held(self) -> bool:
-        """Wait until the workspace can be used: True; False when the lease has ended instead."""
+        """Wait until the workspace is usable: True; or False if the lease has ended instead."""
         assert self.life is not None
         waits_for = {self.life} if self.over.is_set() else {self.life, self.begun}
         await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
         return not self.life.done() and not self.over.is_set()
 
     def stop(self) -> None:
-        """Let it end: workspace and place go, unless they are kept."""
+        """Request its end: workspace and place are freed, unless they are kept."""
         if not self.begun.done() and not self.over.is_set() and self.life is not None:
             self.life.cancel()
         self.over.set()
 
     async def end(self) -> None:
-        """Let it end, and return when it has. Raises Fenced when another runner holds the workspace."""
+        """End it, and return when it has ended. Raises Fenced if another runner holds the workspace."""
         self.stop()
         assert self.life is not None
         await asyncio.wait({self.life})
@@ -93,7 +93,9 @@ class Lease:
 
 
 class ExecutorSandbox:
-    """A sandbox whose executor answers. `environment` is what every command gets under the spec's own."""
+    """A sandbox whose executor responds. `environment` is the default environment of every command; the spec's own
+    overrides it.
+    """
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class ExecutorSandbox:
 
     @contextlib.asynccontextmanager
     async def hosted(self, lease: Lease) -> AsyncIterator[None]:
-        """Host the workspace of a lease. On leaving, it and its forks are destroyed, unless the lease is kept.
+        """Host the workspace of a lease. At the end, it and its forks are destroyed, unless the lease is kept.
 
         Raises SandboxFailure("NoPlace") among others.
         """
@@ -139,7 +141,7 @@ class ExecutorSandbox:
                 raise
 
     async def enter(self, lease: Lease, wanted: Lease) -> ExecutorWorkspace:
-        """The workspace of a lease, for whoever wants it under that fence: made, or found made. Raises as `hosted`."""
+        """Return the workspace of a lease under that fence, created or found. Raises as `hosted`."""
         workspace = self._workspace(lease, Hold(lease.identity, wanted.fence), lease.prepared)
         if wanted.handle is not None:
             await self._reattach(workspace, wanted.handle)
@@ -148,7 +150,7 @@ class ExecutorSandbox:
             await workspace.create(lease.prepared, self._environment)
             if self.mode == "Plain":
                 await prepare(workspace, lease.spec)
-                # A fork has none of the processes that the setup left either.
+                # A fork does not have the setup's processes either.
                 await workspace.kill_all(key=f"{LIFECYCLE_TURN}:setup-end")
                 await workspace.set_network("None", key=f"{LIFECYCLE_TURN}:setup-network-end")
         lease.workspaces[lease.identity] = workspace
@@ -173,7 +175,7 @@ class ExecutorSandbox:
         await self._groups.forget(group)
 
     async def close(self) -> None:
-        """Close the connection; the sandbox lives on until its idle time is over."""
+        """Close the connection; the sandbox lives until its idle time is over."""
         self._pulse.cancel()
         await asyncio.gather(self._pulse, return_exceptions=True)
         await self.client.close()
@@ -210,12 +212,7 @@ class ExecutorSandbox:
             self.client,
             hold,
             lease.spec,
-            handle={
-                **self._handle,
-                "bootId": self.client.boot_id,
-                "workspace": hold.attempt,
-                "prepared": prepared,
-            },
+            handle={**self._handle, "bootId": self.client.boot_id, "workspace": hold.attempt, "prepared": prepared},
             description={**self._description, "image": lease.spec.image},
             end=lease.end,
             discard=discard,
@@ -242,11 +239,11 @@ class ExecutorSandbox:
             await prepare(workspace, spec)
             await workspace.freeze()
         except BaseException:
-            # Its keys would repeat the failure to the next one who asks.
+            # A retry with the same keys would get the same failure.
             await workspace.destroy()
             raise
 
     async def _drop_prepared(self, name: str) -> None:
-        # Fenced: the executor does not know it any more.
+        # Fenced: the executor has forgotten it.
         with contextlib.suppress(SandboxFailure, Fenced):
             await self.client.call("DELETE", f"/attempts/{name}", hold=Hold(name, PREPARING))

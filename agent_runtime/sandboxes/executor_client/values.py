@@ -1,4 +1,4 @@
-"""What goes to an executor and comes from it, as JSON there and as the engine knows it here. Pure."""
+"""Conversion of values between an executor's JSON and the engine's types. Pure."""
 
 import base64
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ FILE_TYPES: Mapping[str, Literal["file", "folder", "link"]] = {"file": "file", "
 
 
 def bytes_of(value: Mapping[str, str] | None) -> bytes:
-    """The bytes of `{"encoding", "data"}`."""
+    """Return the bytes of `{"encoding", "data"}`."""
     if value is None:
         return b""
     return value["data"].encode() if value["encoding"] == "utf-8" else base64.b64decode(value["data"])
 
 
 def not_started(message: str) -> CommandResult:
-    """The result of a command that could not be started: an unknown program, folder or user."""
+    """Return the result of a command that could not be started: an unknown program, folder or user."""
     data = message.encode(errors="replace")
     return CommandResult(None, None, "NotStarted", 0.0, b"", data, 0, len(data), stderr_head=len(data))
 
 
 def file_stat(name: str, entry: Mapping[str, Any]) -> FileStat:
-    """A path or an entry of a folder, as the engine knows it."""
+    """Convert a path's or folder entry's status."""
     return FileStat(
         name=name,
         type=FILE_TYPES.get(entry["type"], "other"),

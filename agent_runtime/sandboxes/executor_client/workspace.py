@@ -1,4 +1,4 @@
-"""A workspace reached through an executor; what every provider but the in-memory one hands out."""
+"""A workspace reached through an executor, as all providers except the in-memory one return it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,7 @@ from agent_runtime.sandboxes.executor_client.client import (
 )
 from agent_runtime.sandboxes.executor_client.connection import Body
 from agent_runtime.sandboxes.executor_client.model_port import serve_model
-from agent_runtime.sandboxes.executor_client.values import (
-    bytes_of,
-    file_stat,
-    limits_of,
-    not_started,
-)
+from agent_runtime.sandboxes.executor_client.values import bytes_of, file_stat, limits_of, not_started
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from rollout_api.sandbox import NetworkAccess
 
@@ -52,14 +47,14 @@ from rollout_api.sandbox import NetworkAccess
 WAIT_SECONDS = 25.0
 # Refusals of a request itself. Its content came from the model, so they are the tool call's failure, not the sandbox's.
 REQUEST_REFUSALS = frozenset({"BadRequest", "TooLarge"})
-# Of a process that lives on: what its status tells each time, and what can be read again from the first byte on.
+# For a process that stays alive: its status is fetched each time, and its output can be read again from the first byte.
 KEPT_TAIL_BYTES = 32 << 10
 KEPT_OUTPUT_BYTES = 256 << 20
 
 
 @contextlib.contextmanager
 def _refusals_of(what: str, *others: str) -> Iterator[None]:
-    """Raise FileError for a refusal of the request itself: what the model asked for is not the sandbox's failure."""
+    """Raise FileError for a refusal of the request itself: an invalid request by the model is not a sandbox failure."""
     try:
         yield
     except ExecutorRefusal as refusal:
@@ -75,7 +70,7 @@ def _owned(owner: str | None) -> Query:
 class ExecutorWorkspace:
     """Implements `Workspace` over an ExecutorClient.
 
-    `handle` is completed by the provider, which alone knows how to find the executor again. Until `enter` is called the
+    The provider completes `handle`, because only it knows how to find the executor again. Until `enter` is called the
     workspace reaches no network.
     """
 
@@ -94,13 +89,13 @@ class ExecutorWorkspace:
         self.handle, self.description = handle, description
         self.working_dir = spec.working_dir
         self.alone = spec.alone or description.get("mode") == "Plain"
-        self.name = hold.attempt  # each workspace is an attempt of its own at the executor
+        self.name = hold.attempt  # each workspace is a separate attempt at the executor
         self._client, self._hold, self._spec = client, hold, spec
         self._path = f"/workspaces/{self.name}"
         self._end, self._discard, self._forked = end, discard, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
-        """Make it, on top of the frozen workspace `parent`, as often as it is called; `environment` is the provider's.
+        """Create it on top of the frozen workspace `parent`; may be repeated. `environment` is the provider's.
 
         Raises SandboxFailure("NoPlace") among others.
         """
@@ -117,7 +112,7 @@ class ExecutorWorkspace:
         await self._change("POST", "/workspaces", f"{LIFECYCLE_TURN}:create", json_body=body)
 
     async def fence(self) -> None:
-        """Raise the fence of its attempt at the executor. Raises Fenced when a newer one stands."""
+        """Raise the fence of its attempt at the executor. Raises Fenced if a newer one is current."""
         fence: Fence = self._hold.fence
         await self._client.call(
             "PUT",
@@ -127,7 +122,7 @@ class ExecutorWorkspace:
         )
 
     async def require_live(self, *, or_frozen: bool = False) -> None:
-        """Raise SandboxFailure or WorkspaceLimit unless the workspace is there and works."""
+        """Raise SandboxFailure or WorkspaceLimit unless the workspace exists and works."""
         state = (await self._read(self._path)).json()
         if state["state"] == "Live" or (or_frozen and state["state"] == "Frozen"):
             return
@@ -152,7 +147,7 @@ class ExecutorWorkspace:
     async def run(
         self, command: str | Sequence[str], *, key: str, deadline_seconds: float, **how: Unpack[RunOptions]
     ) -> CommandResult:
-        """See Workspace. A command that cannot be started gives cause `NotStarted`, with the reason as its stderr."""
+        """See Workspace. A command that cannot be started has cause `NotStarted`, with the reason as its stderr."""
         try:
             answer = await self._client.run(
                 self._hold, self.name, key, command, deadline_seconds=deadline_seconds, **how
@@ -241,19 +236,12 @@ class ExecutorWorkspace:
             lost=int(headers["rollout-output-lost"]),
         )
 
-    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
-        query = [("offset", "0"), ("limit", str(limit))]
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20, owner: str | None = None) -> bytes:
+        query = [("offset", "0"), ("limit", str(limit)), *_owned(owner)]
         return (await self._file("GET", "files", path, key, query)).body
 
     async def write(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        key: str,
-        mode: str = "644",
-        replace: bool = False,
-        owner: str | None = None,
+        self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False, owner: str | None = None
     ) -> None:
         query = [("mode", mode), ("replace", "true" if replace else "false"), *_owned(owner)]
         await self._file("PUT", "files", path, key, query, data)
@@ -264,9 +252,9 @@ class ExecutorWorkspace:
         except MissingFile:
             return
 
-    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+    async def stat(self, path: str, *, key: str | None = None, owner: str | None = None) -> FileStat | None:
         try:
-            reply = await self._file("GET", "stat", path, key)
+            reply = await self._file("GET", "stat", path, key, _owned(owner))
         except MissingFile:
             return None
         return file_stat(posixpath.basename(path.rstrip("/")) or "/", reply.json())
@@ -289,13 +277,13 @@ class ExecutorWorkspace:
         ancestors: Ancestors = "refuse",
         owner: str | None = None,
     ) -> None:
-        """See Workspace. A connection that breaks ends it with SandboxFailure: the stream cannot be read again."""
+        """See Workspace. A broken connection ends it with SandboxFailure: the stream cannot be read again."""
         await self._file("PUT", "tar", path, key, [("ancestors", ancestors), *_owned(owner)], data)
 
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
-        """See Workspace. A connection that breaks ends it as it ends `untar`."""
+        """See Workspace. A broken connection has the same effect as in `untar`."""
 
         async def body() -> AsyncIterator[bytes]:
             yield json.dumps(rules).encode() + b"\n"
@@ -333,6 +321,10 @@ class ExecutorWorkspace:
     def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
         return serve_model(self._client, self._hold, self._path, server)
 
+    async def missed_requests(self) -> int:
+        port = (await self._read(self._path)).json()["modelPort"]
+        return 0 if port is None else int(port["missed"])
+
     async def kill_all(self, *, key: str) -> None:
         await self._change("DELETE", f"{self._path}/processes", key)
 
@@ -341,11 +333,11 @@ class ExecutorWorkspace:
         await self._client.call("PUT", path, hold=self._hold, json_body={"turn": turn})
 
     async def release(self) -> None:
-        """See Workspace. Raises Fenced when another runner holds the attempt and the workspace is still there."""
+        """See Workspace. Raises Fenced if another runner holds the attempt and the workspace still exists."""
         await (self._end or self.destroy)()
 
     async def destroy(self) -> None:
-        """Destroy this workspace alone: not its forks, nor its place. Raises Fenced as `release`."""
+        """Destroy this workspace without its forks and its place. Raises Fenced as `release`."""
         try:
             await self._client.call("DELETE", f"/attempts/{self._hold.attempt}", hold=self._hold)
         except Fenced:

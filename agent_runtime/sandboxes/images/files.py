@@ -1,8 +1,8 @@
-"""What an image consists of, read from the forms in which tools write it to disk. Nothing is unpacked here.
+"""The parts of an image, read from the formats in which tools write it to disk. Nothing is unpacked here.
 
-An OCI layout (a folder, or a tar of one), as buildah, podman, skopeo and `docker buildx` write it, or the archive of
-`docker save`. Formats: https://github.com/opencontainers/image-spec, v1.1 (image-layout.md, manifest.md, config.md), and for
-the archive manifest.json of https://github.com/moby/docker-image-spec.
+The formats are an OCI layout (a folder, or a tar of one), as written by buildah, podman, skopeo and `docker buildx`,
+and the archive of `docker save`. Specifications: https://github.com/opencontainers/image-spec, v1.1 (image-layout.md,
+manifest.md, config.md), and for the archive manifest.json of https://github.com/moby/docker-image-spec.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from typing import IO, Any, Protocol
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _REF_NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
-# Manifests and configurations are a few KiB; what is larger is none.
+# Manifests and configurations are a few KiB; a larger file is neither.
 _LARGEST_JSON = 4 << 20
 _LARGEST_INDEX_DEPTH = 4
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 
 
 class ImageError(Exception):
-    """An image cannot be read, pulled or unpacked; the message names it and says what to do."""
+    """An image cannot be read, pulled or unpacked; the message names it and the remedy."""
 
 
 class ImageFiles(Protocol):
-    """The files of an image on disk, by their name in the layout or archive."""
+    """The files of an image on disk, by their names in the layout or archive."""
 
     place: Path
 
     def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """The content of one. Raises ImageError when it is not there."""
+        """Return the content of a file. Raises ImageError if it does not exist."""
 
     def has(self, name: str) -> bool:
-        """Whether it is there."""
+        """Whether a file exists."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: where its tar is, and the digests that it must have."""
+    """One layer: the location of its tar, and its required digests."""
 
     file: str
     blob_digest: str | None
-    """Of the file as it lies there, usually compressed; None where the format names none."""
+    """Digest of the file as stored, usually compressed; None if the format has none."""
     diff_id: str
-    """Of the tar in it; this is what an image's configuration lists."""
+    """Digest of the tar in it, as listed in an image's configuration."""
 
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What the image says about the programs that run in it."""
+    """An image's settings for the programs that run in it."""
 
     env: Mapping[str, str]
     user: str | None
@@ -72,12 +72,12 @@ class OnDisk:
     layers: Sequence[Layer]
     config: ImageConfig
     digest: str
-    """Of its configuration: the image's id."""
+    """Digest of its configuration: the image's id."""
 
 
 @contextlib.contextmanager
 def open_files(place: Path) -> Iterator[ImageFiles]:
-    """The files of a layout's folder, or of a tar. Raises ImageError."""
+    """Open a layout's folder, or a tar. Raises ImageError."""
     if place.is_dir():
         yield _Folder(place)
         return
@@ -113,7 +113,7 @@ class _Folder:
 class _Archive:
     def __init__(self, place: Path, archive: tarfile.TarFile) -> None:
         self.place, self._archive = place, archive
-        # A tar of a layout's folder has names that begin with `./`.
+        # A tar of a layout's folder has names that start with `./`.
         self._members = {posixpath.normpath(member.name): member for member in archive}
 
     def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
@@ -130,7 +130,7 @@ class _Archive:
 
 
 def read_image(files: ImageFiles, wanted: str | None = None) -> OnDisk:
-    """The image of that name (`wanted`; None: the only one), for this machine's processor. Raises ImageError."""
+    """Return the image of that name (`wanted`; None: the only one), for this machine's processor. Raises ImageError."""
     if files.has("index.json"):
         return _from_layout(files, wanted)
     if files.has("manifest.json"):
@@ -179,7 +179,7 @@ def _for_this_machine(files: ImageFiles, entries: Sequence[Mapping[str, Any]]) -
 
 
 def this_architecture() -> str:
-    """This machine's processor by the name that images have for it."""
+    """Return the name of this machine's processor in images."""
     machine = platform.machine()
     return _ARCHITECTURES.get(machine, machine)
 

@@ -1,12 +1,12 @@
-"""One layer of an image, unpacked into a folder that overlayfs takes as a lower layer.
+"""One layer of an image, unpacked into a folder that overlayfs accepts as a lower layer.
 
 A layer's tar marks what it deletes: `.wh.NAME` stands for NAME, `.wh..wh..opq` for all that lower layers have in a folder
 (https://github.com/opencontainers/image-spec/blob/v1.1.0/layer.md). overlayfs wants other marks: a character device 0:0, and
 the attribute `user.overlay.opaque` (https://docs.kernel.org/filesystems/overlayfs.html, mounted with `userxattr`).
 
 A tar is untrusted. Names are looked up one part at a time from the folder on, links of the layer followed as a container
-would see them, so nothing leaves it. Devices are left out: workspaces have a /dev of their own, and the machine's must not
-be had. Nobody else writes in the folder meanwhile, so looking first and then acting is safe.
+would see them, so nothing leaves it. Devices are left out: workspaces have their own /dev, and must not reach the
+machine's. No other process writes to the folder at this time, so checking before acting is safe.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from agent_runtime.sandboxes.images.files import ImageError
 _DELETED, _OPAQUE = ".wh.", ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
 _COPY_BYTES = 1 << 20
-# What Linux itself follows.
+# The number of links that Linux follows.
 _MOST_LINKS = 40
 _XATTR_HEADER = "SCHILY.xattr."
 _CAPABILITY = "security.capability"
 
 
 class _Refused(Exception):
-    """A member of the tar that cannot be what it says."""
+    """An invalid member of the tar."""
 
 
 def unpack_layer(
     tar: IO[bytes], folder: Path, below: Sequence[Path], *, owners: bool, stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Unpack an uncompressed tar into `folder`, which is there and empty. Raises ImageError, OSError.
+    """Unpack an uncompressed tar into `folder`, which must exist and be empty. Raises ImageError, OSError.
 
-    `below` are the unpacked layers under it, the topmost first: a folder that the tar does not describe gets owner and mode
-    from them. Without `owners` everything belongs to this process's user, which alone may be had without root. `stopped` is
-    asked before each member.
+    `below` are the unpacked layers under it, the topmost first: a folder that the tar does not describe gets owner and
+    mode from them. Without `owners` everything belongs to this process's user, which is all that is possible without
+    root. `stopped` is called before each member.
     """
     target = _Target(folder, below, owners=owners)
     try:
@@ -68,7 +68,7 @@ def unpack_layer(
 class _Target:
     def __init__(self, root: Path, below: Sequence[Path], *, owners: bool) -> None:
         self._root, self._below, self._owners = str(root), [str(folder) for folder in below], owners
-        # Modes and times of folders come last: both would change, or stand in the way, of what comes into them.
+        # Modes and times of folders come last: both would change, or block, while entries are added.
         self._folders: dict[str, tuple[int, float]] = {}
 
     def put(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
@@ -100,7 +100,7 @@ class _Target:
         if kind is None:
             os.mknod(path, stat.S_IFCHR, 0)
         elif kind == stat.S_IFDIR:
-            # Deleted below, and made again in this layer: whichever of the two the tar says first.
+            # Deleted below, and created again in this layer, in either order of the tar.
             os.setxattr(path, _OPAQUE_XATTR, b"y")
 
     def _write(self, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
@@ -127,10 +127,10 @@ class _Target:
         elif member.isreg():
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
                 content = archive.extractfile(member)
-                assert content is not None  # of a regular file there always is
+                assert content is not None  # a regular file always has content
                 shutil.copyfileobj(content, file, _COPY_BYTES)
         else:
-            raise _Refused(f"is of type {member.type!r}, which is no file, folder, link or FIFO")
+            raise _Refused(f"is of type {member.type!r}, which is not a file, folder, link or FIFO")
         self._describe(path, member)
 
     def _link(self, path: str, member: tarfile.TarInfo) -> None:
@@ -149,7 +149,9 @@ class _Target:
         os.link(source, path, follow_symlinks=False)
 
     def _copy_up(self, path: str, parts: Sequence[str]) -> None:
-        """Some builders link to a file of a lower layer without repeating it; overlayfs wants both names in one layer."""
+        """Copy a lower layer's file to which this layer links without repeating it: overlayfs needs both names in one
+        layer.
+        """
         found = self._find_below(parts)
         if found is None or _kind(found) != stat.S_IFREG:
             raise _Refused(f"is a hard link to {'/'.join(parts)!r}, which no layer has")
@@ -160,7 +162,7 @@ class _Target:
             os.chmod(path, stat.S_IMODE(info.st_mode))
 
     def _describe(self, path: str, member: tarfile.TarInfo) -> None:
-        """Owner, attributes, mode and time, in the order in which none takes away another."""
+        """Set owner, attributes, mode and time, in an order in which none resets another."""
         if self._owners:
             os.chown(path, member.uid, member.gid, follow_symlinks=False)
         for name, value in _attributes(member.pax_headers, owners=self._owners).items():
@@ -175,7 +177,7 @@ class _Target:
         os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
 
     def _folder(self, parts: Sequence[str]) -> str:
-        """The folder that `parts` lead to inside the layer, made where it is missing."""
+        """Return the folder at `parts` inside the layer, created if missing."""
         here, left, links = "", list(reversed(parts)), 0
         while left:
             part = left.pop()
@@ -200,7 +202,7 @@ class _Target:
         return f"{self._root}{here}"
 
     def _make_folder(self, path: str, name: str, *, was_deleted: bool) -> None:
-        """A folder that the tar does not describe is the one below it, or 0755 of root."""
+        """Create a folder that the tar does not describe, as in the layers below, or 0755 of root."""
         found = None if was_deleted else self._find_below(name.split("/")[1:])
         if was_deleted:
             os.unlink(path)
@@ -213,7 +215,7 @@ class _Target:
         self._folders[path] = (stat.S_IMODE(info.st_mode), info.st_mtime) if info else (0o755, 0.0)
 
     def _find_below(self, parts: Sequence[str]) -> str | None:
-        """What the layers below show at a path; None where nothing, or where it is deleted."""
+        """Return the entry of the layers below at a path; None if there is none, or if it is deleted."""
         for layer in self._below:
             path = layer
             for depth, part in enumerate(parts):
@@ -248,7 +250,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _kind(path: str) -> int | None:
-    """The type of what stands there, links not followed; None for nothing."""
+    """Return the type of an entry without following links; None if there is none."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -263,9 +265,10 @@ def _is_opaque(folder: str) -> bool:
 
 
 def _attributes(headers: Mapping[str, str], *, owners: bool) -> dict[str, bytes]:
-    """Extended attributes that a workspace may see: the user's, and capabilities of programs, which only root may give.
+    """Return the extended attributes that a workspace may see: the user's, and capabilities of programs, which only
+    root may set.
 
-    overlayfs reads instructions from `user.overlay.*`; those are ours to give.
+    overlayfs reads instructions from `user.overlay.*`, so these are reserved for us.
     """
     found = {
         header.removeprefix(_XATTR_HEADER): value.encode("utf-8", "surrogateescape")

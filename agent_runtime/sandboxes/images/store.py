@@ -1,6 +1,6 @@
-"""The user's cache of unpacked images: each layer once, whatever number of images has it.
+"""The user's cache of unpacked images: each layer once, however many images have it.
 
-    ~/.cache/agent-rollouts/unpacked/     readable by its owner alone: programs in it may be set-uid
+~/.cache/agent-rollouts/unpacked/     readable by its owner alone: programs in it may be set-uid
         layers/CHAIN          a layer over those below it; CHAIN is the image specification's ChainID, which stands for both
         layers/CHAIN.partial  being unpacked, by whoever holds locks/CHAIN; left by a kill, it is removed by the next one
         pulled/NAME           what a name of a registry came to, as an OCI layout
@@ -45,30 +45,30 @@ class UnpackedImage:
     """An image whose folders can be mounted."""
 
     name: str
-    """As the manifest says it."""
+    """Name in the manifest."""
     digest: str | None
-    """Of its configuration; None for a plain folder."""
+    """Digest of its configuration; None for a plain folder."""
     layers: Sequence[Path]
-    """The topmost first, as overlayfs wants them."""
+    """The topmost first, as overlayfs needs them."""
     config: ImageConfig
 
     @property
     def key(self) -> str:
-        """A name for what can be shared by all who use this image; safe in a file's name."""
+        """Return a name for resources that all users of this image share; safe in file names."""
         described = f"{self.digest} {[str(layer) for layer in self.layers]} {self.config}"
         return hashlib.sha256(described.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an image lies on disk, and which of those there."""
+    """Location of an image on disk, and which of the images there."""
 
     path: Path
     name: str | None = None
 
 
 def place_of(reference: str, base_dir: Path) -> Place | None:
-    """Where `sandbox.image` says that the image lies on disk; None where it is the name of one in a registry."""
+    """Return the location on disk that `sandbox.image` names; None for the name of an image in a registry."""
     transport, colon, rest = reference.partition(":")
     if colon and transport in _TRANSPORTS:
         path, _, name = rest.partition(":")
@@ -82,19 +82,19 @@ def default_store() -> Path:
 
 @dataclass
 class ImageStore:
-    """Unpacks images into `folder`. Relative paths start at `base_dir`. `stop` ends what is being unpacked."""
+    """Unpacks images into `folder`. Relative paths start at `base_dir`. `stop` cancels unpacking."""
 
     base_dir: Path
     folder: Path = field(default_factory=default_store)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def unpack(self, reference: str) -> UnpackedImage:
-        """The image's layers, unpacked; takes as long as that takes. Raises ImageError with what to do."""
+        """Return the image's unpacked layers; blocks until they are unpacked. Raises ImageError with a remedy."""
         place = place_of(os.path.expanduser(reference) if reference.startswith("~/") else reference, self.base_dir)
         if place is None:
             place = Place(self._pulled(reference))
         if not place.path.exists():
-            raise ImageError(f"image {reference}: {place.path} is not there; correct sandbox.image")
+            raise ImageError(f"image {reference}: {place.path} does not exist; correct sandbox.image")
         if _is_root(place.path):
             return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
         with open_files(place.path) as files:
@@ -113,7 +113,7 @@ class ImageStore:
         return unpacked
 
     def _layer(self, image: OnDisk, layer: Layer, chain: str, below: Sequence[Path]) -> Path:
-        # A user's own tree has no owners, so it cannot stand for the one that root made.
+        # An ordinary user's tree has no owners, so it cannot replace the one that root made.
         owners = os.geteuid() == 0
 
         def make(folder: Path) -> None:
@@ -128,7 +128,7 @@ class ImageStore:
         return self._made(self.folder / "layers" / name, make)
 
     def _pulled(self, reference: str) -> Path:
-        """A layout with the image of that name; pulled when it is not there, as a cluster's IfNotPresent has it."""
+        """Return a layout with the image of that name, pulled if missing, as with IfNotPresent in a cluster."""
 
         def pull(folder: Path) -> None:
             skopeo = shutil.which("skopeo")
@@ -138,7 +138,7 @@ class ImageStore:
                     "install skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), or run with "
                     "--provider Container where Docker or podman is"
                 )
-            # --override-os: on another system than Linux it would look for that one's image.
+            # --override-os: on other systems than Linux it would look for that system's image.
             command = [skopeo, "--override-os", "linux", "copy", "--quiet"]
             command += [f"docker://{reference}", f"oci:{folder}:image"]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -148,7 +148,7 @@ class ImageStore:
         return self._made(self.folder / "pulled" / _file_name(reference), pull)
 
     def _made(self, place: Path, make: Callable[[Path], None]) -> Path:
-        """The folder, made beside its place by `make` where it is missing, and renamed when it is whole."""
+        """Return the folder. If missing, `make` creates it under a temporary name, and it is renamed when complete."""
         if place.exists():
             return place
         with self._alone(place.name):
@@ -165,7 +165,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Only one process at a time is in here with that name; a killed one's hold ends with it."""
+        """Lock the name against other processes; the lock ends with its process."""
         for folder in ("layers", "locks", "pulled"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
@@ -175,7 +175,9 @@ class ImageStore:
 
 
 def chain_id(below: str, diff_id: str) -> str:
-    """What stands for a layer and all below it: https://github.com/opencontainers/image-spec/blob/v1.1.0/config.md."""
+    """Return the identifier of a layer and all layers below it:
+    https://github.com/opencontainers/image-spec/blob/v1.1.0/config.md.
+    """
     return f"sha256:{hashlib.sha256(f'{below} {diff_id}'.encode()).hexdigest()}" if below else diff_id
 
 
@@ -209,7 +211,7 @@ def _uncompressed(stream: io.BufferedReader[Any]) -> Any:
 
 
 class _Hashed(io.RawIOBase):
-    """A stream that is read from its start to its end, and then has a digest."""
+    """A stream that is read from start to end and then has a digest."""
 
     def __init__(self, source: Any) -> None:
         self._source, self._hash = source, hashlib.sha256()

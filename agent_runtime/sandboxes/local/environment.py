@@ -1,4 +1,4 @@
-"""What a workspace on this machine sees of it: which paths are masked, what is bound, and what PATH says.
+"""What a workspace sees of this machine: masked paths, bind mounts, and PATH.
 
 PATH is the machine's own, then the Python environment that runs this program. That comes first when it has pytest and the
 machine's `python3` has none, so that `python3 -m pytest` works. It is bound read-only, even below a masked home.
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Where a machine keeps what is its owner's, or alive: homes; secrets that the tools' root, who reads files as their
-# owner would, could read; sockets by which root on the machine could be had.
+# Folders with private or live content: homes; secrets that the tools' root could read, because it has their owner's
+# rights; sockets that give root on the machine.
 HOMES = ("/root", "/home")
 SECRETS = (
     "/etc/shadow",
@@ -59,9 +59,9 @@ class PythonEnvironment:
     """The Python environment that runs this program."""
 
     bin: str
-    """Folder of its `python3` and of the programs that its packages brought."""
+    """Folder of its `python3` and of its packages' programs."""
     prefixes: tuple[str, ...]
-    """All folders that it needs: its own, its base installation's, and those that links lead through."""
+    """All folders that it needs: its own, its base installation's, and those of links."""
 
     @property
     def is_system(self) -> bool:
@@ -70,19 +70,19 @@ class PythonEnvironment:
 
 def running_environment() -> PythonEnvironment:
     return PythonEnvironment(
-        bin=os.path.join(sys.prefix, "bin"),
-        prefixes=environment_prefixes(sys.executable, sys.prefix, sys.base_prefix),
+        bin=os.path.join(sys.prefix, "bin"), prefixes=environment_prefixes(sys.executable, sys.prefix, sys.base_prefix)
     )
 
 
 def environment_prefixes(executable: str, prefix: str, base_prefix: str) -> tuple[str, ...]:
-    """Folders by which an interpreter finds itself: each link from it to the real one has to exist at its own path.
+    """Return the folders by which an interpreter locates itself: each link from it to the real one must exist at its
+    own path.
 
     The machine's own (`/usr`) are left out.
     """
     found = [prefix, base_prefix]
     link = executable
-    # As many links as the kernel follows.
+    # The kernel's limit of followed links.
     for _ in range(40):
         found.append(os.path.dirname(os.path.dirname(link)))
         if not os.path.islink(link):
@@ -94,30 +94,32 @@ def environment_prefixes(executable: str, prefix: str, base_prefix: str) -> tupl
 
 
 def masked_paths(private: Iterable[Path], homes: Iterable[str]) -> list[str]:
-    """Existing paths that every workspace finds empty, none below another. `private` are this run's own folders."""
+    """Return existing paths that are empty in every workspace, none inside another. `private` are this run's own
+    folders.
+    """
     wanted = {os.path.realpath(path) for path in (*HOMES, *SECRETS, *LIVE_STATE, *homes, *map(str, private))}
     existing = sorted(path for path in wanted - SYSTEM_FOLDERS if os.path.exists(path))
     return [path for path in existing if not any(lies_below(path, other) for other in existing if other != path)]
 
 
 def people_homes() -> list[str]:
-    """Home folders of this machine's people, wherever they are."""
+    """Return the home folders of this machine's users."""
     accounts = (account for account in pwd.getpwall() if account.pw_uid == 0 or account.pw_uid >= FIRST_ORDINARY_UID)
     return [os.path.expanduser("~"), *(account.pw_dir for account in accounts)]
 
 
 def lies_below(path: str, folder: str) -> bool:
-    """Whether a path is the folder or something in it. Both absolute and normal."""
+    """Whether a path is the folder or inside it. Both must be absolute and normalised."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def binds(environment: PythonEnvironment) -> list[dict[str, object]]:
-    """The executor's `binds` for a Python environment."""
+    """Return the executor's `binds` for a Python environment."""
     return [{"source": os.path.realpath(prefix), "target": prefix, "readOnly": True} for prefix in environment.prefixes]
 
 
 def search_path(machine: str, environment_bin: str | None, masks: Sequence[str], *, environment_first: bool) -> str:
-    """PATH of all commands: the machine's visible folders, and the environment's last, or first."""
+    """Return PATH of all commands: the machine's visible folders, and the environment's last, or first."""
     folders = [folder for folder in (*machine.split(":"), *STANDARD_PATH) if folder.startswith("/")]
     visible = [folder for folder in folders if not any(lies_below(os.path.realpath(folder), mask) for mask in masks)]
     own = [environment_bin] if environment_bin else []
@@ -126,7 +128,7 @@ def search_path(machine: str, environment_bin: str | None, masks: Sequence[str],
 
 
 async def has_pytest(python: str | None) -> bool:
-    """Whether that interpreter could import pytest with nothing of this process's environment set."""
+    """Whether that interpreter can import pytest without this process's environment variables."""
     if python is None:
         return False
     process = await asyncio.create_subprocess_exec(
@@ -140,7 +142,7 @@ async def has_pytest(python: str | None) -> bool:
 async def choose_search_path(
     environment: PythonEnvironment | None, masks: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[str, str]:
-    """(PATH of all commands, why it is so in one line). `environment` is None where commands could not read it."""
+    """Return (PATH of all commands, the reason in one line). `environment` is None if commands cannot read it."""
     machine = variables.get("PATH", "")
     if environment is None or environment.is_system:
         return search_path(machine, None, masks, environment_first=False), "the machine's own"
@@ -157,10 +159,12 @@ async def choose_search_path(
 
 
 def readable_by(environment: PythonEnvironment, uid: int) -> bool:
-    """Whether a user may enter all folders of an environment, as far as the permission bits tell."""
-    for prefix in environment.prefixes:
-        for folder in (prefix, *map(str, Path(os.path.realpath(prefix)).parents)):
-            info = os.stat(folder)
-            if not info.st_mode & (0o100 if info.st_uid == uid else 0o001):
-                return False
-    return True
+    """Whether a user may enter all folders of an environment, judging by the permission bits."""
+    return all(may_enter(prefix, uid) for prefix in environment.prefixes)
+
+
+def may_enter(folder: str, uid: int) -> bool:
+    """Whether a user may enter a folder and all its parents, judging by the permission bits."""
+    place = Path(os.path.realpath(folder))
+    found = (os.stat(above) for above in (place, *place.parents))
+    return uid == 0 or all(info.st_mode & (0o100 if info.st_uid == uid else 0o001) for info in found)

@@ -1,4 +1,4 @@
-"""An executor as a process of this machine, detached: the next runner on the same run folder finds it by its record."""
+"""An executor as a detached process of this machine. The next runner with the same run folder finds it by its record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class ExecutorRecord:
-    """What the next process needs to find an executor. Kept in a file that only its owner may read."""
+    """Data with which the next process finds an executor, in a file that only its owner may read."""
 
     address: str
     boot_id: str
@@ -44,13 +44,19 @@ class ExecutorRecord:
 
 
 Settings = Callable[[Path, WorkspaceSpec], Mapping[str, Any]]
-"""Keys of an executor's configuration that depend on what it is for, from its temporary folder and a workspace's spec."""
+"""Returns purpose-dependent keys of an executor's configuration from its temporary folder and a workspace's spec."""
 
 
 class LocalExecutors:
-    """Executors of this machine, recorded in the folder `records`. Without `start_seconds` the workspace's own count."""
+    """Executors of this machine, recorded in the folder `records`, each with a home in `homes`, or else in TMPDIR.
 
-    def __init__(self, records: Path, settings: Settings, start_seconds: float | None) -> None:
+    Without `start_seconds` the workspace's own limit applies.
+    """
+
+    def __init__(
+        self, records: Path, settings: Settings, start_seconds: float | None, homes: str | None = None
+    ) -> None:
+        self._homes = homes
         self._records = ExecutorRecords(records, ExecutorRecord)
         self.names = self._records.names
         self._settings, self._start_seconds = settings, start_seconds
@@ -67,8 +73,8 @@ class LocalExecutors:
         return None
 
     async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
-        # Not in the run folder: a socket's path may have 107 bytes, and what lies in a home is out of nobody's reach.
-        home = Path(tempfile.mkdtemp(prefix="rollout-"))
+        # Not in the run folder: a socket's path may have 107 bytes, and other users cannot reach files in a home.
+        home = Path(tempfile.mkdtemp(prefix="rollout-", dir=self._homes))
         home.chmod(0o711)
         private = home / "executor"
         private.mkdir(mode=0o700)
@@ -80,12 +86,12 @@ class LocalExecutors:
             "tokenSha256": hashlib.sha256(token.encode()).hexdigest(),
             "stateDir": str(private / "state"),
             "readyFile": str(ready),
-            # Nobody else does that where no runner ever comes back.
+            # Without another runner, no other process would do that.
             "removeAtEnd": str(home),
             **self._settings(home, spec),
         }
         (private / "config.json").write_text(json.dumps(configuration))
-        # Another process of this run, which has just come to its end, removes what is empty.
+        # Another process of this run that has just ended removes empty folders.
         self._records.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._records.path(name).with_suffix(".log")
         pid = _spawn(private / "config.json", log)
@@ -104,7 +110,7 @@ class LocalExecutors:
 
 
 class LocalExecutor:
-    """A running executor of this machine, reached by `client`."""
+    """A running executor of this machine, reached through `client`."""
 
     def __init__(self, record: ExecutorRecord, path: Path) -> None:
         self.record, self._path = record, path
@@ -112,7 +118,7 @@ class LocalExecutor:
         self.client = ExecutorClient(record.address, record.token, record.boot_id)
 
     async def stop(self) -> None:
-        """End it with everything that it hosts, and remove its traces."""
+        """End the sandbox and its workspaces, and remove its files."""
         # Only one that answers with its own boot id is surely still the process of that number.
         if await self.client.is_alive():
             with contextlib.suppress(ProcessLookupError):
@@ -130,7 +136,7 @@ class LocalExecutor:
 
 
 def _spawn(configuration: Path, log: Path) -> int:
-    """The executor in a session of its own. Nothing of this process's environment, which may hold keys, goes with it."""
+    """Start the executor in its own session, without this process's environment, which may contain keys."""
     environment = {"PATH": os.defpath, "PYTHONPATH": str(PACKAGE_ROOT), "LANG": "C.UTF-8"}
     arguments = [sys.executable, "-P", "-m", "agent_runtime.executor", "--config", str(configuration)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -166,7 +172,7 @@ async def _wait_until_ready(pid: int, ready: Path, log: Path, seconds: float) ->
 
 
 async def _end(pid: int) -> None:
-    """SIGTERM, and SIGKILL when that is not heeded; returns when the process is gone. Raises ProcessLookupError."""
+    """Send SIGTERM, then SIGKILL if necessary; return when the process has ended. Raises ProcessLookupError."""
     descriptor = os.pidfd_open(pid)
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import os
 import pwd
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from agent_runtime.sandboxes.local.environment import (
     binds,
     choose_search_path,
     masked_paths,
+    may_enter,
     people_homes,
     readable_by,
     running_environment,
@@ -34,18 +36,19 @@ from agent_runtime.sandboxes.recorded import RecordedProvider
 from rollout_api.sandbox import SandboxTemplate
 
 SHARED = "shared"
-# Whom commands run as in `Plain` when root started the run: its own rights would be the machine's.
+# User of commands in `Plain` if root started the run: as root they would have all rights on the machine.
 PLAIN_USER = "nobody"
-# What the starter and the examples name: made for a cluster, and on a laptop this machine's own Python and pytest will do.
+# The image of the starter and the examples: it was made for a cluster, and on a laptop the machine's own Python and
+# pytest replace it.
 MACHINE_IMAGE = "agent-rollouts-quickstart"
 MACHINE: dict[str, Any] = {"root": "host:/", "imageUsed": False}
-"""Of a workspace's description, where this machine's root takes the place of an image."""
+"""Image name in the description of a workspace that uses this machine's root."""
 
 
 class LocalProvider(RecordedProvider):
     """Implements SandboxProvider on this machine.
 
-    `private` are further folders, beside `run_dir`, that no workspace may see, such as the job's output.
+    `private` are further files and folders, besides `run_dir`, that no workspace may see, such as the job's output.
     """
 
     name = "local"
@@ -65,12 +68,10 @@ class LocalProvider(RecordedProvider):
         self._unpacked: dict[str, asyncio.Task[UnpackedImage]] = {}
 
     async def open(self) -> None:
-        """Find the run's executor, or start one; that settles the mode. Raises SandboxFailure."""
+        """Find the run's executor, or start one, which determines the mode. Raises SandboxFailure."""
         self._prepare()
-        for folder in self._private:
-            # What is not there yet cannot be masked, and would be seen once it is.
-            folder.mkdir(parents=True, exist_ok=True)
-        masks = masked_paths(self._private, people_homes())
+        # Other runs have their live sandboxes in the temporary folder, which need not be /tmp.
+        masks = masked_paths((*self._private, Path(tempfile.gettempdir())), people_homes())
         python = running_environment()
         machine = self._executors = LocalExecutors(
             self._records, partial(self._of_machine, masks), self._template.start_seconds
@@ -91,8 +92,9 @@ class LocalProvider(RecordedProvider):
                 ]
                 self._open_pool(hosting, machine)
                 return
-            # It has shown that executors work here; in Plain each workspace has its own.
-            is_reachable = readable_by(python, plain_uid(self._template.user))
+            # A workspace has shown that executors work here; in Plain each workspace has its own executor.
+            uid = plain_uid(self._template.user)
+            is_reachable = readable_by(python, uid)
             path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
             reason = executor.record.mode_reason
             hosting = self._hosting("Plain", reason, {"PATH": path}, **MACHINE, path=path_reason)
@@ -102,13 +104,15 @@ class LocalProvider(RecordedProvider):
                 *common_warnings(self._template),
                 *plain_warnings(reason, is_reachable),
             ]
-            self._open_pool(hosting, LocalExecutors(self._records, self._of_plain, None))
+            self._open_pool(hosting, LocalExecutors(self._records, self._of_plain, None, _plain_homes(uid)))
         finally:
             if self._pool is None or self._found[0].mode == "Plain":
                 await executor.stop()
 
     async def _image(self, reference: str | None, seconds: float) -> UnpackedImage | None:
-        """The image of that name, unpacked once; None where this machine's root takes its place. Raises SandboxFailure."""
+        """Return the image of that name, unpacked once; None if this machine's root is used instead. Raises
+        SandboxFailure.
+        """
         if reference is None or (reference.partition(":")[0] == MACHINE_IMAGE and not self._images.has(reference)):
             return None
         task = self._unpacked.get(reference)
@@ -119,7 +123,7 @@ class LocalProvider(RecordedProvider):
         except TimeoutError as error:
             raise SandboxFailure(
                 "ImageUnavailable",
-                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being got",
+                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being downloaded",
             ) from error
         except ImageError as error:
             self._unpacked.pop(reference, None)
@@ -144,10 +148,10 @@ class LocalProvider(RecordedProvider):
         executors = LocalExecutors(self._records, partial(self._of_image, image), self._template.start_seconds)
         return Placement(spec, f"image-{image.key}", hosting, executors)
 
-    # Keys of executors' configurations, by what each is for.
+    # Keys of executors' configurations, by purpose.
 
     def _of_machine(self, masks: Sequence[str], home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
-        """Workspaces see this machine; one that was asked to try `Overlay` may come up in `Plain`."""
+        """Return hosting for workspaces that see this machine; if the trial of `Overlay` fails, they are `Plain`."""
         return {
             "mode": self._template.workspaces.mode.value,
             "places": self._places,
@@ -168,7 +172,7 @@ class LocalProvider(RecordedProvider):
         }
 
     def _of_plain(self, home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
-        """One workspace, whose root is a folder in the executor's home."""
+        """Return hosting for one workspace, whose root is a folder in the executor's home."""
         uid = plain_uid(spec.user)
         root = home / "root"
         root.mkdir(mode=0o755)
@@ -178,8 +182,27 @@ class LocalProvider(RecordedProvider):
         return {"mode": "Plain", "root": str(root), "user": user, "idleSeconds": self._template.idle_seconds}
 
 
+def _plain_homes(uid: int) -> str:
+    """Return a temporary folder for workspaces that commands of that user can enter: root's TMPDIR may be accessible
+    only to root.
+    """
+    if uid == os.geteuid():  # groups and access lists may let it in, which `may_enter` does not see
+        return tempfile.gettempdir()
+    folders = (tempfile.gettempdir(), "/var/tmp", "/tmp")
+    found = next((folder for folder in folders if os.path.isdir(folder) and may_enter(folder, uid)), None)
+    if found is None:
+        raise SandboxFailure(
+            "ProviderUnavailable",
+            f"none of {', '.join(folders)} can be entered by uid {uid}, the user of commands in Plain mode; set TMPDIR to "
+            "a folder that this user can enter",
+        )
+    return found
+
+
 def plain_uid(user: str | None) -> int:
-    """The uid of commands in `Plain`. Raises SandboxFailure for a user this machine does not know, or may not become."""
+    """Return the uid of commands in `Plain`. Raises SandboxFailure for an unknown user, or one that this process may
+    not become.
+    """
     if user is None:
         return pwd.getpwnam(PLAIN_USER).pw_uid if os.geteuid() == 0 else os.geteuid()
     name = user.partition(":")[0]
@@ -199,16 +222,16 @@ def plain_uid(user: str | None) -> int:
 
 
 def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]:
-    """What takes the place of an image, or what of it cannot be had."""
+    """Return what replaces an image, or which parts of it are unavailable."""
     if used is not None:
-        lost = "owners of the image's files and its user are not kept: without root there is one user, root in there"
+        lost = "owners of the image's files and its user are ignored: without root, a workspace has a single user, root"
         return [] if os.geteuid() == 0 else [lost]
     what = f"image {name} is not used: commands" if name else "sandbox.image names none: commands of tasks without one"
     return [f"{what} see this machine's own programs and files"]
 
 
 def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:
-    """That the environment of rolloutctl is not last on PATH, as it should be."""
+    """Warn if the environment of rolloutctl is not last on PATH; it should be last."""
     return [f"PATH of commands: {reason}"] if path.split(":")[0] == environment.bin else []
 
 
@@ -220,7 +243,7 @@ def common_warnings(template: SandboxTemplate) -> list[str]:
 
 
 def overlay_warnings(guarantees: Mapping[str, str]) -> list[str]:
-    """What the executor says that it cannot keep here, beside cpu."""
+    """Return what the executor cannot enforce here, besides cpu."""
     return [
         f"{what} is not kept: {why.removeprefix('None: ')}"
         for what, why in guarantees.items()
@@ -229,11 +252,11 @@ def overlay_warnings(guarantees: Mapping[str, str]) -> list[str]:
 
 
 def plain_warnings(reason: str | None, python_reachable: bool) -> list[str]:
-    """What `Plain` does not isolate."""
+    """Return what `Plain` does not isolate."""
     because = f" ({reason})" if reason else ""
     warnings = [
         f"commands run in Plain mode{because}: they see this machine's files, processes and network as their user does, "
-        "and attempts are kept apart by their folders alone"
+        "and only folders separate attempts"
     ]
     if not python_reachable:
         warnings.append(

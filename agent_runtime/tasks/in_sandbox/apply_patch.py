@@ -1,28 +1,39 @@
-"""Bring an agent's patch and the hidden tests into the repository that grades them; ends with 1 where they do not fit.
+"""Apply an agent's patch and the hidden tests to the repository for grading; exits with 1 if they do not apply.
 
-Started in the repository before anything that the agent wrote is there. Beside this file lie `instance.json`,
-`loaded_by_itself.json`, and the hidden tests as `tests.patch.0` and on.
+Started in the repository before anything that the agent wrote is there. Beside this file are `tree_rules.py`,
+`tree_rules.json`, `instance.json`, and the hidden tests as `tests.patch.0` and so on.
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent_runtime.executor.init.tree_rules import (
+        IN_PLACE_OF_FOLDER,
+        LEADS_OUT,
+        Kind,
+        Rules,
+        Tree,
+        kind_in,
+        leads_out,
+        parents,
+    )
+else:
+    from tree_rules import IN_PLACE_OF_FOLDER, LEADS_OUT, Rules, Tree, kind_in, leads_out, parents
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}
-"""Either makes its folder a Python environment."""
-TEST_FOLDER = re.compile("^((?:.*?/)??tests?/)")
-"""The outermost folder of tests in a path: a solution does not lie there."""
 
 
 def git(*arguments: str, data: bytes = b"") -> bytes:
-    """Output of git. Ends the program where git fails."""
+    """Return the output of git. Exits if git fails."""
     run = subprocess.Popen(["git", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     output, _ = run.communicate(data)
     if run.returncode:
@@ -30,12 +41,75 @@ def git(*arguments: str, data: bytes = b"") -> bytes:
     return output
 
 
+class Repository(Tree):
+    """The repository to which an agent's patch is applied."""
+
+    # Tests reach the code under test through such links: the solution lies there.
+    protects_behind_tests = False
+
+    def __init__(self, prepared: str, rules: Rules) -> None:
+        self._prepared_tree = prepared
+        self._folders = {"."}
+        super().__init__(os.getcwd(), rules)
+
+    def walk(self, enters: "Callable[[str], bool]") -> "Iterator[tuple[int, str, str, Kind]]":
+        for folder, folders, files, parent in os.fwalk("."):
+            # git writes nothing in `.git`, and our own folders do not belong to the repository.
+            folders[:] = [name for name in folders if folder != "." or not name.startswith((".git", ".rollout-"))]
+            left = []
+            for name in folders + files:
+                path, kind = os.path.join(folder, name)[2:], kind_in(parent, name)
+                if kind == "folder":
+                    self._folders.add(path)
+                yield parent, name, path, kind
+                if kind == "folder" and enters(path):
+                    left.append(name)
+            folders[:] = left
+
+    def remove(self, path: str, reason: str) -> None:
+        if self.placed.pop(path, None):
+            print("left out: %s %s" % (path, reason))
+            restore(self._prepared_tree, path)
+
+    def apply(self, patch: str) -> None:
+        """Apply a patch without changes that would let it decide its own verdict."""
+        # --index lets the patch change no file that git ignores, the hidden tests among them; --check, follow no link.
+        # Our own folders hold reports and tests: nothing of them is a patch's to write.
+        for how in ("--check", "--index"):
+            git("apply", how, "--whitespace=nowarn", "--exclude=.rollout-*", patch)
+        listed = git("diff", "--cached", "--name-only", "--no-renames", "-z", self._prepared_tree)
+        for path in listed.decode("utf-8", "surrogateescape").split("\0")[:-1]:
+            self.placed[path] = "link" if os.path.islink(path) else "file"
+        # PYTHONPATH or a configuration may name a folder that only the patch creates.
+        new = {os.path.dirname(path) or "." for path in self.placed} - self._folders
+        self.rules.import_roots.update(path for path in new if not os.path.exists(os.path.join(path, "__init__.py")))
+        for path, kind in sorted(self.placed.items()):
+            reason = self.refusal(path, kind)
+            if reason is not None:
+                self.remove(path, reason)
+        self.remove_planted([self])
+
+    def refusal(self, path: str, kind: "Kind") -> "str | None":
+        """Return why a patch's change of a path is undone; None if it is not."""
+        reason = self.prepared.reason(path)
+        if reason is not None or not os.path.lexists(path):
+            return reason
+        if path in self.prepared.ways:
+            return IN_PLACE_OF_FOLDER
+        if kind == "link" and leads_out(self.location, path, os.readlink(path)):
+            return LEADS_OUT % os.readlink(path)
+        parent = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return self.reason(parent, path, kind)
+        finally:
+            os.close(parent)
+
+
 def main() -> None:
-    """Agent's patch, without what would be loaded by itself; then the tests as they were, and the hidden ones."""
-    rules = {}  # type: dict[str, Any]
-    for name in ("instance.json", "loaded_by_itself.json"):
-        with open(os.path.join(HERE, name)) as file:
-            rules.update(json.load(file))
+    """Apply the agent's patch without changes that would decide its verdict; then restore the tests, and add the hidden
+    ones.
+    """
+    rules = dict(load("instance.json"), **load("tree_rules.json"))
     # git's configuration and index are our own: those of the repository may be anything.
     scratch = tempfile.mkdtemp()
     os.environ.update(HOME=scratch, GIT_CONFIG_NOSYSTEM="1", GIT_INDEX_FILE=os.path.join(scratch, "index"))
@@ -43,19 +117,8 @@ def main() -> None:
     if os.path.exists(rules["patch"]) and os.path.getsize(rules["patch"]):
         git("read-tree", rules["prepared"])
         git("add", "-A")
-        rules["before"] = before = {folder[2:]: folders + files for folder, folders, files in os.walk(".")}
-        files = [os.path.join(folder, name) for folder in before for name in before[folder] if name.endswith(".py")]
-        known = rules["tests"] + [path for path in files if re.search(rules["pattern"], path)]
-        rules["testFolders"] = {folder for path in known for folder in TEST_FOLDER.findall(path)}
-        # --index lets the patch change no file that git ignores, the hidden tests among them; --check, follow no link.
-        # Our own folders hold reports and tests: nothing of them is a patch's to write.
-        for how in ("--check", "--index"):
-            git("apply", how, "--whitespace=nowarn", "--exclude=.rollout-*", rules["patch"])
-        for status, path in changes(rules["prepared"]):
-            if path not in rules["allowed"] and is_loaded_by_itself(path, status, rules):
-                print("left out, as Python or pytest would load it by itself: %s" % path)
-                restore(rules["prepared"], path)
-    for path in rules["tests"]:
+        Repository(rules["prepared"], Rules(rules)).apply(rules["patch"])
+    for path in rules["hidden"]:
         restore(rules["base"], path)
     tests = b""
     for number in range(sum(name.startswith("tests.patch.") for name in os.listdir(HERE))):
@@ -66,42 +129,23 @@ def main() -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def changes(prepared: str) -> "list[tuple[str, str]]":
-    """What the patch did: pairs of A, M or D with a path."""
-    listed = git("diff", "--cached", "--name-status", "--no-renames", "-z", prepared).decode("utf-8", "surrogateescape")
-    parts = listed.split("\0")
-    return list(zip(parts[0::2], parts[1::2]))  # noqa: B905
-
-
-def is_loaded_by_itself(path: str, status: str, rules: "dict[str, Any]") -> bool:
-    """Whether Python, pytest or their tools would take the file without being asked to."""
-    before, (folder, name) = rules["before"], os.path.split(path)
-    above = [path[:end] for end, character in enumerate(path) if character == "/"]
-    if re.search(rules["pattern"], path) or any(ENVIRONMENT.intersection(before.get(parent, ())) for parent in above):
-        return True
-    # A link may lead to a package.
-    if not name.endswith((".py", ".so")) and ("." in name or not os.path.islink(path)):
-        return False
-    if not rules["testFolders"].isdisjoint(TEST_FOLDER.findall(path)):
-        return True
-    module, package = (name.split(".")[0], folder) if name != "__init__.py" else os.path.split(folder)[::-1]
-    file = os.path.join(package, module + ".py")
-    # Inside of a package it is a module like any other; beside a package or a script it stands in for the real one. A
-    # patch may bring new packages, but make none of a folder that was there.
-    siblings = before[package] if package in before else os.listdir(package)
-    shadows = "__init__.py" not in siblings and (module in rules["shadowed"] or module.startswith("pytest_"))
-    return status == "A" and bool(shadows or file in rules["tests"] or re.search(rules["pattern"], file))
+def load(name: str) -> "dict[str, Any]":
+    with open(os.path.join(HERE, name)) as file:
+        return dict(json.load(file))
 
 
 def restore(tree: str, path: str) -> None:
-    """The path as it is in a tree: its content, or nothing."""
-    if os.path.islink(path) or os.path.isfile(path):
+    """Restore a path as in a tree: its content, or its absence."""
+    if any(os.path.islink(folder) for folder in parents(path)):
+        pass  # entries behind a link have another path
+    elif os.path.islink(path) or os.path.isfile(path):
         os.remove(path)
     elif os.path.isdir(path):
         shutil.rmtree(path)
-    if git("ls-tree", tree, "--", path):
+    files = git("ls-tree", "-r", "-z", "--name-only", tree, "--", path)
+    if files:
         git("read-tree", tree)
-        git("checkout-index", "--force", "--", path)
+        git("checkout-index", "--force", "-z", "--stdin", data=files)
 
 
 if __name__ == "__main__":

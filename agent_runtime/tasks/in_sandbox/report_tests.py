@@ -1,8 +1,8 @@
 """`report_tests.py REPORT RUNNER ARGUMENT…`: run the tests of a repository that does not use pytest, and report each.
 
-`unittest SCRIPT …` runs a script that ends in unittest's text runner, such as Django's `runtests.py`; `sympy FILE …` runs
-SymPy's own runner. The report is in JUnit's form. A test of unittest is reported under the two names that its log shows,
-since SWE-bench's lists have whichever of them stood on the line of its result: `test_a (module.Case)`, or its description.
+`unittest SCRIPT …` runs a script that uses unittest's text runner, such as Django's `runtests.py`; `sympy FILE …` runs
+SymPy's own runner. The report is in JUnit's format. A unittest test is reported under the two names in its log, because
+SWE-bench's lists have whichever of them was on the line of its result: `test_a (module.Case)`, or its description.
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
 
@@ -19,7 +19,7 @@ REPORTED = {}  # type: dict[str, None]
 
 
 def report(names: "list[Any]", passed: bool) -> None:
-    """Note a result; a test that failed once has failed."""
+    """Record a result; a test that failed once has failed."""
     for name in filter(None, names):
         REPORTED[name] = None
         if not passed:
@@ -27,7 +27,7 @@ def report(names: "list[Any]", passed: bool) -> None:
 
 
 def write(path: str) -> None:
-    """The report, over whatever stands there."""
+    """Write the report, replacing an existing file."""
     lines = []
     for name in REPORTED:
         readable = "".join(character if character.isprintable() else "?" for character in name)
@@ -38,12 +38,12 @@ def write(path: str) -> None:
 
 
 def names_of(test: Any) -> "list[Any]":
-    """The names of a test in the log of unittest's text runner."""
+    """Return the names of a test in the log of unittest's text runner."""
     return [str(test), test.shortDescription() if hasattr(test, "shortDescription") else None]
 
 
 def reporting(owner: Any, name: str, passed: bool, names: Any) -> None:
-    """Have a method of a runner's own report the test that it is called for, too; `names` gives the names of it."""
+    """Make a method of a runner also report the test for which it is called; `names` returns the test's names."""
     original = getattr(owner, name)
 
     def noted(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -54,7 +54,7 @@ def reporting(owner: Any, name: str, passed: bool, names: Any) -> None:
 
 
 class Recording(unittest.TextTestResult):
-    """unittest's own result, which also notes each test. A skipped test and an expected failure are no passed ones."""
+    """unittest's own result, which also records each test. Skipped tests and expected failures do not count as passed."""
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         super().addSubTest(test, subtest, err)
@@ -68,7 +68,7 @@ reporting(Recording, "addSuccess", True, lambda test: names_of(test))
 
 
 def run_unittest(arguments: "list[str]") -> None:
-    """A script whose tests end up in unittest's text runner."""
+    """Run a script whose tests use unittest's text runner."""
     setattr(unittest.TextTestRunner, "resultclass", Recording)  # noqa: B010 its stub has a function there
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
@@ -76,7 +76,7 @@ def run_unittest(arguments: "list[str]") -> None:
 
 
 def run_sympy(arguments: "list[str]") -> None:
-    """SymPy's runner, in this process: it starts another one unless the seed of hashes is set."""
+    """Run SymPy's runner in this process: it starts another process unless the hash seed is set."""
     sys.path[0] = os.getcwd()
     try:
         runtests = importlib.import_module("sympy.testing.runtests")  # type: Any

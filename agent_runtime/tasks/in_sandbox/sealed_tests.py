@@ -1,7 +1,7 @@
-"""`seal KEY` takes a task's tests out of its image and keeps them unreadable; `open KEY` puts them back to grade.
+"""`seal KEY` removes a task's tests from its image and stores them encrypted; `open KEY` restores them for grading.
 
-R2E-Gym's images have the tests in them, where an agent that runs as root could read them. The key follows from what only
-the data set knows. The stream of SHAKE-256 is the cipher: standard library, and each key is used for one text.
+R2E-Gym's images contain the tests, which an agent that runs as root could read. The key derives from data that only the
+dataset has. The stream of SHAKE-256 is the cipher: standard library, and each key is used for one text.
 """
 # ruff: noqa: UP031 (the Python of an image may be an old one)
 
@@ -17,14 +17,14 @@ SCRIPT, TESTS, OUTSIDE = "run_tests.sh", "r2e_tests", "/r2e_tests"
 
 
 def crypt(key: str, data: bytes) -> bytes:
-    """Seals what is open, and opens what is sealed."""
+    """Encrypt or decrypt."""
     stream = hashlib.shake_256(key.encode()).digest(len(data))
     mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")
     return mixed.to_bytes(len(data), "big")
 
 
 def remove(path: str) -> None:
-    """Whatever stands there."""
+    """Remove the entry at a path."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -48,7 +48,7 @@ def seal(key: str) -> None:
 
 
 def unseal(key: str) -> None:
-    """Put the tests back, over whatever the agent left in their place."""
+    """Restore the tests, replacing whatever the agent left at their paths."""
     with open(SEALED, "rb") as file:
         packed = crypt(key, file.read())
     for path in (SCRIPT, TESTS):

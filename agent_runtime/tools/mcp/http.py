@@ -1,4 +1,4 @@
-"""MCP's Streamable HTTP transport: one session an attempt, opened when it is first needed, kept by a task of its own."""
+"""MCP's Streamable HTTP transport: one session for each attempt, opened on demand, held by its own task."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
 CLOSE_SECONDS = 5.0
-"""For the server to be told that the session is over."""
+"""Time limit for telling the server that the session has ended."""
 TIMEOUT = httpx2.Timeout(30, read=300)
-"""What the SDK's own client has: a server may hold the stream of an answer open."""
+"""The default of the SDK's own client: a server may hold the stream of an answer open."""
 
 
 class HttpSession:
-    """A session with the server at `url`. The SDK wants it opened and closed by one task; calls may come from any."""
+    """A session with the server at `url`. The SDK requires one task to open and close it; calls may come from any task."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = url
@@ -22,7 +22,7 @@ class HttpSession:
         self._session: ClientSession | None = None
 
     async def open(self) -> ClientSession:
-        """The session. One that was lost is opened anew. Raises what failed."""
+        """Return the session. A lost one is opened again. Raises the error of a failed attempt."""
         if self._task is None or self._task.done():
             self._opening: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._closing = asyncio.Event()
@@ -30,7 +30,7 @@ class HttpSession:
         return await asyncio.shield(self._opening)
 
     async def lose(self, session: ClientSession) -> None:
-        """Have the next `open` make a session in place of this one."""
+        """Have the next `open` replace this session."""
         if session is self._session:
             await self.close()
 

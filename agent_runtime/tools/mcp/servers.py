@@ -1,4 +1,4 @@
-"""The MCP servers of one attempt: started and asked for their tools once, and from then on known by what is recorded."""
+"""The MCP servers of one attempt: started and asked for their tools once, and then identified by the record."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ from rollout_api.records import McpRecord
 from rollout_api.rollout_job import McpServer
 
 START_SECONDS = 60.0
-"""For a server to start and to list its tools; those that npx or uvx download first take half of it."""
+"""Time limit for a server to start and list its tools; those that npx or uvx download first take half of it."""
 PAGES = 100
-"""Most pages of one listing, so that a server that always names another one does not hold us."""
+"""Most pages of one listing, in case a server always names another one."""
 
 
 class McpServers:
-    """Implements what the engine asks of the servers of `agent.mcpServers`."""
+    """Implements the engine's interface to the servers of `agent.mcpServers`."""
 
     def __init__(self, servers: Sequence[McpServer], api_keys: Mapping[str, str]) -> None:
         self._servers = servers
@@ -33,9 +33,9 @@ class McpServers:
         }
 
     async def introduce(self, processes: Callable[[str], ToolProcesses]) -> list[McpRecord]:
-        """Start them, and have each introduce itself. `processes` gives the workspace for a server's name.
+        """Start and initialise them. `processes` returns the workspace for a server's name.
 
-        Raises SandboxFailure("McpServerFailed"): nothing has run in the workspace yet that the policy could have done.
+        Raises SandboxFailure("McpServerFailed"): the policy has run nothing in the workspace yet.
         """
         return [await self._introduced(server, processes) for server in self._servers]
 
@@ -49,7 +49,7 @@ class McpServers:
         ]
 
     async def close(self) -> None:
-        """End the sessions of HTTP; a server in a workspace goes with it."""
+        """End HTTP sessions; a server in a workspace ends with the workspace."""
         for session in self._http.values():
             await session.close()
 
@@ -86,7 +86,9 @@ async def _start(server: McpServer, processes: ToolProcesses) -> tuple[McpRecord
 
 
 async def _listed(session: ClientSession, name: str, process: str | None) -> tuple[McpRecord | None, str]:
-    """What the server says of itself, or what went wrong; not raised in the SDK's task group, which would wrap it."""
+    """Return the server's introduction, or the error. The error is not raised inside the SDK's task group, which would
+    wrap it.
+    """
     try:
         initialized = await session.initialize()
         tools: list[Tool] = []

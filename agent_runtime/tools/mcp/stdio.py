@@ -1,4 +1,4 @@
-"""MCP's stdio transport to a server that lives in the workspace, one connection for each call.
+"""MCP's stdio transport to a server in the workspace, with one connection for each call.
 
 The official SDK's session sits on two streams of messages; here they are the input and output of a process that the
 executor keeps. A repeated call writes the same bytes at the same offsets under the same keys, so the server gets each
@@ -22,11 +22,12 @@ from agent_runtime.sandboxes.base import FileError, ProcessStatus
 from agent_runtime.tools.base import ToolProcesses
 
 WAIT_SECONDS = 20.0
-"""One wait for output; a new one follows."""
+"""Longest single wait for output; it is repeated."""
 INPUT_SECONDS = 10.0
-"""For a server to take a message. The policy may have stopped it, which must not look like a lost sandbox."""
+"""Time limit for a server to accept a message. The policy may have stopped it, which must not look like a lost sandbox.
+"""
 MESSAGE_BYTES = 8 << 20
-"""Most bytes of one message; a server that sends more is cut off."""
+"""Most bytes of one message; a server that sends more is disconnected."""
 
 Received = SessionMessage | Exception
 
@@ -35,9 +36,10 @@ Received = SessionMessage | Exception
 async def connect(
     processes: ToolProcesses, status: ProcessStatus, call: str
 ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]]:
-    """The streams of a session that goes on where the process stood at `status`.
+    """Yield the streams of a session that continues at the process's `status`.
 
-    `call` names the call among all of the attempt: requests carry it in their id, and answers to others are not seen.
+    `call` identifies the call in the attempt: the ids of its requests include it, and answers to other calls are
+    skipped.
     """
     to_session, received = anyio.create_memory_object_stream[Received](0)
     sent, from_session = anyio.create_memory_object_stream[SessionMessage](0)
@@ -76,7 +78,7 @@ async def _write(
             async with asyncio.timeout(INPUT_SECONDS):
                 await processes.write_input(status.id, offset, data)
         except (FileError, TimeoutError):
-            await to_session.aclose()  # nobody reads there any more
+            await to_session.aclose()  # no reader is left
             return
         offset += len(data)
 
@@ -98,7 +100,7 @@ async def _read(
 
 
 def _message(line: bytes, call: str) -> Received | None:
-    """A line as the session expects it; None for the answer to another call."""
+    """Return a line in the session's format; None for the answer to another call."""
     try:
         message: JSONRPCMessage = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError as error:

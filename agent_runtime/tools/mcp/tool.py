@@ -1,4 +1,4 @@
-"""A tool of an MCP server as one of ours."""
+"""A tool of an MCP server as one of our tools."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -17,13 +17,13 @@ from agent_runtime.tools.mcp.stdio import connect
 from rollout_api.records import McpRecord
 
 _LOST = ("Connection closed", "Session terminated")
-"""What the SDK says of every further call of a session whose connection broke, or that its server has forgotten."""
+"""The SDK's errors for every further call of a session whose connection broke, or that its server has forgotten."""
 STDERR_BYTES = 2000
-"""Of what a server that ended had said last."""
+"""Bytes of the final error output of a server that ended."""
 
 
 class McpTool:
-    """Implements `Tool`. `definition` is the tool as its server listed it (MCP's `Tool`, JSON)."""
+    """Implements `Tool`. `definition` is the tool in its server's list (MCP's `Tool`, JSON)."""
 
     def __init__(self, server: McpRecord, definition: Mapping[str, Any], http: HttpSession | None) -> None:
         self.name = tool_name(server.server, definition["name"])
@@ -35,7 +35,9 @@ class McpTool:
 
     @property
     def runs_in(self) -> Literal["Sandbox", "Runner"]:
-        """A server in the workspace is asked nothing twice; of one elsewhere nobody knows what it had done."""
+        """Return where it runs. A server in the workspace never gets a request twice; for a remote one, what it has
+        done is unknown.
+        """
         return "Sandbox" if self._http is None else "Runner"
 
     @property
@@ -55,7 +57,7 @@ class McpTool:
                     answer = error
         except TimeoutError:
             raise ToolError(
-                f"{self.name} gave no answer within {seconds:.0f} s. The call may still be at work."
+                f"{self.name} did not answer within {seconds:.0f} s. The call may still be running."
             ) from None
         if isinstance(answer, CallToolResult):
             return result_of(answer)
@@ -86,12 +88,12 @@ class McpTool:
 
 
 def tool_name(server: str, tool: str) -> str:
-    """How the model knows a server's tool: letters that OpenAI's servers refuse in names become `_`."""
+    """Return the model's name of a server's tool: characters that OpenAI's servers refuse in names become `_`."""
     return f"{server}__{''.join(c if c.isascii() and (c.isalnum() or c in '_-') else '_' for c in tool)}"
 
 
 def result_of(result: CallToolResult) -> ToolResult:
-    """What a server answered, as the model is told it. What is no text is named."""
+    """Return a server's answer for the model. Content that is not text is named."""
     parts = [getattr(block, "text", None) or _named(block) for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [str(result.structured_content)]
@@ -109,6 +111,6 @@ def _named(block: Any) -> str:
 
 
 def last_words(status: ProcessStatus | None) -> str:
-    """The end of what a server wrote on its standard error, as the end of a sentence."""
+    """Return the end of a server's error output, as the end of a sentence."""
     said = "" if status is None else status.stderr[-STDERR_BYTES:].decode(errors="replace").strip()
-    return f". The last it said: {said}" if said else ""
+    return f". Its last output: {said}" if said else ""

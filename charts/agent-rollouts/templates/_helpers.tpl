@@ -96,6 +96,9 @@ dns: {{ . | toJson }}
 {{- end }}
 privilegedNamespaces: {{ .privilegedNamespaces | toJson }}
 watch: {{ .watch | toJson }}
+{{- if .admission.enabled }}
+admission: {port: 9443, certificates: /etc/agent-rollouts-admission}
+{{- end }}
 budgets: {{ .budgets | toJson }}
 workers: {{ .workers }}
 resyncSeconds: {{ .resyncSeconds }}

@@ -1,4 +1,4 @@
-"""Additions that a cluster may have or lack, for the tests that need them: devices to claim, and LeaderWorkerSet."""
+"""Optional additions of a cluster, for the tests that need them: devices to claim, and LeaderWorkerSet."""
 
 import contextlib
 import subprocess
@@ -16,31 +16,31 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class AddonError(Exception):
-    """An addition could not be made or taken away; the text says what failed."""
+    """An addition could not be installed or removed; the text says what failed."""
 
 
 @dataclass(frozen=True)
 class Addon:
-    """How an addition is made, and taken away again."""
+    """How an addition is installed and removed."""
 
     start: Callable[[State], None]
     stop: Callable[[Layout], None]
 
 
 def start(name: str, addon: str, say: Say) -> None:
-    """Makes an addition, or finds it there; it works when this returns. Raises AddonError, ClusterError and NodeError."""
+    """Installs an addition if missing; it works when this returns. Raises AddonError, ClusterError and NodeError."""
     state = cluster.existing(name)
     try:
         ADDONS[addon].start(state)
     except BaseException:
-        # What is half there would make the cluster look ill.
+        # Incomplete add-ons would make the cluster look unhealthy.
         ADDONS[addon].stop(state.layout)
         raise
     say(f"{addon} is there")
 
 
 def stop(name: str, addon: str, say: Say) -> None:
-    """Takes an addition and what it made away; nothing when it is not there. Raises AddonError and ClusterError."""
+    """Removes an addition and its objects, if installed. Raises AddonError and ClusterError."""
     ADDONS[addon].stop(cluster.existing(name).layout)
     say(f"{addon} is gone")
 
@@ -61,7 +61,7 @@ def _stop_devices(layout: Layout) -> None:
         nodes.forget(layout.node(index), components.DRA_DRIVER)
     api = cluster.admin(layout)
     for found in _slices(api):
-        # The kubelet takes them away too, half a minute after their driver has gone.
+        # The kubelet also deletes them, half a minute after their driver has ended.
         with contextlib.suppress(ApiError):
             api.request("DELETE", f"{SLICES}/{found}")
 
@@ -123,7 +123,4 @@ def _helm(layout: Layout, *arguments: str) -> None:
         raise AddonError(f"helm {arguments[0]} failed with exit code {done.returncode}: {done.stderr[-2000:]}")
 
 
-ADDONS = {
-    "devices": Addon(_start_devices, _stop_devices),
-    "leader-worker-set": Addon(_start_lws, _stop_lws),
-}
+ADDONS = {"devices": Addon(_start_devices, _stop_devices), "leader-worker-set": Addon(_start_lws, _stop_lws)}

@@ -1,4 +1,4 @@
-"""The little of the Kubernetes API that the harness needs: one request, apply, and watch, over HTTPS with a certificate."""
+"""The harness's client of the Kubernetes API: one request, apply, and watch, over HTTPS with a certificate."""
 
 import contextlib
 import http.client
@@ -30,7 +30,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """An API server, and who we are to it: `user` names a certificate in the folder `pki`."""
+    """An API server, and our identity: `user` names a certificate in the folder `pki`."""
 
     def __init__(self, server: str, pki: Path, user: str) -> None:
         self._address = urllib.parse.urlsplit(server).netloc
@@ -40,14 +40,14 @@ class Api:
     def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", seconds: float = 10
     ) -> Any:
-        """One request, JSON in and out. Raises ApiError, and OSError when there is no answer."""
+        """Makes one request, JSON in and out. Raises ApiError, and OSError without a response."""
         text = None if body is None else json.dumps(body)
         with self._response(method, path, text, content_type, seconds) as response:
             content = response.read()
         return json.loads(content) if content.startswith(b"{") else content.decode()
 
     def request_unless(self, status: int, method: str, path: str, body: Any = None) -> None:
-        """One request that may also fail with this status: the object is there already, or is gone."""
+        """Makes one request that may also fail with this status, because the object exists already or no longer."""
         try:
             self.request(method, path, body)
         except ApiError as error:
@@ -61,7 +61,7 @@ class Api:
         self.request("PATCH", path + query, manifest, "application/apply-patch+yaml")
 
     def watch(self, path: str, query: dict[str, str], seconds: int) -> Iterator[dict[str, Any]]:
-        """Events of a collection, for so long. Raises ApiError (410: list again) and OSError."""
+        """Yields events of a collection for a time. Raises ApiError (410: list again) and OSError."""
         parameters = urllib.parse.urlencode(query | {"watch": "1", "timeoutSeconds": str(seconds)})
         with self._response("GET", f"{path}?{parameters}", None, "application/json", seconds + 10) as response:
             while line := response.readline():

@@ -1,4 +1,4 @@
-"""Container images without a container engine: a docker archive of a static program or two."""
+"""Container images without a container engine: a docker archive with static programs."""
 
 import hashlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# As Go names what the kernel calls otherwise.
+# Go's names for architectures that the kernel names differently.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -22,7 +22,7 @@ class ArchiveError(ValueError):
 
 
 def image_names(archive: Path) -> list[str]:
-    """Full names of the images in a docker or OCI archive. Raises ArchiveError."""
+    """Returns full names of the images in a docker or OCI archive. Raises ArchiveError."""
     expected = (
         f"{archive}: expected a docker or OCI archive, as `buildah push IMAGE docker-archive:FILE:NAME` writes it"
     )
@@ -50,7 +50,7 @@ def image_names(archive: Path) -> list[str]:
 def write_archive(
     archive: Path, reference: str, programs: Mapping[str, Path], modes: Mapping[str, int] | None = None
 ) -> None:
-    """A docker archive of one layer that holds the programs at these absolute paths; the first one is the entry point."""
+    """Writes a docker archive of one layer with the programs at these absolute paths; the first one is the entry point."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for target, source in programs.items():

@@ -19,11 +19,11 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agen
 
 
 class BuildError(Exception):
-    """A program could not be built; the text says which, and what to do."""
+    """A program could not be built; the text has its name and a remedy."""
 
 
 def build_all(say: Callable[[str], None]) -> Path:
-    """The folder that has all programs, built where they are missing. Raises BuildError."""
+    """Returns the folder with all programs; builds missing ones. Raises BuildError."""
     folder = CACHE / recipes.cache_digest()
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def build_all(say: Callable[[str], None]) -> Path:
 
 
 def build_one(name: str, say: Callable[[str], None]) -> Path:
-    """One program alone, of the recipe of its name; for what needs no cluster. Raises BuildError."""
+    """Builds one program by the recipe of its name, for tests without a cluster. Raises BuildError."""
     recipe = next(recipe for recipe in RECIPES if recipe.name == name)
     if not (CACHE / recipe.folder).exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ def build_one(name: str, say: Callable[[str], None]) -> Path:
 
 
 def programs_folder() -> Path:
-    """Where `build_all` leaves the programs."""
+    """Returns the folder with the programs of `build_all`."""
     return CACHE / recipes.cache_digest() / "bin"
 
 
 def share_folder() -> Path:
-    """Where the files are that the recipes name as `share`, in a folder for each recipe."""
+    """Returns the folder with the recipes' `share` files, in a folder for each recipe."""
     return CACHE / recipes.cache_digest() / "share"
 
 
@@ -116,7 +116,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def compile_pause(folder: Path) -> None:
-    """Leaves `bin/pause` in the folder. Raises BuildError."""
+    """Writes `bin/pause` in the folder. Raises BuildError."""
     (folder / "bin").mkdir()
     source = folder / "pause.c"
     source.write_text(PAUSE_SOURCE)
@@ -147,7 +147,7 @@ def _install_debian_packages(say: Callable[[str], None]) -> None:
 
 
 def run(command: list[str], folder: Path, environ: "os._Environ[str] | dict[str, str]") -> str:
-    """Runs a command to its end; returns its output. Raises BuildError with the end of what it said."""
+    """Runs a command to its end; returns its output. Raises BuildError with the end of its output."""
     done = subprocess.run(command, cwd=folder, env=dict(environ), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{done.stderr[-3000:]}")
@@ -156,7 +156,7 @@ def run(command: list[str], folder: Path, environ: "os._Environ[str] | dict[str,
 
 @contextlib.contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """A folder that is at `place` when all went well, and nowhere otherwise."""
+    """Yields a folder that is moved to `place` on success, and removed otherwise."""
     folder = Path(tempfile.mkdtemp(prefix=".building-", dir=place.parent))
     try:
         folder.chmod(0o755)

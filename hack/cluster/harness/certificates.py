@@ -1,4 +1,4 @@
-"""One certificate authority for the whole cluster, and the identities it signs. Subjects are pure; openssl signs."""
+"""One certificate authority for the whole cluster, and the identities that it signs. Subjects are pure; openssl signs."""
 
 import subprocess
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ DAYS = 365
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a certificate says that its holder is: for Kubernetes the common name is the user, the organization the group."""
+    """The subject of a certificate: for Kubernetes the common name is the user, the organization the group."""
 
     file: str
     common_name: str
     organization: str = ""
-    names: tuple[str, ...] = ()  # for servers: what clients may call it
+    names: tuple[str, ...] = ()  # for servers: the names that clients may use
 
     @property
     def subject(self) -> str:

@@ -32,11 +32,11 @@ Say = Callable[[str], None]
 
 
 class ClusterError(Exception):
-    """A cluster could not be started or used; the text says why, and what to do."""
+    """A cluster could not be started or used; the text has the reason and a remedy."""
 
 
 def up(name: str, node_count: int, say: Say) -> Layout:
-    """Brings a cluster up, or finds it healthy. Raises ClusterError, BuildError, LayoutError and NodeError."""
+    """Starts a cluster unless it is healthy. Raises ClusterError, BuildError, LayoutError and NodeError."""
     if os.geteuid() != 0:
         raise ClusterError("the cluster needs root (namespaces, mounts, nftables); run this with sudo")
     programs = build.build_all(say)
@@ -80,7 +80,7 @@ def add_node(name: str, say: Say) -> Node:
 
 
 def kill_node(name: str, index: int) -> None:
-    """Kills a node with all on it, as a power failure would. Kubernetes keeps its Node object until someone deletes it.
+    """Kills a node with all its processes, like a power failure. Kubernetes keeps its Node object until it is deleted.
 
     Raises ClusterError and NodeError.
     """
@@ -99,7 +99,7 @@ def kill_node(name: str, index: int) -> None:
 
 
 def existing(name: str) -> State:
-    """The state of a cluster that was started. Raises ClusterError when there is none."""
+    """Returns the state of a started cluster. Raises ClusterError if there is none."""
     state = read_state(name)
     if state is None:
         raise ClusterError(f"there is no cluster {name!r}; start it with `hack/cluster/up --name {name}`")
@@ -107,7 +107,7 @@ def existing(name: str) -> State:
 
 
 def read_state(name: str) -> State | None:
-    """What is kept of a cluster; None when nothing is, or when a start was cut short before it was written."""
+    """Returns a cluster's stored state; None if there is none, or if a start was interrupted before it was written."""
     with contextlib.suppress(FileNotFoundError, LayoutError):
         return parse_state((STATE / name / "state.json").read_text())
     return None
@@ -137,7 +137,7 @@ def admin(layout: Layout) -> Api:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Everything that a test needs to know of a cluster, for `status --json`."""
+    """Returns everything that a test needs to know about a cluster, for `status --json`."""
     state = read_state(name)
     if state is None:
         return {"name": name, "healthy": False}
@@ -292,7 +292,7 @@ def _wait_for_node(api: Api, node: Node) -> None:
 
 
 def wait(what: str, is_there: Callable[[], bool], log: Path, seconds: float = 90) -> None:
-    """Waits until something is there. Raises ClusterError with the end of the log that tells why it is not."""
+    """Waits until a condition holds. Raises ClusterError with the end of the relevant log."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError, ApiError):

@@ -1,4 +1,4 @@
-"""What all executables share: arguments, lines on stderr, and errors without a traceback."""
+"""What all executables share: arguments, messages on stderr, and errors without a traceback."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ DEFAULT_NAME = "test"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Arguments of one executable: the cluster's name is among them always."""
+    """Returns the argument parser of one executable, always with the cluster's name."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: %(default)s)")
     return made
@@ -24,19 +24,19 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def action(
     actions: "argparse._SubParsersAction[argparse.ArgumentParser]", verb: str, text: str
 ) -> argparse.ArgumentParser:
-    """One of an executable's actions; the cluster may be named after it too."""
+    """Adds one action of an executable; the cluster's name may follow it too."""
     made = actions.add_parser(verb, help=text, description=text)
     made.add_argument("--name", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return made
 
 
 def say(line: str) -> None:
-    """Tells a person what is going on; standard output is for results."""
+    """Prints a progress message; standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main(act: Callable[[], int | None]) -> None:
-    """Runs an executable to its end; what went wrong is one message."""
+    """Runs an executable to its end; errors are printed as one message."""
     try:
         sys.exit(act() or 0)
     except (AddonError, ArchiveError, BuildError, ClusterError, LayoutError, NodeError, KeyError) as error:

@@ -10,7 +10,7 @@ from .layout import API_PORT, MAX_NODES, S3_ACCESS_KEY, S3_PORT, S3_SECRET_KEY, 
 MODULES = Path(__file__).parents[1]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FEATURES = ",".join(f"{name}={str(on).lower()}" for name, on in configs.FEATURES.items())
-# Of a node that has fallen silent: 50 s by default. Tests wait for it, and a kubelet renews its lease every 10 s.
+# Time until a silent node counts as lost: 50 s by default. Tests wait for it, and a kubelet renews its lease every 10 s.
 NODE_GRACE_SECONDS = 30
 DRA_DRIVER, DRA_DRIVER_NAME = "dra-driver", "test-driver.cdi.k8s.io"
 # Few, so that a test soon has taken all.
@@ -27,7 +27,7 @@ class Component:
 
 
 def control_plane(layout: Layout, programs: Path) -> tuple[Component, ...]:
-    """What runs on the first node alone, in the order in which it is started."""
+    """Returns the components of the first node, in start order."""
     pki, config = layout.state / "pki", layout.state / "config"
 
     def manager(name: str, *flags: str) -> Component:
@@ -97,7 +97,7 @@ def control_plane(layout: Layout, programs: Path) -> tuple[Component, ...]:
 
 
 def node_components(node: Node, programs: Path) -> tuple[Component, ...]:
-    """What runs on every node, in the order in which it is started."""
+    """Returns the components of every node, in start order."""
     layout = node.cluster
     return (
         Component(
@@ -130,7 +130,7 @@ def node_components(node: Node, programs: Path) -> tuple[Component, ...]:
 
 
 def kwok(layout: Layout, programs: Path) -> Component:
-    """Plays the kubelet of all nodes that are labelled `type: kwok`."""
+    """Returns the component that simulates the kubelet of all nodes labelled `type: kwok`."""
     state = layout.state
     return Component(
         "kwok",
@@ -145,7 +145,9 @@ def kwok(layout: Layout, programs: Path) -> Component:
 
 
 def dra_driver(node: Node, programs: Path) -> Component:
-    """Offers devices of a node for dynamic resource allocation; containers see theirs as environment variables (CDI)."""
+    """Returns the component that offers devices of a node for dynamic resource allocation; containers see theirs as
+    environment variables (CDI).
+    """
     return Component(
         DRA_DRIVER,
         (
@@ -160,7 +162,7 @@ def dra_driver(node: Node, programs: Path) -> Component:
 
 
 def find(layout: Layout, name: str, node: int, programs: Path) -> Component:
-    """The component of that name. Raises KeyError, with the names there are, when there is none on that node."""
+    """Returns the component of that name. Raises KeyError with the existing names if the node has none."""
     known = {component.name: component for component in node_components(layout.node(node), programs)}
     if node == 0:
         known |= {component.name: component for component in (*control_plane(layout, programs), kwok(layout, programs))}

@@ -1,4 +1,4 @@
-"""The configuration files of all components, as text. Pure. JSON where YAML is expected: it is YAML too."""
+"""The configuration files of all components, as text. Pure. JSON is used for YAML, because it is valid YAML."""
 
 import json
 from pathlib import Path
@@ -17,16 +17,13 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def kubeconfig(layout: Layout, user: str) -> str:
-    """For a user whose certificate is in the cluster's `pki` folder."""
+    """Returns a kubeconfig for a user whose certificate is in the cluster's `pki` folder."""
     pki = layout.state / "pki"
     value = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
-            {
-                "name": layout.name,
-                "cluster": {"server": layout.server, "certificate-authority": str(pki / "ca.crt")},
-            }
+            {"name": layout.name, "cluster": {"server": layout.server, "certificate-authority": str(pki / "ca.crt")}}
         ],
         "users": [
             {
@@ -41,7 +38,7 @@ def kubeconfig(layout: Layout, user: str) -> str:
 
 
 def audit_policy() -> str:
-    """Metadata of every write but leases and events, once each, when the response is there."""
+    """Returns an audit policy: metadata of every write except leases and events, once each, with the response."""
     return _json(
         {
             "apiVersion": "audit.k8s.io/v1",
@@ -91,7 +88,7 @@ BinaryName = "{programs}/runc"
 
 
 def cni(node: Node) -> str:
-    """The node's pod network: a bridge, with the addresses of its range."""
+    """Returns the node's pod network: a bridge, with the addresses of its range."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": node.pod_range, "gateway": node.address}]],
@@ -110,7 +107,7 @@ def cni(node: Node) -> str:
 
 
 def kubelet(node: Node) -> str:
-    """KubeletConfiguration: no eviction for a full disk, no limits on image pulls, cgroup v1 accepted."""
+    """Returns KubeletConfiguration: no eviction for a full disk, no limits on image pulls, cgroup v1 accepted."""
     pki = node.cluster.state / "pki"
     return _json(
         {
@@ -169,7 +166,7 @@ def kube_proxy(node: Node) -> str:
 
 
 def cluster_objects(layout: Layout) -> list[dict[str, Any]]:
-    """What is applied to a new cluster: the rights of the network-policy daemon and of kwok, and CoreDNS."""
+    """Returns the objects of a new cluster: RBAC of the network-policy daemon and of kwok, and CoreDNS."""
     policies = {"": ["namespaces", "pods"], "networking.k8s.io": ["networkpolicies"]}
     names = {"": ["endpoints", "namespaces", "pods", "services"], "discovery.k8s.io": ["endpointslices"]}
     user = {"kind": "User", "apiGroup": RBAC, "name": "network-policy"}

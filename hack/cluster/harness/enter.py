@@ -1,7 +1,7 @@
-"""Starts a program in a node's namespaces and prints its process id. Run as a script of its own: see `start`.
+"""Starts a program in a node's namespaces and prints its process id. Run as a separate script: see `start`.
 
-A process id namespace is entered by children only, and Python needs no threads around when it enters the others; both
-come for free in a process that does nothing else.
+Only child processes enter a process id namespace, and Python must have no other threads when it enters the others; both
+hold in a process that does nothing else.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Images of the nodes: brought in from archives, since there is no registry."""
+"""Images of the nodes, loaded from archives because there is no registry."""
 
 import subprocess
 import time
@@ -9,12 +9,12 @@ from .archives import image_names
 from .layout import Node
 
 SEEN_LABEL = "io.cri-containerd.image"
-# Not through containerd's transfer service: ctr 2.4 was seen to lose the end of what it writes to a pipe.
+# Not through containerd's transfer service: ctr 2.4 sometimes loses the end of its output to a pipe.
 LOCAL = "--local"
 
 
 def load(node: Node, programs: Path, archive: Path) -> None:
-    """Brings a docker or OCI archive into a node. Raises NodeError, and ArchiveError for another file."""
+    """Loads a docker or OCI archive into a node. Raises NodeError, and ArchiveError for another file."""
     loaded = image_names(archive)
     # Through standard input: a node may not see the folder that the archive is in.
     with archive.open("rb") as file:
@@ -29,7 +29,7 @@ def names(node: Node, programs: Path) -> list[str]:
 
 
 def copy(source: Node, target: Node, programs: Path) -> None:
-    """Brings all images of a node into another. Raises NodeError."""
+    """Copies all images of a node to another. Raises NodeError."""
     command = nodes.command_in(source, [*_ctr(programs), "export", LOCAL, "-", *names(source, programs)])
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as export:
         nodes.run_in(target, _import(programs), stdin=export.stdout)
@@ -38,10 +38,10 @@ def copy(source: Node, target: Node, programs: Path) -> None:
 
 
 def _announce(node: Node, programs: Path, name: str) -> None:
-    """Has containerd's Kubernetes part look at an image anew.
+    """Makes containerd's Kubernetes plugin read an image again.
 
-    It overlooks that a name it knows stands for another image now, and image volumes then find nothing. Its own label
-    tells what it has looked at: without it, it looks again, and sets it.
+    Otherwise it misses that a known name refers to another image now, and image volumes find nothing. Its own label
+    marks images that it has read: without the label it reads the image again and sets it.
     """
     nodes.run_in(node, [*_ctr(programs), "label", name, f"{SEEN_LABEL}="])
     deadline = time.monotonic() + 10

@@ -1,4 +1,4 @@
-"""Simulated nodes, for tests of scale: kwok plays their kubelets, and their pods cost nothing but API objects."""
+"""Simulated nodes for tests of scale: kwok simulates their kubelets, and their pods cost nothing but API objects."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ TAINT = "kwok.x-k8s.io/node"
 
 
 def fake_node(index: int) -> dict[str, Any]:
-    """A node on which pods land only if they tolerate the taint; it says that it has user namespaces, as a real one here."""
+    """Returns a node on which only pods with the toleration are scheduled; it reports user namespaces, as a real one
+    here.
+    """
     name = f"kwok-{index}"
     resources = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": str(configs.MAX_PODS)}
     features = {"recursiveReadOnlyMounts": True, "userNamespaces": True}
@@ -33,7 +35,7 @@ def fake_node(index: int) -> dict[str, Any]:
 
 
 def stages(folder: Path) -> str:
-    """kwok's configuration: how nodes become ready and stay so, and how pods start and go, all at once."""
+    """Returns kwok's configuration: how nodes become and stay ready, and how pods start and end, all immediately."""
     return "\n---\n".join(file.read_text() for file in sorted(folder.glob("*.yaml")))
 
 

@@ -1,4 +1,4 @@
-"""Where everything of a cluster is: addresses, folders, names. Pure: the same name and slot give the same layout."""
+"""The layout of a cluster: addresses, folders, names. Pure: the same name and slot give the same layout."""
 
 import ipaddress
 import json
@@ -15,18 +15,19 @@ S3_PORT = 7070
 S3_BUCKET = "rollouts"
 S3_ACCESS_KEY = "test"
 S3_SECRET_KEY = "test-secret"
-# An address of the documentation range (RFC 5737) on the host: what a public address is to the policies under test.
+# An address of the documentation range (RFC 5737) on the host: it acts as a public address for the NetworkPolicies
+# under test.
 INTERNET = "203.0.113.1"
 INTERNET_NAME = "internet.test"
 
 
 class LayoutError(ValueError):
-    """A cluster cannot be named or placed so; the text says why, and what would do."""
+    """Invalid name or location of a cluster; the text has the reason and the valid form."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A cluster by name and slot; the slot numbers its address ranges, so that two clusters never share one."""
+    """A cluster's layout by name and slot; the slot numbers its address ranges, so that two clusters never share one."""
 
     name: str
     slot: int
@@ -49,12 +50,12 @@ class Layout:
 
     @property
     def audit_log(self) -> Path:
-        """One JSON object a line: the metadata of every write, leases and events left out."""
+        """Returns the audit log: one JSON object per line with the metadata of every write, except leases and events."""
         return self.state / "logs" / "audit.log"
 
     @property
     def pod_range(self) -> str:
-        """All pods and nodes, and this machine's own address among them."""
+        """Returns the range of all pods and nodes, including this machine's own address."""
         return f"10.{100 + self.slot}.0.0/16"
 
     @property
@@ -63,12 +64,12 @@ class Layout:
 
     @property
     def api_service(self) -> str:
-        """Address of the Service `kubernetes`: the first of the range, as the API server decides."""
+        """Returns the address of the Service `kubernetes`: the first of the range, as in the API server."""
         return f"10.{200 + self.slot}.0.1"
 
     @property
     def dns_service(self) -> str:
-        """Address of the Service `kube-dns`."""
+        """Returns the address of the Service `kube-dns`."""
         return f"10.{200 + self.slot}.0.10"
 
     @property
@@ -77,7 +78,7 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """This machine's end of the cable to the first node (the kernel allows 15 characters)."""
+        """Returns the name of this machine's end of the link to the first node (the kernel allows 15 characters)."""
         return f"rollouts{self.slot}"
 
     @property
@@ -89,7 +90,7 @@ class Layout:
         return f"http://{self.node(0).address}:{S3_PORT}"
 
     def node(self, index: int) -> "Node":
-        """The node of this number; the first one carries the control plane and S3."""
+        """Returns the node of this number; the first one has the control plane and S3."""
         if not 0 <= index < MAX_NODES:
             raise LayoutError(f"node {index}: expected 0 to {MAX_NODES - 1}")
         return Node(self, index)
@@ -112,7 +113,7 @@ class Node:
 
     @property
     def pod_range(self) -> str:
-        """Addresses of its pods: 1,021, more than the kubelet will ever start at once."""
+        """Returns the addresses of its pods: 1,021, more than the kubelet ever starts at once."""
         return f"10.{100 + self.cluster.slot}.{4 * self.index}.0/22"
 
     @property
@@ -125,14 +126,15 @@ class Node:
 
     @property
     def cgroup(self) -> str:
-        """Parent of its pods' cgroups, from the root of each hierarchy."""
+        """Returns the parent of its pods' cgroups, from the root of each hierarchy."""
         return f"/agent-rollouts-{self.name}"
 
 
 def choose_slot(taken: Iterable[int], routes: Iterable[str]) -> int:
-    """The first slot that no cluster has and whose ranges meet none of this machine's routes (destinations of `ip route`).
+    """Returns the first slot that no cluster has and whose ranges overlap none of this machine's routes (destinations
+    of `ip route`).
 
-    Raises LayoutError when there is none.
+    Raises LayoutError if there is none.
     """
     used = set(taken)
     networks = [ipaddress.ip_network(route, strict=False) for route in routes if route != "default"]
@@ -149,7 +151,7 @@ def choose_slot(taken: Iterable[int], routes: Iterable[str]) -> int:
 
 @dataclass(frozen=True)
 class State:
-    """What is kept of a cluster in `state.json`: everything else follows from it."""
+    """A cluster's stored state in `state.json`; everything else derives from it."""
 
     layout: Layout
     nodes: tuple[int, ...]
@@ -161,7 +163,7 @@ class State:
 
 
 def parse_state(text: str) -> State:
-    """Reads `state.json`. Raises LayoutError with the file's fault."""
+    """Parses `state.json`. Raises LayoutError with the problem of the file."""
     try:
         value = json.loads(text)
         nodes = tuple(int(index) for index in value["nodes"])

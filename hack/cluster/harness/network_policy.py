@@ -1,6 +1,6 @@
 """NetworkPolicies, pods and namespaces in, one nftables ruleset out. Pure: `policy_daemon.py` watches and applies.
 
-The published network plugins need kernel parts that a test machine may lack; what they do for IPv4 is here.
+The published network plugins need kernel features that a test machine may lack; this implements them for IPv4.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ TABLE = "network-policy"
 
 @dataclass(frozen=True)
 class Pod:
-    """What policies need to know of a pod that has an address of its own."""
+    """Data of a pod with its own address that policies need."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -33,7 +33,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Allow:
-    """What is let through: to or from these networks (None: any) but the excluded, on these ports (None: all)."""
+    """Allowed traffic: to or from these networks (None: any) except the excluded, on these ports (None: all)."""
 
     networks: tuple[str, ...] | None
     excluded: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ Allows = tuple[Allow, ...]
 
 @dataclass(frozen=True)
 class Isolation:
-    """Pods, by address, to or from which only so much is allowed; a pod that is not in here is free in that direction."""
+    """Pods, by address, with restricted traffic; a pod that is not listed is unrestricted in that direction."""
 
     ingress: Mapping[str, Allows]
     egress: Mapping[str, Allows]
 
 
 def parse_pod(manifest: Mapping[str, Any]) -> Pod | None:
-    """A pod of the API; None when it has no address of its own: not yet, no more, or it is the node's."""
+    """Parses a pod of the API; None if it has no own address: not yet, no longer, or it uses the node's."""
     spec, status, metadata = manifest["spec"], manifest.get("status", {}), manifest["metadata"]
     if not status.get("podIP") or spec.get("hostNetwork") or status.get("phase") in ("Succeeded", "Failed"):
         return None
@@ -70,7 +70,7 @@ def parse_pod(manifest: Mapping[str, Any]) -> Pod | None:
 def isolate(
     policies: Iterable[Mapping[str, Any]], pods: Iterable[Pod], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Isolation:
-    """What the policies (manifests of the API) mean for the pods; `namespaces` has the labels of each."""
+    """Returns the effect of the policies (manifests of the API) on the pods; `namespaces` has the labels of each."""
     everyone = sorted(pods, key=lambda pod: ipaddress.ip_address(pod.address))
     ingress: defaultdict[str, set[Allow]] = defaultdict(set)
     egress: defaultdict[str, set[Allow]] = defaultdict(set)
@@ -113,10 +113,11 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def ruleset(isolation: Isolation) -> str:
-    """Input of `nft -f -` that replaces the table in one transaction.
+    """Returns the input of `nft -f -` that replaces the table in one transaction.
 
-    Forwarded packets are seen after a Service's address was translated, packets between pods of one bridge among them;
-    what a pod sends to its node arrives at `input`; what the node itself sends to its pods (probes) is not looked at.
+    Forwarded packets are filtered after a Service's address was translated, including packets between pods of one
+    bridge. Packets from a pod to its node arrive at `input`; packets from the node itself to its pods (probes) are not
+    filtered.
     """
     chains: dict[tuple[str, ...], str] = {}
     verdicts = []
@@ -174,12 +175,9 @@ def _egress_allows(
 
 
 def _peers(
-    peers: list[dict[str, Any]] | None,
-    namespace: str,
-    everyone: list[Pod],
-    namespaces: Mapping[str, Mapping[str, str]],
+    peers: list[dict[str, Any]] | None, namespace: str, everyone: list[Pod], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Iterable[Allow]:
-    """Who is meant, with no word on ports; nothing where nobody is."""
+    """Returns the selected peers, ignoring ports; empty if there are none."""
     if not peers:
         yield Allow(None)
         return
@@ -213,7 +211,7 @@ def _covers(peers: Allow, address: str) -> bool:
 
 
 def _ports(ports: list[dict[str, Any]] | None, named_by: Pod | None) -> tuple[Ports, ...] | None:
-    """Ranges of numbers; None for all ports, () where only names are given that mean nothing."""
+    """Returns ranges of numbers; None for all ports, () if only unresolvable names are given."""
     if not ports:
         return None
     found = set()
@@ -243,7 +241,7 @@ def _rules(allow: Allow, other_end: str) -> list[str]:
 
 
 def _merged(ranges: list[Ports]) -> list[str]:
-    """nft refuses ranges that overlap."""
+    """Merges ranges, because nft refuses overlapping ones."""
     merged: list[tuple[int, int]] = []
     for ports in sorted(ranges):
         if merged and ports.first <= merged[-1][1] + 1:

@@ -1,6 +1,6 @@
-"""Nodes as namespaces of this machine: mounts, process ids and network of their own, all held by one process.
+"""Nodes as namespaces of this machine: each has its own mounts, process ids and network, held by one process.
 
-When that process is killed, the kernel kills everything on the node, pods included, and takes mounts and links with it.
+When that process is killed, the kernel kills all processes of the node, pods included, and removes mounts and links.
 """
 
 import json
@@ -15,16 +15,16 @@ from .components import Component
 from .layout import INTERNET, Node
 
 CGROUPS = Path("/sys/fs/cgroup")
-# Folders that Kubernetes, containerd and CNI will not have elsewhere, and what each is in the node's own.
+# Folders that Kubernetes, containerd and CNI cannot relocate, and the node's own folder for each.
 FOLDERS = ("/var/lib/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
 
 
 class NodeError(Exception):
-    """A node could not be made or used; the text says what failed."""
+    """A node could not be created or used; the text says what failed."""
 
 
 def create(node: Node, programs: Path) -> None:
-    """Makes the namespaces and cgroups of a node, joined to no network yet. Raises NodeError."""
+    """Creates the namespaces and cgroups of a node, without a network. Raises NodeError."""
     for place in (*map(Path, FOLDERS), *(_own(node, folder) for folder in FOLDERS), *_cgroup_folders(node)):
         place.mkdir(parents=True, exist_ok=True)
     pid = enter.start(None, [str(programs / "pause"), f"node {node.name}"], node.state / "init.log")
@@ -38,7 +38,7 @@ def create(node: Node, programs: Path) -> None:
     ]
     network = [
         "ip link set lo up",
-        # A bridge without an address of its own changes it with its ports, and peers' ARP entries go stale.
+        # A bridge without its own MAC address changes it with its ports, and peers' ARP entries become stale.
         f"ip link add pods address {_mac(node)} type bridge",
         f"ip address add {node.address}/22 dev pods",
         "ip link set pods up",
@@ -50,7 +50,7 @@ def create(node: Node, programs: Path) -> None:
 
 
 def connect(node: Node) -> None:
-    """Lays the cable: of the first node to this machine, of another to the first node. Raises NodeError."""
+    """Links the first node to this machine, or another one to the first. Raises NodeError."""
     layout = node.cluster
     if node.index == 0:
         ends = (layout.link, "host", layout.host)
@@ -73,7 +73,7 @@ def connect(node: Node) -> None:
 
 
 def start(node: Node, component: Component) -> None:
-    """Starts a component; nothing when it already runs. Raises NodeError when the node does not."""
+    """Starts a component unless it runs. Raises NodeError if the node does not run."""
     if is_running(node, component.name):
         return
     log = log_file(node, component.name)
@@ -82,24 +82,24 @@ def start(node: Node, component: Component) -> None:
 
 
 def stop(node: Node, component: str, number: signal.Signals = signal.SIGTERM) -> None:
-    """Ends a component and waits until it is gone; nothing when it does not run."""
+    """Ends a component, if it runs, and waits for its end."""
     if (process := processes.running(_process_file(node, component))) is not None:
         processes.stop(process, number, grace_seconds=20)
 
 
 def forget(node: Node, component: str) -> None:
-    """Ends a component that the cluster is healthy without."""
+    """Ends a component that a healthy cluster does not need."""
     stop(node, component)
     _process_file(node, component).unlink(missing_ok=True)
 
 
 def is_running(node: Node, component: str) -> bool:
-    """Whether the component that was started last by this name is alive."""
+    """Whether the component that was started last under this name is alive."""
     return processes.running(_process_file(node, component)) is not None
 
 
 def running(node: Node) -> dict[str, int | None]:
-    """Process ids of all components ever started on the node, None for one that is not alive."""
+    """Returns process ids of all components ever started on the node, None for a dead one."""
     files = sorted((node.state / "processes").glob("*.json"))
     alive = {file.stem: processes.running(file) for file in files}
     return {component: None if process is None else process.pid for component, process in alive.items()}
@@ -110,13 +110,13 @@ def is_up(node: Node) -> bool:
 
 
 def kill(node: Node) -> None:
-    """Kills everything on the node at once, as a power failure would; its folder stays."""
+    """Kills all processes of the node at once, like a power failure; its folder is kept."""
     if (process := processes.running(_init_file(node))) is not None:
         processes.stop(process, signal.SIGKILL, grace_seconds=20)
 
 
 def remove(node: Node) -> None:
-    """Takes away what a killed node leaves: its cable and its cgroups. Raises NodeError."""
+    """Removes the remains of a killed node: its link and its cgroups. Raises NodeError."""
     if node.index == 0:
         subprocess.run(["ip", "link", "delete", node.cluster.link], capture_output=True, check=False)
     elif is_up(node.cluster.node(0)):
@@ -131,7 +131,7 @@ def remove(node: Node) -> None:
 
 
 def command_in(node: Node, argv: list[str]) -> list[str]:
-    """The command that runs `argv` on the node. Raises NodeError when the node is not there."""
+    """Returns the command that runs `argv` on the node. Raises NodeError if the node does not exist."""
     return ["nsenter", "--target", str(_init(node).pid), "--mount", "--pid", "--net", "--", *argv]
 
 

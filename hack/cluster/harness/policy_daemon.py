@@ -24,7 +24,7 @@ class Mirror:
     """The last known state of collections of the API, each kept by a thread of its own."""
 
     def __init__(self, api: Api, collections: list[tuple[str, str]]) -> None:
-        """`collections` are paths with the field selector of each."""
+        """`collections` are paths with their field selectors."""
         self.changed = threading.Event()
         self._api = api
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Mirror:
             threading.Thread(target=self._follow, args=(collection,), daemon=True).start()
 
     def snapshot(self) -> dict[str, list[Any]] | None:
-        """Objects by path; None until every collection has been listed."""
+        """Returns objects by path; None until every collection has been listed."""
         with self._lock:
             found: dict[str, list[Any]] = {}
             for (path, _), objects in self._objects.items():
@@ -55,7 +55,7 @@ class Mirror:
                 for event in self._api.watch(path, query | {"resourceVersion": version}, WATCH_SECONDS):
                     self._take(collection, event)
             except (OSError, ApiError) as error:
-                # The rules stay as they are while the API server is away.
+                # The rules do not change while the API server is unavailable.
                 print(f"{path}: {error}", flush=True)
                 time.sleep(RETRY_SECONDS)
 
@@ -72,7 +72,7 @@ class Mirror:
 
 
 def rules_for(snapshot: dict[str, list[Any]], pods_path: str) -> str:
-    """The ruleset for what the API has now."""
+    """Returns the ruleset for the API's current objects."""
     pods: list[Pod] = [pod for item in snapshot[pods_path] if (pod := parse_pod(item)) is not None]
     namespaces = {item["metadata"]["name"]: item["metadata"].get("labels", {}) for item in snapshot[NAMESPACES]}
     return ruleset(isolate(snapshot[POLICIES], pods, namespaces))

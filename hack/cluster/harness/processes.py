@@ -1,4 +1,4 @@
-"""Processes by the id that was kept, and the time they started, so that a recycled id is never taken for them."""
+"""Processes by stored id and start time, so that a recycled id is never mistaken for them."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process that was started: its id, and its start in clock ticks after boot as the kernel has it."""
+    """A started process: its id, and the kernel's start time in clock ticks after boot."""
 
     pid: int
     started: int
@@ -23,13 +23,15 @@ class Process:
 
 
 def parse_stat(text: str) -> tuple[str, int]:
-    """State letter and start time in ticks out of `/proc/PID/stat`; a program's name may hold spaces and brackets."""
+    """Returns state letter and start time in ticks from `/proc/PID/stat`; a program's name may contain spaces and
+    brackets.
+    """
     fields = text[text.rindex(")") + 2 :].split()
     return fields[0], int(fields[19])
 
 
 def current(pid: int) -> Process:
-    """The process that has this id now. Raises ProcessLookupError when there is none."""
+    """Returns the process that has this id now. Raises ProcessLookupError if there is none."""
     found = _stat(pid)
     if found is None:
         raise ProcessLookupError(f"no process {pid}")
@@ -42,7 +44,7 @@ def save(process: Process, file: Path) -> None:
 
 
 def load(file: Path) -> Process | None:
-    """The process kept in a file, alive or not; None when there is no such file, or it was cut short."""
+    """Returns the process stored in a file, alive or not; None if there is no such file, or it is truncated."""
     try:
         value = json.loads(file.read_text())
         return Process(value["pid"], value["started"])
@@ -51,13 +53,13 @@ def load(file: Path) -> Process | None:
 
 
 def running(file: Path) -> Process | None:
-    """The process kept in a file, where it is alive."""
+    """Returns the process stored in a file if it is alive."""
     process = load(file)
     return process if process is not None and process.alive else None
 
 
 def stop(process: Process, number: signal.Signals, grace_seconds: float) -> None:
-    """Ends it by this signal, and by SIGKILL after the grace; returns when it is gone."""
+    """Ends it with this signal, and with SIGKILL after the grace period; returns when it has ended."""
     deadline = time.monotonic() + grace_seconds
     while process.alive:
         try:

@@ -1,4 +1,4 @@
-"""What the cluster is made of and how each part is built: the one place for versions. Pure: `build.py` acts on it."""
+"""Components of the cluster and how each is built: the only place with versions. Pure: `build.py` acts on it."""
 
 import dataclasses
 import hashlib
@@ -13,8 +13,8 @@ KUBERNETES = "1.35.4"
 class Recipe:
     """Programs built from one Go module.
 
-    Each is built in a small module of its own that requires the real one, because `go install PACKAGE@VERSION` refuses
-    modules with replace lines (Kubernetes, etcd).
+    Each is built in a small module that requires the real one, because `go install PACKAGE@VERSION` refuses modules
+    with replace lines (Kubernetes, etcd).
     """
 
     name: str
@@ -29,7 +29,7 @@ class Recipe:
 
     @property
     def folder(self) -> str:
-        """Name of its folder in the cache: another recipe never finds this one's programs."""
+        """Returns its folder in the cache, which no other recipe uses."""
         digest = hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()
         return f"{self.name}-{self.version}-{digest[:8]}"
 
@@ -121,7 +121,7 @@ RECIPES = (
     Recipe("kubeconform", KUBECONFORM, "0.8.0", {"kubeconform": f"{KUBECONFORM}/cmd/kubeconform"}),
 )
 
-# The pause container holds a pod's namespaces open, reaps what is left to it, and goes when told.
+# The pause container holds a pod's namespaces open, reaps orphans, and ends on a signal.
 PAUSE_SOURCE = """
 #include <signal.h>
 #include <stdlib.h>
@@ -140,7 +140,8 @@ PAUSE_FOLDER = f"pause-{hashlib.sha256(PAUSE_SOURCE.encode()).hexdigest()[:8]}"
 # Debian's Prometheus, with promtool, which needs Node.js to be built from source.
 PROMETHEUS_FOLDER = "prometheus-debian"
 
-# What the programs above call, or are built with, as Debian names it; and a program or file that tells that it is there.
+# Debian packages that the programs above call or need to build, with a program or file that shows that they are
+# installed.
 DEBIAN_PACKAGES = {
     "containernetworking-plugins": "/usr/lib/cni/bridge",
     "nftables": "/usr/sbin/nft",
@@ -159,12 +160,12 @@ DEBIAN_PACKAGES = {
 
 
 def all_folders() -> list[str]:
-    """Names of the folders of the cache, one for each thing that is built."""
+    """Returns the names of the folders of the cache, one for each build."""
     return [*(recipe.folder for recipe in RECIPES), PAUSE_FOLDER, PROMETHEUS_FOLDER]
 
 
 def cache_digest() -> str:
-    """Names the folder in which all programs of these recipes are found together."""
+    """Returns the name of the folder with all programs of these recipes."""
     return hashlib.sha256(" ".join(all_folders()).encode()).hexdigest()[:12]
 
 
@@ -175,5 +176,5 @@ def module_file(recipe: Recipe, staging_modules: list[str]) -> str:
 
 
 def staging_modules(go_mod: str) -> list[str]:
-    """Modules that a go.mod requires at exactly v0.0.0: their real version is that of the repository they live in."""
+    """Returns the modules that a go.mod requires at exactly v0.0.0: their real version is that of their repository."""
     return sorted(set(re.findall(r"^\s*(?:require\s+)?(\S+) v0\.0\.0(?:\s|$)", go_mod, re.MULTILINE)))

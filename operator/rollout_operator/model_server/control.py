@@ -1,4 +1,5 @@
-"""A model server's control port: one function a request, each with its time, tries, and errors that name server and route.
+"""Client of a model server's control port: one function for each request, with time-outs, retries, and errors that name
+server and route.
 
 The port is the gateway's (`agent_runtime/serving`). It passes on what vLLM's development router offers, for which see
 vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py and .../rpc/api_router.py, and has `/policy/fetch` of its own.
@@ -9,14 +10,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import aiohttp
 
 from rollout_api.cluster import ENGINE_PROCESS_HEADER
 from rollout_api.model_server import PolicySource
-from rollout_operator.model_server.update_state import ServerReport
+from rollout_operator import clock
+from rollout_operator.server_contact import ServerReport
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 10.0
@@ -24,72 +25,73 @@ LOOK_SECONDS = 10.0
 ENGINE_SECONDS = 300.0
 LOAD_SECONDS = 720.0
 LORA_SECONDS = 120.0
-"""prime-rl's bound on all tries of a LoRA, which takes seconds."""
+"""Limit of all attempts to load a LoRA adapter, as in prime-rl. One takes seconds."""
 TRIES = 3
 BACKOFF_SECONDS = 1.0
-"""Before the second try; doubles."""
+"""Pause before the second attempt; doubles after each."""
 MOST_ANSWER = 2**20
-"""Bytes of an answer. Pods are their namespace's own, and hundreds may answer at once."""
+"""Bytes of a response. Tenants control their pods, and hundreds may respond at once."""
 MOST_HOOK_ANSWER = 16 * 2**20
-"""Bytes. Names, types and shapes of 100,000 tensors are some 9 MB."""
+"""Bytes of a hook's response. Names, types and shapes of 100,000 tensors take some 9 MB."""
 
 MESSAGE_CHARACTERS: Final = 1024
-"""Of an error, which may quote an answer."""
+"""Bound of an error message, which may quote a response."""
 VERSION_DIGITS: Final = len(str(2**53))
-"""Of `spec.policy.version`."""
+"""Most digits of `spec.policy.version`."""
 PROCESS_NAME: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
-"""What a gateway may call its engine's process: the name is sent back in a header."""
+"""Valid process names of an inference engine, as a gateway reports them. The name is sent back in a header."""
 
 LOADING = "loading"
-"""What a server's weights are called while they are being changed: whoever finds this knows that they may be of two
-versions, though nobody remembers the load."""
+"""Name of the weights while a load is in progress. It shows that they may mix two versions, even if the load's record
+is lost.
+"""
 
 ENDED: Final = 412
-"""Status with which a gateway answers what is meant for a process of the engine that does not run any more."""
+"""Status with which a gateway refuses a request for an engine process that no longer runs."""
 
 
 class ControlError(Exception):
-    """A server, or the trainer's hook behind it, refused, failed, or gave no usable answer."""
+    """A server, or the trainer's hook behind it, refused, failed, or returned an unusable response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.message = message[:MESSAGE_CHARACTERS]
-        """Names who was asked, the route, and what came back."""
+        """Names the called server, the route, and the response."""
         self.status = status
-        """HTTP status; 0: no answer."""
+        """HTTP status; 0: no response."""
 
     @property
     def may_pass(self) -> bool:
-        """The same again may go well: no answer, or the server's own trouble."""
+        """Whether a retry may succeed: there was no response, or the server itself failed."""
         return self.status == 0 or self.status >= 500
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where one server's control port is."""
+    """Address of one server's control port."""
 
     name: str
     url: str
     token: str = field(repr=False)
     process: str = ""
-    """The process of its engine that requests are meant for; whichever runs when empty."""
+    """Engine process for which requests are meant; empty: any."""
 
 
 class Control:
-    """Requests to control ports, over one session. Every method raises ControlError."""
+    """Client of control ports, over one session. Every method raises ControlError."""
 
     def __init__(self, backoff_seconds: float = BACKOFF_SECONDS) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._backoff = backoff_seconds
 
     async def close(self) -> None:
-        """End all connections, and with them the requests that wait."""
+        """Close all connections and fail the pending requests."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def look(self, server: Address) -> ServerReport:
-        """The state of one server, all parts of it of the same process of its engine."""
+        """Return the state of one server. All parts of it come from the same engine process."""
         served = await self._get(replace(server, process=""), "/policy/served")
         process, opened = served.get("engine"), served.get("version")
         if not isinstance(process, str) or not PROCESS_NAME.fullmatch(process):
@@ -101,28 +103,33 @@ class Control:
         except ControlError as error:
             if error.status != 404:
                 raise
-            # An engine too old to be given other weights (rollout_api.model_server.SUPPORTS_UPDATES) has its own.
+            # An engine too old to be given other weights (rollout_api.vllm_versions.SUPPORTS_UPDATES) has its own.
             info = {"weight_version": None}
         if not isinstance(paused.get("is_paused"), bool) or "weight_version" not in info:
             raise ControlError(
-                f"{server.name}: GET /is_paused and /weight_info answered {paused} and {info}; is it vLLM 0.26 or newer?"
+                f"{server.name}: GET /is_paused and /weight_info answered {paused} and {info}; is it vLLM 0.27 or newer?"
             )
         version = version_of(info["weight_version"])
-        return ServerReport(datetime.now(UTC), paused["is_paused"], version, process=process, opened=opened)
+        return ServerReport(clock.now(), paused["is_paused"], version, process=process, opened=opened)
 
     async def open(self, server: Address, version: int) -> None:
-        """Have the gateway let calls through: this process was verified to serve this version."""
+        """Let calls through the gateway: this process was verified to serve this version."""
         await self._post(server, "/policy/served", {"engine": server.process, "version": version})
 
     async def pause(self, server: Address) -> None:
-        """Hold all requests where they are; they go on after `resume`. An engine that is paused already stays so."""
-        await self._post(server, "/pause", query={"mode": "keep"})
+        """Pause all requests in progress; `resume` continues them. Has no effect on a paused engine.
+
+        The cache is kept. vLLM would clear it otherwise, and compute the whole context of each request anew
+        (vllm/v1/engine/core.py, `_finish_pause`). Runners salt their requests with the policy version, so no version
+        finds what another one cached.
+        """
+        await self._post(server, "/pause", query={"mode": "keep", "clear_cache": "false"})
 
     async def resume(self, server: Address) -> None:
         await self._post(server, "/resume")
 
     async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
-        """Have the side-car fetch a version, if it has not yet. Returns the folder, as the engine sees it."""
+        """Have the side-car fetch a version unless it has it. Returns the folder in the engine's file system."""
         answer = await self._ask(server, "/policy/fetch", source.wire(), seconds=seconds)
         path = answer.get("path")
         if not isinstance(path, str):
@@ -130,54 +137,59 @@ class Control:
         return path
 
     async def name_weights(self, server: Address, version: str) -> None:
-        """Say what version the weights are."""
+        """Set the version name of the loaded weights."""
         await self._post(server, "/update_weight_version", {"new_version": version})
 
-    async def reload(self, server: Address, path: str | None) -> None:
-        """Load weights from a folder; None: those that the engine was started with."""
-        arguments = {} if path is None else {"weights_path": path}
-        body = {"method": "reload_weights", "kwargs": arguments, "timeout": LOAD_SECONDS}
+    async def reload(self, server: Address, path: str) -> None:
+        """Load weights from a folder. Without a path the engine would load the last folder again, whatever it was."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}, "timeout": LOAD_SECONDS}
         await self._post(server, "/collective_rpc", body, seconds=LOAD_SECONDS)
 
-    async def load_adapter(self, server: Address, name: str, path: str) -> None:
-        """Load a LoRA adapter in the place of the one with that name, and see that it is there."""
-        body = {"lora_name": name, "lora_path": path, "load_inplace": True}
-        await self._post(server, "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
+    async def set_adapter(self, server: Address, name: str, path: str | None) -> None:
+        """Load a LoRA adapter in place of the one with that name, or unload that one, and verify it.
+
+        Requests in progress keep the adapter, or the lack of one, that they began with. So where this changes, they are
+        aborted; runners send them again.
+        """
+        before = await self._adapter(server, name)
+        if path is not None:
+            body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+            await self._post(server, "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
+        elif before is not None:
+            await self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
+        if (path is None) != (before is None):
+            await self._post(server, "/abort_requests", {})
+        if (loaded := await self._adapter(server, name)) != path:
+            raise ControlError(f"{server.name}: GET /v1/models lists {name} from {loaded}; expected {path}")
+
+    async def _adapter(self, server: Address, name: str) -> str | None:
+        """Return the folder of the loaded adapter with this name; None if it is not loaded."""
         listed = (await self._get(server, "/v1/models")).get("data")
         models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
         # Of a LoRA, `root` is its folder (vLLM, vllm/entrypoints/openai/models/serving.py).
-        if not any(model.get("id") == name and model.get("root") == path for model in models):
-            raise ControlError(f"{server.name}: GET /v1/models does not list {name} from {path} after it was loaded")
-
-    async def unload_adapter(self, server: Address, name: str) -> None:
-        """Take a LoRA adapter away; one that is not there is fine."""
-        try:
-            await self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
-        except ControlError as error:
-            if error.status not in (400, 404):
-                raise
+        return next((str(model.get("root")) for model in models if model.get("id") == name), None)
 
     async def begin_transfer(self, server: Address, init: Mapping[str, Any] | None) -> None:
-        """Make an engine ready to be sent tensors."""
+        """Prepare an engine to receive tensors."""
         if init is not None:
             await self._post(server, "/init_weight_transfer_engine", {"init_info": init})
         try:
             await self._post(server, "/start_weight_update", tries=1)
         except ControlError:
-            # An earlier transfer may never have been finished: its sender or its operator is gone.
+            # An earlier transfer may be unfinished: its sender or its operator has ended.
             await self._post(server, "/finish_weight_update", {}, tries=1)
             await self._post(server, "/start_weight_update", tries=1)
 
     async def transfer(self, server: Address, update: Mapping[str, Any], seconds: float) -> None:
-        """Receive the tensors that `update` describes. Not tried again: who sends them sends them once."""
+        """Receive the tensors that `update` describes. Not retried, because the trainer sends them once."""
         await self._post(server, "/update_weights", {"update_info": update}, seconds=seconds, tries=1)
 
     async def finish_transfer(self, server: Address, version: int) -> None:
-        """All tensors are there: this is the version."""
+        """Finish a transfer and set the version of the weights."""
         await self._post(server, "/finish_weight_update", {"weight_version": str(version)})
 
     async def digest(self, server: Address) -> str | None:
-        """SHA-256 over the engine's checksums of its weights; None where it makes none. A paused engine refuses."""
+        """Return a SHA-256 over the engine's checksums of its weights; None if it has none."""
         try:
             answer = await self._ask(server, "/policy/digest", {})
         except ControlError as error:
@@ -190,7 +202,8 @@ class Control:
         return digest
 
     async def ask_hook(self, server: Address, url: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Have a server's gateway call the trainer's hook. Its answer describes the tensors that it is about to send.
+        """Have a server's gateway call the trainer's hook. The response describes the tensors that the trainer will
+        send.
 
         The URL is from a manifest, and the operator reaches more than the manifest's author. So the operator sends
         requests only to the API server and to the control ports of pods.
@@ -213,7 +226,7 @@ class Control:
         tries: int = TRIES,
         **options: Any,
     ) -> bytes:
-        """The answer may be words: vLLM's is, after it has loaded an adapter."""
+        """Send a POST request. The response may be plain text, as vLLM's is after it loads an adapter."""
         for number in range(1, tries + 1):
             try:
                 return await self._request("POST", server, route, body, seconds, **options)
@@ -234,7 +247,7 @@ class Control:
         most: int = MOST_ANSWER,
     ) -> bytes:
         if self._session is None:
-            # Nothing is decoded: a small compressed answer could become a large one.
+            # Answers are not decompressed: a small compressed one could become large.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 auto_decompress=False,
@@ -278,9 +291,9 @@ def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, An
 
 
 def version_of(name: Any) -> int | None:
-    """The policy version that an engine's name for its weights stands for.
+    """Return the policy version that an engine's weight name stands for.
 
-    A fresh engine has a name that nobody gave it (`default`): it has the model's own weights, version 0.
+    A fresh engine has vLLM's default name: it has the model's own weights, version 0.
     """
     text = "" if name is None else str(name)
     if text.isascii() and text.isdigit() and len(text) <= VERSION_DIGITS:

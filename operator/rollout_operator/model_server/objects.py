@@ -1,4 +1,4 @@
-"""The objects of a ModelServer beside its pods: Services, NetworkPolicies, disruption budget, and the download of weights.
+"""The objects of a ModelServer besides its pods: Services, NetworkPolicies, disruption budget, and the weight download.
 
 Sandboxes never reach its pods, whatever is asked for: they run untrusted code.
 
@@ -27,55 +27,58 @@ from rollout_api.cluster import (
     RUNNER_ROLE,
 )
 from rollout_api.model_server import ModelServer
+from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.selectors import NetworkPeer
-from rollout_operator.config import OperatorConfig
-from rollout_operator.kinds import NOT_SANDBOX, Json, owned_object, owner_reference, tcp
+from rollout_operator.kinds import NOT_SANDBOX, tcp
 
 DIGEST: Final = f"{API_GROUP}/digest"
-"""Annotation: digest of what an object was made of. Another one: it is made anew."""
+"""Annotation with the digest of an object's source. If the digest changes, the object is replaced."""
 
 WORKLOAD_KINDS: Final = ("StatefulSet", "LeaderWorkerSet")
 
 
 def api_name(server: str) -> str:
-    """The Service in front of all servers. NAME itself is the headless one: LeaderWorkerSet names its own so."""
+    """Return the name of the Service in front of all servers. NAME itself is the headless Service, as in
+    LeaderWorkerSet.
+    """
     return f"{server}-api"
 
 
 def claim_name(server: str) -> str:
-    """The PersistentVolumeClaim that is made for `cache.size`."""
+    """Return the name of the PersistentVolumeClaim for `cache.size`."""
     return f"{server}-weights"
 
 
 def download_name(server: str) -> str:
-    """The Job that fetches the model's weights, and the NetworkPolicy of its pod."""
+    """Return the name of the download Job and of its pod's NetworkPolicy."""
     return f"{server}-download"
 
 
 def labels(server: ModelServer, role: str = MODEL_SERVER_ROLE) -> dict[str, str]:
-    """Labels of a pod with that role, and of what goes with it."""
+    """Return the labels of a pod with that role and of related objects."""
     return {**MANAGED_BY, **selector(server, role), MODEL_SERVER_UID_LABEL: server.metadata.uid or ""}
 
 
 def selector(server: ModelServer, role: str = MODEL_SERVER_ROLE) -> dict[str, str]:
-    """Labels that find pods of that role."""
+    """Return the label selector for pods with that role."""
     return {MODEL_SERVER_LABEL: server.metadata.name, ROLE_LABEL: role}
 
 
 def owned(server: ModelServer, kind: str, name: str, role: str = MODEL_SERVER_ROLE, **body: Any) -> Json:
-    """An object which garbage collection removes with the ModelServer."""
+    """Return an object that garbage collection deletes with the ModelServer."""
     owner = owner_reference("ModelServer", server.metadata.name, server.metadata.uid)
     return owned_object(kind, name, server.metadata.namespace, owner, labels(server, role), **body)
 
 
 def with_digest(body: dict[str, Any], source: Any = None) -> dict[str, Any]:
-    """The object with the digest of `source`, or of itself, on it."""
+    """Return the object with an annotation that has the digest of `source`, or of the object itself."""
     digest = digest_of(body if source is None else source)
     return {**body, "metadata": {**body["metadata"], "annotations": {DIGEST: digest}}}
 
 
 def digest_of(value: Any) -> str:
-    """Sixteen hexadecimal digits that differ when the value does."""
+    """Return sixteen hexadecimal digits that identify a value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
@@ -88,24 +91,24 @@ _SERVING: Final = [MODEL_SERVER_ROLE, MODEL_WORKER_ROLE]
 
 
 def url(server: ModelServer) -> str:
-    """Of the Service in front of all servers."""
+    """Return the URL of the Service in front of all servers."""
     return f"http://{api_name(server.metadata.name)}.{server.metadata.namespace}.svc:{MODEL_PORT}"
 
 
 def services(server: ModelServer) -> list[Json]:
-    """The Service in front of all ready servers, and the headless one by which each has a name.
+    """Return the Service in front of all ready servers, and the headless Service that gives each server a name.
 
     A LeaderWorkerSet makes its headless Service itself.
     """
     name = server.metadata.name
     front = _service(server, api_name(name), {})
-    # Also of pods that are not ready: an engine that starts is known by name to what starts beside it.
+    # Also for pods that are not ready: starting members find an inference server by name.
     headless = _service(server, name, {"clusterIP": "None", "publishNotReadyAddresses": True})
     return [front] if server.spec.parallelism.nodes > 1 else [headless, front]
 
 
 def disruption_budget(server: ModelServer) -> Json | None:
-    """The PodDisruptionBudget, where one is asked for."""
+    """Return the PodDisruptionBudget if the spec requests one."""
     budget = server.spec.pod_disruption_budget
     if budget is None:
         return None
@@ -128,14 +131,14 @@ def _service(server: ModelServer, name: str, more: Json) -> Json:
 
 
 OPERATOR: Final = {"app.kubernetes.io/name": "agent-rollouts", "app.kubernetes.io/component": "operator"}
-"""Labels of the operator's pods, as the chart sets them."""
+"""Labels of the operator's pods, as set by the chart."""
 
 FIRST_PORT, LAST_PORT = 1024, 65_535
 """Ports that NCCL may choose for the engine's end of a connection."""
 
 
 def policies(server: ModelServer, config: OperatorConfig) -> list[Json]:
-    """Of the servers, and of the download's pod, which nobody calls.
+    """Return the NetworkPolicies of the servers and of the download pod, which accepts no connections.
 
     What they may reach is open: stores, hubs and trainers are anywhere.
     """
@@ -164,7 +167,7 @@ def _ingress(server: ModelServer, config: OperatorConfig) -> Iterator[Json]:
 
 
 def _tensor_ports(ports: list[int]) -> list[Json]:
-    """These, or all that an engine may open; never the data and control ports."""
+    """Return the listed ports, or all ports that an engine may open except the data and control ports."""
     if ports:
         return [tcp(port) for port in ports]
     return [
@@ -174,7 +177,7 @@ def _tensor_ports(ports: list[int]) -> list[Json]:
 
 
 def _without_sandboxes(peer: NetworkPeer) -> Json:
-    """The peer without pods that are sandboxes; a peer without a pod selector means all pods of its namespaces."""
+    """Return the peer without sandbox pods. A peer without a pod selector means all pods of its namespaces."""
     pods = peer.pod_selector.wire() if peer.pod_selector else {}
     pods["matchExpressions"] = [*pods.get("matchExpressions", ()), NOT_SANDBOX]
     namespaces = {"namespaceSelector": peer.namespace_selector.wire()} if peer.namespace_selector else {}
@@ -187,20 +190,20 @@ def _policy(server: ModelServer, name: str, pods: Json, ingress: list[Json]) -> 
 
 
 USER: Final = 65532
-"""The user of the runtime image; engine and gateway of a pod share it, so that one may read what the other has fetched."""
+"""User of the runtime image. Engine and gateway of a pod share it, so that they can read each other's files."""
 MODELS: Final = "/models"
-"""Where the volume with the weights is mounted."""
+"""Mount path of the volume with the weights."""
 VOLUME: Final = "weights"
 DOWNLOAD: Final = "download"
-"""Name of the container that brings the weights, for `podTemplate`."""
+"""Name of the container that downloads the weights, for `podTemplate`."""
 RETRIES: Final = 6
-"""Kubernetes' own default for Jobs: pods that fail, each a little later than the one before, for some ten minutes."""
+"""Kubernetes' default for Jobs: failing pods are retried with growing pauses for about ten minutes."""
 RESTRICTED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The model's weights in one of its pods."""
+    """The model's weights as mounted in a pod."""
 
     path: str
     volume: Json
@@ -222,7 +225,7 @@ def weights(server: ModelServer, config: OperatorConfig) -> Weights:
 
 
 def claim(server: ModelServer) -> Json | None:
-    """The PersistentVolumeClaim, if one is to be made."""
+    """Return the PersistentVolumeClaim if one is needed."""
     cache = server.spec.cache
     if cache is None or cache.size is None or _claimed(server) is not None:
         return None
@@ -236,7 +239,7 @@ def claim(server: ModelServer) -> Json | None:
 
 
 def download_job(server: ModelServer, config: OperatorConfig) -> Json | None:
-    """The Job that fills the cache; None where there is no cache to fill."""
+    """Return the Job that fills the cache; None without a cache."""
     if server.spec.cache is None or _claimed(server) is not None:
         return None
     pod = {
@@ -280,7 +283,7 @@ def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
             f"--uri={server.spec.weights_uri}",
             *revision,
             f"--folder={_folder(server)}",
-            # What one pod has left half done, the next one of the same server goes on with.
+            # The next pod of the same server continues what one left half done.
             f"--writer={server.metadata.uid}",
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
@@ -293,12 +296,12 @@ def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
 
 
 def _folder(server: ModelServer) -> str:
-    """Named by what is in it: servers that share a claim share equal weights, and never mix others."""
+    """Return the folder name, which depends on its contents: servers that share a claim share only equal weights."""
     return f"{MODELS}/{digest_of([server.spec.weights_uri, server.spec.model.revision])}"
 
 
 def _claimed(server: ModelServer) -> tuple[str, str] | None:
-    """Claim and folder of a `pvc://` URI."""
+    """Return claim and folder of a `pvc://` URI."""
     uri = urlsplit(server.spec.weights_uri)
     return (uri.netloc, uri.path.strip("/")) if uri.scheme == "pvc" else None
 

@@ -1,80 +1,87 @@
-"""What the plan of a ModelServer needs to know, taken from the operator's cache. No I/O."""
+"""The state that the plan of a ModelServer needs, read from the operator's cache. No I/O."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rollout_api.cluster import (
-    MODEL_CONTROL_PORT,
-    MODEL_PORT,
-    MODEL_SERVER_UID_LABEL,
-    POLICY_LOADED,
-)
+from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_UID_LABEL, POLICY_LOADED
+from rollout_api.conditions import true_conditions
 from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
+from rollout_api.on_cluster.excess import EXCESS
+from rollout_api.on_cluster.model_server_problems import Parsed, parse
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RunnerState
-from rollout_operator.actions import Fact, Manifest, Ref
+from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, reports_of, uid_of, users
-from rollout_operator.conditions import trouble, true_conditions
-from rollout_operator.config import OperatorConfig
+from rollout_operator.conditions import trouble
 from rollout_operator.model_server.control import LOAD_SECONDS
 from rollout_operator.model_server.objects import WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
 from rollout_operator.model_server.policy import load_limit
-from rollout_operator.model_server.problems import Parsed, parse
-from rollout_operator.model_server.update_state import Runner, Seen, Server, ServerContact
+from rollout_operator.model_server.update_state import Runner, Seen
+from rollout_operator.server_contact import Server, ServerContact
 from rollout_operator.world import World
 
 MOST_SERVERS = 256
-"""Bound of `spec.replicas`."""
+"""Upper bound of `spec.replicas`."""
 _ENDED = ("Succeeded", "Failed")
 _AT_WORK = (RunnerState.RUNNING, RunnerState.DRAINING)
 
 
+def secret_fact(uid: str) -> Fact:
+    """Fact: the Secret of a ModelServer's control ports was checked recently."""
+    return ("control-secret-exists", uid)
+
+
 def workload_refused(uid: str) -> Fact:
-    """That the API server did not take the StatefulSet or LeaderWorkerSet of a ModelServer."""
+    """Fact: the API server refused the StatefulSet or LeaderWorkerSet of a ModelServer."""
     return ("workload-refused", uid)
 
 
 @dataclass(frozen=True)
 class Download:
-    """The Job that fetches the model's weights."""
+    """State of the Job that downloads the model's weights."""
 
     done: bool
     failed: str | None = None
-    """Why Kubernetes gave it up."""
+    """Why the Job failed."""
     trouble: tuple[str, str] | None = None
-    """Why its pod does not start: reason and words."""
+    """Why its pod does not start: reason and message."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A ModelServer and all that belongs to it."""
+    """A ModelServer and all its objects."""
 
     ref: Ref
     uid: str
     generation: int | None
     is_deleted: bool
     server: Parsed
+    is_partial: bool
+    """The spec is too large for the cache and missing here."""
     status: ModelServerStatus
     token: str | None = field(repr=False)
-    """Of its control ports; None: its Secret was not read yet."""
+    """Token of its control ports; None: the Secret was not read yet."""
+    secret_checked: bool
     objects: Mapping[tuple[str, str], Manifest]
-    """What it controls, by kind and name."""
+    """Objects that it controls, by kind and name."""
     download: Download | None
     servers: tuple[Server, ...]
-    """Of the pods that exist, by name."""
+    """Servers in existing pods, by name."""
     troubles: Mapping[str, tuple[str, str]]
-    """Why pods do not start, by their names: reason and words."""
+    """Why pods do not start, by pod name: reason and message."""
     runners: tuple[Runner, ...]
-    """Runners at work that use it."""
+    """Active runners that use it."""
     refusal: str | None
-    """Why its pods' keeper could not be made, in the API server's words."""
+    """Why the StatefulSet or LeaderWorkerSet could not be made: the API server's message."""
     config: OperatorConfig
     now: datetime
 
     def policy(self, server: ModelServer) -> Seen:
-        """What a policy update is decided by."""
+        """Return the inputs of a policy update."""
         spec, wanted = server.spec, server.spec.policy
         push, pull = spec.weight_transfer.push, spec.weight_transfer.pull
         return Seen(
@@ -101,8 +108,10 @@ def observe(world: World, obj: Manifest) -> Observed:
         generation=metadata.get("generation"),
         is_deleted="deletionTimestamp" in metadata,
         server=parse(obj, world.config.privileged_namespaces),
+        is_partial=EXCESS in obj and not obj["spec"],
         status=status,
         token=world.keys.get(uid),
+        secret_checked=world.recall(secret_fact(uid)) is not None,
         objects=objects,
         download=_download(world, objects.get(("Job", download_name(ref.name)))),
         servers=tuple(server_of(pod, world.asked) for pod in pods),
@@ -115,7 +124,7 @@ def observe(world: World, obj: Manifest) -> Observed:
 
 
 def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) -> Server:
-    """The server in a pod, and what it reported."""
+    """Return the server in a pod with its last report."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     engine = _container(status, "containerStatuses", ENGINE)
     gateway = _container(status, "initContainerStatuses", GATEWAY)
@@ -127,7 +136,7 @@ def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) 
         name=metadata["name"],
         uid=uid,
         restarts=restarts,
-        # An address, not a name: it belongs to this pod alone, and nobody has an old one in a cache of names.
+        # An address, not a name: it belongs to this pod alone, and no DNS cache has an old one.
         url=f"http://{host}:{MODEL_PORT}" if host else "",
         control_url=f"http://{host}:{MODEL_CONTROL_PORT}" if host else "",
         up=bool(host) and bool(engine.get("started")) and _runs(engine) and _runs(gateway),
@@ -152,7 +161,7 @@ def _owned(world: World, ref: Ref, uid: str) -> Iterator[tuple[str, Manifest]]:
 
 
 def _pods(world: World, ref: Ref, uid: str, most: int) -> Iterator[Manifest]:
-    """By name: a StatefulSet and a LeaderWorkerSet both call the pods that answer NAME-0, NAME-1 and so on."""
+    """Return the serving pods by name. A StatefulSet and a LeaderWorkerSet both name them NAME-0, NAME-1 and so on."""
     for index in range(min(most, MOST_SERVERS)):
         pod = world.cache.get("Pod", ref.namespace, f"{ref.name}-{index}")
         if pod is not None and pod["metadata"].get("labels", {}).get(MODEL_SERVER_UID_LABEL) == uid:

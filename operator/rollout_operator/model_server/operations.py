@@ -1,7 +1,8 @@
-"""Operations on model servers: the requests that each is made of, and which servers are busy with one.
+"""Operations on model servers: the requests of each operation, and which servers are busy.
 
-A load takes minutes, and a worker of the loop must not wait for it. So an operation runs beside the loop, at most one a
-server; when it is over, the ModelServer is planned again. What servers reported last is kept here: an operator that has just
+A load takes minutes, and a worker of the loop must not wait for it. So an operation runs outside the loop, at most one
+a server; when it ends, the ModelServer is planned again. What servers reported last is kept here: an operator that has
+just
 started has no reports, and asks.
 """
 
@@ -9,57 +10,39 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from rollout_api.model_server import PullForm, TransferMode
+from rollout_api.cluster import ADAPTER_SUFFIX
+from rollout_api.model_server import TransferMode
+from rollout_operator import clock
 from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import ENDED, LOADING, Address, Control, ControlError
-from rollout_operator.model_server.update_state import Call, Failure, Server, ServerContact, ServerOperation
+from rollout_operator.server_contact import Call, Failure, Server, ServerContact, ServerOperation
 
 log = logging.getLogger(__name__)
 
 LEADER_CHECK_SECONDS = 1.0
-"""How soon operations end when another replica may begin its own; the lease leaves five (lease.py)."""
+"""Interval at which operations check that this replica still leads. The lease leaves five seconds (lease.py)."""
 _UNCHECKED = {"checked": False, "digest": None}
-"""Of a server whose weights are new."""
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What a ModelServer's spec says about loads."""
-
-    mode: TransferMode
-    form: PullForm
-    model: str
-    """Name under which it is served. An adapter gets the same: vLLM looks among adapters first, so clients need not know
-    (vllm/entrypoints/openai/engine/serving.py: _maybe_get_adapters)."""
-    fetch_seconds: float
-    hook: str | None
-    push_seconds: float
-    world_size: int
-    """Accelerators of one server."""
-    update: int
-    """`status.policy.update`, for the trainer's logs."""
-    token: str = field(repr=False)
+"""Report of a server with newly loaded weights."""
 
 
 class ServerOperations:
-    """Runs operations, and keeps what servers reported last."""
+    """Runs operations and keeps the last report of each server."""
 
     def __init__(self, control: Control, may_ask: Callable[[], bool]) -> None:
         self._control, self._may_ask = control, may_ask
         self.known: dict[tuple[str, int], ServerContact] = {}
         self.on_done: Callable[[Ref], None] = lambda ref: None
-        """Called when an operation for an object is over."""
+        """Called when an operation for an object has ended."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, ref: Ref, ask: Ask) -> None:
-        """Begin an operation, unless one of its servers is busy."""
+        """Begin an operation unless one of its servers is busy."""
         if any(self._of(server).busy is not None for server in ask.servers):
             return
         for server in ask.servers:
@@ -74,7 +57,7 @@ class ServerOperations:
             del self.known[key]
 
     async def run(self) -> None:
-        """Until cancelled: end all operations as soon as another replica may lead, and drop all reports."""
+        """Run until cancelled. When another replica may lead, stop all operations and drop all reports."""
         try:
             while True:
                 await asyncio.sleep(LEADER_CHECK_SECONDS)
@@ -99,7 +82,7 @@ class ServerOperations:
             else:
                 await asyncio.gather(*(self._one(ask, server) for server in ask.servers))
         except Exception as error:
-            # Without a failure on record the same would be asked again at once.
+            # Without a recorded failure the same request would be repeated immediately.
             log.exception("%s of %s", operation.call.value, ref)
             for server in ask.servers:
                 failed = ControlError(f"{server.name}: {operation.call.value} failed: {error!r}")
@@ -149,17 +132,14 @@ class ServerOperations:
     async def _load(self, ask: Ask, address: Address, path: str | None) -> None:
         version, options = ask.operation.version, ask.options
         await self._control.name_weights(address, f"{LOADING}-{version}")
-        if options.form is PullForm.ADAPTER and options.mode is TransferMode.PULL:
-            if path is None:
-                await self._control.unload_adapter(address, options.model)
-            else:
-                await self._control.load_adapter(address, options.model, path)
+        if options.adapters:
+            await self._control.set_adapter(address, options.model + ADAPTER_SUFFIX, path)
         else:
-            await self._control.reload(address, path)
+            await self._control.reload(address, path or options.model_path)
         await self._control.name_weights(address, str(version))
 
     async def _push(self, ask: Ask) -> None:
-        """All servers together: a trainer's broadcast has all of them as its members."""
+        """Push weights to all servers at once: they are all members of the trainer's broadcast."""
         deadline = asyncio.get_running_loop().time() + ask.options.push_seconds
         try:
             answer = await self._ask_hook(ask)
@@ -171,7 +151,7 @@ class ServerOperations:
         await asyncio.gather(*(self._receive(ask, server, answer, deadline) for server in ask.servers))
 
     async def _ask_hook(self, ask: Ask) -> "HookAnswer":
-        """Through the first gateway that answers."""
+        """Call the trainer's hook through the first gateway that responds."""
         options, question = ask.options, _question(ask)
         assert options.hook is not None
         for server in ask.servers:
@@ -205,12 +185,12 @@ class ServerOperations:
         await self._look(address, server, **_UNCHECKED)
 
     async def _look(self, address: Address, server: Server, **learned: Any) -> None:
-        """Ask for a report; nothing is concluded from earlier requests. `learned`: fields that the operation showed."""
+        """Request a report, ignoring the results of earlier requests. `learned`: fields that the operation showed."""
         old = self._of(server).report
         try:
             report = await self._control.look(address)
         except ControlError as error:
-            self._update(server, report=None)
+            self._update(server, report=None, silent_since=self._of(server).silent_since or clock.now())
             self._record(server, ServerOperation(Call.LOOK), error)
             return
         if "checked" in learned and address.process != report.process:
@@ -219,11 +199,13 @@ class ServerOperations:
             learned = {"fetched": old.fetched, **learned}
             if (old.process, old.version) == (report.process, report.version):
                 learned = {"checked": old.checked, "digest": old.digest, **learned}
-        self._update(server, report=replace(report, **learned))
+        self._update(server, report=replace(report, **learned), silent_since=None)
         self._record(server, ServerOperation(Call.LOOK))
 
     def _address(self, ask: Ask, server: Server) -> Address:
-        """For the process of its engine that an operation was decided on; a later process needs another operation."""
+        """Return the address of the engine process for which an operation was decided. A later process needs a new
+        operation.
+        """
         report = self._of(server).report
         return Address(server.name, server.control_url, ask.options.token, "" if report is None else report.process)
 
@@ -236,32 +218,32 @@ class ServerOperations:
     def _record(
         self, server: Server, operation: ServerOperation, error: ControlError | None = None, *, untouched: bool = False
     ) -> None:
-        """Note how an operation ended on a server."""
+        """Record the result of an operation on a server."""
         failures = {call: failure for call, failure in self._of(server).failures.items() if call is not operation.call}
         if error is not None:
             log.warning("%s of %s: %s", operation.call.value, server.name, error.message)
             if error.status == ENDED and operation.call is not Call.LOOK:
                 return  # The process that failed has ended; the one that runs now has not failed.
-            failures[operation.call] = Failure(datetime.now(UTC), operation, error.message, untouched)
+            failures[operation.call] = Failure(clock.now(), operation, error.message, untouched)
         self._update(server, failures=failures)
 
 
 class Transfer(BaseModel):
-    """What one server, or each of them, is sent."""
+    """Tensors to send to one server or to each of them."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
     init_info: dict[str, Any] | None = None
-    """Body of vLLM's `/init_weight_transfer_engine`; None: the engine was made ready before."""
+    """Body of vLLM's `/init_weight_transfer_engine`; None: the engine is ready already."""
     updates: list[dict[str, Any]] | None = None
-    """Bodies of `/update_weights`, in order: names, types and shapes, as the backend wants them."""
+    """Bodies of `/update_weights` in order: names, types and shapes, as the backend expects them."""
 
 
 class HookAnswer(Transfer):
-    """What a trainer is about to send: `{"initInfo"?, "updates": [...], "servers"?: {name: the same}}`."""
+    """What a trainer will send: `{"initInfo"?, "updates": [...], "servers"?: {name: the same}}`."""
 
     servers: dict[str, Transfer] = {}
-    """Fields of an entry replace those for all servers."""
+    """Entries by server name. Their fields replace those for all servers."""
 
     @model_validator(mode="after")
     def _has_updates(self) -> Self:

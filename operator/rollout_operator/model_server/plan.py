@@ -1,9 +1,9 @@
-"""What to do about one ModelServer now. Pure: everything that was seen goes in, what to do comes out.
+"""Plan one ModelServer. Pure: the observed state goes in, the actions come out.
 
-    key of the control port ─► addresses, policies, claim ─► download Job ─► pods ─► each verified, then Ready
+key of the control port ─► addresses, policies, claim ─► download Job ─► pods ─► each verified, then Ready
                                                              (before accelerators are taken)
 
-Pods are made anew when what they are made of has changed, and then one at a time. A new policy goes into those that run.
+Pods are replaced when their source has changed, one at a time. A new policy goes into those that run.
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from rollout_api.cluster import MODEL_TOKEN_FILE, POLICY_LOADED, model_control_name
 from rollout_api.model_server import ModelServer, ServerState
+from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.actions import (
     Action,
     Ask,
     Create,
     Delete,
     EnsureKey,
-    Manifest,
     Patch,
     Plan,
     Ref,
@@ -37,27 +37,35 @@ from rollout_operator.model_server.objects import (
     owned,
     policies,
     services,
+    weights,
 )
-from rollout_operator.model_server.observe import Observed, workload_refused
-from rollout_operator.model_server.operations import LoadOptions
+from rollout_operator.model_server.observe import Observed, secret_fact, workload_refused
 from rollout_operator.model_server.pod import workload
 from rollout_operator.model_server.policy import Decision
-from rollout_operator.model_server.status import invalid, status_of, story
+from rollout_operator.model_server.status import events_of, invalid, status_of
+from rollout_operator.server_contact import LoadOptions
 
+SECRET_SECONDS: Final = 60
+"""Interval between checks for the Secret that starting servers need."""
 REFUSED_SECONDS: Final = 60
-"""Until a workload that the API server refused is tried again: a quota or an addition to the cluster may come."""
+"""Pause before a workload that the API server refused is tried again. A quota may be raised, or an addition installed.
+"""
 
 
 def plan(seen: Observed) -> Plan:
-    """What to do now; empty when there is nothing to do but wait."""
+    """Return the actions; none if the operator only has to wait."""
     if seen.is_deleted:
         return Plan()  # garbage collection does the rest
     server, problems = seen.server
     if server is None or (problems and not seen.objects):
         status = invalid(seen, problems)
-        return Plan(status=status, events=story(seen, status))
+        return Plan(status=status, events=events_of(seen, status))
+    key = EnsureKey(control_secret(server), MODEL_TOKEN_FILE)
     if seen.token is None:
-        return Plan((EnsureKey(control_secret(server), MODEL_TOKEN_FILE),))
+        return Plan((key,))
+    if _waits(seen) and not seen.secret_checked:
+        # A pod whose Secret was deleted waits for it in silence.
+        return Plan((Remember(secret_fact(seen.uid), "", SECRET_SECONDS), key))
     downloaded = is_downloaded(seen, server)
     decision = policy.decide(seen.policy(server))
     # Servers that run are verified and updated also where the spec is invalid: jobs wait for them.
@@ -69,16 +77,28 @@ def plan(seen: Observed) -> Plan:
     else:
         status = status_of(seen, server, decision, downloaded=downloaded)
         actions = [*_objects(seen, server, downloaded), *actions]
-    return Plan(tuple(actions), status, story(seen, status), decision.requeue_seconds)
+    deadlines = [decision.requeue_seconds, SECRET_SECONDS if _waits(seen) else None]
+    requeue = min((seconds for seconds in deadlines if seconds is not None), default=None)
+    return Plan(tuple(actions), status, events_of(seen, status), requeue)
+
+
+def needs_spec(seen: Observed) -> bool:
+    """Whether running servers need the whole spec, which may be too large for the cache."""
+    return seen.is_partial and bool(seen.objects)
+
+
+def _waits(seen: Observed) -> bool:
+    """Whether a server has not started yet."""
+    return any(not server.up and not server.leaving for server in seen.servers)
 
 
 def control_secret(server: ModelServer) -> dict[str, Any]:
-    """The Secret of the control port, without its token."""
+    """Return the Secret of the control port, without its token."""
     return owned(server, "Secret", model_control_name(server.metadata.name), type="Opaque", immutable=True)
 
 
 def is_downloaded(seen: Observed, server: ModelServer) -> bool:
-    """Whether pods may be made: weights are in place, or each pod fetches them itself."""
+    """Whether pods may be made: weights are downloaded, or each pod downloads them itself."""
     if any((kind, seen.ref.name) in seen.objects for kind in WORKLOAD_KINDS):
         return True
     if download_job(server, seen.config) is None:
@@ -94,7 +114,7 @@ def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[
         yield from _kept(seen, budget)
     elif (old := seen.objects.get(("PodDisruptionBudget", seen.ref.name))) is not None:
         yield Delete(Ref("PodDisruptionBudget", seen.ref.namespace, seen.ref.name), uid_of(old))
-    # A claim and a Job cannot be changed, and what they are made of cannot either.
+    # A claim and a Job cannot be changed, and neither can their sources.
     for once in (claim(server), download_job(server, seen.config)):
         if once is not None and not downloaded and _found(seen, once) is None:
             yield Create(once)
@@ -115,7 +135,7 @@ def _workload(seen: Observed, server: ModelServer) -> Iterator[Action]:
 
 
 def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:
-    """Only what the status already says is acted on, so that whoever looks next finds out why."""
+    """Act only on what the status already records, so that the next leader sees what may have been done."""
     written = {entry.uid: entry for entry in seen.status.servers}
     for server in seen.servers:
         before = written.get(server.uid)
@@ -133,8 +153,9 @@ def load_options(seen: Observed, server: ModelServer) -> LoadOptions:
     transfer = server.spec.weight_transfer
     return LoadOptions(
         mode=transfer.mode,
-        form=transfer.pull.form,
+        adapters=transfer.has_adapters,
         model=server.spec.model.name,
+        model_path=weights(server, seen.config).path,
         fetch_seconds=transfer.pull.timeout_seconds,
         hook=transfer.push.hook if transfer.push else None,
         push_seconds=transfer.push.timeout_seconds if transfer.push else 0,
@@ -154,7 +175,7 @@ def _policy_loaded(seen: Observed, ready: bool, state: ServerState) -> dict[str,
 
 
 def _kept(seen: Observed, body: dict[str, Any]) -> Iterator[Action]:
-    """Make it, or make it anew when it has changed."""
+    """Create the object, or replace it if it has changed."""
     found = _found(seen, body)
     if found is None:
         yield Create(body)

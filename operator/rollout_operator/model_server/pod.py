@@ -1,4 +1,4 @@
-"""The pods of a ModelServer, and the StatefulSet or LeaderWorkerSet that makes them.
+"""The pods of a ModelServer, and the StatefulSet or LeaderWorkerSet that creates them.
 
 In each pod vLLM listens on the loopback, with a gateway in front of it. Every flag of vLLM is one that the declared version
 knows.
@@ -17,9 +17,11 @@ from rollout_api.cluster import (
     POLICY_LOADED,
     model_control_name,
 )
-from rollout_api.model_server import ModelServer, ModelServerSpec, PullForm, TransferMode
-from rollout_operator.config import OperatorConfig
-from rollout_operator.kinds import Json
+from rollout_api.model_server import ModelServer, ModelServerSpec, TransferMode
+from rollout_api.on_cluster import template
+from rollout_api.on_cluster.objects import Json
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_api.vllm_versions import HAS_QUIET_ENDPOINTS, HAS_SHUTDOWN_TIMEOUT, NEEDS_SCALE_OUT
 from rollout_operator.model_server.objects import (
     DOWNLOAD,
     MODELS,
@@ -32,39 +34,34 @@ from rollout_operator.model_server.objects import (
     weights,
     with_digest,
 )
-from rollout_operator.sandbox import template
 
 DRAIN_SECONDS: Final = 45
-"""Requests that run when a pod ends may go on for so long; KServe's choice for vLLM (kserve pull request 5496)."""
-
-HAS_SHUTDOWN_TIMEOUT: Final = (0, 18)
-"""First vLLM with `--shutdown-timeout` (vLLM pull request 34730); older ones abort what runs."""
-HAS_QUIET_ENDPOINTS: Final = (0, 16)
-"""First vLLM with `--disable-access-log-for-endpoints`."""
-
-NEEDS_SCALE_OUT: Final = (0, 30)
-"""First vLLM that offers render, derender and generate only with `--enable-scale-out` (vLLM pull request 54579)."""
+"""Time for running requests after a pod is asked to stop; KServe's value for vLLM (kserve pull request 5496)."""
 
 SCRATCH: Final = "/scratch"
-"""Home of the engine: its compiled kernels live as long as the pod, so a restart of the container is quick."""
+"""Home folder of the engine. Its compiled kernels persist while the pod does, so that a container restarts quickly."""
 
 
 def drains(spec: ModelServerSpec) -> bool:
-    """Whether this engine finishes what runs before it ends."""
+    """Whether this engine finishes running requests before it ends."""
     return spec.engine.release >= HAS_SHUTDOWN_TIMEOUT
 
 
 def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -> list[str]:
-    """Arguments of `vllm serve`. `worker`: of a further pod of a server on several nodes, which has no own address."""
+    """Return the arguments of `vllm serve`. `worker`: for a further pod of a multi-node server, which has no own
+    address.
+    """
     return [
         model_path,
         *_option("--served-model-name", spec.model.name),
-        # The gateway beside it decides who may ask for what; nobody else reaches it.
+        # The gateway in the same pod controls access; no other client reaches it.
         *_option("--host", "127.0.0.1"),
         *_option("--port", MODEL_ENGINE_PORT),
         *_parallelism(spec, worker=worker),
         # A turn's prompt is the one before and a little more.
         "--enable-prefix-caching",
+        # Without it, answers do not report how many tokens of their prompt were cached.
+        "--enable-prompt-tokens-details",
         # Without it a request that names a priority is an error.
         *_option("--scheduling-policy", "priority"),
         *(_option("--shutdown-timeout", DRAIN_SECONDS) if drains(spec) else ()),
@@ -87,20 +84,18 @@ def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -
 
 
 def environment(spec: ModelServerSpec) -> list[Json]:
-    """Environment of the engine, the user's own last."""
-    pull = spec.weight_transfer.mode is TransferMode.PULL
-    adapters = pull and spec.weight_transfer.pull.form is PullForm.ADAPTER
+    """Return the environment of the engine. The user's variables come last."""
     fixed = {
         # /pause, /resume, /weight_info and their like exist in this mode alone (vLLM docs, RLHF).
         "VLLM_SERVER_DEV_MODE": "1",
-        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapters else {}),
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.weight_transfer.has_adapters else {}),
         # The weights are there: an engine that asks a hub could come up with others.
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         # Hashes of prefixes are the same in all processes of an engine (vLLM docs, prefix caching).
         "PYTHONHASHSEED": "0",
         "HOME": SCRATCH,
-        # Software asks for the user's name, and a user by number has none.
+        # Software looks up the user's name, and a numeric user has none.
         "USER": "rollout",
         "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH}/torchinductor",
     }
@@ -119,6 +114,9 @@ def _parallelism(spec: ModelServerSpec, *, worker: bool) -> list[str]:
         *_option("--pipeline-parallel-size", ways.pipeline),
         *_option("--data-parallel-size", ways.data),
     ]
+    if ways.data > 1 and not worker:
+        # vLLM starts as many API servers otherwise, and a LoRA adapter is loaded in one of them.
+        found += _option("--api-server-count", 1)
     if ways.nodes > 1:
         # The two variables come from LeaderWorkerSet (its documentation, "environment variables").
         found += [
@@ -146,32 +144,32 @@ def _weight_transfer(spec: ModelServerSpec) -> tuple[str, ...]:
 
 
 ENGINE, GATEWAY = "engine", "gateway"
-"""Names of the containers, for `podTemplate`."""
+"""Container names, for `podTemplate`."""
 OWN_CONTAINERS: Final = (ENGINE, GATEWAY, DOWNLOAD)
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 PROBE_HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
-"""A probe has one of these; without, it is settings of one that is there."""
+"""A probe has one of these handlers. Without one, the template only changes settings of an existing probe."""
 
 POLICIES: Final = "policies"
-"""Volume between gateway and engine, for what is fetched in mode Pull."""
+"""Volume between gateway and engine for fetched weights in mode Pull."""
 CONTROL_FOLDER: Final = "/var/run/rollout-control"
-"""Where the gateway finds the control port's token."""
+"""Folder with the control port's token, for the gateway."""
 
 PRE_STOP_SECONDS: Final = 15
-"""Between leaving all lists of servers and the end: whoever has seen an old list still gets an answer (KServe's choice)."""
+"""Time between leaving all server lists and the end. Clients with an old list still get responses (KServe's value)."""
 SPARE_SECONDS: Final = 15
-"""For the gateway's own end, after the engine's."""
+"""Time for the gateway to end after the engine."""
 
 STARTUP: Final = {"periodSeconds": 10, "failureThreshold": 270, "timeoutSeconds": 5}
-"""45 minutes: vLLM's port opens when the weights are loaded and kernels compiled; prime-rl allows as much."""
+"""45 minutes: vLLM opens its port after it loads weights and compiles kernels. prime-rl uses the same limit."""
 READINESS: Final = {"periodSeconds": 10, "failureThreshold": 3, "timeoutSeconds": 5}
-"""A busy server answers within 5 s; with 1 s, busy pods were taken out of service (llm-d-benchmark issue 1734)."""
+"""A busy server responds within 5 s. With 1 s, busy pods were taken out of service (llm-d-benchmark issue 1734)."""
 LIVENESS: Final = {"periodSeconds": 30, "failureThreshold": 6, "timeoutSeconds": 10}
-"""Three minutes: a restart costs up to 45, and a busy or paused engine must not have one (gonka issue 1421)."""
+"""Three minutes: a restart costs up to 45, and busy or paused engines must not be restarted (gonka issue 1421)."""
 
 
 def pod_template(server: ModelServer, config: OperatorConfig, *, worker: bool = False) -> Json:
-    """Template of the pods that answer, or of the further ones (`worker`) of a server that spans several nodes."""
+    """Return the template of the serving pods, or of the further pods (`worker`) of a multi-node server."""
     role = MODEL_WORKER_ROLE if worker else MODEL_SERVER_ROLE
     base = {"metadata": {"labels": labels(server, role)}, "spec": _spec(server, config, worker=worker)}
     merged = template.merge(base, _of_this_pod(template.without_nulls(server.spec.pod_template or {}), base["spec"]))
@@ -181,8 +179,9 @@ def pod_template(server: ModelServer, config: OperatorConfig, *, worker: bool = 
 
 
 def _of_this_pod(given: Json, base: Json) -> Json:
-    """The user's template without what it says of parts that other pods have: there may be no download, further pods of a
-    server on several nodes have no gateway, and their engines no probes."""
+    """Return the user's template without settings of parts that this pod lacks. There may be no download; further pods
+    of a multi-node server have no gateway, and their engines no probes.
+    """
     spec = dict(given.get("spec", {}))
     for kind in ("initContainers", "containers"):
         own = {container["name"]: container for container in base[kind]}
@@ -196,7 +195,7 @@ def _of_this_pod(given: Json, base: Json) -> Json:
 
 
 def _without_settings_of_no_probe(container: Json, base: Json) -> Json:
-    # What is no mapping at all is left for the API server to refuse.
+    # The API server refuses values that are not mappings.
     return {
         field: value
         for field, value in container.items()
@@ -234,7 +233,7 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
     }
     if not worker:
         pod["readinessGates"] = [{"conditionType": POLICY_LOADED}]
-        # A sidecar: there before the engine, and still there while the engine finishes what runs.
+        # A sidecar: it starts before the inference server, and runs until that has finished its calls.
         pod["initContainers"].append(_gateway(server, config))
         pod["volumes"].append(
             {
@@ -261,7 +260,7 @@ def _engine(server: ModelServer, path: str, weights_mount: Json, *, worker: bool
     container: Json = {
         "name": ENGINE,
         "image": spec.engine.image,
-        "imagePullPolicy": "IfNotPresent",  # tens of gigabytes
+        "imagePullPolicy": "IfNotPresent",  # the image has tens of gigabytes
         "command": ["vllm", "serve"],
         "args": arguments(spec, path, worker=worker),
         "env": environment(spec),
@@ -299,6 +298,7 @@ def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
         "args": [
             f"--token-file={CONTROL_FOLDER}/token",
             *([f"--policy-folder={policy_folder(server)}"] if _pulls(server) else []),
+            *([f"--adapters-of={server.spec.model.name}"] if server.spec.weight_transfer.has_adapters else []),
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "envFrom": [{"secretRef": {"name": secret}}] if secret else [],
@@ -308,16 +308,13 @@ def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
         ],
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
         "securityContext": {**RESTRICTED, "readOnlyRootFilesystem": True},
-        "volumeMounts": [
-            {"name": "control", "mountPath": CONTROL_FOLDER, "readOnly": True},
-            *_policy_mounts(server),
-        ],
+        "volumeMounts": [{"name": "control", "mountPath": CONTROL_FOLDER, "readOnly": True}, *_policy_mounts(server)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def policy_folder(server: ModelServer) -> str:
-    """Where the gateway puts what it fetches, and the engine finds it: on a volume that all pods of a server mount."""
+    """Return the folder for fetched weights, on a volume that all pods of a server mount."""
     return f"{MODELS}/policies/{server.metadata.name}" if _spans_nodes(server) else POLICY_FOLDER
 
 
@@ -338,7 +335,7 @@ def _pulls(server: ModelServer) -> bool:
 
 
 def _accelerators(server: ModelServer) -> int:
-    """Of one pod."""
+    """Return the accelerators of one pod."""
     spec = server.spec
     return 0 if spec.accelerator.count == 0 else spec.parallelism.accelerators // spec.parallelism.nodes
 
@@ -360,14 +357,15 @@ OF_PODS: Final = {
     *("model", "engine", "parallelism", "accelerator", "resources", "cache", "sleep", "lora", "tool_call_parser"),
     *("extra_args", "env", "pod_template"),
 }
-"""Fields of the spec that pods are made of, beside some of `weightTransfer`.
+"""Fields of the spec that determine the pods, besides some of `weightTransfer`. Only a change of these makes new pods.
 
 Only a change of these makes new pods: neither a new operator, nor a new policy, nor another number of servers may restart an
-engine that takes 45 minutes to start."""
+engine that takes 45 minutes to start.
+"""
 
 
 def workload(server: ModelServer, config: OperatorConfig) -> Json:
-    """The object, with the digest of what its pods are made of."""
+    """Return the workload object with the digest of its pods' source."""
     body = _leader_worker_set(server, config) if server.spec.parallelism.nodes > 1 else _stateful_set(server, config)
     transfer = server.spec.weight_transfer
     how = [transfer.mode, transfer.pull.form, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
@@ -381,7 +379,7 @@ def _stateful_set(server: ModelServer, config: OperatorConfig) -> Json:
         "serviceName": name,
         # Servers need not wait for each other.
         "podManagementPolicy": "Parallel",
-        # One at a time, and none beyond their number: there may be no accelerator to spare (LLMKube issue 192).
+        # One at a time, and no extra pod: there may be no spare accelerator (LLMKube issue 192).
         "updateStrategy": {"type": "RollingUpdate"},
         "revisionHistoryLimit": 2,
         "selector": {"matchLabels": selector(server)},

@@ -1,12 +1,12 @@
-"""The policy update as one transaction: what to do next, and what to write down, given all that was seen. Pure.
+"""The policy update as one transaction: decide the next step and the status to write from the observed state. Pure.
 
-    Open ─► Fetching ─► gate shut: Pausing ─► Acknowledging ─► Loading ─► Resuming ─► gate Open
+Open ─► Fetching ─► gate shut: Pausing ─► Acknowledging ─► Loading ─► Resuming ─► gate Open
              (Pull)                                              ▲  │
                                                   back to the old version, or on to a newer one
 
-Two rules make it safe to lose the operator, or a write, at any point. What a step asks of servers is asked only when the
-status already says that step, so whoever comes next knows what may have been done. And nothing is concluded from having
-asked: a step is over when the servers themselves say so. docs/policy-updates.md has the whole story.
+Two rules make it safe to lose the operator, or a write, at any point. A step sends its requests only after the status
+names the step, so the next operator knows what may have been done. And nothing is concluded from having
+asked: a step is over when the servers themselves say so. docs/policy-updates.md has the details.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,10 +19,7 @@ from rollout_operator.model_server.update_state import (
     LOOK_AFTER_FAILURE,
     LOOK_AGAIN,
     MISMATCH,
-    Call,
     Seen,
-    Server,
-    ServerOperation,
     entry_at_rest,
     entry_behind_gate,
     failed_lately,
@@ -35,24 +32,28 @@ from rollout_operator.model_server.update_state import (
     odd_ones,
     verified,
 )
+from rollout_operator.server_contact import Call, Server, ServerOperation
 
-# As long as one try of a call may take, twice: what prime-rl allows (its src/prime_rl/utils/client.py).
+# Twice the time of one try of a call, as in prime-rl (its src/prime_rl/utils/client.py).
 PAUSE_LIMIT = timedelta(seconds=2 * 300)
 RESUME_LIMIT = PAUSE_LIMIT
 ACKNOWLEDGE_LIMIT = timedelta(seconds=10)
-"""For the runners. They acknowledge within a second or two (docs/model-routing.md); one that hangs holds up nobody."""
+"""Time limit for runners. They acknowledge within two seconds (docs/model-routing.md); one that hangs delays nothing
+else.
+"""
 SILENCE_LIMIT = timedelta(seconds=60)
-"""For a server that does not answer at all when its weights are to be changed: well over three time-outs."""
+"""Time limit for a server that does not respond during a weight change, from this operator's first failed look: well
+over three time-outs."""
 BEHIND_GATE_SECONDS = 1.0
-"""Between two looks while the gate is shut, beside those that answers and acknowledgements bring about."""
+"""Interval between checks while the gate is shut, besides those after responses and acknowledgements."""
 MOST_MIXED = 1024
-"""Entries that `status.policy.mixed` can have."""
+"""Most entries of `status.policy.mixed`."""
 MOST_WORDS = 1024
 
 
 @dataclass(frozen=True)
 class Task:
-    """An operation, and its servers: one, or for a load in mode Push all of them together."""
+    """An operation and its servers: one server, or all of them for a load in mode Push."""
 
     operation: ServerOperation
     servers: tuple[Server, ...]
@@ -60,12 +61,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to write into the status, and what to ask of servers."""
+    """The status to write and the operations to request."""
 
     policy: PolicyStatus
     servers: tuple[ServerStatus, ...]
     settled: bool
-    """`spec.policy` is what servers serve: the condition PolicyLoaded."""
+    """All servers serve `spec.policy`: the condition PolicyLoaded."""
     reason: str
     message: str
     tasks: tuple[Task, ...] = ()
@@ -73,12 +74,12 @@ class Decision:
 
 
 def load_limit(seconds: float) -> timedelta:
-    """For a load on all servers, when one try may take so long."""
+    """Return the time limit of a load on all servers, given the limit of one attempt."""
     return timedelta(seconds=2 * seconds)
 
 
 def decide(seen: Seen) -> Decision:
-    """What to do now. Made again with nothing new to see, it asks for nothing that is not still to be done."""
+    """Decide the next step. With unchanged input, it requests only what is still outstanding."""
     step = seen.status.policy.step
     return _STEPS[step](seen) if step is not None else _at_rest(seen)
 
@@ -95,8 +96,10 @@ def _at_rest(seen: Seen) -> Decision:
 
 def _begin(seen: Seen) -> Decision:
     if not seen.members:
-        # Nobody is served, so there is nothing to hold: servers load it as they come.
-        return _open(seen, _at_version(seen, seen.wanted))
+        # No server is ready, so no calls must be held: servers load it when they start. The new number tells runners that
+        # the version has changed without their acknowledgement: a server that ended or drains may still send tokens.
+        changed = {"update": seen.status.policy.update + 1, "mixed": []}
+        return _open(seen, _at_version(seen, seen.wanted).model_copy(update=changed))
     change: dict[str, Any] = {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted)}
     if seen.mode is TransferMode.PUSH or seen.wanted.uri is None:
         return _shut(seen, change)
@@ -105,7 +108,7 @@ def _begin(seen: Seen) -> Decision:
 
 
 def _fetching(seen: Seen) -> Decision:
-    """The gate is still open: downloads take minutes, and a wrong URI should disturb nobody."""
+    """Fetch while the gate is open: downloads take minutes, and a wrong URI must not interrupt runners."""
     policy, members = seen.status.policy, seen.members
     if seen.wanted.version != policy.target or not members:
         return _begin(seen)
@@ -124,7 +127,7 @@ def _fetching(seen: Seen) -> Decision:
     ]
     reason, words = "Fetching", f"version {target.version}: {len(have)} of {len(members)} servers have fetched it"
     if failed:
-        reason, words = "FetchFailed", f"{words}; {_why(failed, Call.FETCH)}; it is tried again, and nothing is changed"
+        reason, words = "FetchFailed", f"{words}; {_why(failed, Call.FETCH)}; it is retried, and nothing has changed"
     return replace(_open(seen, policy, tasks), settled=False, reason=reason, message=words)
 
 
@@ -135,7 +138,7 @@ def _pausing(seen: Seen) -> Decision:
     given_up = [server for server in waiting if late or _has_failed(seen, server, Call.PAUSE)]
     if len(given_up) == len(waiting):
         paused = {"paused": True, "step": PolicyStep.ACKNOWLEDGING, "since": _now(seen)}
-        words = f"version {policy.target}: all servers are paused; runners close their books on the old version"
+        words = f"version {policy.target}: all servers are paused; runners settle which tokens have the old version"
         return _behind_gate(seen, policy.model_copy(update=paused), "Acknowledging", words, evicted=given_up)
     tasks = _pause_tasks(seen, [server for server in waiting if server not in given_up])
     words = f"version {policy.target}: {len(members) - len(waiting)} of {len(members)} servers are paused"
@@ -160,7 +163,7 @@ def _acknowledging(seen: Seen) -> Decision:
 
 
 def _loading(seen: Seen) -> Decision:
-    """All are paused, and no stream's tokens are in doubt: weights may change."""
+    """Load weights. All servers are paused, and all streamed tokens are accounted for."""
     policy, members = seen.status.policy, seen.members
     target = seen.source(policy.target)
     late = seen.now >= seen.since + seen.load_limit
@@ -180,14 +183,14 @@ def _loading(seen: Seen) -> Decision:
 
 
 def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
-    """Every member has the target, or has failed to load it."""
+    """Handle the end of loading: every member has the target version, or failed to load it."""
     policy = seen.status.policy
     if newer := _newer(seen):
         change = policy.model_copy(update={"since": _now(seen), **newer})
         return _behind_gate(seen, change, "Loading", f"version {change.target}: newer than {policy.target}")
     why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
     hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
-    # Servers that have ended meanwhile say nothing against the target, and going back would not bring them back.
+    # Servers that have ended are no evidence against the target, and a rollback would not restore them.
     if len(have) >= _needed(seen) or (have and not failed and not hopeless):
         needed = min(policy.needed, len(have))
         resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen), "needed": needed})
@@ -225,14 +228,14 @@ def _resuming(seen: Seen) -> Decision:
         tasks += _resume_tasks(seen, (server for server in missing if server not in given_up))
         words = f"version {target.version}: {len(back)} servers are back, {len(missing)} are not yet"
         return _behind_gate(seen, policy, "Resuming", words, tasks, given_up)
-    # What members had before is still in their entries; where nothing was to change, nothing is suspicious of it.
+    # The members' earlier versions are still in their entries; if nothing had to change, there is no reason for doubt.
     old = {entry.weights_digest for entry in seen.status.servers} if policy.target != policy.current else set()
     odd = odd_ones(seen, back, old)
     good = [server for server in back if server not in odd]
     shut = [server for server in good if server.report is not None and not server.report.is_open]
     refused = [server for server in shut if server in seen.members and (late or _has_failed(seen, server, Call.OPEN))]
     if waiting := [server for server in shut if server in seen.members and server not in refused]:
-        # Told only now: what one serves is compared with what the others do before anybody may call it.
+        # Reported only now: a server's policy is compared with the others' before any call may reach it.
         tasks += [Task(ServerOperation(Call.OPEN, target), (server,)) for server in waiting if server.busy is None]
         words = f"version {target.version}: {len(good) - len(shut)} of {len(good)} gateways let calls through again"
         return _behind_gate(seen, policy, "Resuming", words, tasks, [*given_up, *odd, *refused])
@@ -254,7 +257,7 @@ _STEPS: dict[PolicyStep, Callable[[Seen], Decision]] = {
 }
 
 
-# What the steps have in common.
+# Shared parts of the steps.
 
 
 def _shut(seen: Seen, change: dict[str, Any]) -> Decision:
@@ -266,7 +269,7 @@ def _shut(seen: Seen, change: dict[str, Any]) -> Decision:
 
 
 def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -> Decision:
-    """One write: whoever reads the status sees all of it happen at once."""
+    """Open the gate in one write, so that readers of the status see a consistent change."""
     policy = _at_version(seen, seen.source(seen.status.policy.target))
     servers = tuple(
         verified(seen, server, policy.current) if server in good else entry_behind_gate(seen, server, evicted)
@@ -276,7 +279,7 @@ def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -
 
 
 def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decision:
-    """The gate is open: newcomers get the current version; servers that are not as they were verified go."""
+    """The gate is open: load the current version on new servers; remove servers that differ from their verified state."""
     strange = [s for s in seen.members if s.report is not None and s.report.version != policy.current]
     odd = odd_ones(seen, [server for server in seen.servers if is_verified(seen, server)])
     broken = [server for server in seen.newcomers if has_to_go(server, policy.current)]
@@ -308,7 +311,7 @@ def _behind_gate(
     tasks: Iterable[Task] = (),
     evicted: Collection[Server] = (),
 ) -> Decision:
-    """The gate is shut. Who changes `policy` has no tasks yet: it is written down before anything is asked because of it."""
+    """The gate is shut. The step that changes `policy` requests no operations: the status must record the change first."""
     if seen.has_lost_members:
         policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
     gone = [*evicted, *(server for server in seen.newcomers if has_to_go(server, policy.target))]
@@ -320,7 +323,7 @@ def _behind_gate(
 def _load_tasks(
     seen: Seen, source: PolicySource, members: Sequence[Server] = (), evicted: Collection[Server] = ()
 ) -> list[Task]:
-    """What brings members, whose calls are held, and newcomers, which have none, to a version."""
+    """Return operations that bring members, whose calls are paused, and newcomers, which have none, to a version."""
     tasks: list[Task] = []
     loads: list[Server] = []
     for server in (*members, *(newcomer for newcomer in seen.newcomers if newcomer not in evicted)):
@@ -355,7 +358,7 @@ def _member_load(seen: Seen, server: Server, source: PolicySource) -> ServerOper
 
 
 def _resume_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
-    """What members that have their version need next to be back."""
+    """Return the next operations that resume members which have their version."""
     found = ((server, _resume_operation(seen, server)) for server in servers)
     return [Task(operation, (server,)) for server, operation in found if operation is not None]
 
@@ -376,22 +379,30 @@ def _is_paused(seen: Seen, server: Server) -> bool:
 
 
 def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = None) -> bool:
-    """It failed at a call and still answers. One that does not may have ended, which its pod is about to tell."""
-    if server.report is None:
-        return _is_silent(seen, server)
-    return seen.failed(server, call, version) is not None
+    """Whether it failed at a call and still responds. A server that does not may have ended, which its pod will show.
+
+    An engine that loads weights responds to nothing. So an operator that did not see its load fail, as after a restart,
+    waits for the limit of the load.
+    """
+    failed = seen.failed(server, call, version) is not None
+    if server.report is not None:
+        return failed
+    return _is_silent(seen, server) and (failed or call is not Call.LOAD)
 
 
 def _may_go_back_later(seen: Seen, server: Server) -> bool:
-    """It was not even sent the old version, as when a trainer has died while it sent the new one: a restart of the engine
-    would take minutes, and it would wait for the same trainer after it."""
+    """Whether the server can return to the old version later. It never got that version, for example because the
+    trainer died. Restarting the engine would take minutes, and it would then wait for the same trainer.
+    """
     failure = seen.failed(server, Call.LOAD, seen.status.policy.target)
     patient = seen.mode is TransferMode.PUSH or seen.now < seen.since + seen.load_limit
     return failure is not None and failure.untouched and patient
 
 
 def _is_silent(seen: Seen, server: Server) -> bool:
-    return server.report is None and server.busy is None and seen.now >= seen.since + SILENCE_LIMIT
+    if server.silent_since is None or server.busy is not None:
+        return False
+    return seen.now >= max(server.silent_since, seen.since) + SILENCE_LIMIT
 
 
 def _has(server: Server, version: int) -> bool:
@@ -405,14 +416,15 @@ def _is_back(seen: Seen, server: Server, version: int) -> bool:
 
 
 def _needed(seen: Seen) -> int:
-    """Servers that must have the target before the gate opens: as was written down, unless less is asked for since, or
-    some have ended by themselves since."""
+    """Return how many servers must have the target before the gate opens: the recorded number, less if the spec now
+    asks for fewer or servers have ended.
+    """
     needed = min(seen.status.policy.needed, seen.min_ready)
     return min(needed, max(1, len(seen.members))) if seen.has_lost_members else needed
 
 
 def _newer(seen: Seen) -> dict[str, Any]:
-    """The change to a version that is wanted since this update began; empty when there is none."""
+    """Return the change to a version that was requested after this update began; empty if none was."""
     policy = seen.status.policy
     if seen.wanted.version <= max(policy.target, policy.failed or 0):
         return {}
@@ -426,7 +438,7 @@ def _sources(seen: Seen, target: PolicySource) -> list[PolicySource]:
 
 
 def _at_version(seen: Seen, source: PolicySource) -> PolicyStatus:
-    """At rest, with a version."""
+    """Return the status at rest with a version."""
     policy = seen.status.policy
     failed = policy.failed if policy.failed == seen.wanted.version != source.version else None
     return PolicyStatus(
@@ -453,7 +465,7 @@ def _words_at_rest(seen: Seen, policy: PolicyStatus, servers: Sequence[ServerSta
 
 
 def _why(servers: Iterable[Server], call: Call) -> str:
-    """How one of them failed; empty when none did."""
+    """Return one server's failure message; empty if none failed."""
     found = (server.failures.get(call) or server.failures.get(Call.LOOK) for server in servers)
     return next((failure.message for failure in found if failure is not None), "")
 

@@ -1,4 +1,4 @@
-"""The status of a ModelServer: what is there, what leads there, and where it is in a policy update."""
+"""The status of a ModelServer: its conditions, its progress, and the step of a policy update."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -15,11 +15,13 @@ from rollout_operator.model_server.policy import Decision
 INVALID, DOWNLOADED, POLICY_LOADED, READY = "Invalid", "Downloaded", "PolicyLoaded", "Ready"
 
 Claim = tuple[str, bool, str, str]
-"""Type, whether it holds, reason, message."""
+"""Type, whether it is true, reason, message."""
 
 
 def invalid(seen: Observed, problems: Sequence[Problem], decision: Decision | None = None) -> dict[str, Any]:
-    """No object is made or changed; what runs goes on, policy updates included where `decision` could be made."""
+    """Return the status of an invalid object. Nothing is created or changed, but policy updates in progress continue if
+    `decision` exists.
+    """
     claims: list[Claim] = [(INVALID, True, "InvalidSpec", "no object is changed: " + "; ".join(map(str, problems)))]
     update: dict[str, Any] = {"observed_generation": seen.generation}
     if decision is not None:
@@ -48,8 +50,8 @@ def status_of(seen: Observed, server: ModelServer, decision: Decision, *, downlo
     ).wire()
 
 
-def story(seen: Observed, status: dict[str, Any]) -> tuple[Event, ...]:
-    """What is new in a status that is about to be written, as Events."""
+def events_of(seen: Observed, status: dict[str, Any]) -> tuple[Event, ...]:
+    """Return the Events for the changes in a status that is about to be written."""
     return tuple(_events(seen, ModelServerStatus.model_validate(status)))
 
 
@@ -70,7 +72,7 @@ _BAD_NEWS: Final = frozenset(
         *("FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers"),
     )
 )
-"""Reasons that are told as Warnings; what leads to a good end is told when it is there."""
+"""Reasons that become Warnings. Progress towards success is reported only when it is complete."""
 
 
 def _downloaded(seen: Observed, server: ModelServer, downloaded: bool) -> tuple[bool, str, str]:

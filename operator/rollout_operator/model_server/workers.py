@@ -1,4 +1,4 @@
-"""`GET /v1/rl/workers`, beside the metrics: all servers of all ModelServers, in the form of Dynamo's worker discovery.
+"""`GET /v1/rl/workers`: all servers of all ModelServers, in the format of Dynamo's worker discovery.
 
 Protocol version 1 of ai-dynamo/dynamo, lib/rl/src/lib.rs: RlWorkersResponse and RlWorkerInfo. Trainers that find their
 engines there find ours. It says who is there and grants nothing: control routes want the token of their ModelServer.
@@ -12,23 +12,23 @@ from yarl import URL
 
 from rollout_api.cluster import MODEL_CONTROL_PORT
 from rollout_api.model_server import ModelServer, ServerState, ServerStatus
-from rollout_operator.actions import Manifest
+from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.cache import read_as
 
 PROTOCOL_VERSION: Final = 1
 ENDPOINT: Final = "rl"
-"""Dynamo's name of what offers control routes."""
+"""Dynamo's name of the endpoint with the control routes."""
 ROUTES: Final = (
     *("abort_requests", "finish_weight_update", "init_weight_transfer_engine", "is_paused", "pause", "policy/fetch"),
     *("resume", "start_weight_update", "update_weight_version", "update_weights", "weight_checker", "weight_info"),
 )
-"""Of a server's control port, sorted as Dynamo sorts them."""
+"""Routes of a server's control port, in Dynamo's order."""
 INSTANCE_BITS: Final = 53
-"""Dynamo's are 64 bits long; readers of JSON keep 53 exactly."""
+"""Bits of an instance id. Dynamo's have 64, but JSON readers keep only 53 exactly."""
 
 
 def workers(servers: Iterable[Manifest], namespace: str | None = None) -> dict[str, Any]:
-    """The body, for the ModelServers in one namespace or in all."""
+    """Return the response body for the ModelServers in one namespace or in all."""
     found = [
         _worker(server, entry)
         # One that cannot be read has the condition Invalid, and nothing runs because of it.
@@ -72,5 +72,5 @@ _WHY: Final = {
 
 
 def instance_id(uid: str) -> int:
-    """A whole number that stands for a pod."""
+    """Return an integer that identifies a pod."""
     return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8]) >> (64 - INSTANCE_BITS)

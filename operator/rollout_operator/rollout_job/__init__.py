@@ -1,4 +1,4 @@
-"""RolloutJob: one Indexed Job of runner pods with what they need, and what came of it in the status."""
+"""RolloutJob: one Indexed Job of runner pods with its resources, and the results in the status."""
 
 from rollout_operator.rollout_job.observe import observe
 from rollout_operator.rollout_job.plan import needs_spec, plan

@@ -1,18 +1,19 @@
-"""The ModelServer that a job uses: its own, which it makes and takes away, or one that it names."""
+"""The ModelServer of a job: its own, which the job creates and deletes, or one that it names."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, own_model_server_name
+from rollout_api.on_cluster.objects import Manifest
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.actions import Action, Delete, Manifest, Patch, Ref
+from rollout_operator.actions import Action, Delete, Patch, Ref
 from rollout_operator.cache import uid_of
 from rollout_operator.rollout_job.observe import Observed
 from rollout_operator.rollout_job.runner_objects import owned
 
 
 def own_server(job: RolloutJob) -> dict[str, Any] | None:
-    """The ModelServer of `model.server`, as it is made once. Its policy and its size are its own from then on."""
+    """Return the initial ModelServer for `model.server`. Its policy and size can change independently afterwards."""
     if job.spec.model is None or job.spec.model.server is None:
         return None
     labels = {**MANAGED_BY, JOB_LABEL: job.metadata.name, JOB_UID_LABEL: job.metadata.uid or ""}
@@ -21,11 +22,13 @@ def own_server(job: RolloutJob) -> dict[str, Any] | None:
 
 
 def waiting(seen: Observed) -> str | None:
-    """Why runners have to wait for their model, for people; None when they need not."""
+    """Return why runners must wait for their model, as a message; None if they need not."""
     if seen.server_ref is None:
         return None
     name = seen.server_ref.name
     if seen.model_server is None:
+        if is_lost(seen):
+            return f"ModelServer {name} was deleted; it is created again with size and policy of spec.model.server"
         made = (
             "is being made" if seen.owns_server else "is not there; create it, or name another in spec.model.serverRef"
         )
@@ -39,16 +42,24 @@ def waiting(seen: Observed) -> str | None:
     return f"ModelServer {name} is not ready: {said.get('message') or said.get('reason') or 'it was not looked at yet'}"
 
 
-def give_back(seen: Observed, *, ended: bool, drained: bool) -> Iterator[Action]:
-    """Accelerators are given back when nobody works: for good at the end, for a while when the job is suspended."""
+def is_lost(seen: Observed) -> bool:
+    """Whether somebody deleted the own ModelServer of a job that has started and is not suspended."""
+    return seen.owns_server and seen.model_server is None and seen.batch_job is not None and not seen.suspend
+
+
+def give_back(seen: Observed, *, ended: bool, paused: bool) -> Iterator[Action]:
+    """Delete the job's own ModelServer when the job has ended; scale it to 0, which keeps its policy, while runners may
+    come back.
+    """
     if not seen.owns_server or seen.server_ref is None or seen.model_server is None:
         return
     found = _replicas(seen.model_server["spec"])
     if ended:
         if "deletionTimestamp" not in seen.model_server["metadata"]:
             yield Delete(seen.server_ref, uid_of(seen.model_server))
-    elif drained and found != 0:
-        yield _scale(seen.server_ref, 0)
+    elif paused:
+        if found != 0:
+            yield _scale(seen.server_ref, 0)
     elif found == 0 and not seen.spec.get("suspend") and (wanted := _replicas(seen.spec["model"]["server"])):
         yield _scale(seen.server_ref, wanted)
 

@@ -1,40 +1,42 @@
-"""What the plan of a RolloutJob needs to know, taken from the operator's cache."""
+"""The state that the plan of a RolloutJob needs, read from the operator's cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from rollout_api.cluster import SUSPEND_ANNOTATION
+from rollout_api.cluster import SUSPEND_ANNOTATION, runner_name
+from rollout_api.conditions import true_conditions
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
-from rollout_operator.actions import Manifest, Ref
+from rollout_operator.actions import Ref
 from rollout_operator.cache import Cache, controller_of, model_server_of, report_of, reports_of, uid_of
-from rollout_operator.conditions import parse_time, trouble, true_conditions
-from rollout_operator.config import OperatorConfig
+from rollout_operator.conditions import parse_time, trouble
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
-"""A pod that should have ended so long ago sits on a dead node, whose kubelet cannot say that it has."""
+"""A pod that should have ended this long ago is on a dead node, whose kubelet cannot report its end."""
 
 _ENDED: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class RunnerPod:
-    """One runner pod, as far as a job cares."""
+    """One runner pod, as far as the job needs it."""
 
     index: str
-    """Of the runner; text, because it is only shown."""
+    """Index of the runner; text, because it is only displayed."""
     alive: bool
-    """It runs, or may still run."""
+    """Whether it runs or may still run."""
     ready: bool
     trouble: tuple[str, str] | None = None
-    """Why it does not start: a reason and words."""
+    """Why it does not start: reason and message."""
     silent: float | None = None
-    """Seconds for which it has been on a node, neither started nor with a reason: a volume may be missing."""
+    """Seconds on a node without a start or a reason. A volume may be missing."""
     failure: str | None = None
     ended: str = ""
-    """When it failed, RFC 3339."""
+    """When it failed, in RFC 3339."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,23 @@ class BatchJob:
     uid: str
     created: datetime
     suspend: bool
-    """As its spec asks."""
+    """The `suspend` field of its spec."""
     suspend_set: bool
     """The value of `suspend` that the operator last set."""
     suspended: bool
-    """As its status says, with no pod left."""
+    """Whether its status reports it as suspended, with no pods left."""
+    leaving: bool
+    """Whether it was deleted and still waits for its pods to end."""
     failed_pods: int
     completed: datetime | None
-    """When all its indexes had ended well."""
+    """When all its indexes had succeeded."""
     given_up: tuple[str, str] | None
-    """Why Kubernetes gave it up: reason and message. Its settings never ask for that, a person may."""
+    """Why Kubernetes failed it: reason and message. The operator's settings never cause that, but a person may."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A RolloutJob and all that belongs to it."""
+    """A RolloutJob and all its objects."""
 
     manifest: Manifest
     config: OperatorConfig
@@ -67,19 +71,21 @@ class Observed:
     batch_job: BatchJob | None
     pods: tuple[RunnerPod, ...]
     sandboxes: tuple[tuple[Ref, str], ...]
-    """Names and uids."""
+    """Names and uids of its Sandboxes."""
+    has_policy: bool
+    """Whether the NetworkPolicy of its runners exists."""
     shards: frozenset[str]
     reports: tuple[RunnerReport, ...]
-    """What its runners report, by index."""
+    """Reports of its runners, by index."""
     reports_deleted: bool
-    """A RolloutShard is missing, or was made again without a report, after the Job was made."""
+    """Whether a RolloutShard is missing, or was created again without a report, after the Job was created."""
     told_lately: bool
-    """Its counts were written a moment ago."""
+    """Whether its counts were written recently."""
     secret_checked: bool = False
-    """Its Secret was there a moment ago."""
+    """Whether its Secret was recently seen to exist."""
     server_ref: Ref | None = None
     model_server: Manifest | None = None
-    """That ModelServer, if it is there."""
+    """The ModelServer that it uses, if it exists."""
 
     @property
     def ref(self) -> Ref:
@@ -92,7 +98,7 @@ class Observed:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Its spec, as the API server has it."""
+        """Return its spec as stored by the API server."""
         found: Mapping[str, Any] = self.manifest["spec"]
         return found
 
@@ -117,7 +123,7 @@ class Observed:
 
     @property
     def listed_rollouts(self) -> int | None:
-        """Rollouts, when the manifest has all tasks."""
+        """Return the number of rollouts if the manifest lists all tasks."""
         tasks = self.spec.get("tasks", {}).get("inline")
         return len(tasks) * int(self.spec.get("groupSize", 1)) if tasks else None
 
@@ -127,7 +133,7 @@ class Observed:
 
     @property
     def runners_at_work(self) -> int:
-        """Runners without a verdict on their shard."""
+        """Return the runners whose shard has no verdict yet."""
         return self.replicas - sum(
             report.state in (RunnerState.COMPLETED, RunnerState.ABORTED) for report in self.reports
         )
@@ -142,7 +148,7 @@ class Observed:
         return None if restarts is None else Restarts.model_validate(restarts)
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """A condition as it was last written; empty when it never was."""
+        """Return a condition as last written; empty if it never was."""
         return next((found for found in self.status.get("conditions", ()) if found["type"] == kind), {})
 
 
@@ -151,12 +157,12 @@ def replicas_of(job: Manifest) -> int:
 
 
 def counts_fact(uid: str) -> tuple[str, str]:
-    """Name of the fact that a job's counts were written."""
+    """Return the name of the fact that a job's counts were written recently."""
     return ("counts-written", uid)
 
 
 def secret_fact(uid: str) -> tuple[str, str]:
-    """Name of the fact that a job's Secret exists."""
+    """Return the name of the fact that a job's Secret exists."""
     return ("secret-exists", uid)
 
 
@@ -178,6 +184,10 @@ def observe(world: World, obj: Manifest) -> Observed:
             for sandbox in world.cache.owned("Sandbox", namespace, uid)
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
+        has_policy=any(
+            policy["metadata"]["name"] == runner_name(obj["metadata"]["name"])
+            for policy in world.cache.owned("NetworkPolicy", namespace, uid)
+        ),
         shards=frozenset(shard["metadata"]["name"] for shard in shards),
         reports=_reports(world.cache, obj),
         reports_deleted=batch_job is not None and _reports_deleted(shards, replicas_of(obj), batch_job.created),
@@ -189,7 +199,7 @@ def observe(world: World, obj: Manifest) -> Observed:
 
 
 def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
-    """One report for each index; a report that no runner of this job can have written is left out."""
+    """Return one report for each index. Reports that no runner of this job can have written are ignored."""
     found = {
         report.index: report
         for report in reports_of(cache, job["metadata"]["namespace"], uid_of(job))
@@ -199,7 +209,7 @@ def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
 
 
 def _reports_deleted(shards: Sequence[Manifest], replicas: int, job_created: datetime) -> bool:
-    """Shards are made before the Job, and again when somebody deletes them."""
+    """Whether RolloutShards were deleted. They are created before the Job, and again after a deletion."""
     silent = (shard["metadata"]["creationTimestamp"] for shard in shards if report_of(shard) is None)
     return len(shards) < replicas or any(parse_time(created) > job_created for created in silent)
 
@@ -215,7 +225,7 @@ def _model_server(world: World, job: Manifest) -> Manifest | None:
 
 def _batch_job(job: Manifest) -> BatchJob:
     status = job.get("status") or {}
-    # Failed and Complete themselves wait for every pod to be gone, and one on a dead node may stay for ever.
+    # Failed and Complete themselves wait for the end of every pod, and one on a dead node may stay forever.
     true = true_conditions(status)
     given_up = true.get("FailureTarget") or true.get("Failed")
     completed = true.get("SuccessCriteriaMet") or true.get("Complete")
@@ -225,6 +235,7 @@ def _batch_job(job: Manifest) -> BatchJob:
         suspend=bool(job["spec"].get("suspend")),
         suspend_set=(job["metadata"].get("annotations") or {}).get(SUSPEND_ANNOTATION) == "true",
         suspended="Suspended" in true and not status.get("active"),
+        leaving="deletionTimestamp" in job["metadata"],
         failed_pods=int(status.get("failed", 0)),
         completed=None if completed is None else parse_time(completed["lastTransitionTime"]),
         given_up=None if given_up is None else (given_up.get("reason", "Failed"), given_up.get("message", "")),
@@ -251,11 +262,11 @@ def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
 
 
 def _failure(status: Mapping[str, Any]) -> tuple[str, str]:
-    """Words for why a pod failed, and when."""
-    if reason := status.get("reason"):  # Evicted, Shutdown, NodeLost: said of the pod, not of a container
+    """Return why and when a pod failed."""
+    if reason := status.get("reason"):  # Evicted, Shutdown, NodeLost: reported for the pod, not for a container
         return ": ".join(filter(None, (reason, status.get("message", "")))), ""
     for container in status.get("containerStatuses") or ():
         if ended := container.get("state", {}).get("terminated"):
             code = f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode')}"
             return ": ".join(filter(None, (code, ended.get("message", "").strip()))), ended.get("finishedAt") or ""
-    return "its pod ended before it could say why", ""
+    return "its pod ended without a reason", ""

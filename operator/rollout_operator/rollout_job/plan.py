@@ -1,4 +1,4 @@
-"""What to do about a RolloutJob now, up to its deletion some time after its end."""
+"""Plan a RolloutJob, from its start to its deletion some time after its end."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -6,15 +6,16 @@ from typing import Final
 
 from rollout_api.cluster import runner_name
 from rollout_api.conditions import Metadata
+from rollout_api.on_cluster.resolve import Resolved, resolve
 from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, ReadKey, Ref, Remember
 from rollout_operator.rollout_job import model_server
 from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, RunnerPod, counts_fact, secret_fact
-from rollout_operator.rollout_job.resolve import Resolved, resolve
 from rollout_operator.rollout_job.runner_objects import access, runner_job, runner_policy, secret, shards, suspension
-from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, status_of, story
+from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, events_of, status_of
 from rollout_operator.rollout_job.verdict import (
     REPORT_GRACE,
+    RUNNERS_FAIL,
     Verdict,
     count_from,
     failure_limit,
@@ -27,23 +28,26 @@ from rollout_operator.rollout_job.verdict import (
 
 
 def seconds_left(ended: datetime | None, ttl_seconds: int, now: datetime) -> float | None:
-    """Seconds until a job is to be deleted, at least 0; None when it is kept or has not ended."""
+    """Return the seconds until a job is deleted, at least 0; None if it is kept or has not ended."""
     if ended is None or ttl_seconds < 0:
         return None
     return max(0.0, (ended + timedelta(seconds=ttl_seconds) - now).total_seconds())
 
 
 COUNTS_SECONDS: Final = 10
-"""Between two writes of counts alone. Runners report every second, and each write stores the job with all its tasks."""
+"""Interval between two writes of counts alone. Runners report every second, and each write stores the job with all its
+tasks.
+"""
 
 SILENT_SECONDS: Final = 30
-"""Time for runner pods to be made and to start, before what they need is looked for."""
+"""Time for runner pods to be created and start. After it, the operator checks whether the objects that they need exist.
+"""
 SECRET_SECONDS: Final = 60
-"""Between two looks for what runner pods need."""
+"""Interval between checks of the objects that runner pods need."""
 
 
 def plan(seen: Observed) -> Plan:
-    """The next step: one of starting, suspending, resuming, cleaning up and deleting; and what to say of it."""
+    """Plan the next step: start, suspend, resume, clean up or delete; and the status."""
     if "deletionTimestamp" in seen.manifest["metadata"]:
         return Plan()  # garbage collection does the rest
     standing = standing_verdict(seen)
@@ -61,20 +65,26 @@ def plan(seen: Observed) -> Plan:
     if resolved.job is not None:
         actions += _start(resolved.job, seen)
     if seen.batch_job is not None and found.verdict is None:
-        actions += _missing_shards(seen)
+        actions += _missing_objects(seen)
     actions += _suspend_or_resume(seen, found)
     actions += _restore(seen, found)
     ended = found.verdict is not None and not seen.alive
     if found.drained or ended:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
-    actions += model_server.give_back(seen, ended=ended, drained=found.drained and seen.suspend)
+    can_resume = found.verdict is not None and found.verdict.reason == RUNNERS_FAIL
+    is_paused = (found.drained and seen.suspend) or (ended and can_resume)
+    actions += model_server.give_back(seen, ended=ended and not can_resume, paused=is_paused)
     return _told(seen, found, actions, left)
 
 
 def needs_spec(seen: Observed) -> bool:
     """Whether the plan resolves the job, for which it needs the whole spec."""
+    standing = standing_verdict(seen)
     return "deletionTimestamp" not in seen.manifest["metadata"] and (
-        _starts(seen, standing_verdict(seen)) or bool(_silent(seen)) or _misses_account(seen)
+        _starts(seen, standing)
+        or bool(_silent(seen))
+        or _misses_account(seen)
+        or (standing is None and model_server.is_lost(seen))
     )
 
 
@@ -83,28 +93,31 @@ def _starts(seen: Observed, standing: Verdict | None) -> bool:
 
 
 def _silent(seen: Observed) -> list[RunnerPod]:
-    """Runner pods that may wait for a missing Secret, if nobody looked for it a moment ago."""
+    """Return runner pods that may wait for a missing Secret, unless the Secret was checked recently."""
     if seen.batch_job is None or seen.secret_checked:
         return []
     return [pod for pod in seen.pods if pod.silent is not None and pod.silent >= SILENT_SECONDS]
 
 
 def _lacks_pods(seen: Observed) -> bool:
-    """Whether Kubernetes should have made more runner pods than there are."""
+    """Whether Kubernetes should have created more runner pods than exist."""
     job = seen.batch_job
     return job is not None and not job.suspend and job.completed is None and seen.alive < seen.runners_at_work
 
 
 def _misses_account(seen: Observed) -> bool:
-    """Whether that may be for lack of a ServiceAccount, if nobody looked for it a moment ago."""
+    """Whether a missing ServiceAccount may be the reason, unless it was checked recently."""
     job = seen.batch_job
     is_new = job is None or (seen.now - job.created).total_seconds() < SILENT_SECONDS
     return _lacks_pods(seen) and not is_new and not seen.secret_checked
 
 
-def _missing_shards(seen: Observed) -> Iterator[Action]:
+def _missing_objects(seen: Observed) -> Iterator[Action]:
+    """Create the NetworkPolicy and the RolloutShards, again if somebody deleted them."""
+    job = Metadata(name=seen.ref.name, namespace=seen.ref.namespace, uid=seen.uid)
+    if not seen.has_policy:
+        yield Create(runner_policy(job))
     if len(seen.shards) < seen.replicas:
-        job = Metadata(name=seen.ref.name, namespace=seen.ref.namespace, uid=seen.uid)
         wanted = shards(job, seen.replicas)
         yield from (Create(shard) for shard in wanted if shard["metadata"]["name"] not in seen.shards)
 
@@ -117,6 +130,7 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
         restarts = count_from(restarts, job.failed_pods, totals.sealed, suspended=suspend)
         failures = failures_since(restarts, job.failed_pods)
     verdict = standing or judge(seen, failures)
+    lost_server = verdict is None and model_server.is_lost(seen)
     to_resume = job is not None and job.suspend_set and not suspend and verdict is None
     return Findings(
         totals=totals,
@@ -124,14 +138,15 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
         failures=failures,
         verdict=verdict,
         problems=resolved.problems,
-        waits_for_model=model_server.waiting(seen) if resolved.job is not None or to_resume else None,
+        waits_for_model=model_server.waiting(seen) if resolved.job is not None or to_resume or lost_server else None,
+        lost_server=lost_server,
         drained=suspend and not seen.alive and (job.suspended if job is not None else not resolved.problems),
         result_uri=seen.status.get("resultURI") or resolved.result_uri,
     )
 
 
 def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
-    """The Job comes last: when it exists, so does all that its pods need, the model included."""
+    """Start the job. The Job is created last, after all that its pods need, the model included."""
     server = model_server.own_server(job)
     if server is not None and seen.model_server is None:
         yield Create(server)
@@ -139,14 +154,15 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
         return
     for body in access(job, seen.config):
         yield Create(body)
-    yield Create(runner_policy(job))
-    yield from _missing_shards(seen)
+    yield from _missing_objects(seen)
     labels = seen.manifest["metadata"].get("labels") or {}
     yield Create(runner_job(job, seen.config, suspend=seen.suspend, job_labels=labels))
 
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
-    """Set the Job's `suspend` when the RolloutJob's own changes; between two changes, what other managers set is kept."""
+    """Set the Job's `suspend` when the RolloutJob's own value changes. Between changes, values of other managers are
+    kept.
+    """
     job, suspend = seen.batch_job, seen.suspend
     if job is None:
         return
@@ -157,12 +173,19 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
     if job.completed is not None or job.given_up is not None:
         return
     if is_taken_back(seen):
-        # Kubernetes would make its next pod wait for up to 10 min, as after its last failure. A new Job has no past.
-        yield Delete(ref, job.uid)
+        # Kubernetes would delay its next pod by up to 10 min, as after its last failure. A new Job has no such history.
+        # The old one stays until its pods have ended: they may still drain, and need their sandboxes.
+        yield Delete(ref, job.uid, foreground=seen.alive > 0)
+        return
+    if job.leaving:
+        # A pod of a lost node stays for ever; the Job does not wait for it.
+        if not seen.alive:
+            yield Delete(ref, job.uid)
         return
     changed = suspend != job.suspend_set
     if found.verdict is not None:
-        # A job that has ended starts no pod again, whatever its spec says. Runners without a verdict may end by themselves.
+        # A job that has ended starts no pod again, whatever its spec. Runners without a final report may end on their
+        # own.
         ended = not seen.alive and not seen.runners_at_work
         suspend = suspend or job.suspend or ended or found.failures >= failure_limit(seen.runners_at_work)
         changed = suspend != job.suspend
@@ -171,15 +194,19 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
 
 
 def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
-    """Make deleted objects that runner pods need again.
+    """Create deleted objects again if runner pods need them.
 
     Kubernetes makes no pod without its ServiceAccount, runners fail without their Role, and a runner that starts waits
-    silently for its Secret.
+    silently for its Secret. Without their own ModelServer, runners wait for ever.
     """
     silent, misses_account = _silent(seen), _misses_account(seen)
-    if found.verdict is not None or not (silent or misses_account):
+    if found.verdict is not None or not (silent or misses_account or found.lost_server):
         return
     resolved = resolve(seen.manifest, seen.config, seen.model_server)
+    if found.lost_server and resolved.job is not None and (server := model_server.own_server(resolved.job)):
+        yield Create(server)
+    if not (silent or misses_account):
+        return
     if misses_account and resolved.job is not None:
         yield from (Create(body) for body in access(resolved.job, seen.config))
     if silent:
@@ -188,7 +215,7 @@ def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
 
 
 def _restored_secret(seen: Observed, found: Findings, resolved: Resolved, *, in_use: bool) -> Action:
-    """The Secret, made again.
+    """Return the action that restores the Secret.
 
     While sandboxes or runners use the key, a new one would invalidate their tokens, and changed defaults of the chart would
     move results. Then the Secret is only read; if it is missing, that fails, and the condition Reconciled says what to do.
@@ -207,12 +234,13 @@ def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: floa
     if seen.told_lately and differs_in_counts_only(before, status):
         return Plan(tuple(actions), requeue_seconds=_earliest([*deadlines, COUNTS_SECONDS]))
     actions.append(Remember(counts_fact(seen.uid), "", COUNTS_SECONDS))
-    return Plan(tuple(actions), status, story(seen, found, status), _earliest(deadlines))
+    return Plan(tuple(actions), status, events_of(seen, found, status), _earliest(deadlines))
 
 
 def _look_again(seen: Observed, found: Findings) -> float | None:
-    """When something is due that no watch will tell."""
-    if seen.alive and (found.verdict is not None or seen.suspend or seen.held):
+    """Return when to plan again for changes that no watch reports."""
+    is_leaving = seen.batch_job is not None and seen.batch_job.leaving
+    if seen.alive and (found.verdict is not None or seen.suspend or seen.held or is_leaving):
         return GONE_AFTER.total_seconds()
     if found.verdict is None and seen.batch_job is not None and seen.batch_job.completed is not None:
         return REPORT_GRACE.total_seconds()

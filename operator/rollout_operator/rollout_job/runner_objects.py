@@ -1,9 +1,8 @@
-"""The runners of a job: their Indexed Job, rights, Secret with the job, RolloutShards and NetworkPolicy.
+"""The objects of a job's runners: Indexed Job, RBAC, Secret with the job, RolloutShards and NetworkPolicy.
 
 Completion, restart of an index, suspension and eviction are Kubernetes' own.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,42 +23,39 @@ from rollout_api.cluster import (
 )
 from rollout_api.conditions import Metadata
 from rollout_api.keys import named_keys
+from rollout_api.on_cluster import template
+from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
+from rollout_api.on_cluster.operator_config import OperatorConfig, RunnerDefaults
+from rollout_api.on_cluster.resolve import RUNNER_PARTS, job_file
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.config import OperatorConfig, RunnerDefaults
-from rollout_operator.kinds import NOT_SANDBOX, Json, owned_object, owner_reference, tcp
-from rollout_operator.sandbox import template
+from rollout_operator.kinds import NOT_SANDBOX, tcp
 
 
 def labels(job: Metadata) -> dict[str, str]:
-    """Labels of whatever belongs to a job's runners."""
+    """Return the labels of a job's runners and their objects."""
     return {**MANAGED_BY, JOB_LABEL: job.name, JOB_UID_LABEL: job.uid or "", ROLE_LABEL: RUNNER_ROLE}
 
 
 def owned(
     job: Metadata, kind: str, name: str | None = None, labelled: Mapping[str, str] | None = None, **body: Any
 ) -> Json:
-    """An object that garbage collection removes with the job. Name and labels default to those of its runners."""
+    """Return an object that garbage collection deletes with the job. Name and labels default to those of its runners."""
     owner = owner_reference("RolloutJob", job.name, job.uid)
     return owned_object(kind, name or runner_name(job.name), job.namespace, owner, labelled or labels(job), **body)
 
 
-def job_file(job: RolloutJob) -> str:
-    """The job as its runners run it, as JSON."""
-    return json.dumps(job.wire(), ensure_ascii=False, separators=(",", ":"))
-
-
 def secret(job: RolloutJob) -> Json:
-    """The runners' Secret without its key. It is fixed at the start: what runs does not change under way."""
+    """Return the runners' Secret without its key. Its contents do not change after the start."""
     return owned(job.metadata, "Secret", type="Opaque", immutable=True, stringData={JOB_FILE: job_file(job)})
 
 
 def service_account_name(job: RolloutJob) -> str:
-    """The account of the runner pods: the user's own, or one of the job's."""
+    """Return the account of the runner pods: the user's, or the job's own."""
     return job.spec.runners.service_account_name or runner_name(job.metadata.name)
 
 
 def access(job: RolloutJob, config: OperatorConfig) -> list[Json]:
-    """ServiceAccount (unless the user names one), Role and RoleBinding of the runners."""
+    """Return Role, RoleBinding and, unless the user names one, ServiceAccount of the runners."""
     account = owned(job.metadata, "ServiceAccount", automountServiceAccountToken=False)
     account["metadata"]["annotations"] = config.runner.service_account_annotations
     subject = {"kind": "ServiceAccount", "name": service_account_name(job), "namespace": job.metadata.namespace}
@@ -70,22 +66,22 @@ def access(job: RolloutJob, config: OperatorConfig) -> list[Json]:
 
 
 def shards(job: Metadata, replicas: int) -> list[Json]:
-    """The objects in which the runners report, one for each: reports must not rewrite the job with all its tasks."""
+    """Return one RolloutShard for each runner's report. Reports in the job itself would rewrite all its tasks."""
     return [owned(job, "RolloutShard", shard_name(job.name, job.uid or "", index)) for index in range(replicas)]
 
 
-def runner_policy(job: RolloutJob) -> Json:
-    """The NetworkPolicy of the runner pods: whoever collects metrics reaches them, and no sandbox.
+def runner_policy(job: Metadata) -> Json:
+    """Return the NetworkPolicy of the runner pods. Only metrics collectors can reach them; sandboxes cannot.
 
     What they may reach is open: models and stores are anywhere.
     """
     collectors = {"namespaceSelector": {}, "podSelector": {"matchExpressions": [NOT_SANDBOX]}}
     spec = {
-        "podSelector": {"matchLabels": {JOB_UID_LABEL: job.metadata.uid, ROLE_LABEL: RUNNER_ROLE}},
+        "podSelector": {"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}},
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [collectors], "ports": [tcp(RUNNER_METRICS_PORT)]}],
     }
-    return owned(job.metadata, "NetworkPolicy", spec=spec)
+    return owned(job, "NetworkPolicy", spec=spec)
 
 
 def _rules(job: RolloutJob) -> list[Json]:
@@ -103,24 +99,22 @@ def _rules(job: RolloutJob) -> list[Json]:
     ]
 
 
-PARTS: Final = template.OwnParts("runner", ("job", "tmp"), RUNNER_FOLDER)
-"""What `runners.podTemplate` may not replace."""
-
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
-"""Of the labels that name a job's queue and priority."""
+"""Prefix of the labels that name a job's queue and priority."""
 
 USER: Final = 65532
-"""The user of the runtime image, by number: `runAsNonRoot` cannot check a name."""
+"""User of the runtime image as a number: `runAsNonRoot` cannot check a name."""
 
 ROLLOUT_MEBIBYTES: Final = 2
-"""Memory of one rollout in a runner. A short conversation was measured at 0.13 MB (docs/benchmarks.md); a long one, with
-token ids and logprobs, holds a few."""
+"""Memory of one rollout in a runner. A short conversation took 0.13 MB (docs/benchmarks.md); a long one with token ids
+and logprobs takes several.
+"""
 
 UNLIMITED: Final = 2**31 - 1
-"""Restarts that Kubernetes grants. How many are too many is decided by what the runners achieve (verdict.py)."""
+"""Restarts that Kubernetes allows. The operator limits them by the runners' progress (verdict.py)."""
 
 LOST_NODE_SECONDS: Final = 30
-"""How long a node may be silent before its runner is started elsewhere; Kubernetes' own default is 300."""
+"""Time after which the runner of a silent node is started elsewhere; Kubernetes' default is 300."""
 
 GRACE_SECONDS: Final = 30
 """A runner finishes its turns within 25 s of SIGTERM."""
@@ -129,7 +123,7 @@ GRACE_SECONDS: Final = 30
 def runner_job(
     job: RolloutJob, config: OperatorConfig, *, suspend: bool, job_labels: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """The batch/v1 Job of a resolved RolloutJob. Kueue queues it as the `job_labels` of the RolloutJob say."""
+    """Return the batch/v1 Job of a resolved RolloutJob. Kueue queues it by the `job_labels` of the RolloutJob."""
     replicas = job.spec.runners.replicas
     queue = {key: value for key, value in job_labels.items() if key.startswith(KUEUE_PREFIX)}
     spec = {
@@ -151,7 +145,7 @@ def runner_job(
 
 
 def suspension(*, suspend: bool) -> dict[str, Any]:
-    """The fields of a Job that suspend or resume it: the value, and a note that the operator set it."""
+    """Return the fields that suspend or resume a Job: the value, and a note that the operator set it."""
     return {"metadata": {"annotations": {SUSPEND_ANNOTATION: str(suspend).lower()}}, "spec": {"suspend": suspend}}
 
 
@@ -182,7 +176,7 @@ def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
         },
         "containers": [_container(job, config)],
         "volumes": [
-            # 0440: through fsGroup the runner reads it, and nobody writes it.
+            # 0440: the runner reads it through fsGroup, and no process may write it.
             {"name": "job", "secret": {"secretName": runner_name(job.metadata.name), "defaultMode": 0o440}},
             {"name": "tmp", "emptyDir": {}},
         ],
@@ -192,7 +186,7 @@ def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
 def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
     own_image = job.spec.runners.image
     return {
-        "name": PARTS.container,
+        "name": RUNNER_PARTS.container,
         "image": own_image or config.images.runtime,
         # A user's image keeps Kubernetes' own rule: Always for :latest, else IfNotPresent.
         **({} if own_image else {"imagePullPolicy": config.images.pull_policy}),

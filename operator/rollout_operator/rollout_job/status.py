@@ -1,4 +1,4 @@
-"""The status of a RolloutJob: what its runners report, added up, and the conditions that follow from it.
+"""The status of a RolloutJob: the sum of its runners' reports, and the conditions derived from it.
 
 Its Events say what happened since the status was last written.
 """
@@ -17,7 +17,7 @@ from rollout_operator.rollout_job.observe import Observed
 from rollout_operator.rollout_job.verdict import Verdict, failure_limit, last_failure
 
 REWARD_DIGITS = 6
-"""More would be noise of the order in which rewards were added."""
+"""More digits would depend on the order in which rewards were added."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Totals:
     """Sums over the shards."""
 
     total: int | None
-    """Rollouts in all; None as long as it is unknown."""
+    """Number of rollouts; None while unknown."""
     sealed: int
     running: int
     outcomes: dict[str, int]
@@ -39,7 +39,7 @@ class Totals:
 
 
 def add_up(reports: Sequence[RunnerReport], replicas: int, listed: int | None) -> Totals:
-    """The sums of reports of distinct runners. `listed`: rollouts, when the manifest has all tasks."""
+    """Add up the reports of distinct runners. `listed`: number of rollouts if the manifest lists all tasks."""
     outcomes: dict[str, int] = {}
     for report in reports:
         for outcome, count in report.outcomes.items():
@@ -48,7 +48,7 @@ def add_up(reports: Sequence[RunnerReport], replicas: int, listed: int | None) -
     reported = [report.total for report in reports if report.total is not None]
     total = sum(reported) if len(reported) == replicas else listed
     if total is not None:
-        # Reports are of different moments, and a total never reads lower than what is there.
+        # Reports come from different moments; a total must never be lower than its parts.
         total = max(total, sealed, sum(outcomes.values()))
     rewarded = sum(report.rewarded for report in reports)
     mean = sum(report.reward_sum / rewarded for report in reports if report.rewarded) if rewarded else None
@@ -72,7 +72,7 @@ WAITING_FOR_MODEL = "WaitingForModel"
 
 @dataclass(frozen=True)
 class Findings:
-    """What the plan has found out, from which the status is written."""
+    """Results of the plan from which the status is written."""
 
     totals: Totals
     restarts: Restarts | None
@@ -81,9 +81,11 @@ class Findings:
     verdict: Verdict | None = None
     problems: Sequence[Problem] = ()
     waits_for_model: str | None = None
-    """Why no runner is made yet, or again, though nothing is wrong with the job."""
+    """Why no runner is created yet, or none can work, although the job is valid."""
+    lost_server: bool = False
+    """Somebody deleted the job's own ModelServer."""
     drained: bool = False
-    """It is suspended, and no runner is left."""
+    """The job is suspended, and no runner is left."""
     result_uri: str | None = None
 
 
@@ -104,7 +106,7 @@ def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
 
 
 def differs_in_counts_only(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the news can wait a little: numbers and words changed, and no condition."""
+    """Whether only numbers and messages changed, and no condition, so that the write can wait."""
     return bool(_news(before) == _news(now))
 
 
@@ -122,7 +124,7 @@ def _condition(seen: Observed, generation: int | None, kind: str, holds: bool, r
 
 
 Claim = tuple[str, bool, str, str]
-"""Type, whether it holds, reason, message."""
+"""Type, whether it is true, reason, message."""
 
 
 def _claims(seen: Observed, found: Findings) -> list[Claim]:
@@ -203,14 +205,14 @@ def _suspended(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         message = f"another manager suspended Job {runner_name(seen.ref.name)}; runners resume when it resumes the Job"
         return found.drained and not seen.sandboxes, HELD, message
     if found.drained and not seen.sandboxes:
-        return True, SUSPENDED, "spec.suspend is set; set it to false to go on"
+        return True, SUSPENDED, "spec.suspend is set; set it to false to resume"
     if seen.batch_job is not None and seen.batch_job.suspend_set and not seen.batch_job.suspend:
         return False, RESUMED, f"spec.suspend is set, but another manager resumed Job {runner_name(seen.ref.name)}"
     return False, DRAINING, "spec.suspend is set; running turns are finished first, then sandboxes are deleted"
 
 
-def story(seen: Observed, found: Findings, status: Mapping[str, Any]) -> tuple[Event, ...]:
-    """What is new in a status that is about to be written."""
+def events_of(seen: Observed, found: Findings, status: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Return the Events for the changes in a status that is about to be written."""
     return tuple(_events(seen, found, {condition["type"]: condition for condition in status["conditions"]}))
 
 
@@ -222,10 +224,12 @@ def _events(seen: Observed, found: Findings, now: Mapping[str, Mapping[str, Any]
         yield Event("Warning", "InvalidSpec", invalid["message"])
     if begins("Progressing") and found.verdict is None and not seen.suspend:
         yield from _started(seen, found)
+    if found.lost_server and found.waits_for_model != seen.condition("Progressing").get("message"):
+        yield Event("Warning", "ModelServerDeleted", f"{found.waits_for_model}; set its policy again")
     if _restarted(seen, found, now["Progressing"]):
-        yield Event("Warning", "RunnerRestarted", f"a runner failed and is started again: {last_failure(seen)}")
+        yield Event("Warning", "RunnerRestarted", f"a runner failed and is restarted: {last_failure(seen)}")
     if begins("Suspended"):
-        yield Event("Normal", "Suspended", f"no runner is left and all sandboxes are given back; {found.totals}")
+        yield Event("Normal", "Suspended", f"all runners have ended and all sandboxes are deleted; {found.totals}")
     if begins("Succeeded"):
         yield Event("Normal", "Succeeded", f"{_summary(found)}; results are in {found.result_uri}")
     if begins("Failed"):
@@ -235,7 +239,7 @@ def _events(seen: Observed, found: Findings, now: Mapping[str, Mapping[str, Any]
 
 def _started(seen: Observed, found: Findings) -> Iterator[Event]:
     if _holds(seen.condition("Suspended")):
-        yield Event("Normal", "Resumed", f"runners go on where they were: {found.totals}")
+        yield Event("Normal", "Resumed", f"runners resume: {found.totals}")
     else:
         runners = "1 runner" if seen.replicas == 1 else f"{seen.replicas} runners"
         rollouts = f" for {found.totals.total} rollouts" if found.totals.total is not None else ""
@@ -248,7 +252,7 @@ def _restarted(seen: Observed, found: Findings, progressing: Mapping[str, Any]) 
     said = seen.condition("Progressing")
     if found.failures:
         return bool(progressing["reason"] == RESTARTED and progressing["message"] != said.get("message"))
-    # A new result came together with the failure, which was not told of yet.
+    # A new result came together with the failure, which was not reported yet.
     before, after = seen.restarts, found.restarts
     if before is None or after is None or said.get("reason") == RESTARTED:
         return False

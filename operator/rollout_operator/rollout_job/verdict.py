@@ -1,4 +1,4 @@
-"""Whether a job has succeeded or failed. The runners judge, each its own shard; Kubernetes only runs them.
+"""Decide whether a job has succeeded or failed. Each runner decides for its own shard; Kubernetes only runs them.
 
 A job fails after ten failures of runners in a row without a new result.
 """
@@ -15,13 +15,17 @@ FAILURES_WITHOUT_RESULT = 10
 """Kubernetes' back-off doubles from 10 s to 10 min: ten starts of one runner take some 40 min."""
 
 FAILURES_OF_EACH = 3
-"""Where there are many runners: a store that is away for a moment ends all of them at once, and that is no reason yet."""
+"""Failures of each runner, for jobs with many: a short outage of the store ends all of them at once, which alone must
+not fail the job.
+"""
 
 
 def count_from(before: Restarts | None, failed_pods: int, sealed: int, *, suspended: bool) -> Restarts:
-    """Where failures are counted from: the last moment at which there was a new result.
+    """Return the time from which failures are counted: that of the last new result. Pods that a suspension ends do not
+    count.
 
-    Pods that a suspension ends are no failures. Fewer failed pods than before mean that somebody deleted the Job, and
+    Pods that a suspension ends do not count as failures. Fewer failed pods than before mean that somebody deleted the
+    Job, and
     the count has started again.
     """
     if before is None or suspended or sealed > before.sealed or failed_pods < before.failed_pods:
@@ -34,7 +38,7 @@ def failures_since(since: Restarts, failed_pods: int) -> int:
 
 
 def failure_limit(runners_at_work: int) -> int:
-    """Failures in a row that are too many for so many runners."""
+    """Return the number of consecutive failures that fails a job with so many runners."""
     return max(FAILURES_WITHOUT_RESULT, FAILURES_OF_EACH * runners_at_work)
 
 
@@ -43,10 +47,10 @@ REPORT_GRACE: Final = timedelta(seconds=180)
 connection is dead is noticed after 120 s (SILENCE_SECONDS)."""
 
 NO_VERDICT: Final = "NoVerdict"
-"""The one failure that only says that something is missing."""
+"""The only failure that means that reports are missing."""
 
 RUNNERS_FAIL: Final = "RunnersFail"
-"""The one failure that a person can mend and take back: by suspending the job, and resuming it."""
+"""The only failure that a person can fix and revert, by suspending and resuming the job."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Verdict:
     reason: str
     message: str
     since: datetime | None = None
-    """When it was first said; None for one that is new."""
+    """When it was first reported; None for a new one."""
 
 
 def is_taken_back(seen: Observed) -> bool:
@@ -67,7 +71,7 @@ def is_taken_back(seen: Observed) -> bool:
 
 
 def standing_verdict(seen: Observed) -> Verdict | None:
-    """What was said before; it stands, unless it is taken back, or the reports that were missing are there now."""
+    """Return the earlier verdict. It stays unless it was taken back or the missing reports have arrived."""
     for kind in ("Succeeded", "Failed"):
         said = seen.condition(kind)
         is_outdated = said.get("reason") == NO_VERDICT and len(_done(seen)) == seen.replicas
@@ -78,16 +82,16 @@ def standing_verdict(seen: Observed) -> Verdict | None:
 
 
 def judge(seen: Observed, failures: int) -> Verdict | None:
-    """The verdict now, if there is one. `failures` in a row without a new result are counted by `count_from`."""
+    """Return the verdict, if there is one. `failures`: consecutive failures without a new result, from `count_from`."""
     reports = seen.reports
     for report in reports:
         if report.state is RunnerState.ABORTED:
-            return Verdict("Failed", "Aborted", report.message or f"runner {report.index} gave its part of the job up")
+            return Verdict("Failed", "Aborted", report.message or f"runner {report.index} aborted its shard")
     if seen.batch_job is None:
         return None
     if seen.batch_job.given_up is not None:
         reason, message = seen.batch_job.given_up
-        return Verdict("Failed", reason, f"Kubernetes gave the runners' Job up: {message}")
+        return Verdict("Failed", reason, f"Kubernetes failed the runners' Job: {message}")
     if seen.batch_job.completed is not None:
         return _of_complete_job(seen, seen.batch_job.completed)
     if failures >= failure_limit(seen.runners_at_work):
@@ -96,7 +100,7 @@ def judge(seen: Observed, failures: int) -> Verdict | None:
 
 
 def lacks_reports(seen: Observed) -> bool:
-    """Whether reports of runners that have ended well were deleted: runners that start again find all sealed, and report it.
+    """Whether reports of successful runners were deleted. Runners that start again find all rollouts sealed and report.
 
     At most once for each deletion: with a Job that is newer than all RolloutShards, a missing report never was there.
     """
@@ -109,7 +113,7 @@ def lacks_reports(seen: Observed) -> bool:
 def last_failure(seen: Observed) -> str:
     failed = [pod for pod in seen.pods if pod.failure is not None]
     if not failed:
-        return "its pod is gone and cannot be asked why"
+        return "its pod was deleted, so the reason is unknown"
     last = max(failed, key=lambda pod: pod.ended)
     return f"runner {last.index}: {last.failure}"
 
@@ -126,7 +130,7 @@ def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
     done = _done(seen)
     if len(done) == seen.replicas:
         losses = [f"runner {report.index}: {report.message}" for report in seen.reports if report.message]
-        return Verdict("Succeeded", "Completed", "; ".join(["every runner has completed its part", *losses]))
+        return Verdict("Succeeded", "Completed", "; ".join(["every runner has completed its shard", *losses]))
     if _may_be_late(seen, completed) or seen.reports_deleted:
         return None
     silent = sorted(set(range(seen.replicas)) - set(done))
@@ -142,6 +146,6 @@ def _hopeless(seen: Observed, failures: int) -> str:
     name, namespace = seen.ref.name, seen.ref.namespace
     return (
         f"{failures} runner pods failed in a row without a new result, the last one: {last_failure(seen)}. Results so far "
-        f"are kept. When the cause is mended, go on: kubectl patch rolloutjob {name} -n {namespace} --type merge -p "
+        f"are kept. Fix the cause, then resume: kubectl patch rolloutjob {name} -n {namespace} --type merge -p "
         '\'{"spec":{"suspend":true}}\', and then the same with false'
     )

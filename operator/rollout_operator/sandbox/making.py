@@ -1,4 +1,4 @@
-"""How the pod of a Sandbox is to be made now: after the refusals that are known, and what they teach. Pure."""
+"""Decide how to create the pod of a Sandbox after earlier refusals, and what they imply. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,51 +15,49 @@ from rollout_api.cluster import (
     by_hand_name,
 )
 from rollout_api.conditions import Condition
+from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
+from rollout_api.on_cluster.sandbox_pod import ADMISSION_REFUSED, Choice, Identity, choose, pod_for
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
 from rollout_operator.conditions import condition, find
-from rollout_operator.kinds import Json, is_by_admission, owned_object, owner_reference
+from rollout_operator.kinds import is_by_admission
 from rollout_operator.sandbox import network, validate
-from rollout_operator.sandbox.observe import (
-    IMAGE_VOLUMES_REFUSED,
-    Observed,
-    overlay_refused,
-    pod_refused,
-)
-from rollout_operator.sandbox.pod import ADMISSION_REFUSED, Choice, Identity, choose, pod_for
+from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, Observed, overlay_refused, pod_refused
 from rollout_operator.sandbox.reasons import OVERLAY
 from rollout_operator.sandbox.status import mode_of
 
-# What was learned of an image or the cluster is tried again after so long: somebody may have put it right.
+# A remembered failure of an image or the cluster is retried after this time: it may have been fixed.
 LEARNED_SECONDS = 3600.0
 ADMISSION_SECONDS = 60.0
-"""The same for what admission refused: labels of a new namespace may come after its first Sandbox. To ask again costs one
-refused create."""
+"""The same time for refusals of admission. Labels of a new namespace may come after its first Sandbox, and a retry
+costs one refused create.
+"""
 REFUSAL_SECONDS = 20.0
-"""For so long a Sandbox's pod is not asked for again in a way that was refused. Most pods are running by then, and what
-was refused before teaches of their namespace (`lessons`)."""
+"""A way to create the Sandbox's pod that was refused is not tried again for this time. By then most pods run, and
+earlier refusals have become known for the namespace (`lessons`).
+"""
 
 
 @dataclass(frozen=True)
 class Invalid:
-    """No pod can be made."""
+    """No pod can be created."""
 
     message: str
     conditions: Sequence[Condition] = ()
     may_pass: bool = False
-    """Admission refuses the pod: labels and policies of a new namespace may come after its first Sandbox."""
+    """Admission refuses the pod. Labels and policies of a new namespace may come after its first Sandbox."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to make the pod."""
+    """One way to create the pod."""
 
     choice: Choice
     image_volume: bool
 
 
 def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
-    """The actions that make the pod and what it needs before, in order."""
+    """Return the actions that create the pod and its prerequisites, in order."""
     if wrong := validate.problems(spec, seen.job, seen.namespace, seen.config.privileged_namespaces):
         return Invalid("; ".join(wrong))
     user_template = validate.pod_template(spec, seen.job)
@@ -68,27 +66,18 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
         return way
     if seen.key is None:
         return (_key_action(seen),)
-    reach = network.reach_of(spec.network)
-    who = Identity(
-        seen.name,
-        seen.namespace,
-        seen.uid,
-        key=seen.key,
-        job_labels=_job_labels(seen),
-        network=reach.digest(),
-    )
+    digest = network.reach_of(spec.network).digest()
+    who = Identity(seen.name, seen.namespace, seen.uid, key=seen.key, job_labels=_job_labels(seen), network=digest)
     try:
         pod = pod_for(who, spec, way.choice, seen.config.images, user_template, image_volume=way.image_volume)
     except ValueError as error:
         return Invalid(f"spec.podTemplate.spec.{error}")
     refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", REFUSAL_SECONDS)
-    policy = _policy(seen, spec, reach)
-    actions: list[Action] = [] if policy.ref.name in seen.policies else [policy]
-    return (*actions, Create(pod, if_refused=refused))
+    return (*missing_policy(seen, spec), Create(pod, if_refused=refused))
 
 
 def lessons(seen: Observed) -> tuple[Remember, ...]:
-    """What the pod that was admitted in the end says of the ways that were refused before it.
+    """Return what an admitted pod implies about the ways that were refused before it.
 
     A refusal alone proves nothing about a namespace: a broken template is refused in every way.
     """
@@ -104,7 +93,7 @@ def lessons(seen: Observed) -> tuple[Remember, ...]:
 
 
 def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
-    """The first way that has not been refused yet: Overlay before Plain, an image volume before an init container."""
+    """Return the first way that was not refused: Overlay before Plain, an image volume before an init container."""
     asked = spec.workspaces.mode
     choice = choose(
         asked,
@@ -114,7 +103,7 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
         trial_failure=seen.trial_failure,
     )
     earlier = find(seen.status.conditions, OVERLAY)
-    if earlier is not None and earlier.status == "False":  # An Overlay pod of its own was of no use.
+    if earlier is not None and earlier.status == "False":  # A separate Overlay pod did not help.
         choice = Choice(WorkspaceMode.PLAIN, earlier.reason, earlier.message)
     way = _unrefused(seen, choice)
     if choice.mode == WorkspaceMode.OVERLAY and isinstance(way, str):
@@ -123,7 +112,7 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
     if asked == WorkspaceMode.OVERLAY and choice.mode == WorkspaceMode.PLAIN:
         why = f"{choice.reason}: {choice.message}"
         return Invalid(
-            f"spec.workspaces.mode: Overlay cannot be had here ({why}); use Auto or Plain",
+            f"spec.workspaces.mode: Overlay is unavailable here ({why}); use Auto or Plain",
             (condition(OVERLAY, False, choice.reason, choice.message),),
             may_pass=is_by_admission(choice.message),
         )
@@ -134,7 +123,7 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
 
 
 def _unrefused(seen: Observed, choice: Choice) -> _Way | str:
-    """The first way of this mode that was not refused, or why the last one was."""
+    """Return the first way of this mode that was not refused, or why the last one was."""
     refusal = ""
     for image_volume in _deliveries(seen):
         words = seen.refusals.get((choice.mode, image_volume))
@@ -145,7 +134,7 @@ def _unrefused(seen: Observed, choice: Choice) -> _Way | str:
 
 
 def _deliveries(seen: Observed) -> tuple[bool, ...]:
-    """How the executor may come into the pod: as an image volume (True), or copied (False).
+    """Return how the executor can be delivered into the pod: as an image volume (True), or copied (False).
 
     It is copied as soon as one node cannot mount images, because the scheduler chooses the node later.
     """
@@ -160,7 +149,9 @@ def _key_action(seen: Observed) -> Action:
     return EnsureKey(_owned(seen, secret.kind, secret.name, type="Opaque"))
 
 
-def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
+def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
+    """Return the creation of the NetworkPolicy of its pod; nothing if the policy exists."""
+    reach = network.reach_of(spec.network)
     digest = reach.digest()
     if (job := seen.job) is None:
         name, pods = by_hand_name(seen.name), {SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest}
@@ -168,11 +159,14 @@ def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
     else:
         name, pods = f"{job.name}-net-{digest}", {JOB_UID_LABEL: job.uid, NETWORK_LABEL: digest}
         clients = {"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}}
-    return Create(_owned(seen, "NetworkPolicy", name, spec=network.policy_spec(pods, clients, reach, seen.config.dns)))
+    if name in seen.policies:
+        return ()
+    rules = network.policy_spec(pods, clients, reach, seen.config.dns)
+    return (Create(_owned(seen, "NetworkPolicy", name, spec=rules)),)
 
 
 def _owned(seen: Observed, kind: str, name: str, **body: Any) -> Json:
-    """An object of the Sandbox's job, or of a Sandbox made by hand."""
+    """Return an object owned by the Sandbox's job, or by a Sandbox that a person created."""
     if (job := seen.job) is not None:
         owner, labels = owner_reference("RolloutJob", job.name, job.uid), _job_labels(seen)
     else:

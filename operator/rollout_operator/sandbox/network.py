@@ -1,4 +1,5 @@
-"""What a sandbox pod may reach, as a NetworkPolicy: the union of its phases, for a policy cannot tell them apart.
+"""The NetworkPolicy of a sandbox pod. It allows the union of all phases, because a NetworkPolicy cannot tell them
+apart.
 
 In Overlay the executor's proxy keeps names and phases; the policy is the fence around that. In Plain it is all there is.
 """
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_api.cluster import EXECUTOR_PORT
+from rollout_api.on_cluster.objects import Json
+from rollout_api.on_cluster.operator_config import DnsServer
 from rollout_api.sandbox import Network, NetworkAccess
-from rollout_operator.config import DnsServer
-from rollout_operator.kinds import Json, tcp
+from rollout_operator.kinds import tcp
 
-# IANA's special-purpose registries: what is not the open internet. Cluster networks are among the private ranges.
+# IANA's special-purpose registries: addresses outside the public internet. Cluster networks are in the private ranges.
 NOT_PUBLIC_V4 = (
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -61,21 +63,23 @@ _PHASES = ("setup", "agent", "verifier")
 
 @dataclass(frozen=True)
 class Reach:
-    """What a pod may reach in any of its phases."""
+    """What a pod may reach in any phase."""
 
     public: bool
     addresses: frozenset[tuple[str, int]]
     """(address, TCP port)"""
     name_ports: frozenset[int]
-    """TCP ports of listed names: a policy cannot say a name, so the ports are open to every address but metadata's."""
+    """TCP ports of listed names. A NetworkPolicy cannot match a name, so these ports are open to all addresses but
+    metadata's.
+    """
 
     @property
     def needs_dns(self) -> bool:
-        """Whether a name may have to be looked up."""
+        """Whether a name may have to be resolved."""
         return self.public or bool(self.name_ports)
 
     def digest(self) -> str:
-        """Eight hex digits that are equal for pods that may share a policy."""
+        """Return eight hexadecimal digits that are equal for pods that can share a NetworkPolicy."""
         content = [self.public, sorted(self.addresses), sorted(self.name_ports)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
 
@@ -96,7 +100,7 @@ def reach_of(network: Network) -> Reach:
 
 
 def problems(network: Network) -> list[str]:
-    """What is listed and can never be reached, by field."""
+    """Return listed destinations that can never be reached, by field."""
     found = []
     for phase in _PHASES:
         for host, port in _pairs(getattr(network, phase)):
@@ -106,9 +110,9 @@ def problems(network: Network) -> list[str]:
                 found.append(f"{where}: the port is out of range; expected 1 to 65535")
             elif address is None:
                 if ":" in host:
-                    found.append(f"{where}: {host} is no IPv6 address; expected one as in RFC 4291, or a name")
+                    found.append(f"{where}: {host} is not an IPv6 address; expected one as in RFC 4291, or a name")
                 elif all(part.isdigit() for part in host.split(".")):
-                    found.append(f"{where}: {host} is no IPv4 address; expected four numbers up to 255, or a name")
+                    found.append(f"{where}: {host} is not an IPv4 address; expected four numbers up to 255, or a name")
             elif address.is_link_local or any(
                 address in ipaddress.ip_network(net) for net in (*METADATA_V4, *METADATA_V6)
             ):
@@ -121,14 +125,14 @@ def problems(network: Network) -> list[str]:
 
 
 def plain_caveat(network: Network) -> str:
-    """What the one policy of a Plain pod cannot keep of `network`; empty when it keeps all."""
+    """Return which parts of `network` the NetworkPolicy of a Plain pod cannot enforce; empty if it enforces all."""
     accesses = (network.setup, network.agent, network.verifier)
     said = []
     if any(access != accesses[0] for access in accesses):
-        said.append("what one phase may reach all phases may reach")
+        said.append("destinations of one phase are open in all phases")
     if ports := reach_of(network).name_ports:
         listed = ", ".join(map(str, sorted(ports)))
-        said.append(f"names cannot be told apart, so port {listed} is open to any host")
+        said.append(f"names cannot be matched, so port {listed} is open to any host")
     return f"Network in Plain mode: {'; '.join(said)}" if said else ""
 
 
@@ -149,7 +153,7 @@ def policy_spec(
 
 
 def egress_of(reach: Reach, dns: Sequence[DnsServer]) -> list[Json]:
-    """Egress rules; none at all forbids everything."""
+    """Return the egress rules; an empty list forbids everything."""
     rules: list[Json] = []
     if reach.public:
         rules.append({"to": [_block("0.0.0.0/0", NOT_PUBLIC_V4), _block(PUBLIC_V6, NOT_PUBLIC_V6)]})

@@ -1,4 +1,4 @@
-"""What is known of one Sandbox at one moment, out of the operator's cache and memory. No I/O."""
+"""The state of one Sandbox, read from the operator's cache and memory. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,56 +6,59 @@ from datetime import datetime
 from typing import Any
 
 from rollout_api.cluster import by_hand_name, runner_name
+from rollout_api.on_cluster.excess import EXCESS
+from rollout_api.on_cluster.nodes import NodeCounts
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceMode
-from rollout_operator.actions import Fact, Manifest, Ref
+from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, uid_of
 from rollout_operator.conditions import parse_time
-from rollout_operator.config import OperatorConfig
-from rollout_operator.nodes import NodeCounts
-from rollout_operator.prune import EXCESS
 from rollout_operator.sandbox.validate import Job, parse_spec
 from rollout_operator.world import World
 
 IMAGE_VOLUMES_REFUSED: Fact = ("image-volumes-refused",)
 VARIANTS = tuple((mode, volume) for mode in (WorkspaceMode.OVERLAY, WorkspaceMode.PLAIN) for volume in (True, False))
 Variant = tuple[WorkspaceMode, bool]
-"""How a pod is made: its mode, and whether the executor comes as an image volume."""
+"""How a pod is created: its mode, and whether the executor comes as an image volume."""
 
 
 GONE = "gone"
-"""The job of a Sandbox that has been deleted."""
+"""Marks a Sandbox whose job was deleted."""
 
 
 def overlay_refused(namespace: str) -> Fact:
-    """That a namespace admits Plain pods and no Overlay ones."""
+    """Fact: a namespace admits Plain pods but no Overlay pods."""
     return ("overlay-refused", namespace)
 
 
 def trial_failed_on(namespace: str, image: str) -> Fact:
-    """The node on which an executor could not make an Overlay workspace of an image. A tenant can fake such a failure, so
-    it never counts for other namespaces and images."""
+    """Fact: the node on which an executor could not make an Overlay workspace of an image.
+
+    A tenant can fake such a failure, so it applies only to that tenant's namespace and image.
+    """
     return ("trial-failed-on", namespace, image)
 
 
 def trials_fail(namespace: str, image: str) -> Fact:
-    """That Overlay trials of an image failed on more than one node, or on the only node."""
+    """Fact: Overlay trials of an image failed on several nodes, or on the only node."""
     return ("trials-fail", namespace, image)
 
 
 def exec_failed(namespace: str) -> Fact:
-    """That a namespace's executor could not be executed from its image volume."""
+    """Fact: the executor could not be executed from its image volume in a namespace."""
     return ("exec-failed", namespace)
 
 
 def pod_refused(sandbox_uid: str, variant: Variant) -> Fact:
-    """That the API server did not admit this Sandbox's pod."""
+    """Fact: the API server did not admit this Sandbox's pod."""
     mode, image_volume = variant
     return ("pod-refused", sandbox_uid, mode.value, "ImageVolume" if image_volume else "InitContainer")
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that `plan` decides by."""
+    """All inputs of `plan`."""
 
     name: str
     namespace: str
@@ -63,17 +66,17 @@ class Observed:
     generation: int | None
     created: datetime
     is_deleted: bool
-    """It, or its job, is going away: garbage collection does the rest."""
+    """It or its job is being deleted. Garbage collection does the rest."""
     spec: SandboxSpec | list[str]
-    """Or what is wrong with it."""
+    """The spec, or its problems."""
     status: SandboxStatus
     job: Job | None
-    """None: made by hand."""
+    """None for a Sandbox that a person created."""
     keep: bool
-    """Not to be deleted when it has ended."""
+    """Keep the Sandbox after it has finished."""
     pod: Manifest | None
     node: Manifest | None
-    """Of its pod, or of the pod that it had."""
+    """Node of its current or former pod."""
     nodes: NodeCounts
     trial_failed_on: str | None
     """The node on which an Overlay trial of its namespace and image failed before."""
@@ -82,21 +85,21 @@ class Observed:
     exec_failure: str | None
     """The runtime's message when the executor's image volume could not be executed in its namespace."""
     refusals: Mapping[Variant, str]
-    """How the API server refused its pod, in its words."""
+    """The API server's messages when it refused the pod."""
     overlay_refusal: str | None
-    """The same of its namespace."""
+    """The API server's message when it refused Overlay in the namespace."""
     image_volumes_refusal: str | None
-    """The same of image volumes, anywhere."""
+    """The API server's message when it refused image volumes anywhere."""
     key: str | None
     policies: frozenset[str]
-    """Names of its owner's NetworkPolicies that exist."""
+    """Names of its owner's existing NetworkPolicies."""
     last_error: str | None
     config: OperatorConfig
     now: datetime
 
     @property
     def owner_uid(self) -> str:
-        """Uid of what owns its key and its NetworkPolicy."""
+        """Uid of the owner of its key and NetworkPolicy."""
         return self.job.uid if self.job else self.uid
 
     @property
@@ -105,7 +108,7 @@ class Observed:
 
 
 def observe(world: World, sandbox: Manifest) -> Observed:
-    """What is known of a Sandbox. It exists."""
+    """Return the state of an existing Sandbox."""
     metadata, cache = sandbox["metadata"], world.cache
     name, namespace, uid = metadata["name"], metadata["namespace"], uid_of(sandbox)
     job = _job_of(world, sandbox)
@@ -147,7 +150,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
 
 
 def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
-    """Its job; GONE when that is deleted; None when it has none."""
+    """Return its job; GONE if the job was deleted; None if it has none."""
     owner = controller_of(sandbox)
     if owner is None or owner["kind"] != "RolloutJob":
         return None

@@ -1,6 +1,6 @@
-"""What to do about one Sandbox now. Pure: everything that was seen goes in, what to do comes out.
+"""Plan one Sandbox. Pure: the observed state goes in, the actions come out.
 
-    no pod ──► make one ──► it waits ──► it runs: Ready ──► it has ended: Finished ──► pod deleted ──► Sandbox deleted
+no pod ──► make one ──► it waits ──► it runs: Ready ──► it has ended: Finished ──► pod deleted ──► Sandbox deleted
                  ▲            │ Overlay cannot be made there, or the executor's volume cannot be executed
                  └────────────┘ before anybody was served
 
@@ -12,18 +12,20 @@ lifetime (`activeDeadlineSeconds`). The others are kept here.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
 from rollout_api.conditions import Condition
+from rollout_api.on_cluster.nodes import has_user_namespaces, is_ready
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.sandbox_pod import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
-from rollout_operator.actions import Action, Delete, Event, Fact, Manifest, Plan, Ref, Remember
+from rollout_operator.actions import Action, Delete, Event, Fact, Plan, Ref, Remember
 from rollout_operator.cache import uid_of
 from rollout_operator.conditions import condition, find, holds, parse_time
-from rollout_operator.nodes import has_user_namespaces, is_ready
 from rollout_operator.sandbox import making, status
 from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed_on, trials_fail
-from rollout_operator.sandbox.pod import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
 from rollout_operator.sandbox.reasons import (
     FINISHED,
     NODE_GRACE,
@@ -44,17 +46,18 @@ from rollout_operator.sandbox.reasons import (
 )
 
 KEPT_AFTER_FINISHED = timedelta(seconds=60)
-"""How long a Sandbox that has ended stays to be read: a watcher that was cut off comes back within seconds."""
+"""Time for which a finished Sandbox can still be read. A disconnected watcher returns within seconds."""
 
 MISSED_AFTER = timedelta(seconds=5)
-"""Before that, a pod that cannot be seen may be one that cannot be seen yet: Pods and Sandboxes are watched apart."""
+"""Before this time, a missing pod may only be missing from the cache, because Pods and Sandboxes have separate watches.
+"""
 
 REFUSED_FOR = timedelta(seconds=60)
-"""For so long a new Sandbox whose pod is refused in every way is tried again."""
+"""Time for which a new Sandbox is retried while its pod is refused in every way."""
 
 
 def seconds_left(since: str | datetime | None, limit: timedelta, now: datetime) -> float:
-    """What is left of a time that began then; 0 or less: it is over, as it is when its begin is unknown."""
+    """Return the rest of a time limit that began at a given time; 0 or less if it is over or its begin is unknown."""
     begin = parse_time(since) if isinstance(since, str) else since
     return 0.0 if begin is None else (begin + limit - now).total_seconds()
 
@@ -64,9 +67,17 @@ POD_REFUSED = "PodRefused"
 
 
 def plan(seen: Observed) -> Plan:
-    """What to do now; empty when there is nothing to do but wait for the next change or `requeue_seconds`."""
+    """Return the actions; none if the operator only waits for a change or `requeue_seconds`."""
     if seen.is_deleted:
         return Plan()
+    planned = _plan(seen)
+    if seen.pod is None or isinstance(seen.spec, list):
+        return planned
+    # Somebody may have deleted the NetworkPolicy; without it the pod's tools can reach the cluster.
+    return replace(planned, actions=(*making.missing_policy(seen, seen.spec), *planned.actions))
+
+
+def _plan(seen: Observed) -> Plan:
     if finished := find(seen.status.conditions, FINISHED):
         return _clean_up(seen, finished)
     if isinstance(seen.spec, list):
@@ -77,12 +88,12 @@ def plan(seen: Observed) -> Plan:
 
 
 def _clean_up(seen: Observed, finished: Condition) -> Plan:
-    """The pod goes at once, the Sandbox a little later, so that its end can be read."""
+    """Delete the pod at once and the Sandbox later, so that its end can be read."""
     actions: list[Action] = []
     if seen.pod is not None and not is_terminating(seen.pod):
         actions.append(_delete_pod(seen, seen.pod))
     if seen.keep or (seen.job is None and finished.reason == FinishedReason.INVALID):
-        # Who wrote an invalid manifest by hand finds out why when they look for it.
+        # The author of an invalid manual manifest finds the reason when they look for it.
         return Plan(tuple(actions))
     left = seconds_left(finished.last_transition_time, KEPT_AFTER_FINISHED, seen.now)
     if left > 0:
@@ -162,7 +173,7 @@ def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: flo
 
 
 def _remake(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan | None:
-    """For a pod whose executor has never listened: the next way to make it. None: the pod is not such a one."""
+    """Return the next way to create a pod whose executor never listened; None if that does not apply."""
     node = pod["spec"].get("nodeName", "")
     if (words := trial_failure(pod)) is not None:
         message = f"Overlay was tried on node {node}, and failed: {words}"
@@ -194,12 +205,14 @@ def _remake_plain(seen: Observed, spec: SandboxSpec, pod: Manifest, reason: str,
         )
     if is_terminating(pod):
         return Plan(requeue_seconds=left)
-    # Its container has ended, so there is nothing to wait for: its name is free at once.
+    # Its container has ended, so there is nothing to wait for: its name is free immediately.
     return Plan((_delete_pod(seen, pod, grace_seconds=0),), requeue_seconds=left)
 
 
 def _trial_lessons(seen: Observed, spec: SandboxSpec, pod: Manifest, message: str) -> tuple[Remember, ...]:
-    """What a failed trial teaches about its namespace and image: Overlay fails there when it failed on two nodes."""
+    """Return the facts from a failed trial: Overlay is unusable for the namespace and image after failures on two
+    nodes.
+    """
     node, image = pod["spec"].get("nodeName", ""), str(spec.image)
     learned = _remember(trial_failed_on(seen.namespace, image), node)
     if seen.nodes.total == 1 or seen.trial_failed_on not in (None, node):
@@ -208,7 +221,7 @@ def _trial_lessons(seen: Observed, spec: SandboxSpec, pod: Manifest, message: st
 
 
 def _remake_with_copy(seen: Observed, pod: Manifest, node: str, words: str, left: float) -> Plan:
-    """The image volume cannot be executed there, as where a runtime mounts them noexec: copy the bundle instead."""
+    """Copy the executor's bundle instead, because the image volume cannot be executed (some runtimes mount it noexec)."""
     if is_terminating(pod):
         return Plan(requeue_seconds=left)
     message = f"on node {node}, so an init container copies the executor: {words}"
@@ -226,15 +239,15 @@ def _finish(seen: Observed, ending: Ending, more: Iterable[Condition] = ()) -> P
 
 
 def _how_it_vanished(seen: Observed) -> Ending:
-    """The pod is gone, and nobody has seen why."""
+    """Return the end of a pod that was deleted without an observed reason."""
     node = seen.status.node_name or ""
     if seen.nodes.ready and (seen.node is None or not is_ready(seen.node)):
-        return Ending(FinishedReason.NODE_LOST, f"its pod is gone, and its node {node} is not ready")
+        return Ending(FinishedReason.NODE_LOST, f"its pod no longer exists, and its node {node} is not ready")
     return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
 
 
 def _replaced(seen: Observed, pod: Manifest, *, is_ready: bool) -> Ending | None:
-    """A pod of the same name with another address: not the one that callers were told of, and without its state."""
+    """Whether the pod was replaced by one with the same name and another address, which lacks its state."""
     address = pod["status"].get("podIP")
     if not is_ready or not address or address == seen.status.pod_ip:
         return None

@@ -1,4 +1,4 @@
-"""What a pod's status means: is it running, what does it wait for, why has it ended. Pure, from the pod's JSON alone."""
+"""Interpret a pod's status: whether it runs, what it waits for, why it has ended. Pure, from the pod's JSON alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,32 +6,35 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from rollout_operator import nodes
-from rollout_operator.actions import Manifest
-from rollout_operator.conditions import parse_time, true_conditions
-from rollout_operator.sandbox.template import BUNDLE_VOLUME, CONTAINER
+from rollout_api.conditions import true_conditions
+from rollout_api.on_cluster import nodes
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.template import BUNDLE_VOLUME, CONTAINER
+from rollout_operator.conditions import parse_time
 
 SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED = "Scheduled", "ImagePulled", "Overlay", "Ready", "Finished"
 ORDER = (SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED)
-"""Conditions of a Sandbox, in the order in which they are written."""
+"""Conditions of a Sandbox in the order in which they are written."""
 TRIAL_FAILED_EXIT = 3
-"""Exit code of an executor whose Overlay trial failed: it has served nobody (docs/executor.md)."""
-# A trial takes a tenth of a second, on a starved node some. What lived longer may have served somebody.
+"""Exit code of an executor whose Overlay trial failed before it served a request (docs/executor.md)."""
+# A trial takes a tenth of a second, or longer on a starved node. An executor that ran longer may have served
+# workspaces.
 LONGEST_TRIAL = timedelta(seconds=60)
-# As long as sandbox pods tolerate the taints of such a node: after that Kubernetes itself begins to delete them.
+# The time for which sandbox pods tolerate the taints of such a node; after that Kubernetes deletes them.
 NODE_GRACE = timedelta(seconds=30)
 SCHEDULER_GRACE = timedelta(seconds=60)
-"""A scheduler with thousands of pods to place needs some time for each."""
+"""Time before an unscheduled pod is reported. A scheduler with thousands of pods needs time for each."""
 
 
 class FinishedReason(StrEnum):
-    """Why a Sandbox has ended: reasons of its condition Finished."""
+    """Reasons of the condition Finished."""
 
     IDLE = "Idle"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     OOM_KILLED = "OOMKilled"
     STORAGE_EXCEEDED = "StorageExceeded"
+    DISK_EXHAUSTED = "DiskExhausted"
     INODES_EXHAUSTED = "InodesExhausted"
     PROCESSES_EXHAUSTED = "ProcessesExhausted"
     EVICTED = "Evicted"
@@ -44,7 +47,7 @@ class FinishedReason(StrEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why it has ended, for machines and for people."""
+    """Why a Sandbox has ended: reason and message."""
 
     reason: FinishedReason
     message: str
@@ -52,13 +55,13 @@ class Ending:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a pod that does not run yet waits for. `condition` is the one that it keeps from being true."""
+    """What a pod that does not run yet waits for. `condition` is the condition that it keeps False."""
 
     condition: str
     reason: str
     message: str
     is_problem: bool
-    """It will not pass by itself in a moment: worth telling."""
+    """Whether the pod needs attention, because the wait will not end by itself soon."""
 
 
 # Kubernetes' own condition DisruptionTarget.
@@ -76,25 +79,26 @@ _POD_REASONS = {
     "Terminated": FinishedReason.NODE_LOST,
     "Shutdown": FinishedReason.NODE_LOST,
 }
-# The kubelet's words for a pod that it evicts: one that exceeded limits of its own, or the one with most files or processes
-# on a node that can hold no more of them, which no limit of a pod bounds. Else the node ran low.
+# The kubelet's message for a pod that it evicts: one that exceeded its own limits, or the one with most files or
+# processes on a node that can hold no more, which no limit of a pod bounds. Otherwise the node ran low.
 _EVICTIONS = {
     "ephemeral local storage usage exceeds the total limit": FinishedReason.STORAGE_EXCEEDED,
     f"Container {CONTAINER} exceeded its local ephemeral storage limit": FinishedReason.STORAGE_EXCEEDED,
     "Usage of EmptyDir volume": FinishedReason.STORAGE_EXCEEDED,
+    "low on resource: ephemeral-storage": FinishedReason.DISK_EXHAUSTED,
     "low on resource: inodes": FinishedReason.INODES_EXHAUSTED,
     "low on resource: pids": FinishedReason.PROCESSES_EXHAUSTED,
 }
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
 _IMAGE_REASONS = _PULL_REASONS | {"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"}
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
-# What containerd and CRI-O say of a container whose node has lost track of it, as after a reboot.
+# The message of containerd and CRI-O for a container whose node has lost track of it, as after a reboot.
 _LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
 _START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"})
 
 
 def is_running(pod: Manifest) -> bool:
-    """Whether its container runs and it has an address."""
+    """Whether the container runs and has an address."""
     return "running" in _container(pod).get("state", {}) and bool(pod["status"].get("podIP"))
 
 
@@ -107,17 +111,17 @@ def is_terminating(pod: Manifest) -> bool:
 
 
 def trial_failure(pod: Manifest) -> str | None:
-    """The executor's words when it could not make an Overlay workspace here."""
+    """Return the executor's message if it could not make an Overlay workspace."""
     ended = _terminated(pod)
     if ended is None or ended.get("exitCode") != TRIAL_FAILED_EXIT or pod["spec"].get("hostUsers") is not False:
         return None
     if "startedAt" in ended and parse_time(ended["finishedAt"]) - parse_time(ended["startedAt"]) > LONGEST_TRIAL:
         return None
-    return _words(ended, "it did not say why")
+    return _words(ended, "it gave no reason")
 
 
 def exec_failure(pod: Manifest) -> str | None:
-    """The runtime's words when the executor could not be executed from its image volume."""
+    """Return the runtime's message if the executor could not be executed from its image volume."""
     if not any(volume.get("name") == BUNDLE_VOLUME and "image" in volume for volume in pod["spec"].get("volumes", ())):
         return None
     state = _terminated(pod) or _waiting(pod)
@@ -127,10 +131,10 @@ def exec_failure(pod: Manifest) -> str | None:
 
 
 def ending_of(pod: Manifest) -> Ending | None:
-    """Why the pod has ended or is about to; None while it lives."""
+    """Return why the pod has ended or is about to; None while it lives."""
     status, ended = pod["status"], _terminated(pod)
     is_over = is_terminating(pod) or ended is not None or status.get("phase") in ("Failed", "Succeeded")
-    # Kubernetes says that it is about to end a pod before it does, and now and then thinks better of it.
+    # Kubernetes announces the end of a pod in advance, and sometimes does not carry it out.
     if is_over and (disruption := true_conditions(status).get("DisruptionTarget")):
         reason = _DISRUPTIONS.get(disruption.get("reason", ""))
         if reason is not None:
@@ -151,7 +155,7 @@ def ending_of(pod: Manifest) -> Ending | None:
         return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
     if ended:
         return _exit(ended)
-    if not has_begun(pod) and (failed := _failed_init(pod)):  # Later it is a side-car of somebody else.
+    if not has_begun(pod) and (failed := _failed_init(pod)):  # Later it may be another software's side-car.
         return Ending(FinishedReason.CRASHED, f"the executor could not be copied into the pod: {_how(failed)}")
     if _waiting(pod).get("reason") == "InvalidImageName":
         return Ending(FinishedReason.INVALID, f"spec.image: {_words(_waiting(pod))}; expected an image reference")
@@ -166,23 +170,23 @@ def _exit(ended: Mapping[str, Any]) -> Ending:
     if ended.get("reason") in _LOST_TRACK:
         return Ending(FinishedReason.NODE_LOST, f"its node lost the container, as after a reboot: {_words(ended)}")
     if code == 0:
-        return Ending(FinishedReason.IDLE, "nobody has spoken to it for spec.idleSeconds")
+        return Ending(FinishedReason.IDLE, "no request came for spec.idleSeconds")
     return Ending(FinishedReason.CRASHED, f"the executor ended with {_how(ended)}")
 
 
 def _how(ended: Mapping[str, Any]) -> str:
     code = f"signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
-    return f"{code}: {_words(ended, 'it did not say why')}"
+    return f"{code}: {_words(ended, 'it gave no reason')}"
 
 
 def waiting_for(pod: Manifest, now: datetime) -> Waiting:
-    """What a pod that lives and does not run yet waits for."""
+    """Return what a pod that is not running yet waits for."""
     conditions = pod["status"].get("conditions", ())
     if scheduled := next((c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), None):
         return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _words(scheduled), is_problem=True)
     if not pod["spec"].get("nodeName"):
         is_ignored = now - parse_time(pod["metadata"]["creationTimestamp"]) >= SCHEDULER_GRACE
-        words = "no scheduler has looked at it yet; check that its schedulerName is that of a running scheduler"
+        words = "no scheduler has processed it yet; check that its schedulerName is that of a running scheduler"
         return Waiting(SCHEDULED, "Pending", words, is_problem=is_ignored)
     waiting = _waiting(pod)
     reason = waiting.get("reason", "")
@@ -198,7 +202,7 @@ def waiting_for(pod: Manifest, now: datetime) -> Waiting:
 
 
 def seconds_until_lost(node: Manifest, now: datetime) -> float | None:
-    """How long a node may stay silent before what runs there counts as lost; None while it is ready."""
+    """Return the seconds until pods on a silent node count as lost; None while the node is ready."""
     if nodes.is_ready(node):
         return None
     since = next(
@@ -225,7 +229,7 @@ def _failed_init(pod: Manifest) -> Mapping[str, Any] | None:
 
 
 def _waiting(pod: Manifest) -> Mapping[str, Any]:
-    """What a container waits for; an init container's trouble comes before the container's PodInitializing."""
+    """Return what a container waits for. An init container's problem takes precedence over PodInitializing."""
     for status in (*pod["status"].get("initContainerStatuses", ()), _container(pod)):
         waiting: Mapping[str, Any] = status.get("state", {}).get("waiting") or {}
         if waiting.get("reason", "") not in _ON_ITS_WAY:

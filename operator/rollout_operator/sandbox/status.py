@@ -1,26 +1,26 @@
-"""The status of a Sandbox in each of its situations. In the good case it is written once, when the pod runs."""
+"""The status of a Sandbox in each state. Without problems it is written once, when the pod runs."""
 
 from collections.abc import Iterable
 from datetime import datetime
 
 from rollout_api.conditions import Condition
+from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.sandbox_pod import SUPPORTED, places_of
+from rollout_api.on_cluster.template import OVERLAY_ANNOTATION
 from rollout_api.sandbox import SandboxPlaces, SandboxSpec, SandboxStatus, WorkspaceMode
-from rollout_operator.actions import Manifest
 from rollout_operator.conditions import condition, stamped
 from rollout_operator.sandbox.network import plain_caveat
 from rollout_operator.sandbox.observe import Observed
-from rollout_operator.sandbox.pod import SUPPORTED, places_of
 from rollout_operator.sandbox.reasons import FINISHED, IMAGE_PULLED, ORDER, OVERLAY, READY, SCHEDULED, Ending
-from rollout_operator.sandbox.template import OVERLAY_ANNOTATION
 
 
 def mode_of(pod: Manifest) -> WorkspaceMode:
-    """How workspaces are made in a pod: only Overlay has a user namespace of its own."""
+    """Return the workspace mode of a pod: only Overlay pods have their own user namespace."""
     return WorkspaceMode.OVERLAY if pod["spec"].get("hostUsers") is False else WorkspaceMode.PLAIN
 
 
 def ready(seen: Observed, spec: SandboxSpec, pod: Manifest) -> SandboxStatus:
-    """Its pod runs."""
+    """Return the status of a Sandbox whose pod runs."""
     mode, node = mode_of(pod), pod["spec"].get("nodeName", "")
     conditions = [
         condition(SCHEDULED, True, "Scheduled", f"on node {node}"),
@@ -40,29 +40,23 @@ def ready(seen: Observed, spec: SandboxSpec, pod: Manifest) -> SandboxStatus:
 
 
 def without_pod(seen: Observed, reason: str, message: str) -> SandboxStatus:
-    """Its Overlay pod was of no use; a Plain one is to come."""
+    """Return the status after an unusable Overlay pod; a Plain one follows."""
     conditions = [
         condition(OVERLAY, False, reason, message),
         condition(READY, False, reason, "its pod is made again in Plain mode"),
     ]
-    return SandboxStatus(
-        observed_generation=seen.generation,
-        conditions=_now(seen, conditions),
-    )
+    return SandboxStatus(observed_generation=seen.generation, conditions=_now(seen, conditions))
 
 
 def finished(seen: Observed, ending: Ending, more: Iterable[Condition]) -> SandboxStatus:
-    """It has ended. What was known of its pod stays readable."""
+    """Return the status of a finished Sandbox. Details of its pod stay readable."""
     end = condition(FINISHED, True, ending.reason.value, ending.message)
     return with_conditions(seen, [*more, condition(READY, False, ending.reason.value), end])
 
 
 def with_conditions(seen: Observed, conditions: Iterable[Condition]) -> SandboxStatus:
-    """The status as it was, with these conditions in it."""
-    update = {
-        "observed_generation": seen.generation,
-        "conditions": _now(seen, conditions),
-    }
+    """Return the status with these conditions added or replaced."""
+    update = {"observed_generation": seen.generation, "conditions": _now(seen, conditions)}
     return seen.status.model_copy(update=update)
 
 
@@ -73,7 +67,7 @@ def _now(seen: Observed, conditions: Iterable[Condition]) -> list[Condition]:
 def merged(
     old: Iterable[Condition], new: Iterable[Condition], now: datetime, generation: int | None
 ) -> list[Condition]:
-    """The old conditions with the new ones in their place, in the usual order.
+    """Merge new conditions into the old ones, in the usual order.
 
     One whose status and reason are as before is kept whole: the scheduler's and the registry's words differ at every
     look, and each write is one for the API server, times thousands of sandboxes.
@@ -87,7 +81,7 @@ def merged(
 
 
 def _overlay(pod: Manifest, spec: SandboxSpec) -> Condition:
-    """What was written on the pod when its mode was chosen; nodes and namespaces may have changed since."""
+    """Return the condition recorded on the pod when its mode was chosen. Nodes and namespaces may have changed since."""
     note = (pod["metadata"].get("annotations") or {}).get(OVERLAY_ANNOTATION, "")
     reason, _, message = note.partition(": ")
     if mode_of(pod) == WorkspaceMode.OVERLAY:

@@ -1,4 +1,4 @@
-"""What makes a Sandbox invalid: found before anything is made for it, told by field. Pure."""
+"""Problems of a Sandbox, found before any object is created for it, by field. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from rollout_api.manifest import explain, path_of
+from rollout_api.on_cluster import template
 from rollout_api.sandbox import SandboxSpec, Security
-from rollout_operator.sandbox import network, template
+from rollout_operator.sandbox import network
 
 
 @dataclass(frozen=True)
 class Job:
-    """The RolloutJob that a Sandbox belongs to, as far as it matters here."""
+    """The RolloutJob of a Sandbox, as far as the Sandbox needs it."""
 
     name: str
     uid: str
@@ -22,7 +23,7 @@ class Job:
 
 
 def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
-    """The spec, or what is wrong with it: what the API server's schema cannot check."""
+    """Return the spec, or the problems that the API server's schema cannot detect."""
     try:
         return SandboxSpec.model_validate(spec)
     except ValidationError as error:
@@ -31,13 +32,13 @@ def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
 
 
 def pod_template(spec: SandboxSpec, job: Job | None) -> Mapping[str, Any]:
-    """The template that counts, without nulls: the job's, or that of a Sandbox made by hand."""
+    """Return the effective template without nulls: the job's, or that of a Sandbox that a person created."""
     cleaned: Mapping[str, Any] = template.without_nulls(job.pod_template if job else spec.pod_template or {})
     return cleaned
 
 
 def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_namespaces: Sequence[str]) -> list[str]:
-    """Everything that is wrong; empty when a pod can be made."""
+    """Return all problems; empty if a pod can be created."""
     found = []
     if not spec.image:
         found.append("spec.image: is missing; name the container image of the task's root file system")
@@ -64,7 +65,7 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
 
 
 def _lent_by_job(spec: SandboxSpec, job: Job) -> list[str]:
-    """A runner asks for Sandboxes; what rights they have is said by the job's author alone."""
+    """Reject rights that the job does not grant: runners create Sandboxes, but only the job's author grants rights."""
     says = f"a Sandbox of a job takes it from RolloutJob {job.name}; remove it"
     given = {
         "podTemplate": spec.pod_template is not None,

@@ -53,9 +53,11 @@ def new_namespace(cluster: Cluster) -> Iterator[Namespaces]:
     """Makes namespaces with the storage Secret in them, gone after the test. `level` is that of Pod Security."""
     made: list[str] = []
 
-    def make(level: str = "privileged") -> str:
+    def make(level: str = "privileged", admission: bool = True) -> str:
         name = f"e2e-{RUN}-{next(numbers)}"
         label = {"pod-security.kubernetes.io/enforce": level}
+        if not admission:
+            label["rollout.dev/admission"] = "off"
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label}})
         made.append(name)
         cluster.apply(storage_secret(cluster, name))
@@ -72,6 +74,12 @@ def new_namespace(cluster: Cluster) -> Iterator[Namespaces]:
 def namespace(new_namespace: Namespaces) -> str:
     """A namespace that admits both modes."""
     return new_namespace()
+
+
+@pytest.fixture
+def unasked_namespace(new_namespace: Namespaces) -> str:
+    """A namespace where `kubectl apply` takes what the operator calls Invalid, as where the operator is away."""
+    return new_namespace(admission=False)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The API server away: rollouts are between runner, sandbox, model and storage, and none of these asks it anything."""
+"""The API server or the object storage away: rollouts go on without the one, and wait for the other."""
 
 import time
 from collections.abc import Callable
@@ -11,8 +11,10 @@ from tests.support.outages import Outages
 pytestmark = pytest.mark.alone
 
 
-def test_no_rollout_is_lost_while_the_api_server_is_away(outages: Outages, new_job: Callable[[Object], Job]) -> None:
-    job = new_job(slow_quickstart(4, runners={"concurrency": 8})).apply()
+def test_no_rollout_is_lost_while_the_api_server_and_then_object_storage_is_away(
+    outages: Outages, new_job: Callable[[Object], Job]
+) -> None:
+    job = new_job(slow_quickstart(4, runners={"concurrency": 6})).apply()
     job.wait_stored(1)
     runners = [pod["metadata"]["uid"] for pod in job.pods("runner")]
 
@@ -21,6 +23,11 @@ def test_no_rollout_is_lost_while_the_api_server_is_away(outages: Outages, new_j
         before = job.sealed()
         time.sleep(20)
         assert job.sealed() > before, "rollouts stood still while the API server was away"
+
+    assert job.sealed() < 24, "the job was over before the storage went; give it more to do"
+    with outages.without("s3"):
+        time.sleep(20)
+        assert job.condition("Failed")["status"] == "False"
 
     job.wait("Succeeded")
     assert_undisturbed(job)

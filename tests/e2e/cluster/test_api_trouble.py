@@ -52,27 +52,21 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("trouble", ["lost reply", "504", "429"])
-async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
-    api: KubeApi, proxy: ApiProxy, job: Job, trouble: str
-) -> None:
+async def test_a_create_whose_reply_is_lost_makes_one_sandbox(api: KubeApi, proxy: ApiProxy, job: Job) -> None:
     async def meet(request: web.Request) -> web.Response:
-        if trouble == "429":
-            return web.json_response({"reason": "TooManyRequests"}, status=429, headers={"Retry-After": "1"})
         await proxy.pass_on(request)
-        if trouble == "lost reply":
-            assert request.transport is not None
-            request.transport.abort()
-        return web.json_response({"reason": "Timeout"}, status=504)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
 
     proxy.trouble = [("POST", meet)]
     made = await api.create_sandbox(new_sandbox(job))
     created = [answer for answer in proxy.seen if answer.startswith("POST")]
-    assert created == (["POST sandboxes 201"] if trouble == "429" else ["POST sandboxes 201", "POST sandboxes 409"])
+    assert created == ["POST sandboxes 201", "POST sandboxes 409"]
     assert [found["metadata"]["uid"] for found in job.sandboxes()] == [made["metadata"]["uid"]]
 
 
-async def test_a_sandbox_of_somebody_else_is_not_adopted(api: KubeApi, job: Job) -> None:
+async def test_sandbox_of_another_owner_is_not_adopted(api: KubeApi, job: Job) -> None:
     sandbox = new_sandbox(job)
     await api.create_sandbox(sandbox)
     sandbox["metadata"]["ownerReferences"][0]["uid"] = "another"
@@ -80,7 +74,7 @@ async def test_a_sandbox_of_somebody_else_is_not_adopted(api: KubeApi, job: Job)
         await api.create_sandbox(sandbox)
 
 
-async def test_what_happens_while_the_api_server_forgets_is_heard_of_all_the_same(
+async def test_changes_during_an_api_server_outage_are_noticed_afterwards(
     api: KubeApi, proxy: ApiProxy, job: Job
 ) -> None:
     known: dict[str, SandboxView | None] = {}

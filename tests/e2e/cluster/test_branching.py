@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.cluster import Cluster, Job, Object, eventually
+from tests.support.full import MODES_ONCE
 from tests.support.runner_pods import kill_engine, live_runner
 from tests.support.scripted import finish, scripted_job, turn
 
@@ -36,7 +37,8 @@ def branching(source: Job, mode: str, think: float) -> Object:
     return job
 
 
-@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+@pytest.mark.full
+@pytest.mark.parametrize("mode", MODES_ONCE)
 def test_branches_begin_in_other_pods_as_their_source_was_and_survive_their_runner(
     cluster: Cluster, new_job: NewJob, mode: str
 ) -> None:

@@ -1,9 +1,12 @@
 """Deleting cancels at once and never hangs; installing, upgrading and uninstalling the operator disturbs no job."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.support.chart import CHART
 from tests.support.cluster import Cluster, Job, Object, assert_undisturbed, eventually, slow_quickstart
 from tests.support.release import InstalledRelease
 
@@ -24,7 +27,7 @@ def assert_readable(job: Job, sealed: int) -> None:
     assert job.read("job.json")
 
 
-def test_a_deleted_job_is_gone_in_30_s_with_all_that_was_made_for_it_but_its_results(
+def test_deleted_job_is_removed_in_30_s_and_keeps_its_results(
     cluster: Cluster, new_namespace: Callable[..., str], new_job: Callable[..., Job]
 ) -> None:
     by_name, by_namespace = (
@@ -53,19 +56,32 @@ def test_a_deleted_job_is_gone_in_30_s_with_all_that_was_made_for_it_but_its_res
 
 
 @pytest.mark.alone
-def test_a_job_does_not_notice_that_the_operator_is_upgraded_uninstalled_and_installed_again(
-    installed: InstalledRelease, new_job: Callable[[Object], Job]
+def test_a_job_goes_on_while_the_chart_is_upgraded_uninstalled_and_installed_again(
+    cluster: Cluster, installed: InstalledRelease, new_job: Callable[[Object], Job], tmp_path: Path
 ) -> None:
+    newer = tmp_path / "chart"
+    shutil.copytree(CHART, newer)  # with the definitions themselves where the chart has a link to them
+    definition = newer / "files/crds/rolloutjobs.yaml"
+    definition.write_text(definition.read_text().replace("Rollouts of each task", "Siblings of each task"))
+
+    def explained() -> str:
+        return str(cluster.kubectl("explain", "rolloutjob.spec.groupSize").stdout)
+
     job = new_job(slow_quickstart(3, runners={"concurrency": 8})).apply()
     job.wait_stored(1)
     runners = [pod["metadata"]["uid"] for pod in job.pods("runner")]
     try:
-        installed.install("--set", "workers=4")
+        installed.install("--set", "workers=4", chart=newer)
+        eventually(lambda: "Siblings of each task" in explained() or None, 30, explained)
         installed.uninstall()
         assert job.object["metadata"]["uid"] == job.uid
         assert not job.object["metadata"].get("deletionTimestamp")
+        sealed = job.sealed()
+        assert sealed < 24, "the job was over before the operator went; give it more to do"
+        job.wait_stored(sealed + 1)
     finally:
         installed.install()
+    eventually(lambda: "Rollouts of each task" in explained() or None, 30, explained)
 
     job.wait("Succeeded")
     assert_undisturbed(job)

@@ -1,19 +1,14 @@
 """The chart on a real cluster: its definitions, and a second release beside the one that all tests use."""
 
 import json
-import shutil
-from pathlib import Path
 
-import pytest
-
-from tests.support.chart import CHART
 from tests.support.cluster import Cluster, eventually
-from tests.support.release import InstalledRelease, Release
+from tests.support.release import Release
 
 CRDS = ("rolloutjobs.rollout.dev", "rolloutshards.rollout.dev", "sandboxes.rollout.dev", "modelservers.rollout.dev")
 
 
-def test_an_operator_comes_up_restricted_with_rights_in_one_namespace_is_upgraded_and_goes(release: Release) -> None:
+def test_restricted_operator_of_one_namespace_installs_upgrades_and_uninstalls(release: Release) -> None:
     assert f"in {release.namespace}" in release.upgrade()
     first = release.wait_leader()
     logs = release.cluster.kubectl("logs", first, "-n", release.namespace).stdout
@@ -45,21 +40,3 @@ def test_installed_definitions_outlive_the_release(cluster: Cluster) -> None:
         assert annotations["helm.sh/resource-policy"] == "keep"
         assert annotations["meta.helm.sh/release-name"] == "agent-rollouts"
         assert "finalizers" not in definition["metadata"]
-
-
-@pytest.mark.alone
-def test_definitions_are_upgraded_with_the_chart(cluster: Cluster, installed: InstalledRelease, tmp_path: Path) -> None:
-    newer = tmp_path / "chart"
-    shutil.copytree(CHART, newer)  # with the definitions themselves where the chart has a link to them
-    definition = newer / "files/crds/rolloutjobs.yaml"
-
-    def explained() -> str:
-        return str(cluster.kubectl("explain", "rolloutjob.spec.groupSize").stdout)
-
-    definition.write_text(definition.read_text().replace("Rollouts of each task", "Siblings of each task"))
-    try:
-        installed.install(chart=newer)
-        eventually(lambda: "Siblings of each task" in explained() or None, 30, explained)
-    finally:
-        installed.install()
-    eventually(lambda: "Rollouts of each task" in explained() or None, 30, explained)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.cluster import Cluster, Job, Object
+from tests.support.full import MODES_ONCE
 from tests.support.programs_in_pods import (
     MODEL,
     PORT,
@@ -16,7 +17,7 @@ from tests.support.programs_in_pods import (
 )
 from tests.support.talking_program import ASKING, TALKING
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 TURNS = 8
 KILLS = 3
@@ -52,8 +53,8 @@ def a_job(mode: str, model: str, image: str) -> Object:
     }
 
 
-@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-def test_programs_whose_runner_is_killed_go_on_and_every_token_is_recorded(
+@pytest.mark.parametrize("mode", MODES_ONCE)
+def test_programs_of_a_killed_runner_continue_and_every_token_is_recorded(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], mini_swe_agent_image: str, mode: str
 ) -> None:
     address = start_model(cluster, namespace, model_pod(namespace))

@@ -8,7 +8,7 @@ import pytest
 from tests.support.cluster import Cluster, Object, eventually
 from tests.support.model_server import Server, quick_pods
 
-pytestmark = pytest.mark.alone  # there is one driver, with few devices
+pytestmark = [pytest.mark.alone, pytest.mark.full]  # there is one driver, with few devices
 
 # hack/cluster/harness/components.py: DRA_DRIVER_NAME, DEVICES_OF_A_NODE.
 DRIVER, DEVICES = "test-driver.cdi.k8s.io", 2
@@ -59,9 +59,7 @@ def claim_of(server: Server, pod_name: str) -> Object:
 
 
 @pytest.mark.usefixtures("devices")
-def test_each_server_has_a_device_of_its_own_and_one_too_many_waits_until_one_is_given_back(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_each_server_has_its_own_device_and_a_further_one_waits(cluster: Cluster, namespace: str) -> None:
     server = claiming(cluster, namespace, EARLY, DEVICES).wait_ready(DEVICES)
     taken = set()
     for entry in server.ready:

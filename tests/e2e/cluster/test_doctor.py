@@ -38,20 +38,11 @@ def manifest_file(folder: Path, secret: str, uri: str = "s3://rollouts/doctor") 
     return str(path)
 
 
-def test_a_cluster_that_is_well_is_said_to_be(cluster: Cluster, doctor: Doctor, namespace: str, tmp_path: Path) -> None:
+def test_healthy_cluster_is_reported_healthy(cluster: Cluster, doctor: Doctor, namespace: str, tmp_path: Path) -> None:
     code, found = doctor(namespace, manifest_file(tmp_path, STORAGE_SECRET))
     assert code == 0, found
     states = {subject: {finding["state"] for finding in findings} for subject, findings in found.items()}
-    for subject in (
-        "Kubernetes",
-        "resources",
-        "leader",
-        "Overlay",
-        "image volumes",
-        "admission",
-        "job",
-        "secret",
-    ):
+    for subject in ("Kubernetes", "resources", "leader", "Overlay", "image volumes", "admission", "job", "secret"):
         assert states[subject] == {"ok"}, found[subject]
     # There may be a second release beside the cluster's, of a test of the chart: a warning.
     assert "ok" in states["operator"]
@@ -62,6 +53,7 @@ def test_a_cluster_that_is_well_is_said_to_be(cluster: Cluster, doctor: Doctor, 
     assert not cluster.list("pods", namespace)
 
 
+@pytest.mark.full
 def test_a_missing_secret_is_found_before_the_job_waits_for_it(doctor: Doctor, namespace: str, tmp_path: Path) -> None:
     code, found = doctor(namespace, manifest_file(tmp_path, "forgotten"))
     assert code == 1
@@ -70,15 +62,17 @@ def test_a_missing_secret_is_found_before_the_job_waits_for_it(doctor: Doctor, n
     assert f"kubectl -n {namespace} create secret generic forgotten" in finding["advice"]
 
 
-def test_what_only_a_laptop_has_is_found_before_the_job_is_applied(
+@pytest.mark.full
+def test_laptop_only_settings_are_found_before_the_job_is_applied(
     doctor: Doctor, namespace: str, tmp_path: Path
 ) -> None:
     code, found = doctor(namespace, manifest_file(tmp_path, STORAGE_SECRET, uri="out"))
     assert code == 1
     (finding,) = found["job"]
-    assert (finding["state"], "spec.output.uri: 'out' is a folder" in finding["message"]) == ("fail", True)
+    assert (finding["state"], "spec.output.uri: 'out' is a local folder" in finding["message"]) == ("fail", True)
 
 
+@pytest.mark.full
 def test_a_namespace_that_is_not_there_is_found(doctor: Doctor) -> None:
     code, found = doctor("no-such-namespace")
     assert code == 1
@@ -87,7 +81,7 @@ def test_a_namespace_that_is_not_there_is_found(doctor: Doctor) -> None:
     ]
 
 
-def test_a_restricted_namespace_is_told_what_its_jobs_need(
+def test_restricted_namespace_gets_its_jobs_requirements(
     new_namespace: Callable[..., str], doctor: Doctor, tmp_path: Path
 ) -> None:
     namespace = new_namespace("restricted")

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.support.cluster import QUICKSTART_IMAGE, REPOSITORY, Job, Object
 from tests.support.scripted import scripted_job
 
@@ -9,9 +11,8 @@ from tests.support.scripted import scripted_job
 ANSWERS = {"played": ["go", "go", "end"], "hanging": ["go", "hang"]}
 
 
-def test_an_environment_is_played_in_a_sandbox_pod_and_one_that_hangs_at_an_action_is_graded(
-    new_job: Callable[[Object], Job],
-) -> None:
+@pytest.mark.full
+def test_environment_in_a_sandbox_pod_works_and_a_hanging_one_is_graded(new_job: Callable[[Object], Job]) -> None:
     """The game is in the task's files alone: no runner could open it."""
     game = (REPOSITORY / "tests/support/games.py").read_text()
     tasks: list[Object] = [

@@ -9,17 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import (
-    OPERATOR_LABEL,
-    OPERATOR_NAMESPACE,
-    QUICKSTART_IMAGE,
-    Cluster,
-    eventually,
-)
+from tests.support.cluster import OPERATOR_LABEL, OPERATOR_NAMESPACE, QUICKSTART_IMAGE, Cluster, eventually
 from tests.support.images import build, unpack
 from tests.support.sandboxes import ByHand
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.full]
 
 
 def assert_copied(sandbox: ByHand) -> None:
@@ -83,11 +77,7 @@ def test_where_image_volumes_are_refused_the_executor_is_copied_and_the_mode_sta
 
 
 def test_where_the_image_volume_cannot_be_executed_the_executor_is_copied(
-    cluster: Cluster,
-    namespace: str,
-    load_image: Callable[..., str],
-    chart_values: Callable[..., None],
-    tmp_path: Path,
+    cluster: Cluster, namespace: str, load_image: Callable[..., str], chart_values: Callable[..., None], tmp_path: Path
 ) -> None:
     # As where a runtime mounts them noexec: nobody but root and the copying container's user, in root's group, may run it.
     (archive,) = build("executor")

@@ -123,8 +123,10 @@ print(json.dumps(answers))
 
 
 def pod(name: str, namespace: str, code: str) -> Object:
-    """A pod like any other of its namespace, that runs this Python program."""
-    container = {"name": "main", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", code]}
+    """A pod like any other of its namespace, that runs this Python program. A web server is ready when it answers."""
+    container: Object = {"name": "main", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", code]}
+    if code == WEB_SERVER:
+        container["readinessProbe"] = {"httpGet": {"path": "/", "port": WEB_PORT}, "periodSeconds": 1}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -304,7 +306,7 @@ def _control_plane(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def test_everything_that_sandboxes_must_not_reach_is_there_to_be_reached(around: Surroundings) -> None:
+def test_every_forbidden_target_is_reachable_without_a_sandbox(around: Surroundings) -> None:
     """Without this, a cluster where nothing answers would pass for one that isolates."""
     command = ("exec", "witness", "-n", around.namespace, "--", "python3", "-c", PROBE, json.dumps(around.targets))
     wanted, reached = sorted(around.targets), [""]
@@ -313,12 +315,15 @@ def test_everything_that_sandboxes_must_not_reach_is_there_to_be_reached(around:
         reached[:] = json.loads(around.cluster.kubectl(*command).stdout)
         return reached == wanted or None
 
+    def describe() -> str:
+        return f"not reached: {set(wanted) - set(reached)}\n{around.jobs['Plain'].describe()}"
+
     # A NetworkPolicy of a pod that has just started may take some seconds to apply.
-    eventually(all_reached, 60, lambda: f"not reached: {set(wanted) - set(reached)}")
+    eventually(all_reached, 60, describe)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_tool_reaches_nobody(around: Surroundings, mode: str) -> None:
+def test_tool_reaches_no_target(around: Surroundings, mode: str) -> None:
     probe = ("python3", "-c", PROBE, json.dumps(around.targets))
     assert json.loads(around.in_workspace(mode, *probe)) == []
     # Nor would it from behind a broken wall: the pod itself reaches nobody.
@@ -337,7 +342,7 @@ print(answer["choices"][0]["finish_reason"])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_agent_inside_reaches_its_model_by_its_runner_and_nobody_else(around: Surroundings, mode: str) -> None:
+def test_agent_inside_reaches_only_its_model(around: Surroundings, mode: str) -> None:
     model, output = around.targets["model"], around.jobs[mode].manifest["spec"]["output"]
     manifest = job_at_work(around.namespace, mode, model, output)
     manifest["metadata"]["name"] = f"inside-{mode.lower()}"
@@ -353,7 +358,7 @@ def test_an_agent_inside_reaches_its_model_by_its_runner_and_nobody_else(around:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_public_is_the_internet_and_nothing_of_the_cluster(around: Surroundings, mode: str) -> None:
+def test_public_network_excludes_the_cluster(around: Surroundings, mode: str) -> None:
     sandbox = ByHand(around.cluster, around.namespace, f"public-{mode.lower()}")
     sandbox.apply(workspaces={"mode": mode}, network={"agent": "Public"}).wait_ready()
     probe = ("python3", "-c", PROBE, json.dumps(around.targets))
@@ -373,7 +378,7 @@ def test_a_tool_finds_no_credential(around: Surroundings, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_tool_can_know_is_no_token_of_its_executor(around: Surroundings, mode: str) -> None:
+def test_tool_cannot_find_its_executors_token(around: Surroundings, mode: str) -> None:
     job, sandbox = around.jobs[mode], around.sandbox(mode)
     token = sandbox.token_by(secret_value(around.cluster, around.namespace, runner_name(job.name), "key"))
     digest, uid = token_sha256(token), sandbox.object["metadata"]["uid"]
@@ -384,20 +389,24 @@ def test_what_a_tool_can_know_is_no_token_of_its_executor(around: Surroundings, 
     assert answers == [401] * len(guesses) + [200]
 
 
+# The listed one may be slow to answer on a busy machine; the others, where nothing refuses them at once, never answer.
 FETCH = """
 import sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor
-def fetch(url):
+def fetch(url, timeout):
     try:
-        return urllib.request.urlopen(url, timeout=5).read().decode()
+        return urllib.request.urlopen(url, timeout=timeout).read().decode()
     except OSError:
         return "no"
-print(*ThreadPoolExecutor().map(fetch, sys.argv[1:]))
+listed, *others = sys.argv[1:]
+print(*ThreadPoolExecutor().map(fetch, [listed, *others], [30, *[5 for _ in others]]))
 """
 
 
-@pytest.mark.parametrize(("mode", "by_name"), [("Overlay", False), ("Overlay", True), ("Plain", False)])
-def test_what_is_listed_for_one_phase_is_reached_and_nothing_else(
+@pytest.mark.parametrize(
+    ("mode", "by_name"), [pytest.param("Overlay", False, marks=pytest.mark.full), ("Overlay", True), ("Plain", False)]
+)
+def test_address_listed_for_one_phase_is_reached_only_there(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], mode: str, by_name: bool
 ) -> None:
     names = ["listed", "unlisted"]
@@ -429,4 +438,4 @@ def test_what_is_listed_for_one_phase_is_reached_and_nothing_else(
         # A policy knows no phases, and the Sandbox says so.
         assert command["output"].split() == open_ * 3
         told = ByHand(cluster, namespace, "told").apply(workspaces={"mode": mode}, network=network).wait_ready()
-        assert "what one phase may reach all phases may reach" in told.condition("Overlay")["message"]
+        assert "destinations of one phase are open in all phases" in told.condition("Overlay")["message"]

@@ -14,7 +14,7 @@ from tests.support.cluster import (
     small_job,
     storage_secret,
 )
-from tests.support.scripted import finish, scripted_job, task, turn
+from tests.support.scripted import careful, finish, scripted_job, task, turn
 
 NewJob = Callable[..., Job]
 
@@ -31,7 +31,7 @@ def running(job: Job) -> list[str]:
     return [pod["metadata"]["name"] for pod in job.pods("runner") if pod["status"]["phase"] in ("Pending", "Running")]
 
 
-def test_a_suspended_job_gives_its_sandboxes_back_and_goes_on_without_using_up_an_attempt(new_job: NewJob) -> None:
+def test_suspended_job_releases_its_sandboxes_and_resumes_without_an_attempt(new_job: NewJob) -> None:
     # One attempt is all that a rollout has: whatever suspension costs would be seen in its outcome.
     job = new_job(slow_quickstart(2, groupSize=2, attempts={"limit": 1}, runners={"concurrency": 4})).apply()
     job.wait_sealed(2)
@@ -54,31 +54,37 @@ def test_a_suspended_job_gives_its_sandboxes_back_and_goes_on_without_using_up_a
     assert job.condition("Suspended")["status"] == "False"
 
 
-def test_a_job_that_is_created_suspended_waits_for_its_turn(new_job: NewJob) -> None:
-    job = new_job(small_job("queued", suspend=True)).apply()
-    job.wait("Suspended")
-    assert not job.pods("runner")
-    job.suspend(False)
+def test_a_job_whose_role_is_deleted_gets_it_back_and_masks_no_rollout(new_job: NewJob) -> None:
+    # In Plain each workspace asks for a Sandbox. One attempt is all that a rollout has.
+    manifest = scripted_job(
+        "rights", [task(f"t{n}") for n in range(8)], {"careful": careful(0.5)}, attempts={"limit": 1}
+    )
+    manifest["spec"]["sandbox"]["workspaces"] = {"mode": "Plain"}
+    manifest["spec"]["runners"] = {"concurrency": 2}
+    job = new_job(manifest).apply()
+    job.wait_sealed(1)
+    job.cluster.kubectl("delete", "role,rolebinding", "rights-runner", "-n", job.namespace)
     job.wait("Succeeded")
+    assert [(result["index"], result["outcome"], result["reward"]) for result in job.results()] == [
+        (index, "Completed", 1) for index in range(8)
+    ]
 
 
-def test_three_runners_share_sixty_groups(new_job: NewJob) -> None:
-    workspaces = {"mode": "Overlay", "perSandbox": 20}
+def test_three_runners_share_the_groups_of_a_job(new_job: NewJob) -> None:
+    workspaces = {"mode": "Overlay", "perSandbox": 8}
     sandbox = {"image": QUICKSTART_IMAGE, "workspaces": workspaces, "resources": {"cpu": "10m", "memory": "64Mi"}}
-    job = new_job(small_job("shared", tasks=60, runners={"replicas": 3, "concurrency": 20}, sandbox=sandbox)).apply()
+    job = new_job(small_job("shared", tasks=24, runners={"replicas": 3, "concurrency": 8}, sandbox=sandbox)).apply()
     job.wait("Succeeded")
     results = job.results()
-    assert [result["index"] for result in results] == list(range(60))
+    assert [result["index"] for result in results] == list(range(24))
     assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
     status = job.status
     shares = [(r["index"], r["state"], r["sealed"], r["sealedIndexes"]) for r in job.reports]
-    assert sorted(shares) == [(index, "Completed", 20, "0-19") for index in range(3)]
-    assert (status["total"], status["sealed"], status["outcomes"]) == (60, 60, {"Completed": 60})
+    assert sorted(shares) == [(index, "Completed", 8, "0-7") for index in range(3)]
+    assert (status["total"], status["sealed"], status["outcomes"]) == (24, 24, {"Completed": 24})
 
 
-def test_jobs_of_one_name_in_two_namespaces_know_nothing_of_each_other(
-    new_namespace: Callable[..., str], new_job: NewJob
-) -> None:
+def test_jobs_of_one_name_in_two_namespaces_are_independent(new_namespace: Callable[..., str], new_job: NewJob) -> None:
     team, other = new_namespace(), new_namespace("restricted")
     # A number that is not root is all that a restricted namespace lets in, and it may not write just anywhere.
     restricted = {"image": QUICKSTART_IMAGE, "user": "1000", "workingDir": "/tmp/workspace"}
@@ -94,7 +100,7 @@ def test_jobs_of_one_name_in_two_namespaces_know_nothing_of_each_other(
     assert jobs[1].condition("Succeeded")["status"] == "True"
 
 
-def test_a_job_applied_again_under_its_old_name_starts_anew_beside_the_old_results(new_job: NewJob) -> None:
+def test_job_applied_again_under_its_old_name_starts_a_new_run(new_job: NewJob) -> None:
     first = new_job(slow_quickstart(2, groupSize=1, runners={"concurrency": 2})).apply()
     first.wait_sealed(1)
     sealed = {key: first.read(key) for key in first.keys("seals")}
@@ -110,8 +116,11 @@ def test_a_job_applied_again_under_its_old_name_starts_anew_beside_the_old_resul
     assert second.status["total"] == 2
 
 
-def test_a_finished_job_stays_until_its_time_is_over_and_its_results_stay_for_good(new_job: NewJob) -> None:
-    job = new_job(small_job("finite", ttlSecondsAfterFinished=3600)).apply()
+def test_a_job_waits_while_suspended_and_stays_when_finished_until_its_time_is_over(new_job: NewJob) -> None:
+    job = new_job(small_job("finite", suspend=True, ttlSecondsAfterFinished=3600)).apply()
+    job.wait("Suspended")
+    assert not job.pods("runner")
+    job.suspend(False)
     job.wait("Succeeded")
     assert job.pods("runner"), "the log of a finished job can be read"
     # It may be changed at any time, also after the end.
@@ -120,7 +129,7 @@ def test_a_finished_job_stays_until_its_time_is_over_and_its_results_stay_for_go
     assert [result["reward"] for result in job.results()] == [1]
 
 
-def test_a_job_that_cannot_begin_says_why_and_begins_when_it_can(
+def test_job_that_cannot_start_gives_the_reason_and_starts_later(
     cluster: Cluster, namespace: str, new_job: NewJob
 ) -> None:
     job = new_job(small_job("waiting"))
@@ -139,7 +148,7 @@ def test_a_job_that_cannot_begin_says_why_and_begins_when_it_can(
     job.wait("Succeeded")
 
 
-def test_a_job_whose_rollouts_are_all_lost_says_why(new_job: NewJob) -> None:
+def test_job_whose_rollouts_are_all_lost_gives_the_reason(new_job: NewJob) -> None:
     # No such user is in the image, which only a sandbox of it can tell.
     job = new_job(small_job("lost", sandbox={"image": QUICKSTART_IMAGE, "user": "nobody-here"}, attempts={"limit": 1}))
     job.apply().wait("Succeeded")
@@ -149,10 +158,12 @@ def test_a_job_whose_rollouts_are_all_lost_says_why(new_job: NewJob) -> None:
     assert "user 'nobody-here' is not in the workspace's /etc/passwd" in told
 
 
+@pytest.mark.full
 @pytest.mark.alone
-def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
-    cluster: Cluster, namespace: str, chart_values: Callable[..., None]
+def test_laptop_only_settings_are_named_and_chart_defaults_apply(
+    cluster: Cluster, unasked_namespace: str, chart_values: Callable[..., None]
 ) -> None:
+    namespace = unasked_namespace
     manifest = small_job("laptop", output={"uri": "out"})
     manifest["spec"]["model"] = {
         "endpoint": {"baseURL": "http://localhost:8000/v1", "name": "m", "apiKeyFrom": {"env": "KEY"}}
@@ -175,7 +186,7 @@ def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
     assert job.status["resultURI"].startswith(uri)
 
 
-def test_kubectl_tells_how_a_job_is_doing_and_what_each_field_means(cluster: Cluster, new_job: NewJob) -> None:
+def test_kubectl_shows_a_jobs_progress_and_each_fields_meaning(cluster: Cluster, new_job: NewJob) -> None:
     fast, slow = [turn("touch done"), finish()], [turn("sleep 600"), finish()]
     tasks = [task(name, verifier={"commands": ["test -e done"]}) for name in ("one", "two")]
     completion = {"minCompletedPerGroup": 1, "cancelStragglers": True}
@@ -204,6 +215,6 @@ def test_kubectl_tells_how_a_job_is_doing_and_what_each_field_means(cluster: Clu
         "rolloutjob.spec.groupSize": "Rollouts of each task",
         "rolloutjob.spec.tasks.stream": "stays open",
         "rolloutjob.status.meanReward": "rollouts that have a reward",
-        "sandbox.spec.clients": "pods that may reach",
+        "sandbox.spec.clients": "pods that may",
     }.items():
         assert words in " ".join(cluster.kubectl("explain", field).stdout.split()), field

@@ -13,7 +13,7 @@ from examples.train.trainer import Settings
 from rolloutctl.policy import PolicyNotServed
 from tests.support.cluster import STORAGE_SECRET, Cluster, Object, eventually
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 POLICY_IMAGE = "agent-rollouts-lake-policy:test"
 

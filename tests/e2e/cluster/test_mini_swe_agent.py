@@ -20,7 +20,7 @@ from tests.support.programs_in_pods import (
     start_model,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 SLOWLY = "Let me think about this step for a while before I take it, for there is no hurry. " * 2
 """Some seconds at the stand-in's 20 tokens a second, so that a kill falls into an answer."""
@@ -75,7 +75,7 @@ def own_trajectories(job: Job) -> list[Object]:
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-def test_mini_swe_agent_in_pods_goes_on_when_its_runner_is_killed(
+def test_mini_swe_agent_in_pods_continues_when_its_runner_is_killed(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], mini_swe_agent_image: str, mode: str
 ) -> None:
     job = new_job(a_job(mode, thinking_model(cluster, namespace), mini_swe_agent_image)).apply()

@@ -10,6 +10,8 @@ from tests.support.chart import NAMESPACE, alerts, dashboard_queries, render
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
 from tests.support.prometheus import Prometheus, monitors_of, scrape
 
+pytestmark = pytest.mark.full
+
 # Members that end at once, others that end when the runner has been scraped (a rate needs a value before and after), and
 # others that go on for minutes.
 BUSY = f"""
@@ -94,7 +96,7 @@ def test_the_alerts_are_rules_that_prometheus_can_work_out(prometheus: Prometheu
     assert {rule["name"]: rule["health"] for rule in rules} == {alert["alert"]: "ok" for alert in alerts()}
 
 
-def test_only_the_one_operator_that_leads_says_so(prometheus: Prometheus, cluster: Cluster) -> None:
+def test_only_the_leading_operator_reports_itself_as_leader(prometheus: Prometheus, cluster: Cluster) -> None:
     replicas = len(cluster.list("pods", NAMESPACE, "app.kubernetes.io/component=operator"))
     eventually(lambda: len(prometheus.query("rollout_leader")) == replicas or None, 30, str)
     eventually(lambda: prometheus.query("sum(rollout_leader)")[0]["value"][1] == "1" or None, 30, str)

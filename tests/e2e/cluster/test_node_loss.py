@@ -9,7 +9,7 @@ from tests.support.cluster import Cluster, Job, Object, assert_rewards, eventual
 from tests.support.outages import Outages
 from tests.support.sandboxes import ByHand
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.full]
 
 
 @contextlib.contextmanager

@@ -63,6 +63,7 @@ def test_an_open_job_that_is_fed_for_five_steps_keeps_its_pods(open_job: Job) ->
     assert open_job.status["total"] == STEPS * GROUPS * MEMBERS
 
 
+@pytest.mark.full
 def test_the_command_line_feeds_follows_and_closes_an_open_job(cluster: Cluster, open_job: Job, tmp_path: Path) -> None:
     uri = open_job.status["resultURI"]
     lines = "".join(json.dumps(task) + "\n" for task in tasks_of(0))

@@ -43,7 +43,8 @@ def assert_no_pod_twice(job: Job, writes: Sequence[Write]) -> None:
     eventually(gone, 60, job.describe)
 
 
-def test_rollouts_go_on_while_there_is_no_operator(
+@pytest.mark.full
+def test_rollouts_continue_without_an_operator(
     cluster: Cluster, outages: Outages, new_job: Callable[[Object], Job]
 ) -> None:
     job = new_job(slow_quickstart(2, runners={"concurrency": 8})).apply()
@@ -60,6 +61,7 @@ def test_rollouts_go_on_while_there_is_no_operator(
     assert_no_pod_twice(job, outages.writes(job.namespace))
 
 
+@pytest.mark.full
 def test_of_two_operators_one_works_and_the_other_takes_over_when_it_is_killed(
     cluster: Cluster, outages: Outages, new_job: Callable[[Object], Job]
 ) -> None:

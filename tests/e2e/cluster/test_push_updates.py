@@ -25,7 +25,7 @@ from tests.support.served_jobs import (
     wait_tokens,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 PROGRAM = Path(__file__).parents[2] / "support" / "pushing_trainer.py"
 HOOK_PORT, MASTER_PORT, TENSOR_PORT, OTHER_PORT = 9000, 29500, 29600, 29601
@@ -91,12 +91,7 @@ class Trainer:
                 "metadata": metadata,
                 "data": {"trainer.py": PROGRAM.read_text()},
             },
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": metadata,
-                "spec": {"selector": LABELS, "ports": ports},
-            },
+            {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": LABELS, "ports": ports}},
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
@@ -135,7 +130,7 @@ def push_fields(namespace: str) -> Object:
     return {"weightTransfer": {"mode": "Push", "push": push}}
 
 
-def test_a_job_goes_on_while_its_policy_is_pushed_also_when_the_trainer_dies_in_the_middle(
+def test_job_continues_during_pushes_and_after_the_trainer_dies(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job]
 ) -> None:
     trainer = Trainer(cluster, namespace).apply()

@@ -8,15 +8,9 @@ import pytest
 import yaml
 
 from agent_runtime.recording.store import Store
-from tests.support.cluster import (
-    QUICKSTART_IMAGE,
-    Cluster,
-    Job,
-    Object,
-    assert_rewards,
-    quickstart_manifest,
-)
+from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, assert_rewards, quickstart_manifest
 from tests.support.fingerprint import fingerprint
+from tests.support.full import MODES_ONCE
 from tests.support.quickstart import REWARDS
 
 pytestmark = pytest.mark.long
@@ -43,14 +37,14 @@ def on_laptop(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     return prints(Store.open(str(folder / "out"), {}))
 
 
-@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-def test_a_job_gives_on_a_cluster_turn_by_turn_what_it_gives_on_a_laptop(
+@pytest.mark.parametrize("mode", MODES_ONCE)
+def test_job_on_a_cluster_matches_the_laptop_turn_by_turn(
     new_job: Callable[[Object], Job], on_laptop: dict[int, Any], mode: str
 ) -> None:
     manifest = quickstart_manifest()
     manifest["spec"]["sandbox"] |= {"image": QUICKSTART_IMAGE, "workspaces": {"mode": mode}}
     job = new_job(manifest).apply()
-    job.wait("Succeeded", 300)
+    job.wait("Succeeded", 600)
     assert_rewards(job)
     status = job.status
     assert (status["total"], status["sealed"], status["outcomes"]) == (24, 24, {"Completed": 24})

@@ -87,24 +87,26 @@ def invalid(sandbox: ByHand) -> str:
     return str(finished["message"])
 
 
-def test_a_sandbox_cannot_borrow_rights_with_its_pod_template(cluster: Cluster, namespace: str) -> None:
-    sandboxes = {name: ByHand(cluster, namespace, name) for name in TEMPLATES}
+def test_a_sandbox_cannot_borrow_rights_with_its_pod_template(cluster: Cluster, unasked_namespace: str) -> None:
+    sandboxes = {name: ByHand(cluster, unasked_namespace, name) for name in TEMPLATES}
     for name, sandbox in sandboxes.items():
         sandbox.apply(podTemplate=TEMPLATES[name][0], whenFinished="Retain")
     for name, (_, field) in TEMPLATES.items():
         assert f"spec.podTemplate.{field}: " in invalid(sandboxes[name]), name
-    assert not cluster.list("pods", namespace)
+    assert not cluster.list("pods", unasked_namespace)
 
 
-def test_privileged_pods_are_for_the_namespaces_that_the_chart_lists(cluster: Cluster, namespace: str) -> None:
+def test_privileged_pods_are_for_the_namespaces_that_the_chart_lists(cluster: Cluster, unasked_namespace: str) -> None:
+    namespace = unasked_namespace
     sandbox = ByHand(cluster, namespace, "privileged")
     sandbox.apply(podTemplate={"spec": {"hostNetwork": True}}, security="Privileged", whenFinished="Retain")
     assert f"spec.security: Privileged is not allowed in namespace {namespace}" in invalid(sandbox)
     assert not cluster.list("pods", namespace)
 
 
+@pytest.mark.full
 @pytest.mark.alone
-def test_privileged_lends_what_its_template_names_where_the_chart_allows_it_and_the_executor_stays(
+def test_privileged_sandbox_gets_its_templates_rights_where_the_chart_allows(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], chart_values: Callable[..., None]
 ) -> None:
     chart_values("--set", f"privilegedNamespaces={{{namespace}}}")
@@ -129,10 +131,13 @@ def test_privileged_lends_what_its_template_names_where_the_chart_allows_it_and_
     assert [result["reward"] for result in job.results()] == [1]
 
 
-def test_a_job_cannot_borrow_rights_for_its_sandboxes(cluster: Cluster, new_job: Callable[[Object], Job]) -> None:
+def test_a_job_cannot_borrow_rights_for_its_sandboxes(
+    cluster: Cluster, new_job: Callable[..., Job], unasked_namespace: str
+) -> None:
     jobs = []
     for name, (template, _) in TEMPLATES.items():
-        jobs.append(new_job(small_job(name, sandbox={"image": QUICKSTART_IMAGE, "podTemplate": template})))
+        manifest = small_job(name, sandbox={"image": QUICKSTART_IMAGE, "podTemplate": template})
+        jobs.append(new_job(manifest, unasked_namespace))
     cluster.apply(*(job.manifest for job in jobs))
     for job in jobs:
         refused = eventually(lambda job=job: job.condition("Invalid") or None, 120, job.describe)  # type: ignore[misc]
@@ -141,15 +146,18 @@ def test_a_job_cannot_borrow_rights_for_its_sandboxes(cluster: Cluster, new_job:
 
 
 @pytest.fixture
-def running(new_job: Callable[[Object], Job]) -> Callable[[str], Job]:
-    """Starts a job that goes on for long enough, and waits for its first sandbox."""
+def running(new_job: Callable[[Object], Job]) -> Callable[..., list[Job]]:
+    """Starts jobs that go on for long enough, and waits for their first sandboxes."""
 
-    def start(name: str) -> Job:
-        manifest = slow_quickstart(600, groupSize=1, runners={"concurrency": 1})
-        manifest["metadata"]["name"] = name
-        job = new_job(manifest).apply()
-        eventually(lambda: _ready(job), 120, job.describe)
-        return job
+    def start(*names: str) -> list[Job]:
+        jobs = []
+        for name in names:
+            manifest = slow_quickstart(600, groupSize=1, runners={"concurrency": 1})
+            manifest["metadata"]["name"] = name
+            jobs.append(new_job(manifest).apply())
+        for job in jobs:
+            eventually(lambda job=job: _ready(job), 120, job.describe)  # type: ignore[misc]
+        return jobs
 
     return start
 
@@ -164,10 +172,10 @@ def as_runner(job: Job) -> str:
     return f"--as=system:serviceaccount:{job.namespace}:{runner_name(job.name)}"
 
 
-def test_a_runner_that_was_broken_into_gets_no_rights_through_the_sandboxes_that_it_asks_for(
-    cluster: Cluster, running: Callable[[str], Job]
+def test_compromised_runner_gets_no_rights_through_its_sandboxes(
+    cluster: Cluster, running: Callable[..., list[Job]]
 ) -> None:
-    job = running("taken")
+    (job,) = running("taken")
     owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": job.name, "uid": job.uid}
     asked: dict[str, Any] = {
         "podTemplate": {"spec": {"hostNetwork": True}},
@@ -202,8 +210,8 @@ def test_a_runner_that_was_broken_into_gets_no_rights_through_the_sandboxes_that
 CONNECT = f"import socket, sys; socket.create_connection((sys.argv[1], {EXECUTOR_PORT}), timeout=5)"
 
 
-def test_one_jobs_key_commands_no_other_jobs_sandboxes(cluster: Cluster, running: Callable[[str], Job]) -> None:
-    one, other = running("one"), running("other")
+def test_one_jobs_key_commands_no_other_jobs_sandboxes(cluster: Cluster, running: Callable[..., list[Job]]) -> None:
+    one, other = running("one", "other")
     keys = {job.name: secret_value(cluster, job.namespace, runner_name(job.name), KEY_FILE) for job in (one, other)}
     sandbox = _ready(other)
     assert sandbox is not None

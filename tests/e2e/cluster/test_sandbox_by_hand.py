@@ -7,6 +7,7 @@ import pytest
 
 from rollout_api.cluster import EXECUTOR_PORT, by_hand_name
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Object, eventually
+from tests.support.full import MODES_ONCE
 
 
 def apply_sandbox(cluster: Cluster, namespace: str, name: str = "mine", **spec: object) -> Object:
@@ -28,7 +29,7 @@ def apply_sandbox(cluster: Cluster, namespace: str, name: str = "mine", **spec: 
     return found
 
 
-@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+@pytest.mark.parametrize("mode", MODES_ONCE)
 def test_a_person_works_in_a_sandbox_from_the_laptop(
     cluster: Cluster, namespace: str, mode: str, tmp_path: Path
 ) -> None:
@@ -82,7 +83,9 @@ def client_pod(name: str, namespace: str, labels: Object, address: str) -> Objec
     }
 
 
-def test_the_pods_that_a_sandbox_admits_reach_it_and_no_others(cluster: Cluster, namespace: str) -> None:
+def test_the_pods_that_a_sandbox_admits_reach_it_and_deleting_it_leaves_nothing(
+    cluster: Cluster, namespace: str
+) -> None:
     sandbox = apply_sandbox(cluster, namespace, clients={"matchLabels": {"app": "notebook"}})
     address = sandbox["status"]["podIP"]
     cluster.apply(
@@ -99,9 +102,6 @@ def test_the_pods_that_a_sandbox_admits_reach_it_and_no_others(cluster: Cluster,
     assert ends == {"notebook": "Succeeded", "stranger": "Failed"}, cluster.kubectl("logs", "notebook", "-n", namespace)
     assert "timed out" in cluster.kubectl("logs", "stranger", "-n", namespace).stdout
 
-
-def test_deleting_a_sandbox_leaves_nothing_of_it(cluster: Cluster, namespace: str) -> None:
-    apply_sandbox(cluster, namespace)
     owned = [("pod", "mine"), ("secret", by_hand_name("mine")), ("networkpolicy", by_hand_name("mine"))]
     assert all(cluster.get(kind, name, namespace) for kind, name in owned)
     cluster.kubectl("delete", "sandbox", "mine", "-n", namespace)
@@ -109,7 +109,7 @@ def test_deleting_a_sandbox_leaves_nothing_of_it(cluster: Cluster, namespace: st
     eventually(gone, 60, lambda: cluster.kubectl("get", "pods,secrets,networkpolicies", "-n", namespace).stdout)
 
 
-def test_a_sandbox_that_cannot_be_used_says_why(cluster: Cluster, namespace: str) -> None:
+def test_unusable_sandbox_gives_the_reason(cluster: Cluster, namespace: str) -> None:
     def why(name: str) -> str:
         done = cluster.rolloutctl("sandbox", "exec", name, "-n", namespace, "--", "true")
         assert done.returncode == 2, done.stdout

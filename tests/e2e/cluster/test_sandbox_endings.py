@@ -18,9 +18,7 @@ def ending(sandbox: ByHand) -> Object:
     return finished
 
 
-def test_a_sandbox_that_nobody_speaks_to_ends_itself_and_one_at_work_ends_with_its_lifetime(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_unused_sandbox_ends_itself_and_a_used_one_at_its_lifetime(cluster: Cluster, namespace: str) -> None:
     clocks = {"idle": {"idleSeconds": 2}, "hard": {"lifetimeSeconds": 8}, "neither": {}}
     sandboxes = {name: ByHand(cluster, namespace, name) for name in clocks}
     for name, sandbox in sandboxes.items():
@@ -35,7 +33,7 @@ def test_a_sandbox_that_nobody_speaks_to_ends_itself_and_one_at_work_ends_with_i
     sandboxes["neither"].wait_ready().assert_unharmed()
 
 
-def test_a_sandbox_killed_for_its_memory_with_all_that_ran_in_it_says_so(cluster: Cluster, namespace: str) -> None:
+def test_sandbox_killed_for_its_memory_reports_that(cluster: Cluster, namespace: str) -> None:
     # Files in memory stay when whoever wrote them is killed, and the executor does not watch a volume: in the end the
     # kernel has nobody left to take but the executor.
     sandbox = ByHand(cluster, namespace, "hungry")
@@ -68,12 +66,7 @@ def seat(cluster: Cluster, namespace: str) -> Iterator[str]:
         cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(status))
 
     cluster.apply(
-        {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": namespace},
-            "value": 1000,
-        }
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}, "value": 1000}
     )
     offer("1")
     yield name
@@ -81,6 +74,7 @@ def seat(cluster: Cluster, namespace: str) -> Iterator[str]:
     cluster.kubectl("delete", "priorityclass", namespace)
 
 
+@pytest.mark.full
 def test_a_sandbox_whose_place_a_more_important_pod_takes_was_preempted(
     cluster: Cluster, namespace: str, seat: str
 ) -> None:
@@ -98,12 +92,7 @@ def test_a_sandbox_whose_place_a_more_important_pod_takes_was_preempted(
             "priorityClassName": namespace,
             "terminationGracePeriodSeconds": 0,
             "containers": [
-                {
-                    "name": "main",
-                    "image": QUICKSTART_IMAGE,
-                    "command": ["sleep", "1000"],
-                    "resources": resources,
-                }
+                {"name": "main", "image": QUICKSTART_IMAGE, "command": ["sleep", "1000"], "resources": resources}
             ],
         },
     }

@@ -56,7 +56,7 @@ def assert_nothing_left(job: Job) -> None:
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 90, job.describe)
 
 
-def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new_job: NewJob) -> None:
+def test_unavailable_sandbox_costs_only_its_own_group(new_job: NewJob) -> None:
     manifest = scripted_job(
         "cannot-start",
         [
@@ -102,7 +102,7 @@ def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new
     assert_nothing_left(job)
 
 
-def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is_at_its_limit(new_job: NewJob) -> None:
+def test_tool_call_over_its_memory_ends_its_rollout_before_the_pods_limit(new_job: NewJob) -> None:
     eat = "for i in 1 2 3 4 5; do python3 -c 'import time; x = b\"x\" * (60 << 20); time.sleep(60)' & done; wait"
     manifest = scripted_job(
         "hungry", [task("eats")], {"careful": careful(1), "eats": [turn(eat, think=2), finish()], "also": careful(1)}
@@ -129,9 +129,7 @@ def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is
     assert {result["sandbox"]["sandbox"] for result in (first, hungry, third)} == {pod["metadata"]["name"]}
 
 
-def test_a_rollout_whose_tool_call_has_its_whole_container_killed_twice_is_to_blame_itself(
-    new_job: NewJob, outages: Outages
-) -> None:
+def test_rollout_whose_tool_call_kills_its_container_twice_is_to_blame(new_job: NewJob, outages: Outages) -> None:
     """What the group kill of cgroup v2 does when something eats memory faster than anybody looks."""
     manifest = scripted_job(
         "group-kill", [task("kills")], {"kills": [turn(f"{WAITING}; true"), finish()], "careful": careful(1)}
@@ -151,8 +149,8 @@ def test_a_rollout_whose_tool_call_has_its_whole_container_killed_twice_is_to_bl
     assert_nothing_left(job)
 
 
-@pytest.mark.parametrize("attack", ["kill -9 -1", "kill -STOP -1; sleep 60"])
-def test_a_policy_that_kills_what_serves_it_gets_a_verdict_and_no_second_try(new_job: NewJob, attack: str) -> None:
+@pytest.mark.parametrize("attack", ["kill -9 -1", pytest.param("kill -STOP -1; sleep 60", marks=pytest.mark.full)])
+def test_policy_that_kills_the_workspaces_server_gets_a_verdict(new_job: NewJob, attack: str) -> None:
     members = {
         "attacks": [turn("echo started > steps"), turn(attack), finish()],
         # The executor, as PID 1, is deaf to whoever is inside.
@@ -168,9 +166,7 @@ def test_a_policy_that_kills_what_serves_it_gets_a_verdict_and_no_second_try(new
     assert_unharmed([other])
 
 
-def test_pods_that_are_deleted_or_evicted_mid_turn_cost_an_attempt_and_nobody_else_notices(
-    cluster: Cluster, new_job: NewJob
-) -> None:
+def test_pods_deleted_or_evicted_mid_turn_cost_only_an_attempt(cluster: Cluster, new_job: NewJob) -> None:
     tasks = [task("one"), task("two"), task("three")]
     waits = [*careful(0)[:3], turn(f"{WAITING}; echo 3 >> steps"), *careful(0)[4:]]
     job = new_job(scripted_job("lost-pods", tasks, {"waits": waits, "waits too": waits})).apply()

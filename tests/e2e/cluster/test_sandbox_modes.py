@@ -1,7 +1,9 @@
-"""Where Overlay cannot be had a sandbox is Plain, on a real API server and runtime; and its condition says why."""
+"""Where Overlay is unavailable a sandbox is Plain, on a real API server and runtime; and its condition says why."""
 
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.support.cluster import Cluster, eventually
 from tests.support.images import SAYS_HELLO, busybox, compile_c
@@ -17,7 +19,7 @@ def assert_plain(sandbox: ByHand, reason: str) -> str:
     return str(overlay["message"])
 
 
-def test_where_admission_refuses_overlay_a_sandbox_is_plain_and_says_so(
+def test_sandbox_is_plain_with_the_reason_where_overlay_is_refused(
     cluster: Cluster, new_namespace: Callable[..., str]
 ) -> None:
     namespace = new_namespace("restricted")
@@ -28,7 +30,10 @@ def test_where_admission_refuses_overlay_a_sandbox_is_plain_and_says_so(
     assert sandbox.run("id", "-u") == "1000\n"
 
     refused = {
-        "overlay": ({**fitting, "workspaces": {"mode": "Overlay"}}, "spec.workspaces.mode: Overlay cannot be had here"),
+        "overlay": (
+            {**fitting, "workspaces": {"mode": "Overlay"}},
+            "spec.workspaces.mode: Overlay is unavailable here",
+        ),
         "root": ({}, "set spec.user to a uid such as 1000"),
     }
     for name, (spec, words) in refused.items():
@@ -38,6 +43,7 @@ def test_where_admission_refuses_overlay_a_sandbox_is_plain_and_says_so(
         assert cluster.get("pod", name, namespace) is None
 
 
+@pytest.mark.full
 def test_where_the_executors_own_trial_of_overlay_fails_its_pod_is_made_again_plain(
     cluster: Cluster, namespace: str, load_image: Callable[..., str], tmp_path: Path
 ) -> None:

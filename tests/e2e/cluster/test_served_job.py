@@ -29,7 +29,7 @@ def script(cluster: Cluster, namespace: str) -> Object:
 
 
 @pytest.mark.alone  # it kills the operator
-def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy_updates(
+def test_every_token_has_its_version_when_operator_and_engine_die(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], script: Object
 ) -> None:
     server = Server(cluster, namespace).apply(replicas=2, **script).wait_ready(2)
@@ -83,7 +83,8 @@ KINDS = (
 )
 
 
-def test_a_jobs_own_server_follows_it_through_suspension_keeps_its_policy_and_leaves_nothing(
+@pytest.mark.full
+def test_jobs_own_server_is_suspended_and_deleted_with_the_job(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], script: Object
 ) -> None:
     def everything() -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ from tests.support.cluster import Cluster, Object, eventually
 from tests.support.model_server import NAME, Server, quick_pods
 from tests.support.outages import Outages
 
-pytestmark = pytest.mark.alone  # it adds LeaderWorkerSet to the cluster, for all
+pytestmark = [pytest.mark.alone, pytest.mark.full]  # it adds LeaderWorkerSet to the cluster, for all
 
 CACHE = "shared-weights"
 COMPLETE = r"""
@@ -82,7 +82,7 @@ def pod_of(cluster: Cluster, namespace: str, name: str) -> Object:
 
 
 @pytest.mark.usefixtures("several_nodes")
-def test_a_server_of_two_pods_serves_is_updated_and_comes_back_behind_the_gate_when_one_of_them_dies(
+def test_server_of_two_pods_serves_updates_and_recovers_behind_the_gate(
     cluster: Cluster, namespace: str, outages: Outages
 ) -> None:
     server = Server(cluster, namespace).apply(

@@ -24,6 +24,8 @@ IMAGES = ("python:3.12-slim",)
 PORTS = ("8080", "8090")
 """On which pages serve something."""
 TYPED = [page for page in PAGES if any(block.language != "text" and not block.needs for block in blocks(page))]
+DEAR = ("benchmarks", "bringing-tasks", "training-a-policy")
+"""Pages that take as long as half of the others together. What their commands do, faster tests show."""
 
 
 @pytest.fixture(scope="session")
@@ -64,8 +66,10 @@ def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
     found.close()
 
 
-@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.name)
-def test_what_a_page_shows_can_be_typed(page: Path, terminal: Terminal) -> None:
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.full] * (page.stem in DEAR)) for page in TYPED]
+)
+def test_commands_of_a_page_work(page: Path, terminal: Terminal) -> None:
     given.by_page(page.stem, terminal.folder)
     for block in blocks(page):
         if not block.needs:

@@ -16,7 +16,7 @@ def lamp(number: int, offset: float) -> Task:
     return Task(name=f"lamp-{number}", prompt="{observation}", environment=environment)
 
 
-async def test_what_a_group_has_more_than_another_is_in_no_advantage(tmp_path: Path) -> None:
+async def test_excess_members_of_a_group_get_no_advantage(tmp_path: Path) -> None:
     chance = random.Random(3)
     # Sums of these are exact, so nothing has to be compared approximately.
     offsets = [chance.randrange(-64, 64) / 8 for _ in range(GROUPS)]

@@ -3,7 +3,6 @@ learns nothing as soon as one of them is wrong."""
 
 import asyncio
 import functools
-import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -18,12 +17,13 @@ from examples.train.laptop import learn, server_process
 from examples.train.trainer import Sample, Settings, Trainer
 from tests.support.bare_lake import bare_curve
 
-HALF = Settings(enough=0.5)
+FEW = Settings(groups=8, enough=0.5)
+"""A quarter of the rollouts of each update, and no further than to the half."""
 WHOLE = Settings()
 # Even the best player mostly fails there, so there is less to learn from in each group.
 SLIPPERY = Settings(slippery=True, updates=40, learning_rate=40.0)
-FULL = bool(os.environ.get("ROLLOUT_FULL"))
-TRAININGS = [(WHOLE, 0), (WHOLE, 1), (WHOLE, 2), (SLIPPERY, 0)] if FULL else [(HALF, 0)]
+WHOLE_TRAININGS = [(WHOLE, 0), (WHOLE, 1), (WHOLE, 2), (SLIPPERY, 0)]
+TRAININGS = [(FEW, 0), *(pytest.param(*training, marks=pytest.mark.full) for training in WHOLE_TRAININGS)]
 LAST = 5
 """Updates over which the end of a whole curve is averaged: in one, members of a group slip alike."""
 NEAR = 0.1
@@ -46,9 +46,6 @@ class MaskInverted(Trainer):
             replace(sample, branch=sample.branch.model_copy(update={"mask": [1 - mask for mask in sample.branch.mask]}))
             for sample in await super().samples(group)
         ]
-
-
-BROKEN = [DealtToOthers, MaskInverted] if FULL else [DealtToOthers]
 
 
 @functools.cache
@@ -76,15 +73,14 @@ def test_a_policy_learns_from_what_rollouts_record(settings: Settings, seed: int
 
 
 @pytest.mark.parametrize(("settings", "seed"), TRAININGS)
-def test_not_one_token_reward_or_step_is_other_than_without_server_engine_and_storage(
-    settings: Settings, seed: int
-) -> None:
+def test_server_mode_matches_local_run(settings: Settings, seed: int) -> None:
     found = curve(settings, seed)
     assert found == bare_curve(settings, seed, len(found))
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.full
+@pytest.mark.parametrize("broken", [DealtToOthers, MaskInverted])
 def test_nothing_is_learned_where_rewards_or_masks_are_wrong(broken: Callable[..., Trainer]) -> None:
-    settings, seed = TRAININGS[0]
+    settings, seed = WHOLE_TRAININGS[0]
     needed = next(number for number, share in enumerate(curve(settings, seed), 1) if share >= wanted(settings))
     assert max(curve(replace(settings, updates=needed, enough=None), seed, broken)) < 0.2

@@ -39,7 +39,7 @@ async def test_a_server_that_keeps_old_weights_and_claims_the_new_is_refused(tmp
             await trainer.run(lambda number, share: None)
 
 
-async def test_a_server_that_lies_about_its_checksums_too_is_refused_by_what_it_sampled(tmp_path: Path) -> None:
+async def test_server_with_false_checksums_is_refused_by_its_samples(tmp_path: Path) -> None:
     async with opened(tmp_path, LiesAboutThem(None)) as (trainer, _):
         trainer.weights = other_weights()
         with pytest.raises(WrongPolicy, match="other log probabilities than its weights give"):

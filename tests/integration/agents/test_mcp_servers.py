@@ -114,6 +114,7 @@ async def observations(reader: RunReader) -> list[Observation]:
     return [result for record in records if isinstance(record, ObservationsRecord) for result in record.results]
 
 
+@pytest.mark.full
 async def test_a_public_server_in_the_workspace_answers_the_models_calls(tmp_path: Path) -> None:
     convert = {"source_timezone": "Europe/Berlin", "target_timezone": "Asia/Tokyo", "time": "12:00"}
     script = calls(
@@ -131,9 +132,7 @@ async def test_a_public_server_in_the_workspace_answers_the_models_calls(tmp_pat
     assert "no tool named 'time__get_current_time'" in unknown.content, "only those that the manifest names are offered"
 
 
-async def test_a_call_in_whose_midst_the_runner_is_killed_is_made_once_and_its_answer_is_not_lost(
-    tmp_path: Path,
-) -> None:
+async def test_call_interrupted_by_a_killed_runner_is_made_once(tmp_path: Path) -> None:
     count, kill = ToolCall("counting__count_slowly", {}), asyncio.Event()
     script = calls(count, count, count, ToolCall("bash", {"command": "cat begun.txt"}))
     async with VllmStandIn(script=script) as server:
@@ -153,7 +152,7 @@ async def test_a_call_in_whose_midst_the_runner_is_killed_is_made_once_and_its_a
     assert told.content.split()[:4] == ["1", "2", "3", "[exit"], "the server was asked exactly once for each call"
 
 
-async def test_a_server_that_ends_is_told_to_the_model_and_costs_no_attempt(tmp_path: Path) -> None:
+async def test_ended_mcp_server_is_reported_to_the_model_and_costs_no_attempt(tmp_path: Path) -> None:
     script = calls(ToolCall("counting__crash", {}), ToolCall("counting__count_slowly", {}))
     async with VllmStandIn(script=script) as server:
         reader = await run(tmp_path, manifest(server, counting_server()))
@@ -161,17 +160,17 @@ async def test_a_server_that_ends_is_told_to_the_model_and_costs_no_attempt(tmp_
     assert (result.outcome, result.stop_reason, result.attempt) == ("Completed", "Finished", 0)
     for observation in await observations(reader):
         assert observation.error
-        assert "The last it said: " in observation.content
+        assert "Its last output: " in observation.content
         assert observation.content.endswith("out of ideas")
 
 
-async def test_a_server_that_cannot_start_is_no_reward_of_0_and_says_why(tmp_path: Path) -> None:
+async def test_mcp_server_that_cannot_start_gives_no_reward(tmp_path: Path) -> None:
     async with VllmStandIn() as server:
         broken = [{"name": "broken", "command": ["sh", "-c", "echo no config >&2; exit 4"]}]
         reader = await run(tmp_path, manifest(server, broken))
     (result,) = reader.results()
     assert (result.outcome, result.reason) == ("InfraFailed", "McpServerFailed")
-    assert "broken (in the sandbox): Connection closed. The last it said: no config" in result.message
+    assert "broken (in the sandbox): Connection closed. Its last output: no config" in result.message
 
 
 async def listening(port: int) -> None:

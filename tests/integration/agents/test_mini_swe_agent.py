@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from agent_runtime.export.formats import Format, export
@@ -14,6 +15,8 @@ from tests.support.mini_swe_agent import COMMAND, DONE, ENVIRONMENT, REQUIREMENT
 from tests.support.own_environment import own_environment, run_killed
 from tests.support.talking_program import exported, one_conversation
 from tests.support.vllm_server import Answer, Prompt, VllmStandIn
+
+pytestmark = pytest.mark.full
 
 KILLED_IN = (1, 3)
 """Turns of rollout 0 in whose answer its runner dies."""
@@ -37,9 +40,7 @@ def manifest(server: VllmStandIn) -> dict[str, Any]:
     }
 
 
-async def test_mini_swe_agent_goes_on_when_its_runners_are_killed_and_its_own_trajectory_is_kept(
-    tmp_path: Path,
-) -> None:
+async def test_mini_swe_agent_continues_when_its_runners_are_killed(tmp_path: Path) -> None:
     to_kill, begun = list(KILLED_IN), asyncio.Event()
 
     def script(prompt: Prompt) -> Answer | None:

@@ -13,7 +13,7 @@ GOLDEN = sorted((ROOT / "tests/unit/rollout_operator/model_server/golden").glob(
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
-def test_the_api_server_knows_every_field_of_what_is_made(golden: Path, schemas: Path) -> None:
+def test_api_server_knows_every_field_of_the_objects(golden: Path, schemas: Path) -> None:
     documents = []
     for document in yaml.safe_load_all(golden.read_text()):
         if document["kind"] == "LeaderWorkerSet":  # Its pods are those of Kubernetes all the same.

@@ -38,10 +38,11 @@ def test_values_reach_the_proxy() -> None:
     assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
 
 
-def test_a_key_in_the_values_becomes_a_secret_that_the_proxy_takes() -> None:
+def test_key_in_the_values_becomes_a_secret_of_the_proxy() -> None:
     settings, container = proxy("relay")
     assert settings.relay is not None
-    [secret] = of_kind(render("--values", str(VALUES / "relay.yaml")), "Secret")
+    documents = render("--values", str(VALUES / "relay.yaml"), "--set", "admission.enabled=false")
+    [secret] = of_kind(documents, "Secret")
     [reference] = [each["valueFrom"] for each in container["env"] if each["name"] == ADMIN_KEY_VARIABLE]
     assert reference == {"secretKeyRef": {"name": secret["metadata"]["name"], "key": "admin-key"}}
     key = secret["stringData"]["admin-key"]

@@ -1,8 +1,10 @@
 """What the chart installs, rendered by Helm: for review (golden files), for the API server, and for who guards a cluster."""
 
+import base64
 import json
 import os
 import re
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import pytest
 import yaml
 
 from rollout_api.crd import definitions
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.config import OperatorConfig, load_config
+from rollout_operator.admission import CHECKS
+from rollout_operator.config import load_config
 from rollout_operator.model_server.objects import OPERATOR
 from rollout_operator.rollout_job.runner_objects import access
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
@@ -38,10 +42,11 @@ def test_helm_finds_nothing_to_complain_about(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_what_is_installed_changes_only_where_somebody_has_looked(name: str) -> None:
+def test_installed_objects_change_only_with_the_golden_files(name: str) -> None:
     """The golden files hold all but the definitions; ROLLOUT_GOLDEN=write writes them anew, to be read in the diff."""
     kept = [document for document in rendered(name) if document["kind"] != "CustomResourceDefinition"]
     text = yaml.safe_dump_all(kept, sort_keys=True, width=120, allow_unicode=True)
+    text = re.sub(r"(caBundle|ca.crt|tls.crt|tls.key): \S+", r"\1: (made by Helm)", text)
     golden = FOLDER / "golden" / f"{name}.yaml"
     if os.environ.get("ROLLOUT_GOLDEN") == "write":
         golden.write_text(text)
@@ -50,15 +55,16 @@ def test_what_is_installed_changes_only_where_somebody_has_looked(name: str) -> 
 
 def test_the_api_server_knows_every_field(documents: list[Manifest], schemas: Path) -> None:
     location = f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    text = "\n---\n".join(map(json.dumps, documents))
     command = [tool("kubeconform"), "-strict", "-summary", "-output", "json", "-schema-location", location]
-    done = subprocess.run(command, input=yaml.safe_dump_all(documents), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     answer = json.loads(done.stdout)
     assert not answer.get("resources"), answer["resources"]
     assert answer["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}
 
 
 def test_a_misspelt_field_would_be_found(schemas: Path) -> None:
-    [service] = of_kind(render(), "Service")
+    service = of_kind(render(), "Service")[0]
     service["spec"]["selectors"] = service["spec"].pop("selector")
     location = f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
     command = [tool("kubeconform"), "-strict", "-schema-location", location]
@@ -91,9 +97,24 @@ def test_two_releases_never_share_an_object_of_the_cluster() -> None:
         command = [tool("helm"), "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.35.0"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = [document for document in yaml.safe_load_all(done.stdout) if document]
-        for kind in ("ClusterRole", "ValidatingAdmissionPolicy"):
+        for kind in ("ClusterRole", "ValidatingAdmissionPolicy", "ValidatingWebhookConfiguration"):
             names += [(kind, document["metadata"]["name"]) for document in of_kind(found, kind)]
-    assert len(names) == len(set(names)) == 16
+    assert len(names) == len(set(names)) == 20
+
+
+def test_admission_trusts_the_operators_certificate_and_can_be_disabled() -> None:
+    documents = render()
+    [secret] = of_kind(documents, "Secret")
+    [webhooks] = of_kind(documents, "ValidatingWebhookConfiguration")
+    assert [each["name"].split(".")[0] for each in webhooks["webhooks"]] == list(CHECKS)
+    authority = ssl.create_default_context(cadata=base64.b64decode(secret["data"]["ca.crt"]).decode())
+    assert len(authority.get_ca_certs()) == 1
+    for webhook in webhooks["webhooks"]:
+        assert webhook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+        assert webhook["failurePolicy"] == "Ignore"
+    off = render("--set", "admission.enabled=false")
+    assert not of_kind(off, "ValidatingWebhookConfiguration") + of_kind(off, "Secret")
+    assert f"{RELEASE}-admission" not in yaml.safe_dump(off)
 
 
 def rules(documents: list[Manifest], *kinds: str) -> list[Manifest]:
@@ -112,7 +133,7 @@ def test_no_right_is_given_wholesale(documents: list[Manifest]) -> None:
             assert set(rule["verbs"]) == {"get", "create"}, "listing Secrets would read all of them"
 
 
-def test_the_operator_has_the_rights_that_its_documentation_lists_and_no_others() -> None:
+def test_operator_has_exactly_the_documented_permissions() -> None:
     rights = (ROOT / "docs" / "operator.md").read_text().partition("## Rights")[2].partition("\n## ")[0]
     listed: dict[str, set[str]] = {}
     for row in re.findall(r"^\| (`.*) \|$", rights, re.MULTILINE):
@@ -184,7 +205,7 @@ def test_every_pod_meets_the_restricted_pod_security_standard(documents: list[Ma
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
-        assert all(set(volume) - {"name"} <= {"configMap", "emptyDir"} for volume in pod["volumes"])
+        assert all(set(volume) - {"name"} <= {"configMap", "emptyDir", "secret"} for volume in pod["volumes"])
         for container in pod["containers"]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
@@ -209,7 +230,8 @@ def test_the_operator_reads_the_configuration(documents: list[Manifest], tmp_pat
     config = configuration(documents, tmp_path)
     [container] = named(documents, "Deployment", RELEASE)["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"metrics": config.metrics_port, "health": config.health_port}
+    assert config.admission is not None
+    assert ports == {"metrics": config.metrics_port, "health": config.health_port, "admission": config.admission.port}
     leases = [rule for rule in rules(documents, "Role") if rule["resources"] == ["leases"]]
     assert [rule["resourceNames"] for rule in leases if "resourceNames" in rule] == [[config.lease.name]]
 
@@ -240,7 +262,7 @@ def checksum(*settings: str) -> str:
     return found
 
 
-def test_a_changed_configuration_reaches_running_operators_and_nothing_else_restarts_them() -> None:
+def test_changed_configuration_restarts_only_operators() -> None:
     assert checksum("--set", "workers=8") != checksum()
     assert checksum("--set", "monitoring.alerts=true") == checksum()
 

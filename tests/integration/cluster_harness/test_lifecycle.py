@@ -15,7 +15,7 @@ from hack.cluster.harness.processes import parse_stat
 from tests.integration.cluster_harness.pods import PORT, base_archive, pod, reach, run_harness, run_pods
 from tests.support.cluster import REPOSITORY, Cluster, Object, eventually
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.full]
 
 NAME = "lifecycle"
 
@@ -84,11 +84,9 @@ def test_a_start_that_was_killed_half_way_is_cleared_away_by_the_next_one() -> N
     assert not left.items() & processes_of(half).items()
 
 
-def test_pods_of_two_nodes_see_each_others_own_addresses_and_policies_hold_between_them(second: Cluster) -> None:
+def test_pods_of_two_nodes_see_each_others_addresses_under_policies(second: Cluster) -> None:
     addresses = run_pods(
-        second,
-        pod("near", "default", nodeName=f"{NAME}-0"),
-        pod("far", "default", nodeName=f"{NAME}-1"),
+        second, pod("near", "default", nodeName=f"{NAME}-0"), pod("far", "default", nodeName=f"{NAME}-1")
     )
     far, near = f"{addresses['far']}:{PORT}", f"{addresses['near']}:{PORT}"
     # A policy counts who is calling by address: it must survive the way between nodes.
@@ -133,9 +131,7 @@ def test_a_killed_node_takes_its_pods_with_it_and_another_can_be_added(second: C
     assert is_healthy()
 
 
-def test_a_cluster_whose_processes_were_all_killed_at_once_comes_up_again_and_goes_down_without_a_trace(
-    second: Cluster,
-) -> None:
+def test_cluster_whose_processes_were_killed_starts_again_and_stops_cleanly(second: Cluster) -> None:
     run_pods(second, pod("victim", "default"))
     for pid in processes_of(namespaces_of(second.details["nodes"])):
         with contextlib.suppress(ProcessLookupError):

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from tests.integration.cluster_harness.pods import PORT, pod, reach, run_pods
 from tests.support.cluster import Cluster, eventually
+
+pytestmark = pytest.mark.full
 
 
 def policy(name: str, namespace: str, app: str, **spec: Any) -> dict[str, Any]:
@@ -50,9 +54,7 @@ def test_ingress_is_denied_by_default_and_opened_by_label_namespace_and_named_po
     becomes(cluster, namespace, "stranger", {target: True})
 
 
-def test_a_pod_without_egress_reaches_no_pod_no_service_no_dns_no_storage_and_no_api_server(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_pod_without_egress_reaches_no_pod_service_dns_storage_or_api_server(cluster: Cluster, namespace: str) -> None:
     addresses = run_pods(cluster, pod("server", namespace), pod("prisoner", namespace))
     cluster.kubectl("expose", "pod", "server", "-n", namespace, "--port", str(PORT))
     service = cluster.get("service", "server", namespace)
@@ -87,7 +89,7 @@ def test_egress_to_networks_leaves_out_the_exceptions(cluster: Cluster, namespac
     becomes(cluster, namespace, "client", expected)
 
 
-def test_a_kubelet_probe_reaches_a_pod_that_nobody_else_may_call(cluster: Cluster, namespace: str) -> None:
+def test_kubelet_probe_reaches_an_otherwise_closed_pod(cluster: Cluster, namespace: str) -> None:
     cluster.apply(policy("closed", namespace, "probed", policyTypes=["Ingress", "Egress"]))
     probe = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
     run_pods(cluster, pod("probed", namespace, container=probe))

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
+from agent_runtime.kube import api as kube_api
 from agent_runtime.sandboxes.base import SandboxFailure
 from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
 from tests.integration.cluster_provider.stand_in_api import StandInApi, refuse
@@ -101,7 +102,7 @@ async def test_sandbox_stays_when_the_reply_of_its_create_is_lost_and_the_quota_
     assert await say(workspace, "sleep 4; echo here") == "here"
 
 
-async def test_a_refused_create_is_told_in_the_api_servers_words(opened: Opened, operator: StandInOperator) -> None:
+async def test_refused_create_quotes_the_api_server(opened: Opened, operator: StandInOperator) -> None:
     async def denied(request: web.Request) -> web.Response:
         return refuse(403, "Forbidden", "ValidatingAdmissionPolicy 'images' denied request: unsigned image")
 
@@ -110,6 +111,21 @@ async def test_a_refused_create_is_told_in_the_api_servers_words(opened: Opened,
     with pytest.raises(SandboxFailure, match="unsigned image"):
         await acquire(provider)
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
+
+
+async def test_runner_without_its_role_ends_with_the_reason(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def denied(request: web.Request) -> web.Response | None:
+        operator.api.trouble.append(denied)
+        return await starting_up(operator.api)(request) if request.method == "POST" else None
+
+    monkeypatch.setattr(kube_api, "DENIAL_PATIENCE_SECONDS", 0.5)
+    provider = await opened()
+    operator.api.trouble = [denied]
+    with pytest.raises(SandboxFailure, match="RoleBinding") as failure:
+        await acquire(provider)
+    assert failure.value.reason == "AccessDenied"
 
 
 async def test_an_api_server_that_is_away_stops_no_running_workspace_and_delays_a_new_one(
@@ -162,7 +178,7 @@ async def test_a_deletion_that_no_watch_remembers_is_found_by_a_new_list(
     assert operator.api.watches - watches <= 2
 
 
-async def test_the_sandboxes_of_other_runners_are_none_of_ours(opened: Opened, operator: StandInOperator) -> None:
+async def test_sandboxes_of_other_runners_are_ignored(opened: Opened, operator: StandInOperator) -> None:
     one, other = await opened(runner=0), await opened(runner=1)
     mine, theirs = await acquire(one), await acquire(other, "1-0")
     assert mine.handle["sandbox"] != theirs.handle["sandbox"]

@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure
-from agent_runtime.sandboxes.cluster import fleet, held_sandbox
+from agent_runtime.sandboxes.cluster import fleet, held_sandbox, network_probe
 from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP
 from agent_runtime.sandboxes.executor_client import client as executor_client
 from rollout_api.cluster import EXECUTOR_PORT
@@ -18,11 +20,11 @@ from tests.integration.cluster_provider.conftest import Opened, acquire, rollout
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition
 
 OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "Idle"]
-UNEXPLAINED = ["DeadlineExceeded", "OOMKilled", "InodesExhausted", "ProcessesExhausted", "Crashed"]
+UNEXPLAINED = ["DeadlineExceeded", "OOMKilled", "DiskExhausted", "InodesExhausted", "ProcessesExhausted", "Crashed"]
 
 
 @pytest.mark.parametrize("reason", [*OUTSIDE, *UNEXPLAINED])
-async def test_a_call_under_way_ends_with_the_sandboxs_own_reason_though_its_address_is_silent(
+async def test_running_call_ends_with_the_sandboxs_reason_at_a_silent_address(
     opened: Opened, operator: StandInOperator, reason: str
 ) -> None:
     provider = await opened()
@@ -46,7 +48,7 @@ async def test_a_call_under_way_ends_with_the_sandboxs_own_reason_though_its_add
     await until(lambda: name not in operator.api.sandboxes)
 
 
-async def test_others_go_on_and_the_next_attempt_gets_another_sandbox(
+async def test_other_attempts_continue_and_the_next_one_gets_another_sandbox(
     opened: Opened, operator: StandInOperator
 ) -> None:
     provider = await opened()
@@ -60,7 +62,7 @@ async def test_others_go_on_and_the_next_attempt_gets_another_sandbox(
     assert [await say(other, "echo here") for other in others] == ["here"] * 4
 
 
-async def test_a_sandbox_that_a_person_deletes_is_no_policys_doing(opened: Opened, operator: StandInOperator) -> None:
+async def test_sandbox_deleted_by_a_person_costs_no_reward(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     workspace = await acquire(provider)
     under_way = asyncio.create_task(say(workspace, "sleep 60"))
@@ -71,7 +73,7 @@ async def test_a_sandbox_that_a_person_deletes_is_no_policys_doing(opened: Opene
     assert (failure.value.reason, failure.value.evidence) == ("SandboxDeleted", Evidence.OUTSIDE)
 
 
-async def test_a_broken_connection_is_told_with_the_reason_that_comes_a_moment_later(
+async def test_broken_connection_is_reported_with_the_later_reason(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
@@ -89,7 +91,7 @@ async def test_a_broken_connection_is_told_with_the_reason_that_comes_a_moment_l
     assert (failure.value.reason, failure.value.evidence) == ("OOMKilled", Evidence.UNEXPLAINED)
 
 
-async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
+async def test_unexplained_broken_connection_is_a_lost_sandbox(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
@@ -165,6 +167,93 @@ async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran
     assert (failure.value.reason, failure.value.evidence) == ("NodeLost", Evidence.OUTSIDE)
 
 
+@pytest.mark.parametrize(
+    ("mode", "outage"),
+    [
+        ("Overlay", "network"),
+        ("Overlay", "network, with a guest kernel"),
+        pytest.param("Overlay", "executor", marks=pytest.mark.full),
+        pytest.param("Plain", "network", marks=pytest.mark.full),
+        pytest.param("Plain", "network, with a guest kernel", marks=pytest.mark.full),
+        ("Plain", "executor"),
+    ],
+)
+async def test_network_outage_differs_from_a_refusing_executor(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, mode: str, outage: str
+) -> None:
+    """A policy in Plain can fill its executor's queue of connections, so that nothing answers there either."""
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
+    monkeypatch.setattr(executor_client, "REPLY_SECONDS", 1)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 5)
+    monkeypatch.setattr(fleet, "NODE_REASON_SECONDS", 6)
+    monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(network_probe, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(network_probe, "PROBE_SECONDS", 1)
+    monkeypatch.setattr(network_probe, "PROBES", 2)
+    guest: dict[str, Any] = {"runtimeClassName": "gvisor"} if outage == "network, with a guest kernel" else {}
+    provider = await opened(rollout_job(mode, **guest))
+    workspace = await acquire(provider)
+    name = workspace.handle["sandbox"]
+    await asyncio.sleep(0.2)
+    with contextlib.ExitStack() as stack:
+        if outage != "executor":
+            stack.enter_context(dropping(operator.api.sandboxes[name]["status"][POD_IP]))
+        else:
+            operator.executors[name].send_signal(signal.SIGSTOP)
+            stack.callback(operator.executors[name].send_signal, signal.SIGCONT)
+        with pytest.raises(SandboxFailure) as failure:
+            await workspace.read("given.txt")
+    expected = ("NetworkLost", Evidence.OUTSIDE) if outage == "network" else ("SandboxLost", Evidence.UNEXPLAINED)
+    assert (failure.value.reason, failure.value.evidence) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "outage"),
+    [("Overlay", "network"), pytest.param("Plain", "network", marks=pytest.mark.full), ("Plain", "executor")],
+)
+async def test_idle_ending_is_network_lost_only_when_the_network_was_down(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, mode: str, outage: str
+) -> None:
+    """A policy in Plain can also keep the runner's requests away from its executor until it ends as idle."""
+    monkeypatch.setattr(network_probe, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(network_probe, "PROBE_SECONDS", 1)
+    monkeypatch.setattr(network_probe, "PROBES", 2)
+    provider = await opened(rollout_job(mode))
+    workspace = await acquire(provider)
+    assert await say(workspace, "echo here") == "here"
+    name = workspace.handle["sandbox"]
+    probe = provider._fleet.held[name].probe
+    assert probe is not None
+    await asyncio.sleep(0.2)
+    with contextlib.ExitStack() as stack:
+        if outage == "network":
+            stack.enter_context(dropping(operator.api.sandboxes[name]["status"][POD_IP]))
+            await until(lambda: probe.is_cut_off)
+        else:
+            operator.executors[name].send_signal(signal.SIGSTOP)
+            await asyncio.sleep(4)
+        operator.finish(name, "Idle", "no request came for spec.idleSeconds", executor=signal.SIGKILL)
+        with pytest.raises(SandboxFailure, match="idleSeconds") as failure:
+            await say(workspace, "echo here", "2:say")
+    assert failure.value.reason == ("NetworkLost" if outage == "network" else "Idle")
+
+
+@contextlib.contextmanager
+def dropping(host: str) -> Iterator[None]:
+    """The kernel drops all packets to that address of this machine's loopback."""
+    table = f"drop-{host.replace('.', '-')}"
+    rules = (
+        f"add table ip {table}; add chain ip {table} in {{ type filter hook input priority 0; }}; "
+        f"add rule ip {table} in ip daddr {host} drop"
+    )
+    subprocess.run(["nft", rules], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["nft", f"delete table ip {table}"], check=True)
+
+
 @contextlib.contextmanager
 def swallowing(host: str) -> Iterator[None]:
     """Nobody at that address even refuses a connection: somebody listens there, and has no room for one more."""
@@ -177,7 +266,7 @@ def swallowing(host: str) -> Iterator[None]:
         yield
 
 
-async def test_a_start_that_fails_is_told_at_once_with_its_reason(opened: Opened, operator: StandInOperator) -> None:
+async def test_failed_start_is_reported_with_its_reason(opened: Opened, operator: StandInOperator) -> None:
     words = "StartDeadlineExceeded: ImagePullBackOff: no such image"
     operator.answers = [{"conditions": [condition("Finished", True, "StartDeadlineExceeded", words)]}]
     provider = await opened()
@@ -204,7 +293,7 @@ async def test_a_start_that_is_evicted_is_made_again_without_a_failed_attempt(
         ({}, "StartDeadlineExceeded", "operator"),
     ],
 )
-async def test_a_start_that_takes_too_long_says_what_it_waited_for(
+async def test_slow_start_reports_what_it_waited_for(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, status: object, reason: str, words: str
 ) -> None:
     monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.2)
@@ -217,9 +306,7 @@ async def test_a_start_that_takes_too_long_says_what_it_waited_for(
     await until(lambda: not operator.api.sandboxes)
 
 
-async def test_a_job_that_waits_for_its_sandboxes_says_so_long_before_it_gives_up(
-    opened: Opened, operator: StandInOperator
-) -> None:
+async def test_job_that_waits_for_its_sandboxes_reports_it_early(opened: Opened, operator: StandInOperator) -> None:
     stuck = {"conditions": [condition("ImagePulled", False, "ImagePullBackOff", "no tag")]}
     operator.answers = [stuck]
     provider = await opened()

@@ -3,13 +3,13 @@
 from tests.integration.sandboxes.test_model_port import (
     test_a_program_in_a_workspace_without_network_reaches_its_model,
     test_a_stopped_program_stops_its_model_call,
+    test_request_without_a_server_waits_for_the_next_one,
     test_the_next_phase_has_no_model,
-    test_what_is_asked_while_nobody_serves_waits_for_who_serves_next,
 )
 
 __all__ = [
     "test_a_program_in_a_workspace_without_network_reaches_its_model",
     "test_a_stopped_program_stops_its_model_call",
+    "test_request_without_a_server_waits_for_the_next_one",
     "test_the_next_phase_has_no_model",
-    "test_what_is_asked_while_nobody_serves_waits_for_who_serves_next",
 ]

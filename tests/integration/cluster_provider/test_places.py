@@ -30,7 +30,7 @@ async def test_a_warm_workspace_costs_no_write(opened: Opened, operator: StandIn
     assert operator.api.writes == writes
 
 
-async def test_what_does_not_fit_one_sandbox_goes_to_the_next(opened: Opened, operator: StandInOperator) -> None:
+async def test_workspace_beyond_one_sandbox_goes_to_the_next(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     members = await asyncio.gather(*(acquire(provider, f"{number}-0", group=f"g{number // 4}") for number in range(10)))
     by_sandbox: dict[str, list[int]] = {}
@@ -53,7 +53,7 @@ async def test_an_empty_sandbox_is_given_back_after_a_while(
     assert provider.sandbox_states() == {}
 
 
-async def test_a_plain_sandbox_serves_one_workspace_and_the_next_one_stands_ready(
+async def test_plain_sandbox_serves_one_workspace_and_the_next_one_is_ready(
     opened: Opened, operator: StandInOperator
 ) -> None:
     provider = await opened(rollout_job("Plain"))
@@ -67,9 +67,7 @@ async def test_a_plain_sandbox_serves_one_workspace_and_the_next_one_stands_read
     await until(lambda: agent.handle["sandbox"] not in operator.api.sandboxes)
 
 
-async def test_nodes_without_overlay_give_plain_sandboxes_and_the_job_goes_on(
-    opened: Opened, operator: StandInOperator
-) -> None:
+async def test_nodes_without_overlay_give_plain_sandboxes(opened: Opened, operator: StandInOperator) -> None:
     operator.modes = ["Plain"] * 9
     provider = await opened(rollout_job("Auto"))
     members = await asyncio.gather(*(acquire(provider, f"{number}-0") for number in range(3)))
@@ -88,9 +86,7 @@ async def test_a_pod_that_cannot_do_overlay_is_followed_by_the_plain_one_in_its_
     assert workspace.description["mode"] == "Plain"
 
 
-async def test_a_failed_setup_is_told_to_all_and_leaves_its_places_free(
-    opened: Opened, operator: StandInOperator
-) -> None:
+async def test_failed_setup_is_reported_to_all_and_frees_its_places(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     tries = [acquire(provider, f"{number}-0", group="bad", setup=["exit 3"]) for number in range(4)]
     failures = await asyncio.gather(*tries, return_exceptions=True)
@@ -135,8 +131,29 @@ async def test_closing_deletes_every_sandbox_also_those_on_their_way(opened: Ope
         await late
 
 
-async def test_what_was_given_back_in_the_last_moment_is_deleted_too(opened: Opened, operator: StandInOperator) -> None:
+async def test_sandbox_released_at_the_last_moment_is_deleted(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened(rollout_job("Plain"))
     await (await acquire(provider)).release()
     await provider.close()
     assert operator.api.sandboxes == {}
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_an_attempt_that_has_to_be_alone_gets_a_sandbox_that_was_opened_for_it(
+    opened: Opened, operator: StandInOperator, mode: str
+) -> None:
+    provider = await opened(rollout_job(mode, places=1))
+    first = await acquire(provider)
+    await first.release()
+    # By now a used one is free (Overlay), or one that was opened ahead (Plain). Both may be at the end of their lifetime.
+    await until(lambda: provider.sandbox_states() == {"Ready": 1})
+    before = set(operator.api.sandboxes)
+    alone = await acquire(provider, "1-1", alone=True)
+    assert alone.handle["sandbox"] not in before
+    await alone.release()
+    await until(lambda: alone.handle["sandbox"] not in operator.api.sandboxes)
+    again = await acquire(provider, "1-2", alone=True)
+    assert again.handle["sandbox"] not in before | {alone.handle["sandbox"]}
+    # What was there before serves the others on.
+    other = await acquire(provider, "2-0")
+    assert other.handle["sandbox"] in before

@@ -29,7 +29,7 @@ async def test_the_next_process_finds_its_workspace_with_the_command_still_runni
     assert taken.handle == workspace.handle
 
 
-async def test_what_an_earlier_process_left_is_swept_and_its_places_are_used_again(
+async def test_leftovers_of_an_earlier_process_are_removed_and_places_reused(
     opened: Opened, operator: StandInOperator
 ) -> None:
     first = await opened()
@@ -72,6 +72,46 @@ async def test_the_agents_workspace_makes_way_for_the_grading_of_its_attempt(
     assert grading.handle["sandbox"] == agent.handle["sandbox"]
 
 
+@pytest.mark.parametrize("mode", ["Plain", "Auto"])
+@pytest.mark.parametrize("attempt", ["0-0", "1-0"], ids=["same attempt", "another attempt"])
+async def test_a_plain_sandbox_that_an_earlier_process_used_hosts_nothing_else(
+    opened: Opened, operator: StandInOperator, mode: str, attempt: str
+) -> None:
+    """What was written to its root is still there: it could change the next agent's work, or its grading."""
+    operator.modes = ["Plain"] * 9
+    first = await opened(rollout_job(mode))
+    agent = await acquire(first)
+    await say(agent, "touch left")
+    await first.close(keep=True)
+    second = await opened(rollout_job(mode))
+    if attempt == "1-0":  # attempt 0-0 was sealed, and its workspace not released
+        await second.sweep(lambda attempt, name: attempt == "0-0")
+    grading = await acquire(second, attempt, name="grading")
+    assert grading.handle["sandbox"] != agent.handle["sandbox"]
+    assert await say(grading, "ls") == "given.txt\nsetup.log"
+    await until(lambda: agent.handle["sandbox"] not in operator.api.sandboxes)
+
+
+async def test_a_plain_sandbox_whose_workspace_another_runner_ended_hosts_nothing_else(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    first = await opened(rollout_job("Plain"))
+    agent = await acquire(first)
+    second = await opened(rollout_job("Plain"))
+    taken = await second.reattach(agent.handle, spec=spec(), fence=SECOND)
+    with pytest.raises(Fenced):
+        await agent.release()
+    await taken.fence()
+    await taken.destroy()
+    # Workspaces of others are counted while a rollout waits for a sandbox, so no other one may start before.
+    operator.hears = False
+    waiting = asyncio.create_task(acquire(first, "1-0"))
+    await until(lambda: agent.handle["sandbox"] not in operator.api.sandboxes)
+    operator.hear()
+    other = await waiting
+    assert other.handle["sandbox"] != agent.handle["sandbox"]
+
+
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 async def test_sandboxes_that_the_next_process_has_no_use_for_are_deleted(
     opened: Opened, operator: StandInOperator, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +126,7 @@ async def test_sandboxes_that_the_next_process_has_no_use_for_are_deleted(
     await until(lambda: not operator.api.sandboxes)
 
 
-async def test_a_sandbox_that_ended_while_nobody_ran_says_why(opened: Opened, operator: StandInOperator) -> None:
+async def test_sandbox_that_ended_without_a_runner_gives_the_reason(opened: Opened, operator: StandInOperator) -> None:
     first = await opened()
     evicted, gone = await acquire(first), await acquire(first, "9-0", image="another")
     await first.close(keep=True)
@@ -99,9 +139,7 @@ async def test_a_sandbox_that_ended_while_nobody_ran_says_why(opened: Opened, op
         assert failure.value.reason == reason
 
 
-async def test_an_executor_that_was_started_anew_is_not_taken_for_the_old_one(
-    opened: Opened, operator: StandInOperator
-) -> None:
+async def test_restarted_executor_is_not_the_old_one(opened: Opened, operator: StandInOperator) -> None:
     first = await opened()
     workspace = await acquire(first)
     await first.close(keep=True)

@@ -39,7 +39,7 @@ def containers() -> list[str]:
     return podman("ps", "--all", "--format", "{{.Names}}").split()
 
 
-@pytest.fixture(params=PROVIDERS)
+@pytest.fixture(params=["Container", pytest.param("Kodo", marks=pytest.mark.full)])
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -75,9 +75,7 @@ async def test_a_failed_setup_leaves_no_container(provider: SandboxProvider) -> 
     assert containers() == []
 
 
-async def test_a_container_that_somebody_removes_is_lost_and_the_next_attempt_gets_another(
-    provider: SandboxProvider,
-) -> None:
+async def test_removed_container_is_lost_and_the_next_attempt_gets_another(provider: SandboxProvider) -> None:
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
     await asyncio.to_thread(podman, "rm", "--force", *containers())
     with pytest.raises(SandboxFailure):
@@ -94,7 +92,7 @@ async def test_an_image_that_is_not_there_is_named(provider: SandboxProvider) ->
         await provider.acquire(spec(image=None), attempt="0-1", fence=FIRST, name="agent")
 
 
-async def test_a_sandbox_to_which_nobody_comes_back_ends_with_its_container(kind: str, tmp_path: Path) -> None:
+async def test_abandoned_sandbox_ends_with_its_container(kind: str, tmp_path: Path) -> None:
     # Longer than a busy machine takes from an executor's start to the first call to it.
     opened = made(kind, tmp_path, idleSeconds=8)
     await opened.open()
@@ -105,7 +103,7 @@ async def test_a_sandbox_to_which_nobody_comes_back_ends_with_its_container(kind
             await asyncio.sleep(0.2)
 
 
-async def test_an_executor_that_cannot_start_is_told_at_once_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
+async def test_executor_that_cannot_start_is_reported_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """Not after sandbox.startSeconds, which are there for slow pulls."""
     (tmp_path / "broken/python").mkdir(parents=True)
     (tmp_path / "broken/executor").write_text("#!/bin/sh\nexit 7\n")
@@ -113,7 +111,7 @@ async def test_an_executor_that_cannot_start_is_told_at_once_and_leaves_nothing(
     broken = {**os.environ, "ROLLOUT_EXECUTOR_IMAGE": str(tmp_path / "broken")}
     provider = PROVIDERS[kind](tmp_path / "run", template(), places=1, environ=broken)
     await provider.open()
-    with pytest.raises(SandboxFailure, match=r"ended before its executor answered|it is not there"):
+    with pytest.raises(SandboxFailure, match="ended before its executor answered"):
         await provider.acquire(spec(start_seconds=3600), attempt="0-1", fence=FIRST, name="agent")
     assert containers() == []
     await provider.close()
@@ -198,7 +196,7 @@ async def test_no_program_of_a_container_gains_rights_or_ends_the_executor(tmp_p
     await provider.close()
 
 
-async def test_overlay_without_a_user_namespace_and_paths_as_images_are_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_overlay_without_user_namespaces_and_path_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SandboxFailure, match=r"rootless podman.*Auto or Plain"):
         await made("Container", tmp_path, workspaces={"mode": "Overlay"}).open()
     provider = made("Container", tmp_path)

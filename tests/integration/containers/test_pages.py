@@ -17,7 +17,7 @@ SHOWN = [block for page in PAGES for block in blocks(page) if block.needs == "co
 
 
 @pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.place)
-def test_what_a_page_shows_can_be_typed(block: Block, tmp_path: Path) -> None:
+def test_commands_of_a_page_work(block: Block, tmp_path: Path) -> None:
     folder = checkout(tmp_path)
     job = small_job("in-a-container", sandbox={"image": IMAGE}, output={"uri": "out"})
     (folder / "job.yaml").write_text(yaml.safe_dump(job))

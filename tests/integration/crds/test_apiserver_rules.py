@@ -48,7 +48,7 @@ KINDS = {
 }
 
 
-NO_PARSER = {"model": {"name": "m"}, "engine": {"image": "vllm", "version": "0.26.0"}}
+NO_PARSER = {"model": {"name": "m"}, "engine": {"image": "vllm", "version": "0.27.0"}}
 
 
 def model_server(spec: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "an install of another agent": (
         lambda spec: spec.update(agent={"install": ["a"]}),
-        "install is for type Command alone",
+        "install is only for type Command",
     ),
     "no parser for an agent that calls tools": (
         lambda spec: spec.update(model={"server": NO_PARSER}),
@@ -255,7 +255,7 @@ REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
     "an engine that is too old": ({"engine": SMALL["engine"] | {"version": "0.9.1"}}, "expected 0.14 or newer"),
     "an update of an old engine": (
         {"engine": SMALL["engine"] | {"version": "0.25.0"}, "policy": {"version": 1, "uri": "s3://p/1"}},
-        "policy updates need engine.version 0.26",
+        "policy updates need engine.version 0.27",
     ),
     "a version without a version": ({"engine": SMALL["engine"] | {"version": "latest"}}, "should match"),
     "a rank that vLLM lacks": ({"lora": {"maxRank": 24}}, "Unsupported value"),
@@ -292,13 +292,13 @@ def test_model_server_whose_services_could_not_be_made_is_refused(name: str) -> 
 def test_a_policy_goes_forward_only_and_a_version_means_one_thing() -> None:
     before = model_server(SMALL, policy={"version": 3, "uri": "s3://p/3"})
     told = {
-        '{"version": 2, "uri": "s3://p/3"}': "cannot fall",
+        '{"version": 2, "uri": "s3://p/3"}': "cannot decrease",
         '{"version": 3, "uri": "s3://p/other"}': "raise policy.version",
         '{"version": 3, "uri": "s3://p/3", "digest": "sha256:%s"}' % ("0" * 64): "raise policy.version",
     }
     for policy, message in told.items():
         assert message in "\n".join(errors(model_server(SMALL, policy=json.loads(policy)), before))
-    assert "cannot fall" in "\n".join(errors(model_server(SMALL), before)), "leaving it out means version 0"
+    assert "cannot decrease" in "\n".join(errors(model_server(SMALL), before)), "leaving it out means version 0"
     for allowed in ({"version": 4, "uri": "s3://p/4"}, {"version": 3, "uri": "s3://p/3", "minReady": 1}):
         assert errors(model_server(SMALL, policy=allowed), before) == []
 

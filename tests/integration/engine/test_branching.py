@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.engine.events import Event, WorkspaceAcquired
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording import gc
+from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
@@ -36,7 +39,7 @@ MODES = [{"mode": "Overlay"}, {"mode": "Plain"}]
 
 
 @pytest.mark.parametrize("workspaces", MODES, ids=["overlay", "plain"])
-async def test_branches_go_on_from_the_state_and_the_messages_of_a_turn(
+async def test_branches_continue_from_the_state_and_messages_of_a_turn(
     tmp_path: Path, workspaces: dict[str, str]
 ) -> None:
     sandbox = {"snapshotEveryTurns": 2, "workspaces": workspaces}
@@ -63,7 +66,7 @@ async def test_branches_go_on_from_the_state_and_the_messages_of_a_turn(
         assert copied.count(True) == 2 + (4 if index < 2 else 3)
 
 
-async def test_without_a_snapshot_all_calls_run_again_and_what_differs_is_told(tmp_path: Path) -> None:
+async def test_all_calls_run_again_without_a_snapshot_and_differences_are_reported(tmp_path: Path) -> None:
     commands = ["echo 0 >> log.txt", "date +%s.%N", "echo 2 >> log.txt; cat log.txt"]
     source = await done(tmp_path, counting(commands=commands))
     branched = await done(tmp_path, branching(run_of(source), 2, count=3))
@@ -125,6 +128,24 @@ def test_branching_run_resumes_when_its_source_is_deleted(tmp_path: Path, output
     assert summary.mean_reward == 1.0
 
 
+async def test_branch_runs_all_calls_again_when_gc_deletes_its_source_while_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await done(tmp_path, counting(sandbox={"snapshotEveryTurns": 2}))
+    for layer in (tmp_path / "out" / "layers").iterdir():
+        os.utime(layer, (0, 0))
+    begin = JobRecord.begin
+
+    async def begin_after_gc(record: JobRecord) -> None:
+        await gc.collect(record.output, keep_newest=0, dry_run=False)
+        await begin(record)
+
+    monkeypatch.setattr(JobRecord, "begin", begin_after_gc)
+    branched = await done(tmp_path, branching(run_of(source), 3))
+    assert not (tmp_path / run_of(source)).exists()
+    assert [result.reward for result in branched.results()] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("workspaces", MODES, ids=["overlay", "plain"])
 def test_differences_of_a_branch_are_recorded_when_its_first_runner_dies(
     tmp_path: Path, workspaces: dict[str, str]
@@ -138,7 +159,7 @@ def test_differences_of_a_branch_are_recorded_when_its_first_runner_dies(
         assert len(result.branched_from.differences) == 1
 
 
-async def test_folders_that_plain_is_told_to_keep_are_there_in_a_branch(tmp_path: Path) -> None:
+async def test_snapshot_paths_of_plain_are_present_in_a_branch(tmp_path: Path) -> None:
     plain = {"workspaces": {"mode": "Plain"}}
     sandbox = {"snapshotEveryTurns": 1, "snapshotPaths": ["/data"], **plain}
     command = "mkdir -p ../data/sub && echo kept > ../data/sub/file; ln -s file ../data/sub/link"
@@ -158,7 +179,7 @@ async def snapshot_of_turn(store: Store, turn: int) -> str | None:
     return None
 
 
-async def test_a_rollout_that_still_runs_is_branched_from_what_is_recorded(tmp_path: Path) -> None:
+async def test_running_rollout_is_branched_from_its_record(tmp_path: Path) -> None:
     commands = [f"echo {turn} >> log.txt; cat log.txt" for turn in range(3)]
     manifest = counting(sandbox={"snapshotEveryTurns": 1})
     turns = [*map(bash, commands), bash("echo late", 60)]
@@ -174,7 +195,7 @@ async def test_a_rollout_that_still_runs_is_branched_from_what_is_recorded(tmp_p
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_all_that_cannot_be_branched_is_told_before_the_first_rollout(tmp_path: Path) -> None:
+async def test_unbranchable_rollouts_are_reported_before_the_first_one(tmp_path: Path) -> None:
     source = await done(tmp_path, counting(commands=["true"]))
     manifest = branching(run_of(source), 0)
     entry = manifest["spec"]["tasks"]["branch"][0]
@@ -184,7 +205,7 @@ async def test_all_that_cannot_be_branched_is_told_before_the_first_rollout(tmp_
         await done(tmp_path, manifest)
     messages = [
         "turn 9 is not recorded: it has turns 0 to 0 to branch from",
-        "it has 1 rollouts; lower index",
+        "the source has 1 rollouts; lower index",
         "has no run of 'missing-00000000'",
     ]
     for problem, message in zip(refused.value.problems, messages, strict=True):
@@ -192,9 +213,12 @@ async def test_all_that_cannot_be_branched_is_told_before_the_first_rollout(tmp_
     other = branching(run_of(source), 0, agent={"tools": ["bash", "finish"], "systemPrompt": "Be brief."})
     with pytest.raises(TaskSourceError, match=r"spec\.agent\.systemPrompt is 'Be brief\.' here and was None there"):
         await done(tmp_path, other)
+    spent = branching(run_of(source), 0, agent={"tools": ["bash", "finish"], "tokenBudget": 20})
+    with pytest.raises(TaskSourceError, match=r"spec\.agent\.tokenBudget is 20, and the copied turns have \d+ tokens"):
+        await done(tmp_path, spent)
 
 
-async def test_an_episode_of_an_environment_is_not_branched_in_its_middle_and_it_is_said(tmp_path: Path) -> None:
+async def test_episode_is_not_branched_in_its_middle(tmp_path: Path) -> None:
     lake = counting()
     lake["spec"]["tasks"] = {"environments": [{"id": "FrozenLake"}]}
     lake["spec"]["agent"] = {"type": "Environment"}
@@ -242,7 +266,7 @@ async def delegated(folder: Path, manifest: dict[str, Any]) -> RunReader:
 
 
 @pytest.mark.parametrize("turn", range(4))
-async def test_branch_goes_on_from_any_turn_of_an_agent_with_sub_agents(tmp_path: Path, turn: int) -> None:
+async def test_branch_continues_from_any_turn_of_an_agent_with_sub_agents(tmp_path: Path, turn: int) -> None:
     commands = [f"echo {number} >> log.txt; cat log.txt" for number in range(TURNS)]
     source = await delegated(tmp_path, counting(commands=commands))
     # Turns 2 and 3 are the helper's, before the tools of turn 1.
@@ -256,3 +280,23 @@ async def test_branch_goes_on_from_any_turn_of_an_agent_with_sub_agents(tmp_path
     assert result.branched_from is not None
     assert result.branched_from.differences == []
     assert lines in "".join(await observed(branched, 0))
+
+
+async def test_branch_does_not_see_the_task_file_of_its_source(tmp_path: Path) -> None:
+    sandbox = {"workspaces": {"mode": "Overlay"}}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # workspaces have another /tmp
+        tasks, seen = Path(name) / "tasks.jsonl", Path(name) / "seen.txt"
+        source = counting(sandbox=sandbox)
+        tasks.write_text(json.dumps(source["spec"]["tasks"]["inline"][0]) + "\n")
+        seen.write_text("content of seen")
+        source["spec"]["tasks"] = {"from": {"uri": tasks.name}}
+        first = await done(Path(name), source)
+        branch = branching(run_of(first), 1, count=1, then=f"cat {name}/*", sandbox=sandbox)
+        branched = await done(Path(name), branch)
+        run = f"{name}/{run_of(branched)}"  # of a manifest in another folder
+        again = branching(run, 1, count=1, name="again", then=f"cat {name}/*", sandbox=sandbox)
+        again["spec"]["model"]["scripted"]["tasks"][0]["task"] = "count@0.1@0.1"
+        for reader in (branched, await done(tmp_path, again)):
+            shown = (await observed(reader, 0))[-2]
+            assert "content of seen" in shown
+            assert "when.txt" not in shown, "the setup is in the task file, beside the hidden tests"

@@ -19,10 +19,11 @@ import yaml
 from agent_runtime.recording.store import Store
 from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
 from tests.support.fingerprint import fingerprint
+from tests.support.full import FULL
 from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
-KILLS = 20 if os.environ.get("ROLLOUT_FULL") else 2
+KILLS = 20 if FULL else 2
 SEGMENTS = range(2, 8)
 """So many segments of the journal after a start a kill comes."""
 

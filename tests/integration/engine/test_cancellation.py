@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,19 @@ from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Event, TurnEnded
+from agent_runtime.engine.groups import Groups, RolloutRun
 from agent_runtime.engine.opening import Surroundings, open_run
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.engine.scheduling.groups import RolloutRun
 from agent_runtime.models.providers.function import FunctionModel
+from agent_runtime.plugins.of_group import GroupPlugins
 from agent_runtime.recording.reader import open_run as read_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, FileStat, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Outcome, StopReason
-from rollout_api.rollout_job import RolloutJob
+from rollout_api.rollout_job import Completion, RolloutJob
 from rollout_api.sandbox import SandboxTemplate
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace
 
@@ -68,9 +69,9 @@ class ReadyAtThatMoment(DummyProvider):
 
 @asynccontextmanager
 async def opened(
-    folder: Path, provider: DummyProvider, drain: Drain | None = None
+    folder: Path, provider: DummyProvider, drain: Drain | None = None, job: RolloutJob | None = None
 ) -> AsyncIterator[tuple[RunContext, RolloutRun]]:
-    job = a_job(folder)
+    job = job or a_job(folder)
     tasks = job.spec.tasks.inline or []
     surroundings = Surroundings(
         folder, {}, provider=provider, model=FunctionModel(finishes, "test"), drain=drain or Drain()
@@ -102,13 +103,58 @@ async def test_workspace_is_freed_when_closing_the_tools_fails(tmp_path: Path, m
         assert not provider.world.workspaces, "its place is taken until the run ends"
 
 
+class AtOnce(Groups):
+    """The second member of a group starts in the moment in which the end of the first one makes it superfluous."""
+
+    def __init__(self, context: RunContext) -> None:
+        super().__init__(context, _ignored)
+        self.first_ends, self.second_starts = asyncio.Event(), asyncio.Event()
+        self._spawned = 0
+
+    async def unless_failed(self, waiting: Coroutine[Any, Any, Any], undo: Callable[[], None] = lambda: None) -> Any:
+        if self._spawned:
+            await self.first_ends.wait()
+        return await super().unless_failed(waiting, undo)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._spawned += 1
+        if self._spawned == 2:
+            self.second_starts.set()  # the first one continues before the first step of the second one
+        return super().spawn(work)
+
+
+async def _ignored(*arguments: object) -> None:
+    pass
+
+
+async def test_straggler_is_sealed_when_it_is_cancelled_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job(tmp_path)
+    rules = {"group_size": 2, "completion": Completion(min_completed_per_group=1, cancel_stragglers=True)}
+    job = job.model_copy(update={"spec": job.spec.model_copy(update=rules)})
+    async with opened(tmp_path, DummyProvider(f"cancellation-{next(worlds)}"), job=job) as (context, _):
+        groups = AtOnce(context)
+
+        async def judge(plugins: GroupPlugins, results: Mapping[int, object]) -> None:
+            if set(results) == {0}:
+                groups.first_ends.set()
+                await groups.second_starts.wait()
+
+        monkeypatch.setattr(GroupPlugins, "judge", judge)
+        await groups.start(0, (job.spec.tasks.inline or [])[0])
+        await groups.drain()
+        assert context.results.outcomes == {Outcome.COMPLETED: 1, Outcome.CANCELLED: 1}, "the group never ends"
+        assert groups.given_out == 1
+
+
 class Attacked(LocalProvider):
     """Workspaces that an earlier process had, and whose programs have killed what serves them meanwhile."""
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         workspace = await super().reattach(handle, spec=spec, fence=fence)
 
-        async def stat(path: str, *, key: str | None = None) -> FileStat | None:
+        async def stat(path: str, *, key: str | None = None, owner: str | None = None) -> FileStat | None:
             raise WorkspaceLimit("Attacked", "its init was killed from within")
 
         workspace.stat = stat  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.program.program_rules import CALLS_A_TURN
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.drain import Drain
@@ -23,6 +24,7 @@ from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from rollout_api.records import IntentRecord
 from rollout_api.rollout_job import RolloutJob
+from tests.support.full import MODES_ONCE
 from tests.support.speller import Speller
 from tests.support.talking_program import TALKING, exported, one_conversation
 from tests.support.vllm_server import Answer, Faults, Prompt, Script, VllmStandIn
@@ -105,9 +107,7 @@ async def server() -> AsyncIterator[VllmStandIn]:
         yield standing
 
 
-async def test_what_is_trained_of_a_program_is_what_its_server_saw_to_the_token(
-    tmp_path: Path, server: VllmStandIn
-) -> None:
+async def test_program_is_trained_on_exactly_its_servers_tokens(tmp_path: Path, server: VllmStandIn) -> None:
     task = {"verifier": {"commands": ['test "$(wc -l < answers.txt)" -ge 5']}}
     ran = await run(tmp_path, server, OPENAI, "{prompt}", "{model}", "5", task=task, groupSize=2)
     assert [(result["stopReason"], result["reward"], result["message"]) for result in ran.results] == [
@@ -179,10 +179,8 @@ async def run_killed_in(folder: Path, server: VllmStandIn, begun: asyncio.Queue[
     return await read(folder, json.loads(output)["folder"])
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_program_whose_runners_are_killed_goes_on_and_no_turn_is_lost_or_doubled(
-    tmp_path: Path, mode: str
-) -> None:
+@pytest.mark.parametrize("mode", MODES_ONCE)
+async def test_program_continues_when_its_runners_are_killed_without_losing_a_turn(tmp_path: Path, mode: str) -> None:
     """Two runners are killed while the program is being sent an answer; it asks for that once more, and goes on."""
     begun = asyncio.Queue[int]()
     async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
@@ -203,9 +201,7 @@ async def test_a_program_whose_runners_are_killed_goes_on_and_no_turn_is_lost_or
     assert exported(branch) == one_conversation(requests)
 
 
-async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_and_uses_up_no_attempt(
-    tmp_path: Path,
-) -> None:
+async def test_program_that_gives_up_because_its_runner_died_is_retried_for_free(tmp_path: Path) -> None:
     begun = asyncio.Queue[int]()
     async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
         command = [sys.executable, "agent.py", "{prompt}", "{model}", "2"]
@@ -218,7 +214,7 @@ async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_an
     assert exported(branch) == one_conversation(requests)
 
 
-async def test_a_runner_that_drains_breaks_no_answer_and_the_next_one_goes_on(tmp_path: Path) -> None:
+async def test_draining_runner_breaks_no_answer_and_the_next_one_continues(tmp_path: Path) -> None:
     begun, drain = asyncio.Queue[int](), Drain()
     async with VllmStandIn(script=slow(begun), tokens_per_second=200) as server:
         command = ["python3", "agent.py", "{promptFile}", "4"]
@@ -261,10 +257,10 @@ def ask(text="Hi", **fields):
         ("ask()\nos.kill(os.getpid(), 9)", ("Completed", "AgentError"), "ended with signal 9"),
         ("ask()\nprint('fine')", ("Completed", "Finished"), "fine"),
         ("time.sleep(600)", ("Completed", "AgentTimeout"), "timeouts.agentSeconds 2 ran out"),
-        ("sys.exit(ask('Hi ' * 40_000) == 400)", ("Completed", "ContextExceeded"), "would not answer"),
+        ("sys.exit(ask('Hi ' * 40_000) == 400)", ("Completed", "ContextExceeded"), "refused the agent"),
     ],
 )
-async def test_what_the_program_does_itself_is_graded(
+async def test_failure_of_the_program_itself_is_graded(
     tmp_path: Path, server: VllmStandIn, program: str, end: tuple[str, str], message: str
 ) -> None:
     seconds = 2 if end[1] == "AgentTimeout" else 120
@@ -274,7 +270,7 @@ async def test_what_the_program_does_itself_is_graded(
     assert message in ran.results[0]["message"]
 
 
-async def test_a_program_that_does_not_exist_is_no_reward_of_0(tmp_path: Path, server: VllmStandIn) -> None:
+async def test_missing_program_gives_no_reward(tmp_path: Path, server: VllmStandIn) -> None:
     ran = await run(tmp_path, server, "", python="no-such-agent")
     assert ran.end == ("InfraFailed", "AgentNotStarted")
     assert "no-such-agent" in ran.results[0]["message"]
@@ -314,6 +310,105 @@ async def test_a_program_that_makes_the_server_fail_at_its_words_and_gives_up_is
     assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["ServerError"]
 
 
+async def test_program_that_gives_up_without_a_runner_is_retried(tmp_path: Path) -> None:
+    asked, drain = asyncio.Event(), Drain()
+
+    async def before(_question: int, _letter: int) -> None:
+        asked.set()
+
+    program = ASK.replace("timeout=60", "timeout=7") + "ask()\ntime.sleep(3)\nask('And now?')"
+    async with VllmStandIn() as server:
+        job = RolloutJob.model_validate(manifest(tmp_path, server, program, ["python3", "agent.py"]))
+        model = Speller(before=before)
+        first = asyncio.create_task(run_job(job, base_dir=tmp_path, environ={}, drain=drain, model=model))
+        await asked.wait()
+        drain.request()
+        assert (await first).resumable
+        await asyncio.sleep(12)
+        summary = await run_job(job, base_dir=tmp_path, environ={}, model=model)
+    ran = await read(tmp_path, summary.folder)
+    assert (ran.end, ran.results[0]["attempt"]) == (("Completed", "Finished"), 1), ran.results
+    assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["Interrupted"]
+
+
+class Unwell(Speller):
+    """Fails at the second question of one conversation, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 1
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        if "Go on" in str(request.messages) and self.failures:
+            self.failures -= 1
+            raise ModelError("Timeout", "no answer came")
+        return await super().complete(request)
+
+
+async def test_a_failure_excuses_its_worker_although_another_worker_was_answered(
+    tmp_path: Path, server: VllmStandIn
+) -> None:
+    program = ASK + "ask()\nstatus = ask('Go on')\nask('Another worker')\nsys.exit(status != 200)"
+    job = manifest(tmp_path, server, program, ["python3", "agent.py"], attempts={"limit": 2, "backoffSeconds": 0})
+    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Unwell())
+    ran = await read(tmp_path, summary.folder)
+    assert ran.end == ("Completed", "Finished"), ran.results
+    assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["Timeout"]
+
+
+class OnePlace(Speller):
+    """Answers one call at a time; the answer to a program never ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = asyncio.Lock()
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        async with self.place:
+            if "endless" in str(request.messages):
+                await asyncio.Event().wait()
+            return await super().complete(request)
+
+
+async def test_a_program_whose_own_calls_take_all_places_of_the_server_is_graded(
+    tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 2.0)
+    task = {"timeouts": {"agentSeconds": 3}}
+    job = manifest(tmp_path, server, ASK + "ask('endless')", ["python3", "agent.py"], task=task)
+    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=OnePlace())
+    assert (await read(tmp_path, summary.folder)).end == ("Completed", "AgentTimeout")
+
+
+class Hung(Speller):
+    """Answers one call, and then at most what is asked about it, behind the gate of a policy update."""
+
+    def __init__(self, *, is_well: bool) -> None:
+        super().__init__()
+        self.is_well = is_well
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        if self.is_well and "Say ok" in str(request.messages):
+            request.health.on_hold(True)
+            await asyncio.sleep(3)
+            request.health.on_hold(False)
+        elif request.messages[-1]["content"] != "Hi":
+            await asyncio.Event().wait()
+        return await super().complete(request)
+
+
+@pytest.mark.parametrize(("is_well", "end"), [(False, ("InfraFailed", "Timeout")), (True, ("Completed", "AgentError"))])
+async def test_program_that_times_out_is_excused_if_the_model_answers_no_other_request(
+    is_well: bool, end: tuple[str, str], tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 1.0)
+    program = ASK.replace("timeout=60", "timeout=2") + "ask()\nask('Are you there?')"
+    job = manifest(tmp_path, server, program, ["python3", "agent.py"])
+    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Hung(is_well=is_well))
+    ran = await read(tmp_path, summary.folder)
+    assert (ran.end, ran.results[0]["attempt"]) == (end, 0), ran.results
+
+
 class Held(Speller):
     """Every call waits behind a shut gate."""
 
@@ -334,7 +429,7 @@ async def test_time_behind_a_shut_gate_is_not_the_programs(tmp_path: Path, serve
 @pytest.mark.parametrize(
     ("agent", "reason"), [({"maxTurns": 2}, "MaxTurns"), ({"tokenBudget": 60}, "TokenBudget"), ({}, "Finished")]
 )
-async def test_a_program_over_its_budget_is_told_and_then_ended(
+async def test_program_over_its_budget_gets_an_error_and_is_then_ended(
     tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch, agent: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(session, "GRACE_SECONDS", 4)  # in which the program has to be told of all its turns
@@ -352,7 +447,7 @@ async def test_a_program_over_its_budget_is_told_and_then_ended(
     assert turns == {"MaxTurns": 2, "Finished": 8}.get(reason, turns) <= 8
 
 
-async def test_a_program_that_stops_when_it_is_told_has_the_same_end(tmp_path: Path, server: VllmStandIn) -> None:
+async def test_program_that_stops_at_the_error_has_the_same_end(tmp_path: Path, server: VllmStandIn) -> None:
     program = ASK + "while ask() == 200: pass\nsys.exit(1)"
     ran = await run(tmp_path, server, program, python="python3", agent={"maxTurns": 3})
     assert (ran.end, ran.results[0]["turns"]) == (("Completed", "MaxTurns"), 3)
@@ -392,7 +487,7 @@ if os.fork() == 0:
 """
 
 
-async def test_a_hostile_program_harms_nobody_but_itself(
+async def test_hostile_program_harms_only_itself(
     tmp_path: Path, server: VllmStandIn, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = {"verifier": {"commands": ["test ! -e /tmp/still-here"]}}
@@ -404,3 +499,31 @@ async def test_a_hostile_program_harms_nobody_but_itself(
     assert [record.getMessage() for record in caplog.records if record.levelname not in ("INFO", "DEBUG")] == []
     journaled = await AttemptFolder.of_rollout(ran.reader.store, 0, 0).records()
     assert sum(isinstance(record, IntentRecord) for record in journaled) <= CALLS_A_TURN * 4
+
+
+# Asks once; then the code that the model wrote claims, with the key of the agent, that the answer reached nobody.
+MASKS_ITSELF = """
+import json, os, sys, urllib.error, urllib.request
+import openai
+client = openai.OpenAI(max_retries=0)
+client.chat.completions.create(
+    model=sys.argv[1],
+    messages=[{"role": "user", "content": "Do the task."}],
+    extra_headers={"x-session-proxy-forwarded": "1"},
+)
+key, url = os.environ["OPENAI_API_KEY"], os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
+session = key.removeprefix("sk-").rpartition(".")[0]
+headers = {"Authorization": f"Bearer {key}", "x-session-proxy-forwarded": "1"}
+body = json.dumps({"delivered": False}).encode()
+try:
+    urllib.request.urlopen(urllib.request.Request(f"{url}/sessions/{session}/turns/0", body, headers))
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+async def test_policy_code_cannot_take_its_answers_out_of_training(tmp_path: Path, server: VllmStandIn) -> None:
+    task = {"verifier": {"commands": ["false"]}}
+    ran = await run(tmp_path, server, MASKS_ITSELF, "{model}", workspaces="Plain", task=task)
+    assert (ran.results[0]["reward"], ran.results[0]["turns"]) == (0.0, 1)
+    assert [sum(branch.mask) > 0 for branch in await ran.branches()] == [True]

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
 from agent_runtime.engine.attempt import model_calls
-from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed
+from agent_runtime.engine.attempt.turns import ACKNOWLEDGE_EVERY
+from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed, TurnEnded
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import (
@@ -29,6 +31,8 @@ from agent_runtime.models.base import (
     ModelRequest,
     ToolCall,
 )
+from agent_runtime.recording.journal import Journal
+from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
 from rollout_api.records import PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
@@ -146,7 +150,7 @@ async def test_a_member_that_is_always_lost_is_masked_and_never_reward_0(tmp_pat
     assert len(ran.results[1]["failedAttempts"]) == 3
 
 
-async def test_a_slow_boot_takes_none_of_the_agents_time(tmp_path: Path) -> None:
+async def test_slow_boot_costs_no_agent_time(tmp_path: Path) -> None:
     async def slow(called: str, attempt: str, key: str | None) -> None:
         if called == "acquire":
             await asyncio.sleep(2.5)
@@ -285,7 +289,7 @@ async def test_a_policy_whose_words_a_server_refuses_is_graded_and_costs_no_othe
     assert [failed["reason"] for failed in ran.results[1]["failedAttempts"]] == ["KeyRefused"]
 
 
-async def test_a_model_that_fails_at_all_requests_is_infrastructure_whatever_the_policy_wrote(tmp_path: Path) -> None:
+async def test_model_that_fails_at_all_requests_is_infrastructure(tmp_path: Path) -> None:
     down = False
 
     async def refuse(request: ModelRequest) -> None:
@@ -299,7 +303,7 @@ async def test_a_model_that_fails_at_all_requests_is_infrastructure_whatever_the
 
 
 @pytest.mark.parametrize("answers_others", [True, False])
-async def test_time_that_ran_out_on_a_silent_model_is_the_policys_only_if_it_answers_others(
+async def test_timeout_at_a_silent_model_counts_only_if_it_answers_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_others: bool
 ) -> None:
     monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.5)
@@ -329,7 +333,7 @@ class Careful:
         return "done without it"
 
 
-async def test_a_mistake_of_an_agent_is_graded_and_told_and_does_not_end_the_run(tmp_path: Path) -> None:
+async def test_error_of_an_agent_is_graded_and_reported_without_ending_the_run(tmp_path: Path) -> None:
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
     summary = await run_job(
         a_job(tmp_path), provider=DummyProvider(f"outcomes-{next(worlds)}"), agent=Mistaken, **common
@@ -351,7 +355,7 @@ async def test_result_has_the_traceback_of_a_tool_that_raised(tmp_path: Path) ->
     assert traceback.endswith("KeyError: 'output'")
 
 
-async def test_an_error_that_an_agent_handled_is_no_fault_of_the_attempt(tmp_path: Path) -> None:
+async def test_handled_error_does_not_fail_the_attempt(tmp_path: Path) -> None:
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
     summary = await run_job(
         a_job(tmp_path), provider=DummyProvider(f"outcomes-{next(worlds)}"), agent=Careful, **common
@@ -396,7 +400,20 @@ async def test_a_grading_that_is_lost_every_time_is_masked(tmp_path: Path) -> No
     assert ran.outcomes == [("VerifierFailed", "NodeLost", None), ("Completed", "Finished", 1.0)]
 
 
-async def test_a_job_that_loses_too_much_is_given_up_and_says_why(tmp_path: Path) -> None:
+async def test_grading_survives_an_outage_that_is_shorter_than_the_backoff(tmp_path: Path) -> None:
+    began: list[float] = []
+
+    async def is_away(operation: str, attempt: str, key: str | None) -> None:
+        if "grading" in attempt:
+            began.append(time.monotonic())
+            if began[-1] - began[0] < 0.3:
+                raise SandboxFailure("NodeLost", "injected")
+
+    job = a_job(tmp_path, group_size=1, attempts={"limit": 3, "backoffSeconds": 0.4})
+    assert (await run(job, tmp_path, on_call=is_away)).outcomes == [("Completed", "Finished", 1.0)]
+
+
+async def test_job_that_loses_too_much_is_given_up_with_the_reason(tmp_path: Path) -> None:
     async def lose(operation: str, attempt: str, key: str | None) -> None:
         if operation == "acquire" and int(attempt.split("-")[0]) % 2:
             raise SandboxFailure("Unschedulable", "no node fits")
@@ -438,6 +455,43 @@ async def test_a_trainer_gets_no_rollout_of_a_policy_that_is_too_old_without_kno
         assert "policy 9 and the newest is 14" in ran.results[0]["message"]
 
 
+class OnePolicyAMember(OneCall):
+    """Member 1 is answered by a policy that is five versions newer than that of member 0, once that is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updated = asyncio.Event()
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        if request.member == 1:
+            await self.updated.wait()
+        self.version = str(9 + 5 * request.member)
+        return await super().complete(request)
+
+
+async def test_rollout_is_stale_when_the_newer_policy_worked_before_a_resume(tmp_path: Path) -> None:
+    job = a_job(tmp_path, model={"function": "nobody:asks", "maxPolicyLag": 4})
+    model, newer, stop = OnePolicyAMember(), asyncio.Event(), asyncio.Event()
+
+    async def on_call(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "untar" and attempt.startswith("0-0.grading"):
+            model.updated.set()
+            await newer.wait()
+            stop.set()
+            await asyncio.sleep(3600)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RolloutSealed):
+            newer.set()
+
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": model}
+    world = f"outcomes-{next(worlds)}"
+    first = await run_job(job, provider=DummyProvider(world, on_call=on_call), observer=observe, stop=stop, **common)
+    assert first.resumable
+    second = await run_job(job, provider=DummyProvider(world), **common)
+    assert [result["stale"] for result in Ran(tmp_path, second, []).results] == [True, False]
+
+
 async def test_stragglers_are_cancelled_when_their_group_is_complete(tmp_path: Path) -> None:
     async def slow(request: ModelRequest) -> None:
         if request.member == 3:
@@ -450,7 +504,7 @@ async def test_stragglers_are_cancelled_when_their_group_is_complete(tmp_path: P
     assert sum(isinstance(event, GroupFinished) for event in ran.events) == 1
 
 
-async def test_a_stopped_run_goes_on_and_asks_for_no_turn_twice(tmp_path: Path) -> None:
+async def test_stopped_run_resumes_without_repeating_a_turn(tmp_path: Path) -> None:
     asked: list[tuple[str, int, int]] = []
     stop = asyncio.Event()
 
@@ -527,7 +581,129 @@ async def _take_over(
     return Ran(folder, summary, []), asked
 
 
-async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes_meanwhile(
+class Thinking(OneCall):
+    """Has no second answer within the agent's time while it `is_slow`."""
+
+    is_slow = True
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        if request.turn == 1 and self.is_slow:
+            await asyncio.sleep(3600)
+        return await super().complete(request)
+
+
+@pytest.mark.parametrize("stopped_at", ["kill_all", "tar"])
+async def test_agent_that_has_ended_does_not_continue_after_a_resume(tmp_path: Path, stopped_at: str) -> None:
+    verifier = {"collect": ["collect"], "commands": ["grade"]}
+    manifest = a_job(tmp_path, group_size=1).wire()
+    manifest["spec"]["tasks"]["inline"] = [task(0, verifier=verifier, timeouts={"agentSeconds": 1})]
+    job = RolloutJob.model_validate(manifest)
+    model, stop, collected = Thinking(), asyncio.Event(), itertools.count()
+
+    async def command(written: str | Sequence[str], files: Files) -> CommandResult:
+        if written == "collect":
+            next(collected)
+        return ended()
+
+    async def on_call(operation: str, attempt: str, key: str | None) -> None:
+        if operation == stopped_at and "agent" in attempt:
+            stop.set()
+            await asyncio.sleep(3600)
+
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": model}
+    world = f"outcomes-{next(worlds)}"
+    first = await run_job(job, provider=DummyProvider(world, command, on_call=on_call), stop=stop, **common)
+    assert first.resumable
+    model.is_slow = False
+    second = await run_job(job, provider=DummyProvider(world, command), **common)
+    assert Ran(tmp_path, second, []).outcomes == [("Completed", "AgentTimeout", 1.0)]
+    assert next(collected) == 1
+
+
+@pytest.mark.parametrize("mode", ["Shared", "Separate"])
+async def test_failed_verdict_is_repeated_when_its_seal_was_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The policy must not get another attempt for a crash of its runner."""
+    in_grading = mode == "Shared"
+
+    async def lose(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "run" and key is not None and ("verifier-command" in key) == in_grading:
+            raise SandboxFailure("SandboxLost", "injected")
+
+    job = a_job(tmp_path, group_size=1, verifier={"mode": mode})
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
+    world = f"outcomes-{next(worlds)}"
+    with monkeypatch.context() as without_seals:
+
+        async def unwritten(*_: object) -> None:
+            raise StorageError("injected")
+
+        without_seals.setattr(Journal, "seal", unwritten)
+        with pytest.raises(StorageError):
+            await run_job(job, provider=DummyProvider(world, on_call=lose), **common)
+    second = await run_job(job, provider=DummyProvider(world), **common)
+    stop_reason = "Finished" if in_grading else "ResourceLimit"
+    assert Ran(tmp_path, second, []).outcomes == [("Completed", stop_reason, 0.0)]
+
+
+class RunsManyCommands:
+    """Runs more commands than the executor has room for."""
+
+    async def run(self, context: AgentContext) -> None:
+        for _ in range(5):
+            await context.run_command("count")
+
+
+async def test_agent_that_runs_more_commands_than_the_executor_remembers_is_graded(tmp_path: Path) -> None:
+    remembered: set[str] = set()
+
+    async def remember(operation: str, attempt: str, key: str | None) -> None:
+        if not attempt.endswith(".agent"):
+            return
+        if operation == "acknowledge":
+            remembered.clear()
+        elif key is not None and key not in remembered:
+            if len(remembered) >= 5 and operation != "run":  # a command that is refused has a result
+                raise SandboxFailure("TooLarge", "no more keys fit")
+            remembered.add(key)
+
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": RunsManyCommands, "model": OneCall()}
+    provider = DummyProvider(f"outcomes-{next(worlds)}", on_call=remember)
+    ran = Ran(tmp_path, await run_job(a_job(tmp_path, group_size=1), provider=provider, **common), [])
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+
+
+class RunsACommandFirst:
+    """Its command's result is in each of its requests."""
+
+    async def run(self, context: AgentContext) -> str:
+        result = await context.run_command("count")
+        for _ in range(2 * ACKNOWLEDGE_EVERY):
+            await context.call_model([{"role": "user", "content": result.stdout.decode()}])
+        return result.stdout.decode()
+
+
+async def test_command_outside_of_turns_is_not_repeated_by_a_resume_many_turns_later(tmp_path: Path) -> None:
+    job, stop, counted = a_job(tmp_path, group_size=1), asyncio.Event(), itertools.count(1)
+
+    async def count(command: str | Sequence[str], files: Files) -> CommandResult:
+        return ended(stdout=b"%d" % next(counted)) if command == "count" else ended()
+
+    def observe(event: Event) -> None:
+        if isinstance(event, TurnEnded) and event.turn == ACKNOWLEDGE_EVERY + 1:
+            stop.set()
+
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall(), "agent": RunsACommandFirst}
+    world = f"outcomes-{next(worlds)}"
+    first = await run_job(job, provider=DummyProvider(world, count), observer=observe, stop=stop, **common)
+    assert first.resumable
+    second = await run_job(job, provider=DummyProvider(world, count), **common)
+    [result] = Ran(tmp_path, second, []).results
+    assert (result["attempt"], result.get("failedAttempts", []), result["message"]) == (0, [], "1")
+
+
+async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never_grades(operation: str, attempt: str, key: str | None) -> None:
@@ -555,7 +731,7 @@ class _Checkpointing:
         return "done"
 
 
-async def test_takeover_goes_on_in_the_workspace_of_a_checkpoint_that_is_kept_meanwhile(
+async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[tuple[str, str]] = []

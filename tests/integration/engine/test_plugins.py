@@ -111,7 +111,7 @@ async def run(
     return Ran(folder, summary.folder, events)
 
 
-async def test_all_hooks_are_called_in_the_order_of_a_rollout_each_with_a_key_of_its_own(tmp_path: Path) -> None:
+async def test_all_hooks_are_called_in_order_with_their_own_keys(tmp_path: Path) -> None:
     called: list[tuple[str, str]] = []
 
     def hook(name: str) -> Callable[..., None]:
@@ -146,7 +146,7 @@ async def test_all_hooks_are_called_in_the_order_of_a_rollout_each_with_a_key_of
     ]
 
 
-async def test_the_end_of_a_group_is_told_by_whoever_goes_on_and_only_once(tmp_path: Path) -> None:
+async def test_end_of_a_group_is_delivered_once_after_a_takeover(tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
 
     class Tells:
@@ -159,7 +159,7 @@ async def test_the_end_of_a_group_is_told_by_whoever_goes_on_and_only_once(tmp_p
     assert told == [(f"{sealed.name}/group-0", 1)]
 
 
-async def test_a_refused_call_is_not_run_the_model_is_told_why_and_the_rollout_goes_on(tmp_path: Path) -> None:
+async def test_refused_call_does_not_run_and_the_model_gets_the_reason(tmp_path: Path) -> None:
     commands: list[Any] = []
 
     async def command(line: str | Sequence[str], _files: Files) -> CommandResult:
@@ -199,7 +199,7 @@ async def test_a_policy_cannot_get_past_a_filter_nor_be_masked_by_making_it_fail
     assert {failure.plugin for failure in ran.failures} == {"Fragile"}
 
 
-async def test_a_call_that_a_plugin_changed_runs_as_changed_and_the_record_says_so(tmp_path: Path) -> None:
+async def test_call_changed_by_a_plugin_runs_and_is_recorded_as_changed(tmp_path: Path) -> None:
     class Quiet:
         def filter_tool_call(self, call: ToolCall) -> ToolCall | None:
             if call.name != "bash":
@@ -225,9 +225,7 @@ async def test_a_call_that_a_plugin_changed_runs_as_changed_and_the_record_says_
     ["before_group", "before_rollout", "before_tool_call", "after_tool_call", "before_verifier_command", "after_rollout",
      "after_verifier_command", "evaluate_rollout", "analyze_trajectory", "should_stop_group", "after_group"],
 )  # fmt: skip
-async def test_a_plugin_that_raises_anywhere_else_changes_no_rollout_and_is_told_by_name(
-    tmp_path: Path, hook: str
-) -> None:
+async def test_plugin_that_raises_elsewhere_is_reported_and_changes_no_rollout(tmp_path: Path, hook: str) -> None:
     def fail(self: object) -> None:
         raise OSError("disk")
 
@@ -265,7 +263,7 @@ class Numbers:
         return task.model_copy(update={"prompt": f"Number {self.times}.", "setup": [f"prepare {self.times}"]})
 
 
-async def test_a_changed_task_is_what_sandbox_agent_and_verifier_get_and_it_is_recorded(tmp_path: Path) -> None:
+async def test_changed_task_reaches_sandbox_agent_and_verifier_and_is_recorded(tmp_path: Path) -> None:
     commands: list[Any] = []
 
     async def command(line: str | Sequence[str], _files: Files) -> CommandResult:
@@ -320,7 +318,7 @@ async def test_a_lost_attempt_has_its_task_changed_again(tmp_path: Path) -> None
     assert model.sent[0, 0][-1]["content"] == "Number 2."
 
 
-async def test_scores_and_analyses_stand_beside_the_reward_and_never_in_its_place(tmp_path: Path) -> None:
+async def test_scores_and_analyses_never_replace_the_reward(tmp_path: Path) -> None:
     class Judge:
         def evaluate_rollout(self, finished: FinishedRollout) -> dict[str, float]:
             object.__setattr__(finished.result, "reward", 99.0)
@@ -335,7 +333,7 @@ async def test_scores_and_analyses_stand_beside_the_reward_and_never_in_its_plac
     assert ran.stats["reward"]["mean"] == 1.0
 
 
-async def test_what_a_plugin_does_to_its_arguments_reaches_nobody_but_plugins(tmp_path: Path) -> None:
+async def test_plugins_changes_to_its_arguments_reach_only_plugins(tmp_path: Path) -> None:
     class Scribbles:
         def before_rollout(self, rollout: RolloutInfo) -> None:
             rollout.task.verifier.commands.clear()  # type: ignore[union-attr]
@@ -350,9 +348,7 @@ async def test_what_a_plugin_does_to_its_arguments_reaches_nobody_but_plugins(tm
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 10])
-async def test_a_group_that_does_well_is_ended_by_its_first_three_members_and_the_rest_is_cancelled(
-    tmp_path: Path, concurrency: int
-) -> None:
+async def test_successful_group_ends_after_its_first_three_members(tmp_path: Path, concurrency: int) -> None:
     async def later_members_think_longer(request: ModelRequest) -> None:
         await asyncio.sleep(0 if request.member < 3 else 60)
 
@@ -388,7 +384,7 @@ async def test_fast_late_members_do_not_decide_for_slow_first_ones(tmp_path: Pat
     assert summary.outcomes["Completed"] == 10
 
 
-async def test_a_group_is_judged_again_by_the_next_process_from_what_is_sealed(tmp_path: Path) -> None:
+async def test_group_is_judged_again_by_the_next_process_from_its_seals(tmp_path: Path) -> None:
     """Two members are sealed when the first process is stopped; the plugin needs no more, so the next one runs none."""
     world, stop = f"plugged-{next(worlds)}", asyncio.Event()
 
@@ -415,7 +411,7 @@ async def test_a_group_is_judged_again_by_the_next_process_from_what_is_sealed(t
     assert again.sent == {}
 
 
-async def test_a_slow_plugin_uses_up_none_of_the_agents_time(tmp_path: Path) -> None:
+async def test_slow_plugin_costs_no_agent_time(tmp_path: Path) -> None:
     class Slow:
         async def filter_tool_call(self) -> None:
             await asyncio.sleep(0.4)

@@ -114,9 +114,7 @@ def finish(folder: Path, environ: dict[str, str], kill_at: tuple[int, ...]) -> d
     return {result["index"]: result for result in map(json.loads, found.read_text().splitlines())}
 
 
-def test_a_killed_run_keeps_the_changed_tasks_repeats_hooks_with_their_keys_and_counts_each_once(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
+def test_killed_run_keeps_changed_tasks_and_counts_each_hook_once(tmp_path: Path, environ: dict[str, str]) -> None:
     (tmp_path / "marking_kit.py").write_text(MODULE)
     calm = finish(tmp_path / "calm", environ, ())
     killed = finish(tmp_path / "killed", environ, KILL_AT_LINES)

@@ -46,7 +46,7 @@ class Watches:
         self.seen.append((f"verifier {result.exit_code}", ""))
 
 
-async def test_plugins_see_what_its_model_asks_for_refuse_nothing_and_the_run_says_so(tmp_path: Path) -> None:
+async def test_plugins_see_a_command_agents_calls_and_refuse_none(tmp_path: Path) -> None:
     script = [Answer("", [ToolCall("sh", {"command": "echo 1 > done"})]), Answer("All is done.")]
     watches, events = Watches(), list[Event]()
     async with VllmStandIn(script={"*": script}) as server:

@@ -18,10 +18,11 @@ import yaml
 
 from agent_runtime.recording.store import Store
 from tests.support.fingerprint import fingerprint
+from tests.support.full import FULL
 from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 from tests.support.s3 import S3
 
-KILLS = 100 if os.environ.get("ROLLOUT_FULL") else 10
+KILLS = 100 if FULL else 3
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 TURNS = 5
 SEGMENTS = range(40)
@@ -138,6 +139,7 @@ def compare(expected_store: Store, store: Store) -> None:
     asyncio.run(both())
 
 
+@pytest.mark.full
 def test_a_run_killed_at_random_moments_loses_and_doubles_nothing_on_a_folder(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:

@@ -4,6 +4,7 @@ Whole runs of the engine over an in-memory provider, recorded in a real folder.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import threading
@@ -14,16 +15,17 @@ import pytest
 
 from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.groups import JobAborted
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.engine.scheduling.groups import JobAborted
 from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.plugins.base import GroupInfo
+from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageUnavailable, Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxFailure
 from rollout_api.records import Outcome, Result, StopReason, Usage
@@ -122,9 +124,7 @@ def indexes(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
-async def test_runners_that_share_a_job_do_each_rollout_once_and_the_last_writes_all_results(
-    tmp_path: Path, count: int
-) -> None:
+async def test_runners_share_a_job_and_the_last_writes_all_results(tmp_path: Path, count: int) -> None:
     job, model = a_job(tmp_path, listed(4)), Commands()
     summaries = await asyncio.gather(*(run_shard(job, Shard(index, count), model) for index in range(count)))
     assert all(summary.completed for summary in summaries)
@@ -143,7 +143,7 @@ async def test_a_runner_that_comes_back_after_the_others_ended_writes_the_result
     assert len(model.asked) == 16
 
 
-async def test_what_one_runner_gives_up_no_other_goes_on_with(tmp_path: Path) -> None:
+async def test_job_given_up_by_one_runner_is_continued_by_none(tmp_path: Path) -> None:
     job, model = a_job(tmp_path, listed(6)), Commands()
     folder = tmp_path / f"shared-{UID[:8]}"
     folder.mkdir()
@@ -180,7 +180,7 @@ class QuotesAFileName:
         raise ValueError("cannot read " + b"caf\xe9".decode(errors="surrogateescape"))
 
 
-async def test_open_job_goes_on_when_an_agents_error_quotes_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
+async def test_open_job_continues_after_an_error_with_invalid_utf_8(tmp_path: Path) -> None:
     job = a_job(tmp_path, {"stream": {}})
     shard = asyncio.create_task(run_shard(job, Shard(0, 1), Commands(), agent=QuotesAFileName))
     record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
@@ -232,7 +232,7 @@ async def test_two_clients_that_submit_the_same_task_get_two_groups(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("overtaking")
-async def test_what_one_client_submits_at_once_gets_the_number_under_which_it_stands(tmp_path: Path) -> None:
+async def test_concurrent_submits_of_a_client_get_their_own_numbers(tmp_path: Path) -> None:
     record = StreamRecord(Store.open(str(tmp_path), {}))
     tasks = [Task.model_validate(a_task(number)) for number in range(8)]
     numbers = await asyncio.gather(*(record.submit(task, label=task.name) for task in tasks))
@@ -263,7 +263,7 @@ def a_session(folder: Path, model: Commands, most: int = 100, **provided: Any) -
 
 
 @pytest.mark.usefixtures("overtaking")
-async def test_what_a_trainer_hands_to_a_session_at_once_comes_back_as_its_own_group(tmp_path: Path) -> None:
+async def test_concurrent_tasks_of_a_session_come_back_as_their_own_groups(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands()) as session:
         numbers = await asyncio.gather(*(session.submit(a_task(number), label=f"row {number}") for number in range(8)))
         assert sorted(numbers) == list(range(8))
@@ -274,7 +274,55 @@ async def test_what_a_trainer_hands_to_a_session_at_once_comes_back_as_its_own_g
     assert await record.fed_groups(0) == set(range(8))
 
 
-async def test_session_of_a_run_that_was_given_up_does_not_go_on_with_it(tmp_path: Path) -> None:
+async def test_submit_of_a_session_uses_no_place_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_session(tmp_path, Commands(), most=1) as session:
+        other = StreamRecord(Store.open(session.uri, {}))
+        await other.submit(Task.model_validate(a_task(0)))
+        with monkeypatch.context() as unreadable:
+
+            async def fail(*_: object) -> None:
+                raise StorageUnavailable("storage is away")
+
+            unreadable.setattr(StreamRecord, "entry", fail)
+            session._stream._next = 1  # so that it does not read the other client's entry before its own is written
+            with pytest.raises(StorageUnavailable):
+                await session.submit(a_task(1))
+        async with asyncio.timeout(60):
+            await session.submit(a_task(2))
+            await session.close()
+            assert {group.task.name async for group in session} == {"task-0", "task-1", "task-2"}
+
+
+async def test_session_writes_the_results_when_its_stream_is_closed_and_complete(tmp_path: Path) -> None:
+    run = tmp_path / f"shared-{UID[:8]}"
+    async with a_session(tmp_path, Commands()) as session:
+        await session.submit(a_task(0))
+        await anext(session)
+    assert not (run / "results.jsonl").exists(), "another session may submit more"
+    async with a_session(tmp_path, Commands()) as session:
+        await session.submit(a_task(1))
+        await session.close()
+        assert {group.sequence async for group in session} == {0, 1}
+    groups = {json.loads(line)["group"] for line in (run / "results.jsonl").read_text().splitlines()}
+    assert groups == {0, 1}
+    assert (run / "stats.json").exists()
+
+
+async def test_older_session_takes_no_group_from_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with contextlib.AsyncExitStack() as sessions:
+        older = await sessions.enter_async_context(a_session(tmp_path, Commands()))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "other-host"))
+        (tmp_path / "other-host").mkdir()
+        async with a_session(tmp_path, Commands(seconds=0.3)) as newer:
+            await newer.submit(a_task(0))
+            await older.submit(a_task(1))
+            with pytest.raises(Superseded, match="a later session"):
+                await anext(older)
+            await newer.close()
+            assert {group.sequence async for group in newer} == {0, 1}
+
+
+async def test_session_does_not_continue_a_run_that_was_given_up(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands(seconds=60)) as session:
         await session.submit(a_task(0))
         await session.abandon("Cancelled", "somebody asked for it")
@@ -330,7 +378,7 @@ async def test_a_trainer_whose_patience_ends_loses_no_group_and_no_place(tmp_pat
     assert sorted(finished) == list(range(submitted))
 
 
-async def test_a_drained_run_finishes_its_turns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+async def test_drained_run_finishes_its_turns_and_resumes(tmp_path: Path) -> None:
     job = a_job(tmp_path, listed(4), runners={"concurrency": 4})
     model, drain, world = Commands(turns=5, seconds=0.05), Drain(), f"shards-{next(worlds)}"
     run = asyncio.create_task(run_shard(job, Shard(), model, drain=drain, world=world))
@@ -414,7 +462,7 @@ async def test_two_first_starts_of_a_job_at_once_give_one_run(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("overtaking")
-async def test_groups_that_others_hand_in_beside_a_session_come_out_of_it_and_none_twice(tmp_path: Path) -> None:
+async def test_groups_submitted_next_to_a_session_are_delivered_once(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands()) as session:
         other = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
         assert await other.submit(Task.model_validate(a_task(0)), "other") == 0
@@ -427,7 +475,7 @@ async def test_groups_that_others_hand_in_beside_a_session_come_out_of_it_and_no
             ]  # fmt: skip
 
 
-async def test_session_whose_stream_another_closes_says_so_and_ends(tmp_path: Path) -> None:
+async def test_session_ends_when_its_stream_is_closed_by_another(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands()) as session:
         other = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
         await other.submit(Task.model_validate(a_task(0)))
@@ -441,5 +489,5 @@ async def test_session_whose_stream_another_closes_says_so_and_ends(tmp_path: Pa
 async def test_damaged_group_of_a_stream_is_named(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path), {})
     await store.create("stream/0.json", b'{"task": 1')
-    with pytest.raises(RecordCorrupt, match=r"stream/0\.json: is no submitted group"):
+    with pytest.raises(RecordCorrupt, match=r"stream/0\.json: is not a submitted group"):
         await StreamRecord(store).entry(0)

@@ -23,6 +23,7 @@ from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.model import Sampling
 from rollout_api.records import Record, ResponseRecord
 from rollout_api.sandbox import SandboxTemplate
+from tests.support.full import MODES_ONCE
 from tests.support.speller import Speller
 from tests.support.vllm_server import VllmStandIn
 
@@ -81,10 +82,8 @@ async def run_with_kills(folder: Path, mode: str) -> dict[str, object]:
     return result
 
 
-@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_a_program_whose_runners_are_killed_sees_one_broken_answer_and_every_token_is_recorded(
-    tmp_path: Path, mode: str
-) -> None:
+@pytest.mark.parametrize("mode", MODES_ONCE)
+async def test_program_of_killed_runners_sees_one_broken_answer(tmp_path: Path, mode: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     result = await run_with_kills(tmp_path, mode)
     assert result["exitCode"] == 0, result
@@ -169,7 +168,7 @@ async def run(
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_what_is_recorded_of_a_program_is_what_the_server_saw_to_the_token(tmp_path: Path, mode: str) -> None:
+async def test_programs_record_matches_its_server_token_by_token(tmp_path: Path, mode: str) -> None:
     journal = ListJournal()
     async with VllmStandIn() as server:
         model = VllmServer(f"{server.url}/v1", server.model, headers={}, key_origin="nowhere", call_seconds=60)

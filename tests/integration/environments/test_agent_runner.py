@@ -33,7 +33,7 @@ def test_each_seed_is_an_episode_with_its_steps_and_its_score() -> None:
     assert second == first
 
 
-def test_how_an_episode_ended_is_told_by_its_status() -> None:
+def test_status_has_the_end_of_an_episode() -> None:
     short = {"timeouts": {"commandSeconds": 1}}
     once: dict[str, Any] = {"attempts": {"limit": 1, "backoffSeconds": 0}}
     with AgentRunner({"id": GAME, **short}, model=says("a", "hang"), **once) as runner:
@@ -50,3 +50,11 @@ def test_episodes_are_recorded_where_one_wants_them(tmp_path: Path) -> None:
     with AgentRunner({"id": GAME}, model=says("end"), output={"uri": str(tmp_path)}) as runner:
         runner.run_job(1)
     assert list(tmp_path.glob("episodes-*/seals/0.json"))
+
+
+def test_episode_is_its_own_where_an_earlier_runner_recorded_others(tmp_path: Path) -> None:
+    output = {"uri": str(tmp_path)}
+    with AgentRunner({"id": GAME, "maxSteps": 5}, model=says("a", "b", "end"), output=output) as runner:
+        assert runner.run_job(1).score == 3.0
+    with AgentRunner({"id": GAME, "maxSteps": 5}, model=says("end"), output=output) as runner:
+        assert runner.run_job(2).score == 1.0

@@ -138,12 +138,7 @@ class Client:
     KEPT: ClassVar = {"head_bytes": 32_768, "tail_bytes": 32_768, "spill_bytes": 64 << 20}
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        base: str,
-        commands: CommandStreams,
-        attempt: str,
-        fence: str = "1:runner",
+        self, session: aiohttp.ClientSession, base: str, commands: CommandStreams, attempt: str, fence: str = "1:runner"
     ) -> None:
         self.session, self.base, self.attempt, self.fence = session, base, attempt, fence
         self.commands = commands

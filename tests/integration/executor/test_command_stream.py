@@ -66,7 +66,7 @@ async def test_a_hundred_commands_at_once_each_end_as_their_own(runner: Runner) 
     assert [(result.exit_code, int(result.stdout)) for result in results] == [(n, n) for n in range(100)]
 
 
-async def test_a_command_whose_connection_broke_goes_on_and_is_joined(runner: Runner) -> None:
+async def test_command_of_a_broken_connection_continues_and_is_joined(runner: Runner) -> None:
     first = asyncio.create_task(runner.run(COUNT_A_RUN, "3:call"))
     await asyncio.sleep(0.1)
     runner.lose_connection()
@@ -74,7 +74,7 @@ async def test_a_command_whose_connection_broke_goes_on_and_is_joined(runner: Ru
     assert await runner.run(COUNT_A_RUN, "3:call") == await first
 
 
-async def test_the_next_runner_finds_a_command_by_its_key_and_the_old_one_is_told(
+async def test_next_runner_finds_a_command_by_its_key_and_the_old_one_is_fenced(
     runner: Runner, executor: Any, client: Any
 ) -> None:
     first = asyncio.create_task(runner.run(COUNT_A_RUN, "3:call"))
@@ -121,7 +121,7 @@ async def test_a_program_that_does_not_exist_is_the_commands_own_failure(runner:
     assert type(failure.value).__name__ == "FileError"
 
 
-async def test_input_over_its_bound_is_refused_and_the_connection_goes_on(runner: Runner) -> None:
+async def test_input_over_its_limit_is_refused_and_the_connection_stays(runner: Runner) -> None:
     assert (await runner.run("wc -c", "0:most", stdin=bytes(8 * MIB))).stdout.strip() == str(8 * MIB).encode()
     with pytest.raises(ExecutorRefusal) as refused:
         await runner.run("wc -c", "0:more", stdin=bytes(10 * MIB))
@@ -129,7 +129,7 @@ async def test_input_over_its_bound_is_refused_and_the_connection_goes_on(runner
     assert (await runner.run("echo on", "0:on")).stdout == b"on\n"
 
 
-async def test_answers_that_nobody_takes_hold_up_no_other_runner_and_cost_no_memory(
+async def test_unread_answers_delay_no_other_runner_and_cost_no_memory(
     executor: Any, client: Any, runner: Runner
 ) -> None:
     deaf = Runner(executor, client)
@@ -150,7 +150,7 @@ async def test_answers_that_nobody_takes_hold_up_no_other_runner_and_cost_no_mem
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), framed(1, b"")[:-1] + b"\1\2\3"])
-async def test_whatever_else_comes_on_the_connection_harms_nobody(
+async def test_invalid_data_on_the_connection_harms_no_other(
     executor: Any, client: Any, runner: Runner, data: bytes
 ) -> None:
     stranger = Runner(executor, client)

@@ -38,7 +38,7 @@ async def test_environment_folder_and_shell_are_what_the_call_asked_for(client: 
     assert said == "blue in here\n"
 
 
-async def test_a_program_that_does_not_exist_is_explained_and_is_no_server_error(client: Any) -> None:
+async def test_missing_program_is_explained_and_is_not_a_server_error(client: Any) -> None:
     answer = await client.start(["no-such-program"])
     assert (answer.status, answer.code) == (422, "FileError")
     assert "no-such-program" in answer.message
@@ -79,7 +79,7 @@ async def test_large_output_keeps_both_ends_in_the_status_and_the_middle_readabl
     assert read == whole
 
 
-async def test_output_beyond_the_spill_file_is_counted_and_said_to_be_lost(client: Any) -> None:
+async def test_output_beyond_the_spill_file_is_counted_as_lost(client: Any) -> None:
     caps = {"headBytes": 10, "tailBytes": 1000, "spillBytes": 5000}
     status = await client.run("seq 1 100000", output=caps)
     whole = "".join(f"{n}\n" for n in range(1, 100_001)).encode()
@@ -97,10 +97,10 @@ async def test_output_beyond_the_spill_file_is_counted_and_said_to_be_lost(clien
 
 async def test_a_command_that_prints_without_end_costs_no_memory_and_no_other_call(client: Any, executor: Any) -> None:
     await client.run(["true"])
-    process = (await client.start(["yes"], deadlineSeconds=10, output={"spillBytes": 1_000_000})).json["id"]
+    process = (await client.start(["yes"], deadlineSeconds=5, output={"spillBytes": 1_000_000})).json["id"]
     await asyncio.sleep(1)
     early, slowest = executor.memory_kib(), 0.0
-    for _ in range(8):
+    for _ in range(3):
         begun = time.monotonic()
         await client.run(["true"])
         slowest = max(slowest, time.monotonic() - begun)

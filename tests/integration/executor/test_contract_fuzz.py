@@ -21,14 +21,15 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from agent_runtime.executor.http import routes
+from agent_runtime.executor.routes import application as routes
 from agent_runtime.sandboxes.base import Fence
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
+from tests.support.full import MODES_ONCE, examples
 
 DOCUMENT = Path(routes.__file__).parents[1] / "openapi.json"
 ALLOWED_SERVER_ERRORS = {"NoPlace", "WorkspaceFailed"}
-# Enough for every field to be absent, null, wrong and at its bounds once; the whole takes about 20 s.
-EXAMPLES = 25
+# In full, enough for every field to be absent, null, wrong and at its bounds once.
+EXAMPLES = examples(25)
 EPOCH = 7
 HOLD = {"epoch": EPOCH, "holder": "fuzzer"}
 CHECKS = [
@@ -79,7 +80,7 @@ OPERATIONS = {operation.label: operation for operation in map(valid, SCHEMA.get_
 _keys = itertools.count()
 
 
-@pytest.fixture(scope="module", params=["Overlay", "Plain"])
+@pytest.fixture(scope="module", params=MODES_ONCE)
 def fuzzed(request: pytest.FixtureRequest) -> Any:
     """An executor on TCP with a fenced attempt, a workspace, a folder, an ended process and one that reads its input."""
     executor_process = request.getfixturevalue("executor_process")

@@ -69,7 +69,7 @@ async def test_a_hundred_callers_with_one_key_make_one_call(client: Any) -> None
     assert json.loads(bodies.pop())["stdout"]["head"]["data"].strip() == "1"
 
 
-async def test_the_wait_ends_with_the_caller_and_the_command_goes_on(client: Any, executor: Any) -> None:
+async def test_wait_ends_with_the_caller_and_the_command_continues(client: Any, executor: Any) -> None:
     process = (await client.start("sleep 1; echo done", "3:call")).json["id"]
     async with asyncio.timeout(10):
         for _ in range(5):
@@ -124,7 +124,7 @@ async def test_an_upload_cut_off_in_the_middle_leaves_no_half_file_and_can_be_se
     assert [name for name in names if not name.endswith(".partial")] == ["f"]
 
 
-async def test_a_keyed_read_gives_what_was_read_then_not_what_stands_there_now(client: Any) -> None:
+async def test_keyed_read_repeats_the_first_content(client: Any) -> None:
     for size in (10, 500_000):
         path, key = f"read{size}", f"1:read{size}"
         await client.call("PUT", f"~/files?path={path}", data=b"a" * size)

@@ -17,15 +17,9 @@ def refusal(reply: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        "",
-        "Authorization: Bearer wrong\r\n",
-        "Authorization: Basic abc\r\n",
-        "Authorization: Bearer \r\n",
-    ],
+    "header", ["", "Authorization: Bearer wrong\r\n", "Authorization: Basic abc\r\n", "Authorization: Bearer \r\n"]
 )
-async def test_without_the_token_nothing_is_told_and_nothing_done(raw: Any, header: str) -> None:
+async def test_request_without_the_token_gets_no_information_and_no_effect(raw: Any, header: str) -> None:
     for line in ("GET /v1/health", "POST /v1/workspaces", "GET /v1/nothing", "DELETE /v1/attempts/a"):
         reply = await raw(f"{line} HTTP/1.1\r\n{header}Connection: close\r\n\r\n".encode())
         assert refusal(reply) == (401, "Unauthorized")
@@ -87,7 +81,7 @@ async def test_a_broken_chunked_body_is_refused_and_changes_nothing(client: Any,
     assert (await client.call("GET", "~/stat?path=@/f")).code == "NotFound"
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on_only_when_its_body_is_wanted(client: Any, raw: Any) -> None:
+async def test_client_gets_100_continue_only_when_its_body_is_wanted(client: Any, raw: Any) -> None:
     path = f"files?path={client.folder}/f"
     wanted = head(client, f"PUT /v1/workspaces/{client.workspace}/{path}", "Content-Length: 2", "Expect: 100-continue")
     reply = await raw(wanted.replace(b"Expect", b"Connection: close\r\nExpect"), b"ok", pause=0.2)
@@ -129,7 +123,7 @@ async def test_strangers_that_hold_connections_open_do_not_lock_the_runner_out(c
         writer.transport.abort()
 
 
-async def test_a_reply_nobody_takes_does_not_stop_the_others(client: Any, executor: Any) -> None:
+async def test_unread_reply_does_not_stop_the_others(client: Any, executor: Any) -> None:
     await client.run("head -c 50000000 /dev/zero > big")
     readers = []
     for _ in range(5):

@@ -76,9 +76,7 @@ def zombies_below(ancestor: int) -> list[int]:
     return [pid for pid in zombies if is_below(pid)]
 
 
-async def test_an_executor_nobody_asks_ends_itself_and_a_waiting_request_keeps_it_alive(
-    start_executor: Any, connect: Any
-) -> None:
+async def test_unused_executor_ends_itself_and_a_waiting_request_keeps_it(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Plain", idleSeconds=1)
     async with connect(executor) as client:
         status = await client.run("sleep 2.5")
@@ -104,7 +102,7 @@ async def test_strangers_and_probes_do_not_keep_it_alive(start_executor: Any, se
     assert executor.process.returncode == 0
 
 
-async def test_told_to_end_it_leaves_no_process_and_no_file_behind(start_executor: Any, connect: Any) -> None:
+async def test_stopped_executor_leaves_no_process_and_no_file(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Overlay")
     async with connect(executor) as client:
         await client.start(["sleep", "8765"])
@@ -115,11 +113,11 @@ async def test_told_to_end_it_leaves_no_process_and_no_file_behind(start_executo
         assert list((executor.folder / "state" / "daemon").iterdir()) == []
 
 
-async def test_a_changed_boot_id_tells_that_the_state_is_gone(start_executor: Any) -> None:
+async def test_changed_boot_id_means_lost_state(start_executor: Any) -> None:
     assert start_executor("Plain").ready["bootId"] != start_executor("Plain").ready["bootId"]
 
 
-async def test_over_tcp_a_free_port_is_picked_and_told(start_executor: Any, connect: Any) -> None:
+async def test_free_tcp_port_is_chosen_and_reported(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Plain", listen="tcp:127.0.0.1:0")
     assert int(executor.address.rsplit(":", 1)[1]) > 0
     async with connect(executor) as client:
@@ -161,7 +159,7 @@ CONFINED = ["unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_name
 
 
 def test_overlay_that_cannot_be_had_ends_with_its_reason(start_executor: Any) -> None:
-    with pytest.raises(AssertionError, match=r"ended with 3: mode Overlay cannot be had here: .*mount"):
+    with pytest.raises(AssertionError, match=r"ended with 3: mode Overlay is unavailable here: .*mount"):
         start_executor("Overlay", prefix=CONFINED)
 
 
@@ -174,9 +172,7 @@ async def test_auto_falls_back_to_plain_and_says_why(start_executor: Any, connec
         assert (await client.run(["true"]))["exitCode"] == 0
 
 
-async def test_a_second_executor_on_the_same_state_folder_is_refused_and_hurts_nobody(
-    start_executor: Any, connect: Any
-) -> None:
+async def test_second_executor_on_one_state_folder_is_refused(start_executor: Any, connect: Any) -> None:
     first = start_executor("Overlay")
     async with connect(first) as client:
         process = (await client.run("seq 1 100000"))["id"]

@@ -142,7 +142,7 @@ async def test_a_program_without_network_reaches_the_runner_that_serves_it(clien
     assert (ended["exitCode"], ended["stdout"]["head"]["data"]) == (0, "hello\n")
 
 
-async def test_the_port_is_there_only_from_the_runners_wish_to_the_end_of_the_phase(client: Any, executor: Any) -> None:
+async def test_model_port_exists_only_from_the_runners_request_to_the_phases_end(client: Any, executor: Any) -> None:
     assert await state(client) is None
     refused = await attached(executor, client)
     assert isinstance(refused, bytes)
@@ -233,9 +233,7 @@ async def test_a_program_that_gives_up_takes_its_request_away_from_the_runner(ag
     await until(agent, waiting=0, answering=0)
 
 
-async def test_a_request_without_a_runner_waits_and_one_whose_runner_dies_before_an_answer_is_sent_again(
-    agent: Any, plain: Any
-) -> None:
+async def test_request_waits_for_a_runner_and_is_sent_again_before_an_answer(agent: Any, plain: Any) -> None:
     body = os.urandom(200_000)
     async with program(await opened(agent)) as (reader, writer):
         writer.write(post(body))
@@ -255,9 +253,7 @@ async def test_a_request_without_a_runner_waits_and_one_whose_runner_dies_before
     assert seen[0][1]["idempotency-key"]
 
 
-async def test_an_answer_cut_in_the_middle_never_looks_complete_and_the_next_try_is_answered(
-    agent: Any, plain: Any
-) -> None:
+async def test_interrupted_answer_never_looks_complete_and_the_retry_is_answered(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     async with program(url) as (reader, writer):
         writer.write(post(b"{}", "Idempotency-Key: mine"))
@@ -275,9 +271,7 @@ async def test_an_answer_cut_in_the_middle_never_looks_complete_and_the_next_try
         assert await rest(reader) == OK
 
 
-async def test_the_next_runner_gets_what_the_old_one_had_not_begun_and_the_old_one_can_answer_no_more(
-    agent: Any, plain: Any
-) -> None:
+async def test_next_runner_gets_requests_that_the_old_one_had_not_begun(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     old, idle, late = [await carrier(plain, agent) for _ in range(3)]
     async with program(url) as (begun, begin), program(url) as (reader, writer):
@@ -408,9 +402,7 @@ async def test_large_requests_lie_on_disk_and_are_refused_over_their_bounds(agen
         assert (await rest(reader)).endswith(b"hello")
 
 
-async def test_an_answer_that_nobody_reads_waits_with_the_runner_and_not_in_the_executor(
-    agent: Any, plain: Any
-) -> None:
+async def test_unread_answer_waits_with_the_runner_and_not_in_the_executor(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     runner = await carrier(plain, agent)
     async with program(url) as (reader, writer):
@@ -435,7 +427,7 @@ async def test_an_answer_that_nobody_reads_waits_with_the_runner_and_not_in_the_
         assert received > sent
 
 
-async def test_a_runner_that_does_not_take_a_request_holds_up_nobody_else(agent: Any, plain: Any) -> None:
+async def test_runner_that_takes_no_request_delays_no_other(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     deaf = await carrier(plain, agent)
     async with program(url) as (_, large), program(url) as (reader, writer):
@@ -490,9 +482,7 @@ async def test_broken_model_calls_leave_no_descriptor_behind(agent: Any, plain: 
     assert counts[-1] <= counts[0]
 
 
-async def test_whatever_breaks_at_random_the_port_goes_on_and_forgets_nothing_and_keeps_nothing(
-    agent: Any, plain: Any
-) -> None:
+async def test_model_port_survives_random_failures_without_loss_or_leak(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     chance = random.Random(5)
 
@@ -535,7 +525,7 @@ async def test_whatever_breaks_at_random_the_port_goes_on_and_forgets_nothing_an
         assert (await rest(reader)).endswith(b"hello")
 
 
-async def test_a_refusal_is_one_that_clients_of_model_apis_can_show(agent: Any) -> None:
+async def test_refusal_has_the_format_of_model_apis(agent: Any) -> None:
     async with program(await opened(agent)) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n")
         error = json.loads((await rest(reader)).partition(b"\r\n\r\n")[2])["error"]

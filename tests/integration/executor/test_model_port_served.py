@@ -78,7 +78,7 @@ def fetch(url: str) -> list[str]:
     ]
 
 
-async def test_a_network_that_breaks_is_not_noticed_by_a_program_whose_answer_has_not_begun(
+async def test_network_failure_is_hidden_from_a_program_without_a_started_answer(
     client: Any, network: tuple[Network, int]
 ) -> None:
     way, port = network
@@ -126,7 +126,7 @@ async def test_a_runner_that_was_superseded_serves_no_more_and_one_that_follows_
             assert (same, await running) == (url, "new")
 
 
-async def test_who_may_not_serve_is_told_so_at_once(client: Any, network: tuple[Network, int]) -> None:
+async def test_unauthorised_runner_gets_an_immediate_error(client: Any, network: tuple[Network, int]) -> None:
     with pytest.raises(Fenced):
         async with served(client.held_by("9:stranger"), network[1], says("nothing")):
             pass

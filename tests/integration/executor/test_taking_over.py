@@ -29,7 +29,7 @@ async def test_of_two_runners_with_one_epoch_only_the_first_holds(client: Any) -
     assert (await client.held_by("2:first").start("true")).status == 200
 
 
-async def test_an_attempt_that_was_never_fenced_or_an_epoch_that_was_never_raised_cannot_act(client: Any) -> None:
+async def test_attempt_without_a_fence_or_with_an_old_epoch_cannot_act(client: Any) -> None:
     ahead = await client.held_by("7:runner").start("true")
     assert (ahead.status, ahead.code) == (409, "Fenced")
     stranger = client.held_by("1:runner")
@@ -67,7 +67,7 @@ async def test_a_hung_upload_or_input_of_the_old_runner_does_not_hold_up_the_new
     assert (await new.call("GET", "~/stat?path=@/f")).code == "NotFound"
 
 
-async def test_a_deleted_attempt_is_gone_and_late_calls_do_not_bring_it_back(client: Any) -> None:
+async def test_deleted_attempt_is_not_restored_by_late_calls(client: Any) -> None:
     await client.start(["sleep", "600"])
     create = {"id": client.workspace}
     for _ in range(2):

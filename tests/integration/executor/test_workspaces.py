@@ -46,7 +46,7 @@ async def test_making_a_workspace_twice_gives_the_one_and_another_content_is_ref
     assert (other.status, other.code) == (409, "Conflict")
 
 
-async def test_nothing_runs_on_after_a_workspace_was_destroyed_and_waiting_callers_are_told(client: Any) -> None:
+async def test_destroyed_workspace_ends_its_processes_and_waiting_callers(client: Any) -> None:
     command = "setsid sleep 4321 & touch begun; sleep 4322"
     waiting = asyncio.create_task(client.ask(command, client.new_key(), waitSeconds=60))
     while (await client.call("GET", "~/stat?path=@/begun")).status != 200:  # noqa: ASYNC110 nothing tells of it
@@ -112,7 +112,7 @@ async def test_a_name_that_is_not_utf8_survives_the_way_in_and_out(client: Any) 
     assert (await client.call("GET", "~/files?path=@/n/%ff%fe")).body == b"odd"
 
 
-async def test_a_fifo_or_a_folder_where_a_file_was_expected_is_refused_at_once(client: Any) -> None:
+async def test_fifo_or_folder_in_place_of_a_file_is_refused(client: Any) -> None:
     await client.run("mkdir -p x; mkfifo x/fifo")
     async with asyncio.timeout(10):
         for path in ("@/x/fifo", "@/x"):

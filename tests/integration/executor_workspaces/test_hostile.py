@@ -344,7 +344,7 @@ async def test_program_whose_main_thread_has_ended_is_held_to_its_memory_limit(m
     assert done.exit.cause == "Memory"
 
 
-async def test_program_whose_main_thread_has_ended_is_killed_with_what_it_started(masked: Inside) -> None:
+async def test_program_with_an_ended_main_thread_is_killed_with_its_children(masked: Inside) -> None:
     workspace = await masked.make()
     command, output = await start(workspace, [_PYTHON, "-c", _HIDES.replace("BYTES", "0")])
     assert await asyncio.to_thread(os.read, output, 99) == b"began\n"

@@ -69,7 +69,7 @@ def family() -> Iterator[Callable[[Callable[[], object]], Family]]:
         one.close()
 
 
-def test_whoever_is_killed_while_it_kills_leaves_nobody_stopped_for_ever(
+def test_killer_that_is_killed_leaves_no_process_stopped(
     family: Callable[[Callable[[], object]], Family], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send_one_signal_and_die(pid: int, number: int) -> NoReturn:
@@ -80,7 +80,5 @@ def test_whoever_is_killed_while_it_kills_leaves_nobody_stopped_for_ever(
     assert family(lambda: processes.kill_below(PROC, os.getpid())).kill()
 
 
-def test_who_has_no_time_to_see_them_dead_has_killed_them_all_the_same(
-    family: Callable[[Callable[[], object]], Family],
-) -> None:
+def test_killer_without_time_to_wait_has_killed_all_processes(family: Callable[[Callable[[], object]], Family]) -> None:
     assert family(lambda: processes.kill_below(PROC, os.getpid(), seconds=-1)).kill()

@@ -19,6 +19,7 @@ from agent_runtime.executor.overlay.config import Bind, HostConfig
 from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, assert_no_layer_is_left_over, get, put, run, write
+from tests.support.full import examples
 
 _PYTHON = "/usr/bin/python3"
 
@@ -313,7 +314,7 @@ async def _apply(workspace: Workspace, folder: str, operations: object) -> None:
     assert done.ok, done.output
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=examples(12), suppress_health_check=list(HealthCheck), database=None)
 # On a bare machine /usr is a part of its own.
 @given(layered=st.sampled_from(["/layered", "/usr/layered"]), first=_operations, second=_operations)
 @example(layered="/usr/layered", first=[], second=[("remove", "c", ""), ("fifo", "a/b/new", ""), ("move", "a", "c")])

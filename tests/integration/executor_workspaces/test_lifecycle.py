@@ -90,7 +90,7 @@ def test_a_closed_host_leaves_no_process_no_layer_and_no_mount(user: str, state:
     assert state not in Path("/proc/mounts").read_text()
 
 
-def test_overlay_works_for_root_and_as_far_as_it_goes_for_anybody(user: str, state: str) -> None:
+def test_overlay_works_for_root_and_partly_for_other_users(user: str, state: str) -> None:
     seen = _live(user, "Overlay", state)
     uid, first, outside, _count = seen["id"].split()
     assert (uid, first) == ("0", "0")
@@ -105,7 +105,7 @@ def test_overlay_works_for_root_and_as_far_as_it_goes_for_anybody(user: str, sta
         assert "cannot run as user '1234'" in seen["other user"]
 
 
-def test_plain_works_for_root_and_for_anybody(user: str, state: str) -> None:
+def test_plain_works_for_every_user(user: str, state: str) -> None:
     os.chmod(state, 0o777)
     seen = _live(user, "Plain", state)
     assert seen["mode"] == "Plain"
@@ -179,7 +179,7 @@ def either(request: pytest.FixtureRequest) -> Inside:
     return inside
 
 
-async def test_ending_what_runs_in_a_workspace_of_a_busy_node_does_not_cost_the_workspace(either: Inside) -> None:
+async def test_ending_a_workspaces_processes_on_a_busy_node_keeps_the_workspace(either: Inside) -> None:
     workspace = await either.make()
     init = _init_of(workspace)
     os.kill(init, signal.SIGSTOP)  # it gets no processor
@@ -190,7 +190,7 @@ async def test_ending_what_runs_in_a_workspace_of_a_busy_node_does_not_cost_the_
     assert (await run(workspace, "echo fine")).output == "fine\n"
 
 
-async def test_a_misspelt_user_is_told_to_who_uses_it_and_is_no_reason_against_overlay(tmp_path: Path) -> None:
+async def test_misspelt_user_is_reported_to_its_caller_and_does_not_prevent_overlay(tmp_path: Path) -> None:
     host, _ = await open_host(HostConfig(str(tmp_path), mode="Overlay", user="nobody-here"))
     try:
         with pytest.raises(FileFailure, match="user 'nobody-here' is not in"):
@@ -227,7 +227,7 @@ async def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:
         assert "binds: '/no/such/folder' cannot be bound: No such file" in reason
     finally:
         await host.close()
-    with pytest.raises(HostFailure, match="mode Overlay cannot be had here: binds"):
+    with pytest.raises(HostFailure, match="mode Overlay is unavailable here: binds"):
         await open_host(HostConfig(str(tmp_path), mode="Overlay", binds=config.binds))
 
 
@@ -287,7 +287,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-async def test_the_end_of_a_workspace_does_not_wait_until_the_disk_has_what_others_write(disk: Path) -> None:
+async def test_end_of_a_workspace_does_not_wait_for_others_writes(disk: Path) -> None:
     (disk / "state").mkdir()
     async with opened(HostConfig(state_dir=str(disk / "state"), mode="Overlay")) as host:
         workspace = await host.create(WorkspaceSpec("w"))
@@ -298,7 +298,7 @@ async def test_the_end_of_a_workspace_does_not_wait_until_the_disk_has_what_othe
         assert _written(disk) - before < 32 * 1024 * 1024
 
 
-async def test_layers_are_kept_apart_from_what_was_freed_which_ext4_looks_through_at_every_new_file(disk: Path) -> None:
+async def test_layers_are_separate_from_inodes_freed_on_ext4(disk: Path) -> None:
     (disk / "state").mkdir()
     async with opened(HostConfig(state_dir=str(disk / "state"), mode="Overlay")):
         pass
@@ -313,7 +313,7 @@ def _written(disk: Path) -> int:
     return int(figures[6]) * 512
 
 
-async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_they_are_killed(tmp_path: Path) -> None:
+async def test_killed_spares_cost_no_workspace(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
         host: Any = opened_host
         async with asyncio.timeout(20):
@@ -327,7 +327,7 @@ async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_the
         assert [(await run(workspace, "echo made")).output for workspace in made] == ["made\n"] * 3
 
 
-async def test_nobody_waits_for_the_removal_of_files_but_who_would_need_their_place(tmp_path: Path) -> None:
+async def test_only_a_caller_that_needs_the_place_waits_for_removals(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=2)) as opened_host:
         host: Any = opened_host
         await assert_no_layer_is_left_over(host)
@@ -347,7 +347,7 @@ async def test_nobody_waits_for_the_removal_of_files_but_who_would_need_their_pl
         await assert_no_layer_is_left_over(host)
 
 
-async def test_where_nobody_removes_files_any_more_no_workspace_is_made_and_it_is_said_why(tmp_path: Path) -> None:
+async def test_missing_remover_prevents_new_workspaces_with_a_reason(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
         host: Any = opened_host
         workspace = await host.create(WorkspaceSpec("w"))
@@ -359,9 +359,7 @@ async def test_where_nobody_removes_files_any_more_no_workspace_is_made_and_it_i
             await host.create(WorkspaceSpec("next"))
 
 
-async def test_every_workspace_has_the_files_of_its_own_parent_in_whatever_order_they_are_asked_for(
-    overlay: Inside,
-) -> None:
+async def test_every_workspace_has_its_own_parents_files_in_any_order(overlay: Inside) -> None:
     parents: list[str | None] = [None]
     for name in ("a", "b"):
         parent = await overlay.make()
@@ -378,9 +376,7 @@ async def test_every_workspace_has_the_files_of_its_own_parent_in_whatever_order
         await workspace.destroy()
 
 
-async def test_what_went_wrong_while_a_workspace_was_made_ahead_is_not_held_against_the_next(
-    overlay: Inside, tmp_path: Path
-) -> None:
+async def test_failure_of_a_spare_does_not_affect_the_next_workspace(overlay: Inside, tmp_path: Path) -> None:
     frozen = await overlay.make()
     await frozen.freeze()
     for _ in range(2):

@@ -53,7 +53,7 @@ def _processor_seconds(workspace: Workspace) -> float:
     return used / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("user", ["0", *(["1234"] if os.geteuid() == 0 else [])])
+@pytest.mark.parametrize("user", ["0", *([pytest.param("1234", marks=pytest.mark.full)] if os.geteuid() == 0 else [])])
 @pytest.mark.parametrize("what", sorted(_KEEPS_BUSY))
 async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
     one_processor: None, tmp_path: Path, what: str, user: str

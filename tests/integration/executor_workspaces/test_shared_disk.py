@@ -62,7 +62,7 @@ async def overlay_on(disk: Path) -> AsyncIterator[Inside]:
         await host.close()
 
 
-async def test_disk_that_others_filled_is_not_taken_for_a_commands_own_failure(small_disk: Path) -> None:
+async def test_disk_filled_by_others_is_not_a_commands_own_failure(small_disk: Path) -> None:
     async with overlay_on(small_disk) as overlay:
         workspace = await overlay.make()
         assert (await run(workspace, "echo some > own && cat own")).output == "some\n"
@@ -90,7 +90,7 @@ async def test_workspace_that_filled_the_disk_has_used_it_up(small_disk: Path) -
 async def test_workspace_whose_files_cannot_be_counted_on_a_full_disk_is_lost(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def uncounted(*_: object) -> int:
+    async def uncounted(*_: object, **__: object) -> int:
         raise WorkspaceFailure("CreateFailed", "measure: Too many open files")
 
     async with overlay_on(small_disk) as overlay:
@@ -108,8 +108,8 @@ def test_files_in_folders_that_their_owner_may_not_list_are_counted(tmp_path: Pa
     folder.mkdir(parents=True)
     (folder / "hog").write_bytes(bytes(1 << 20))
     folder.chmod(mode)
-    count = "import sys; from agent_runtime.executor.init.trees import disk_bytes as count; "
-    count += "print(count(sys.argv[1], since=0, makes_readable=True))"
+    count = "import sys; from agent_runtime.executor.init.trees import disk_use as count; "
+    count += "print(count(sys.argv[1], since=0, makes_readable=True).bytes)"
     without_capabilities = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]  # root's, as in a Plain pod
     command = [*without_capabilities, sys.executable, "-c", count, str(folder.parent)]
     counted = subprocess.run(command, check=True, capture_output=True).stdout

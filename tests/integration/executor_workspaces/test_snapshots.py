@@ -14,6 +14,7 @@ from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, run, write
+from tests.support.full import examples
 
 _PYTHON = "/usr/bin/python3"
 
@@ -85,7 +86,7 @@ _operations = st.lists(
 )
 # Each example starts a host: shrinking would take minutes, and the operations of a failure are few as they are.
 _settings = settings(
-    max_examples=12,
+    max_examples=examples(12),
     suppress_health_check=list(HealthCheck),
     database=None,
     deadline=None,

@@ -151,7 +151,7 @@ async def test_signals_are_as_a_program_expects_them_and_descriptors_are_its_own
     assert len(set(session)) == 1  # leader of its process group and of its session
 
 
-async def test_a_leftover_keeps_its_subreaper_and_no_other_command_waits_for_it(inside: Inside) -> None:
+async def test_leftover_process_keeps_its_subreaper_and_delays_no_command(inside: Inside) -> None:
     workspace = await inside.make()
     for number in range(4):
         done = await run(workspace, "(sleep 77 &) >/dev/null 2>&1; (setsid sleep 78 &) >/dev/null 2>&1; echo started")
@@ -160,7 +160,7 @@ async def test_a_leftover_keeps_its_subreaper_and_no_other_command_waits_for_it(
     assert (await run(workspace, "ps -eo stat= | grep -c ^Z; :")).output == "0\n"
 
 
-async def test_a_command_whose_subreaper_a_tool_kills_at_once_has_ended_by_that(inside: Inside) -> None:
+async def test_command_whose_subreaper_is_killed_immediately_has_ended(inside: Inside) -> None:
     """Before anybody was told that it had begun."""
     workspace = await inside.make()
     for _ in range(10):

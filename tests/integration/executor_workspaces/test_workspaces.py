@@ -49,7 +49,7 @@ async def test_large_commands_that_have_to_wait_are_not_mixed_with_small_ones(ei
     assert [int(entry.output) for entry in done] == sizes
 
 
-async def test_a_command_of_which_nobody_says_whether_it_started_does_not_wait_for_ever(
+async def test_command_with_an_unknown_start_is_awaited_for_a_limited_time(
     either: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = await either.make()
@@ -80,7 +80,7 @@ async def test_a_missing_program_folder_or_user_is_named_in_the_error(either: In
     assert (await run(workspace, "true")).ok
 
 
-async def test_a_killed_tree_takes_daemons_with_it_and_no_other_commands_server(either: Inside) -> None:
+async def test_killed_tree_includes_daemons_but_no_other_commands_server(either: Inside) -> None:
     workspace = await either.make()
     server, server_output = await start(workspace, ["sleep", "1001"])
     script = "setsid sh -c '(setsid sleep 1002 &) ; (sleep 1003 &)' & sleep 1004 & wait"

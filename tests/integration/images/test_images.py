@@ -14,13 +14,13 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[3]
 IMPORT_EVERYTHING = """
-VERLS = ("agent_runtime.integrations.verl.", "agent_rollouts.verl.")
+# Trainers bring their own environment, and run the engine in it; what runs in a sandbox is copied there, file by file.
+ELSEWHERE = ("agent_runtime.integrations.verl.", "agent_rollouts.verl.", "agent_runtime.tasks.in_sandbox.")
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):
-        # Trainers bring their own environment, and run the engine in it.
-        if not module.name.endswith("__main__") and not f"{module.name}.".startswith(VERLS):
+        if not module.name.endswith("__main__") and not f"{module.name}.".startswith(ELSEWHERE):
             importlib.import_module(module.name)
         print(module.name)
 """
@@ -44,6 +44,13 @@ def test_every_module_of_an_image_can_be_imported_by_its_own_user(target: str, m
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
 
 
+def test_runtime_image_finds_integrations_by_entry_point(mounted: Any) -> None:
+    root, configuration = mounted("runtime")
+    program = "from agent_runtime.plugins.registry import registry; print(registry.find('RealWork').__name__)"
+    started = run(root, configuration, "python3", "-c", program)
+    assert started.stdout == "RealWork\n", started.stderr
+
+
 def test_the_stand_in_starts_as_vllms_own_image_does(mounted: Any) -> None:
     root, configuration = mounted("vllm-standin")
     assert configuration["Entrypoint"] == ["vllm", "serve"]
@@ -52,7 +59,7 @@ def test_the_stand_in_starts_as_vllms_own_image_does(mounted: Any) -> None:
     assert "--served-model-name" in started.stdout
 
 
-def test_the_proxys_image_starts_with_its_settings_file_and_may_write_where_sessions_are_kept(mounted: Any) -> None:
+def test_proxys_image_starts_with_its_settings_and_may_write_sessions(mounted: Any) -> None:
     root, configuration = mounted("proxy")
     assert configuration["User"] == "65532:65532"
     assert (root / "sessions").stat().st_uid == 65532, "what a new volume there takes over"

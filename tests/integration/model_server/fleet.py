@@ -77,6 +77,7 @@ class Fleet:
             most_tokens: of each call.
         """
         self.folder, self.mode, self.form = folder, mode, form
+        _write_weights(folder / "model", 0)
         self.calls, self.tokens_per_second, self.most_tokens = calls, tokens_per_second, most_tokens
         self.pods = [Pod(f"s-{index}", f"uid-{index}", _free_port()) for index in range(servers)]
         self.policy: dict[str, Any] = {"version": 0}
@@ -101,7 +102,8 @@ class Fleet:
         for pod in self.pods:
             policies = Policies(self.folder / pod.name, dict(os.environ))
             engine = f"http://127.0.0.1:{pod.port}"
-            data, control = await serve(self._stack, TOKEN, policies, engine, 0, 0)
+            adapters_of = MODEL if self.form == "Adapter" else None
+            data, control = await serve(self._stack, TOKEN, policies, engine, 0, 0, adapters_of)
             pod.data, pod.control = f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}"
         await asyncio.gather(*(self.start(pod) for pod in self.pods))
         self.tell()
@@ -155,8 +157,7 @@ class Fleet:
         """kubectl patch: spec.policy."""
         weights = self.folder / "store" / str(version)
         if exists:
-            weights.mkdir(parents=True)
-            (weights / "version.json").write_text(json.dumps({"version": version}))
+            _write_weights(weights, version)
         self.policy = {"version": version, "uri": weights.as_uri()}
         self.tell()
 
@@ -393,6 +394,11 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _write_weights(folder: Path, version: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "version.json").write_text(json.dumps({"version": version}))
 
 
 def _runs(pod: Pod) -> bool:

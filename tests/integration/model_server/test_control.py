@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from rollout_api.model_server import PolicySource, PullForm, TransferMode
+from rollout_api.model_server import PolicySource, TransferMode
 from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import MOST_ANSWER, Address, Control, ControlError
-from rollout_operator.model_server.operations import LoadOptions, ServerOperations
-from rollout_operator.model_server.update_state import Call, Server, ServerOperation
+from rollout_operator.model_server.operations import ServerOperations
+from rollout_operator.server_contact import Call, LoadOptions, Server, ServerOperation
 
 
 class Port:
@@ -73,7 +73,7 @@ async def test_a_transfer_that_was_never_finished_does_not_stop_the_next(port: t
     assert routes == ["/start_weight_update", "/finish_weight_update", "/start_weight_update"]
 
 
-async def test_an_engine_without_checksums_is_not_taken_for_a_broken_one(port: tuple[Port, Address, Control]) -> None:
+async def test_engine_without_checksums_is_not_broken(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
     answers.answers["/policy/digest"] = [web.Response(status=404)]
     assert await control.digest(server) is None
@@ -120,7 +120,7 @@ async def test_control_follows_no_redirect_to_another_server(port: tuple[Port, A
     assert answers.asked == [("/pause", "Bearer secret")]
 
 
-async def test_what_is_no_vllm_is_said_to_be_none(port: tuple[Port, Address, Control]) -> None:
+async def test_server_other_than_vllm_is_reported(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
     answers.answers["/policy/served"] = [web.json_response({"engine": "a-process", "version": None})]
     with pytest.raises(ControlError, match="is it vLLM"):
@@ -133,7 +133,7 @@ async def test_a_side_car_that_names_no_folder_is_an_error(port: tuple[Port, Add
         await control.fetch(server, PolicySource(version=1, uri="s3://b/1"), seconds=5)
 
 
-async def test_a_port_that_nobody_listens_on_is_named(port: tuple[Port, Address, Control]) -> None:
+async def test_port_without_a_listener_is_named(port: tuple[Port, Address, Control]) -> None:
     _, _, control = port
     with pytest.raises(ControlError, match=r"qwen-1: GET http://127.0.0.1:1/policy/served cannot be reached") as raised:
         await control.look(Address("qwen-1", "http://127.0.0.1:1", "secret"))
@@ -164,8 +164,9 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     )
     options = LoadOptions(
         mode=TransferMode.PUSH,
-        form=PullForm.WEIGHTS,
+        adapters=False,
         model="qwen",
+        model_path="/models/qwen",
         fetch_seconds=5,
         hook=f"http://127.0.0.1:{elsewhere.sockets[0].getsockname()[1]}/secret",
         push_seconds=5,

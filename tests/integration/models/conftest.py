@@ -107,12 +107,7 @@ async def connect(server: Server) -> AsyncIterator[Callable[..., Model]]:
     opened: list[Model] = []
 
     def open_one(**endpoint: Any) -> Model:
-        spec = {
-            "baseURL": server.url,
-            "name": "m",
-            "callSeconds": 20,
-            "apiKeyFrom": {"env": "TEST_KEY"},
-        } | endpoint
+        spec = {"baseURL": server.url, "name": "m", "callSeconds": 20, "apiKeyFrom": {"env": "TEST_KEY"}} | endpoint
         model = open_model(ModelSpec.model_validate({"endpoint": spec}), {"TEST_KEY": "secret-key-of-the-job\n"})
         opened.append(model)
         return model

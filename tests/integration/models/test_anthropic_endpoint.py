@@ -100,7 +100,7 @@ async def test_malformed_arguments_of_an_earlier_call_do_not_break_the_conversat
     assert server.bodies[0]["messages"][1]["content"][0]["input"] == {"malformed_arguments": '{"a": '}
 
 
-async def test_a_prompt_that_is_too_long_is_the_policys_doing(
+async def test_too_long_prompt_counts_against_the_policy(
     claude: Any, server: Any, make_request: Any, faults: Any
 ) -> None:
     body = {

@@ -162,13 +162,20 @@ async def test_retry_after_is_obeyed(form: Any, server: Any, connect: Any, make_
     assert time.monotonic() - started >= 1.9
 
 
-async def test_a_retry_after_beyond_the_deadline_fails_at_once_with_the_reason(
-    server: Any, connect: Any, make_request: Any, faults: Any
+async def test_call_is_repeated_before_its_deadline_when_retry_after_is_longer(
+    server: Any, connect: Any, make_request: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pauses = []
+    sleep = asyncio.sleep
+
+    async def skip(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", skip)
     server.plan(faults["status"](429, {"error": {"message": "slow down"}}, {"Retry-After": "3600"}))
-    with pytest.raises(ModelError, match=r"RateLimited.*slow down"):
-        await connect().complete(make_request())
-    assert len(server.bodies) == 1
+    assert (await connect(callSeconds=600).complete(make_request())).text == "Hello"
+    assert 0 < max(pauses) <= 540
 
 
 async def test_a_server_that_hangs_is_given_up_at_the_deadline(server: Any, connect: Any, make_request: Any) -> None:
@@ -181,8 +188,8 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(server: Any, conn
 async def test_a_server_that_is_not_there_is_unreachable(
     connect: Any, make_request: Any, unused_tcp_port: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Then the last try is made after 1.5 s, as the next would be after 3.5: none is near the end, which is a timeout.
-    monkeypatch.setattr("random.random", lambda: 0.999)
+    # The last try is made after 1.5 s, not near the end, which is a timeout.
+    monkeypatch.setattr("agent_runtime.models.http_client.LAST_SHARE", 0.5)
     model = connect(baseURL=f"http://127.0.0.1:{unused_tcp_port}/v1", callSeconds=3)
     with pytest.raises(ModelError, match="Unreachable"):
         await model.complete(make_request())
@@ -190,7 +197,7 @@ async def test_a_server_that_is_not_there_is_unreachable(
         await model.check()
 
 
-async def test_a_call_to_a_server_that_is_given_up_meanwhile_ends_as_one_that_can_be_made_elsewhere(
+async def test_call_to_an_abandoned_server_can_be_repeated_elsewhere(
     server: Any, connect: Any, make_request: Any
 ) -> None:
     server.plan(server.hang)
@@ -299,7 +306,7 @@ CONTEXT_ERRORS = [
 
 
 @pytest.mark.parametrize(("code", "body"), CONTEXT_ERRORS, ids=range(len(CONTEXT_ERRORS)))
-async def test_a_prompt_that_is_too_long_is_the_policys_doing(
+async def test_too_long_prompt_counts_against_the_policy(
     code: Any, body: Any, server: Any, connect: Any, make_request: Any, faults: Any
 ) -> None:
     server.plan(faults["status"](code, body))
@@ -320,14 +327,14 @@ async def test_a_prompt_that_fits_is_answered_although_the_limit_of_the_answer_d
     assert [body.get("max_tokens") for body in server.bodies] == [4000, None]
 
 
-async def test_a_server_error_that_says_nothing_of_context_is_not_the_policys_doing(
+async def test_server_error_without_context_message_is_infrastructure(
     server: Any, connect: Any, make_request: Any, faults: Any
 ) -> None:
     server.plan(faults["status"](500, {"error": {"message": "CUDA out of memory"}}))
     assert (await connect().complete(make_request())).text == "Hello"
 
 
-async def test_a_content_filter_is_told_apart(server: Any, connect: Any, make_request: Any, faults: Any) -> None:
+async def test_content_filter_is_distinguished(server: Any, connect: Any, make_request: Any, faults: Any) -> None:
     body = {
         "error": {
             "code": "content_filter",
@@ -382,7 +389,7 @@ async def test_half_a_character_at_the_token_limit_cannot_break_the_record(
     assert (await connect().complete(make_request())).text == "whole \U0001f600, half ?"
 
 
-async def test_arguments_that_a_server_decoded_are_text_again(server: Any, connect: Any, make_request: Any) -> None:
+async def test_decoded_arguments_are_encoded_as_text(server: Any, connect: Any, make_request: Any) -> None:
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     server.usual["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
     [made] = (await connect().complete(make_request())).tool_calls

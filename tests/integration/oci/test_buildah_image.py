@@ -221,10 +221,10 @@ async def test_the_executor_of_an_image_ends_with_its_last_group(
     assert executors() == []
 
 
-async def test_an_image_that_cannot_be_had_is_no_rollouts_fault(
+async def test_unavailable_image_is_not_a_rollouts_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: ImageStore
 ) -> None:
-    with pytest.raises(SandboxFailure, match=r"/nowhere\.tar is not there"):
+    with pytest.raises(SandboxFailure, match=r"/nowhere\.tar does not exist"):
         async with workspace("/nowhere.tar", tmp_path, store):
             pass
     monkeypatch.setattr(shutil, "which", lambda program: None)

@@ -5,9 +5,11 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.cluster_reader import ClusterReader
 from tests.support.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[3]
@@ -80,7 +82,8 @@ class ControlPlane:
     def kubeconfig(self, user: str) -> Path:
         """Path of a user's kubeconfig."""
         path = self._folder / f"{user.replace(':', '-')}.kubeconfig"
-        cluster = {"server": f"https://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
+        authority = self._folder / "certificates" / "apiserver.crt"
+        cluster = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(authority)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -116,13 +119,15 @@ class ControlPlane:
 
     def get(self, kind: str, name: str, namespace: str) -> dict[str, Any] | None:
         """An object, or None."""
-        text = self.kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-        found: dict[str, Any] | None = json.loads(text) if text else None
-        return found
+        return self._reader.get(kind.lower(), name, namespace)
 
     def names(self, kind: str, namespace: str) -> list[str]:
         """Names of all objects of a kind."""
-        return self.kubectl("get", kind, "-n", namespace, "-o", "name").split()
+        return [found["metadata"]["name"] for found in self._reader.list(kind, namespace)]
+
+    @cached_property
+    def _reader(self) -> ClusterReader:
+        return ClusterReader(self.kubeconfig("admin"))
 
     def writes(self, user: str, namespace: str) -> list[str]:
         """Every successful write of a user, as `verb resource/name[/subresource]`, from the audit log."""

@@ -14,7 +14,7 @@ JOB: dict[str, Any] = {
     "sandbox": {"image": "localhost/none:1"},
     "output": {"uri": "s3://bucket/results"},
 }
-SERVER: dict[str, Any] = {"model": {"name": "m"}, "engine": {"image": "localhost/none:1", "version": "0.26.0"}}
+SERVER: dict[str, Any] = {"model": {"name": "m"}, "engine": {"image": "localhost/none:1", "version": "0.27.0"}}
 OWN_SERVER = {**SERVER, "toolCallParser": "hermes"}
 
 

@@ -40,7 +40,7 @@ def test_when_a_replica_is_killed_the_other_takes_over_and_nothing_is_made_twice
     )
 
 
-def test_a_replica_that_is_stopped_gives_the_lease_back_so_that_an_upgrade_leaves_no_gap(
+def test_stopped_replica_releases_the_lease_without_a_gap(
     plane: ControlPlane, namespace: str, start: StartReplica
 ) -> None:
     first = start("first")
@@ -91,9 +91,7 @@ def test_an_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_ghosts
     until(lambda: plane.get("pod", "s-3", namespace), "it works again")
 
 
-def test_what_belongs_to_an_earlier_object_of_the_same_name_is_not_taken_for_ours(
-    plane: ControlPlane, namespace: str, start: StartReplica
-) -> None:
+def test_object_of_an_earlier_owner_is_not_adopted(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "earlier", "uid": "00000000-0000-0000-0000-000000000000"}
     plane.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "earlier", "namespace": namespace}})
     earlier = plane.get("configmap", "earlier", namespace)

@@ -53,9 +53,7 @@ def assert_only_its_label_of_a_node_can_be_changed(plane: ControlPlane) -> None:
     until(lambda: labels() == {"pool": "old"}, "no label on a node that was upgraded")
 
 
-def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_states(
-    plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_charts_permissions_suffice_for_all_states_of_jobs_and_sandboxes(plane: ControlPlane, tmp_path: Path) -> None:
     plane.kubectl("create", "namespace", NAMESPACE)
     rights = plane.helm(
         "template", "rollout-operator", str(REPOSITORY / "charts/agent-rollouts"), "--namespace", NAMESPACE,
@@ -83,7 +81,7 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
             "metadata": {"name": "by-hand", "namespace": NAMESPACE},
             "spec": {"image": "localhost/none:1", "startSeconds": 3, "workspaces": {"mode": "Plain"}},
         }
-        engine = {"image": "localhost/none:1", "version": "0.26.0"}
+        engine = {"image": "localhost/none:1", "version": "0.27.0"}
         cached: dict[str, Any] = {
             "apiVersion": "rollout.dev/v1alpha1",
             "kind": "ModelServer",

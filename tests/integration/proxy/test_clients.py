@@ -78,9 +78,7 @@ async def test_every_refusal_is_the_packages_own_exception_and_says_what_to_do(p
     assert GRACE_SECONDS == 10
 
 
-async def test_a_model_that_fails_is_told_by_status_and_tried_again_by_the_package(
-    proxy: Proxy, model: TokenModel
-) -> None:
+async def test_failing_model_is_reported_by_status_and_retried_by_the_package(proxy: Proxy, model: TokenModel) -> None:
     statuses = {"Unreachable": 502, "ServerError": 502, "RateLimited": 503, "Timeout": 504}
     client = await proxy.openai("s")
     for reason, status in statuses.items():
@@ -258,7 +256,7 @@ async def test_the_packages_own_retry_gets_the_answer_that_its_first_try_did_not
     assert len(model.asked) == 1
 
 
-async def test_an_answer_that_reached_nobody_is_recorded_as_such_and_in_no_export(
+async def test_undelivered_answer_is_recorded_and_in_no_export(
     proxy: Proxy, model: TokenModel, late_answers: LateAnswers
 ) -> None:
     client = await proxy.openai("s")
@@ -283,3 +281,36 @@ async def test_many_parallel_samples_of_one_prompt_are_many_branches(proxy: Prox
     texts = {answer.choices[0].message.content for answer in await asyncio.gather(*asked)}
     assert len(texts) == 20
     assert len(token_branches(linear(await proxy.records("s")))) == 20
+
+
+async def test_samples_of_one_prompt_through_another_keyless_replica_all_count(tmp_path: Path) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with proxy_over(TokenModel(), tmp_path, None) as owner, proxy_over(TokenModel(), tmp_path, None) as other:
+        await owner.register("s")
+        answers = []
+        for _ in range(3):
+            async with other.http.post(f"{other.url}/s/v1/chat/completions", json=body) as reply:
+                answers.append((await reply.json())["choices"][0]["message"]["content"])
+            await asyncio.sleep(0.2)  # for the other replica to say that its client has the answer
+        async with owner.http.get(f"{owner.url}/sessions/s") as reply:
+            turns = (await reply.json())["turns"]
+    assert [turn["message"]["content"] for turn in turns] == answers
+
+
+async def test_client_cannot_set_the_delivery_of_its_answers(proxy: Proxy) -> None:
+    base_url = await proxy.register("s")
+    key = base_url.split("/")[-2]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    forged = {"x-session-proxy-forwarded": "1"}
+    for _ in range(2):
+        async with proxy.http.post(f"{base_url}/chat/completions", json=body, headers=forged) as reply:
+            assert reply.status == 200
+            assert "x-session-proxy-turn" not in reply.headers
+    for headers in (ADMIN, {"Authorization": f"Bearer {key}", **forged}):
+        url = f"{proxy.url}/sessions/s/turns/1"
+        async with proxy.http.post(url, json={"delivered": False}, headers=headers) as reply:
+            assert reply.status == 404
+    async with proxy.http.post(f"{proxy.url}/sessions/s/complete", headers=ADMIN) as reply:
+        assert reply.status == 200
+    async with proxy.http.get(f"{proxy.url}/sessions/s", headers=ADMIN) as reply:
+        assert [turn["turn"] for turn in (await reply.json())["turns"]] == [0, 1]

@@ -150,7 +150,7 @@ async def test_an_agent_on_responses_is_recorded_to_the_token(
     await assert_exact(vllm_proxy, "s", engine)
 
 
-async def test_the_stop_sequence_that_ended_an_answer_is_told_and_its_ids_are_kept(
+async def test_stop_sequence_of_an_answer_is_reported_and_its_ids_are_kept(
     vllm_proxy: Proxy, engine: VllmStandIn
 ) -> None:
     engine.script = {"s": ["First this.\nObservation: and never this", "The end."]}
@@ -173,7 +173,7 @@ async def test_the_stop_sequence_that_ended_an_answer_is_told_and_its_ids_are_ke
     await assert_exact(vllm_proxy, "s", engine)
 
 
-async def test_a_field_that_the_engine_refuses_is_told_once_as_the_clients_own_error(
+async def test_field_refused_by_the_engine_is_reported_once_as_a_client_error(
     vllm_proxy: Proxy, engine: VllmStandIn
 ) -> None:
     client = await vllm_proxy.openai("s", max_retries=2)

@@ -33,12 +33,19 @@ class Replicas:
     uri: str
     ports: list[int]
     lost_seconds: float = 1.5
+    options: tuple[str, ...] = ()
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     async def start(self, port: int) -> None:
         """Start one, and wait until it answers."""
         self.processes[port] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.proxy_replica", self.uri, str(port), str(self.lost_seconds)
+            sys.executable,
+            "-m",
+            "tests.support.proxy_replica",
+            self.uri,
+            str(port),
+            str(self.lost_seconds),
+            *self.options,
         )
         async with aiohttp.ClientSession() as client:
             while True:
@@ -66,9 +73,10 @@ class Replicas:
 
 
 @pytest.fixture
-async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
+async def replicas(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Replicas]:
     """Three of them."""
-    started = Replicas(str(tmp_path), [free_port() for _ in range(3)])
+    options = getattr(request, "param", ())
+    started = Replicas(str(tmp_path), [free_port() for _ in range(3)], options=options)
     try:
         await asyncio.gather(*(started.start(port) for port in started.ports))
         yield started
@@ -276,6 +284,29 @@ async def test_session_registered_again_is_its_own_when_an_owner_hangs(replicas:
     replicas.ports = [first, other, third]
 
 
+@pytest.mark.parametrize("replicas", [("keyless",)], indirect=True)
+async def test_keyless_session_registered_again_is_its_own_when_an_owner_hangs(replicas: Replicas) -> None:
+    first, other, third = replicas.ports
+    async with aiohttp.ClientSession() as client:
+        old, new = (Agent(client, replicas, "/sessions/s/v1") for _ in range(2))
+        async with client.post(f"http://127.0.0.1:{first}/sessions/s") as reply:
+            assert reply.status == 201
+        replicas.ports = [other]  # which learns who the owner is
+        await old.turn("of the old session", stream=False)
+        replicas.pause(first, signal.SIGSTOP)
+        async with client.delete(f"http://127.0.0.1:{third}/sessions/s") as reply:
+            assert reply.status == 200
+        async with client.post(f"http://127.0.0.1:{third}/sessions/s") as reply:
+            assert reply.status == 201
+        replicas.pause(first, signal.SIGCONT)
+        for port in (first, other, third):
+            replicas.ports = [port]
+            await new.turn(f"through {port}", stream=False)
+    acknowledged = [message["content"] for message in new.messages if message["role"] == "assistant"]
+    assert await recorded(replicas, "s") == acknowledged
+    replicas.ports = [first, other, third]
+
+
 async def test_a_client_that_leaves_another_replica_stops_the_model_at_the_owner(replicas: Replicas) -> None:
     owner, other, _ = replicas.ports
     async with aiohttp.ClientSession() as client:
@@ -292,7 +323,7 @@ async def test_a_client_that_leaves_another_replica_stops_the_model_at_the_owner
                 await asyncio.sleep(0.05)
 
 
-async def test_an_owner_that_is_stopped_gives_its_sessions_up_and_nobody_waits_for_it(replicas: Replicas) -> None:
+async def test_stopped_owner_releases_its_sessions_without_a_wait(replicas: Replicas) -> None:
     owner, other, third = replicas.ports
     await replicas.kill(other)
     replicas.lost_seconds = 3600

@@ -22,7 +22,7 @@ async def nothing(messages: list[dict[str, Any]], **_: Any) -> str:
     return ""
 
 
-async def test_after_a_proxy_has_taken_it_a_worker_that_loses_it_waits_no_longer_than_at_first(
+async def test_worker_resets_its_back_off_after_a_proxy_accepted_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "agent_runtime.proxy.relay.worker")

@@ -18,7 +18,7 @@ async def stopped(process: asyncio.subprocess.Process) -> int:
     return await asyncio.wait_for(process.wait(), 120)
 
 
-async def test_a_model_behind_a_nat_answers_token_for_token_and_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+async def test_model_behind_a_nat_answers_exactly_and_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     async with (
         VllmStandIn(model="tiny", tokens_per_second=20) as vllm,
         rolloutctl("proxy", "--relay", "--model", "tiny", "--port", "0", "--store", str(tmp_path)) as proxy,

@@ -13,7 +13,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import (
+    ContextExceeded,
+    ModelConfigError,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    RequestRefused,
+)
 from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker
@@ -198,9 +205,7 @@ async def test_what_a_dead_worker_had_is_answered_by_another_one(tmp_path: Path)
         assert {content(body) for _, body in await asyncio.gather(*calls)} == {f"{alive.own} done"}
 
 
-async def test_a_stream_whose_worker_dies_ends_with_an_error_and_is_never_mixed_from_two_answers(
-    tmp_path: Path,
-) -> None:
+async def test_stream_of_a_dead_worker_ends_with_an_error_and_is_never_mixed(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         first, second = NamedModel(own="a"), NamedModel(own="b")
         first.hold.clear()
@@ -219,7 +224,7 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error_and_is_never_mixed_
         assert not second.asked
 
 
-async def test_a_request_that_ends_every_worker_fails_and_does_not_go_round_for_ever(tmp_path: Path) -> None:
+async def test_request_that_ends_every_worker_fails_eventually(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         tasks = []
         models = [NamedModel(own=str(number)) for number in range(4)]
@@ -288,13 +293,25 @@ async def test_messages_of_99_megabytes_pass_both_ways_and_larger_ones_fail_in_w
         large = ModelRequest(
             [{"role": "user", "content": "x" * schemas.FRAME_BYTES}], [], Sampling(), 0, "s", "t", 0, 0
         )
-        with pytest.raises(ModelError, match="TooLarge"):
+        with pytest.raises(RequestRefused, match="TooLarge"):
             await relay.hub.complete(large)
         model.text = "y" * schemas.FRAME_BYTES
         status, body = await relay.ask()
         assert status == 502
         assert "TooLarge" in body
         assert relay.hub.workers == 1
+
+
+async def test_request_too_large_for_the_relay_is_not_a_model_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as relay:
+        await relay.start(NamedModel())
+        monkeypatch.setattr(schemas, "FRAME_BYTES", 10_000)
+        status, body = await relay.ask("x" * 10_000)
+        assert (status, "at most 10000" in body) == (400, True), body
+        async with relay.client.post(f"{relay.url}/sessions/s/complete", headers=BEARER) as reply:
+            assert (await reply.json())["failure"] is None, "a trial would be masked, by what its policy asked"
 
 
 class PromptingModel(NamedModel):
@@ -305,7 +322,7 @@ class PromptingModel(NamedModel):
         return await self.complete(request)
 
 
-async def test_a_bare_prompt_through_the_relay_is_gone_on_from_as_it_is_streamed_or_not(tmp_path: Path) -> None:
+async def test_bare_prompt_through_the_relay_is_continued_streamed_or_not(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = PromptingModel()
         await relay.start(model)
@@ -316,7 +333,7 @@ async def test_a_bare_prompt_through_the_relay_is_gone_on_from_as_it_is_streamed
         assert not any(request.messages for request in model.asked)
 
 
-async def test_a_bare_prompt_goes_to_no_worker_that_would_take_it_for_an_empty_conversation(tmp_path: Path) -> None:
+async def test_bare_prompt_goes_only_to_workers_that_support_it(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         chats, prompts = NamedModel(own="chats"), PromptingModel(own="prompts")
         await relay.start(chats)
@@ -355,6 +372,20 @@ async def test_session_of_one_worker_goes_to_no_other_worker(tmp_path: Path) -> 
         assert answers == ["every done", *["a done"] * 3, *["b done"] * 3]
 
 
+async def test_session_of_one_worker_waits_while_its_worker_is_away(tmp_path: Path) -> None:
+    async with bench(tmp_path, wait_seconds=0.5) as relay:
+        async with relay.client.post(f"{relay.url}/sessions/a-1", headers=BEARER) as reply:
+            own_url = relay.url + (await reply.json())["base_path"]
+        own = await relay.start(NamedModel(own="a"), sessions="a-")
+        own.cancel()
+        await asyncio.wait({own})
+        await relay.start(NamedModel(own="every"))
+        assert content((await relay.ask())[1]) == "every done"
+        relay.base_url = own_url
+        status, body = await relay.ask()
+        assert (status, "no worker" in body) == (503, True)
+
+
 async def test_failures_of_the_model_behind_the_relay_keep_their_status(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = NamedModel(failures=[ContextExceeded("too long"), ModelError("Timeout", "slow"), ValueError("a bug")])
@@ -380,7 +411,7 @@ async def test_a_worker_comes_back_after_the_proxy_was_away(tmp_path: Path) -> N
         task.cancel()
 
 
-async def test_a_connection_that_went_dead_without_a_word_is_noticed_and_its_calls_go_elsewhere(tmp_path: Path) -> None:
+async def test_silently_dead_connection_is_noticed_and_its_calls_move(tmp_path: Path) -> None:
     async with bench(tmp_path, heartbeat_seconds=1.0) as relay, silent_after(relay.url) as (url, silence):
         dead, alive = NamedModel(own="dead"), NamedModel(own="alive")
         dead.hold.clear()
@@ -410,7 +441,7 @@ async def test_a_worker_that_connects_again_takes_the_place_of_its_dead_connecti
     ("key", "model", "match"),
     [("wrong", NamedModel(), "refused the admin key"), (KEY, NamedModel(name="other"), "serves model 'tiny'")],
 )
-async def test_a_worker_that_can_never_serve_is_told_so_at_once(
+async def test_worker_that_can_never_serve_gets_an_immediate_error(
     tmp_path: Path, key: str, model: NamedModel, match: str
 ) -> None:
     async with bench(tmp_path) as relay:
@@ -428,7 +459,7 @@ async def test_a_worker_that_can_never_serve_is_told_so_at_once(
         ['{"type":"worker_hello","worker_id":"w"}', '{"type":"?"}'],
     ],
 )
-async def test_a_worker_that_speaks_nonsense_is_closed_and_harms_nobody(tmp_path: Path, frames: list[str]) -> None:
+async def test_worker_with_invalid_messages_is_closed_and_harms_no_other(tmp_path: Path, frames: list[str]) -> None:
     async with bench(tmp_path) as relay:
         await relay.start(NamedModel())
         async with relay.client.ws_connect(relay.url + schemas.PATH, headers=BEARER) as nonsense:

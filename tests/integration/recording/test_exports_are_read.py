@@ -4,9 +4,13 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from agent_runtime.export.formats import Format, export
 from benchmarks.peers import VERIFIERS, VERIFIERS_PROGRAMS, Peer, installed
 from tests.support.recorded_run import record_run
+
+pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
 

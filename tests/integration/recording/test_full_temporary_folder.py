@@ -43,7 +43,7 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: s
 @pytest.mark.parametrize(
     ("of_others", "action"), [(0, Action.COMPLETE), (25_000_000, Action.RETRY_ATTEMPT)], ids=["own", "others"]
 )
-async def test_artifacts_that_find_no_room_are_the_policys_doing_only_if_they_fill_the_disk(
+async def test_artifacts_without_room_count_only_if_they_fill_the_disk(
     tmp_path: Path, small_temporary_folder: Path, of_others: int, action: Action
 ) -> None:
     async def large() -> AsyncIterator[bytes]:
@@ -58,7 +58,7 @@ async def test_artifacts_that_find_no_room_are_the_policys_doing_only_if_they_fi
     assert await store.list("") == []
 
 
-async def test_artifacts_are_stored_through_a_temporary_folder_that_tells_no_size(
+async def test_artifacts_are_stored_through_a_temporary_folder_without_a_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def large() -> AsyncIterator[bytes]:
@@ -92,6 +92,8 @@ async def test_artifacts_wait_for_room_that_other_rollouts_take(
         def __init__(self, number: int) -> None:
             self.number = number
 
+        async def acknowledge(self, turn: int) -> None: ...
+
         async def kill_all(self, *, key: str) -> None: ...
 
         async def tar(self, path: str, *, parts: Sequence[str]) -> AsyncIterator[bytes]:
@@ -105,7 +107,7 @@ async def test_artifacts_wait_for_room_that_other_rollouts_take(
         task = Task(name="t", prompt="p", verifier=TaskVerifier(commands=["true"]))
         stop = StopRecord(time=0, stop_reason=StopReason.FINISHED)
         workspace, journal = cast(Workspace, Full(number)), cast(Journal, Keeping(number))
-        return await grading.store_artifacts(task, Verifier(), workspace, journal, stop, key_turn=1)
+        return await grading.store_artifacts(task, Verifier(), workspace, journal, stop)
 
     kept = await asyncio.gather(*(keep(number) for number in range(3)))
     assert [(stop.stop_reason, stored.bytes) for stop, stored in kept] == [(StopReason.FINISHED, 15_000_000)] * 3

@@ -95,7 +95,7 @@ async def test_runners_that_take_over_on_a_bad_network_lose_no_acknowledged_reco
     assert sum(proxy.seen[fault] for fault in ("unavailable", "conflict", "lost request", "lost reply")) > 5
 
 
-async def test_a_runner_waits_while_storage_is_away_and_then_goes_on(through: Store, proxy: FaultProxy) -> None:
+async def test_runner_waits_for_unreachable_storage_and_continues(through: Store, proxy: FaultProxy) -> None:
     proxy.down = True
     writing = asyncio.create_task(through.create("key", b"data"))
     done, _ = await asyncio.wait([writing], timeout=1)
@@ -206,7 +206,7 @@ async def test_probe_says_how_to_correct_credentials_and_bucket(s3: S3, uri: str
         assert not isinstance(refused.value, StorageUnavailable)
 
 
-async def test_storage_that_ignores_create_only_writes_is_refused_before_anything_is_recorded() -> None:
+async def test_storage_without_create_only_writes_is_refused_before_recording() -> None:
     async with careless_s3() as careless:
         store = Store.open(careless.uri("x"), careless.environ())
         with pytest.raises(StorageError, match=r"If-None-Match.*use storage that keeps the condition"):

@@ -45,7 +45,7 @@ async def ask(front: Front, key: str, *, in_path: bool) -> tuple[int, str]:
         return reply.status, await reply.text()
 
 
-async def test_trials_of_one_name_are_told_apart_by_their_keys_and_an_unknown_key_makes_nothing(front: Front) -> None:
+async def test_trials_of_one_name_are_separated_by_keys_and_unknown_keys_refused(front: Front) -> None:
     keys, models = [new_key("rollout-0-0") for _ in range(3)], [Model("a"), Model("b")]
     async with (
         front.serving([keys[0].rpartition(".")[2]], models[0].server),

@@ -58,7 +58,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return found
 
 
-async def test_a_client_of_pr_83_gets_its_rewards_and_is_told_what_was_not_honoured(tmp_path: Path) -> None:
+async def test_pr_83_client_gets_its_rewards_and_warnings(tmp_path: Path) -> None:
     metadata = {
         "task_path": "/data/hello",
         "agent": {"name": "oracle", "kwargs": {"temperature": 0.7, "total_cost_limit": 0}, "later": 1},
@@ -88,7 +88,7 @@ async def test_server_counts_reward_once_when_client_sums_rewards(tmp_path: Path
         assert rewards_of(RunResult.model_validate(answer))["reward"] == reward, answer
 
 
-async def test_nobody_without_the_key_can_run_read_or_end_anything(tmp_path: Path) -> None:
+async def test_client_without_the_key_can_neither_run_read_nor_end(tmp_path: Path) -> None:
     archive = pack(hello_world(tmp_path / "hello"))
     async with harbor_server(tmp_path, ORACLE) as (url, _):
         bare = f"http://{url.partition('@')[2]}"
@@ -105,9 +105,9 @@ async def test_a_hostile_archive_writes_nothing_outside_and_reads_nothing_of_the
     (tmp_path / "secret").write_text("s3cret")
     hostile = {
         "leads out": tar_of((member("../../out"), b"x")),
-        "is no file": tar_of((member("t/link", tarfile.SYMTYPE, "/etc/passwd"), b"")),
-        "is no file and": tar_of((member("t/dev", tarfile.CHRTYPE), b"")),
-        "no tar.gz": b"nonsense",
+        "is neither a file": tar_of((member("t/link", tarfile.SYMTYPE, "/etc/passwd"), b"")),
+        "is neither a file nor": tar_of((member("t/dev", tarfile.CHRTYPE), b"")),
+        "not a tar.gz": b"nonsense",
         "leads out of": tar_of((member(str(tmp_path / "absolute")), b"x")),
         "no folder with": tar_of((member("t/readme"), b"x")),
         "expected one folder": tar_of(*((member(f"{n}/task.toml"), b"") for n in "ab")),
@@ -135,7 +135,7 @@ async def test_body_that_cannot_be_decoded_is_refused(tmp_path: Path) -> None:
         aiohttp.ClientSession() as http,
         http.post(url + PATH, data=b"no gzip", headers=headers) as reply,
     ):
-        assert (reply.status, "no multipart form" in (await reply.json())["detail"]) == (400, True)
+        assert (reply.status, "not a multipart form" in (await reply.json())["detail"]) == (400, True)
 
 
 async def test_too_much_is_refused_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,30 @@ async def test_the_same_key_is_one_run_also_when_both_requests_come_at_once(tmp_
         answers = await asyncio.gather(*(post(url, archive, **{"Idempotency-Key": "a"}) for _ in range(3)))
         again = await post(url, archive, **{"Idempotency-Key": "a"})
         other = await post(url, archive, {"task_path": "another"}, **{"Idempotency-Key": "a"})
+        (tmp_path / "hello" / "tests" / "test.sh").chmod(0o700)
+        other_mode = await post(url, pack(tmp_path / "hello"), **{"Idempotency-Key": "a"})
         (tmp_path / "hello" / "instruction.md").write_text("Write something else.")
         other_task = await post(url, pack(tmp_path / "hello"), **{"Idempotency-Key": "a"})
+        differing = [{"task_path": path} for path in ("one", "two", "three")]
+        at_once = await asyncio.gather(*(post(url, archive, each, **{"Idempotency-Key": "b"}) for each in differing))
 
     assert [answer["run_id"] for _, answer in [*answers, again]] == [again[1]["run_id"]] * 4
-    assert len(list((tmp_path / "out").iterdir())) == 1
-    assert (other[0], other_task[0]) == (409, 409)
+    assert sorted(status for status, _ in at_once) == [200, 409, 409]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert (other[0], other_mode[0], other_task[0]) == (409, 409, 409)
+
+
+async def test_equal_keys_at_two_servers_with_one_output_are_two_runs(tmp_path: Path) -> None:
+    """The second client got the first one's reward, for another task."""
+    oracle = job("oracle", {"type": "Oracle"}, mode="Eval", output={"uri": str(tmp_path / "out")})
+    task = hello_world(tmp_path / "hello")
+    rewards = []
+    for server in ("one", "two"):
+        async with harbor_server(tmp_path / server, oracle) as (url, _):
+            _, answer = await post(url, pack(task), **{"Idempotency-Key": "step-1"})
+            rewards.append(answer["rewards"])
+        (task / "solution" / "solve.sh").write_text("#!/bin/sh\n")
+    assert rewards == [{"reward": 1.0}, {"reward": 0.0}]
 
 
 async def test_second_server_on_a_folder_is_refused_and_takes_no_run_from_the_first(tmp_path: Path) -> None:
@@ -269,7 +287,7 @@ async def test_a_run_is_ended_by_delete_and_has_no_reward(tmp_path: Path) -> Non
         assert (await get(url, "run-unknown", "DELETE"))[0] == 404
 
 
-async def test_a_run_of_a_killed_server_goes_on_where_it_was_and_is_not_doubled(tmp_path: Path) -> None:
+async def test_run_of_a_killed_server_resumes_and_is_not_doubled(tmp_path: Path) -> None:
     """The agent's first call is held while the server is killed: the next server finds the same process in its sandbox."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_manifest("mini", asking(turns=2))))
     archive, port, model = pack(hello_world(tmp_path / "hello")), free_port(), HeldModel()

@@ -92,10 +92,7 @@ async def play(
     settings = read_settings(config(folder, **remote), environ or {})
     assert settings is not None
     running = Rollouts(
-        with_remote_agent(config(folder, **remote), settings),
-        policy.model,
-        {},
-        make_trials(settings, environ or {}),
+        with_remote_agent(config(folder, **remote), settings), policy.model, {}, make_trials(settings, environ or {})
     )
     row = read_row({"uid": "u", "index": 0, "instance_id": "hello"}, HarborRows(config(folder, **remote), {}, settings))
     try:
@@ -104,9 +101,7 @@ async def play(
         await running.close()
 
 
-async def test_the_prompt_is_trained_with_its_tools_and_the_tokens_are_those_that_the_engine_saw(
-    tmp_path: Path,
-) -> None:
+async def test_prompt_is_trained_with_its_tools_and_the_engines_tokens(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     async with harbor_server(tmp_path / "server", job("mini", asking(turns=2))) as (url, _):
         members = await play(tmp_path, Policy(), members=2, agent_name="mini", harbor_server_url=url)
@@ -179,7 +174,7 @@ class ForeignServer:
 LOST = {"status": "error", "rewards": {"reward": 0.0}, "error": "ConnectionError: the cluster is away"}
 
 
-async def test_a_retry_is_a_session_of_its_own_and_the_first_one_is_fenced_off(tmp_path: Path) -> None:
+async def test_retry_has_its_own_session_and_the_first_one_is_fenced_off(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     foreign = ForeignServer(LOST, {"status": "completed", "rewards": {"reward": 0.5, "style": 0.25}})
     async with foreign as url:
@@ -191,7 +186,7 @@ async def test_a_retry_is_a_session_of_its_own_and_the_first_one_is_fenced_off(t
     assert [asked["agent"]["name"] for asked in foreign.asked] == ["swe-agent"] * 2
 
 
-async def test_trials_that_a_server_lost_are_no_reward_of_zero_when_no_retry_is_left(tmp_path: Path) -> None:
+async def test_trials_lost_by_a_server_have_no_reward_when_no_retry_is_left(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     async with ForeignServer(LOST, LOST) as url:
         (member,) = await play(tmp_path, Policy(), agent_name="a", harbor_server_url=url, max_retries=2)
@@ -201,7 +196,9 @@ async def test_trials_that_a_server_lost_are_no_reward_of_zero_when_no_retry_is_
     assert "the cluster is away" in member.result.message
 
 
-@pytest.mark.parametrize("error", ["AgentTimeoutError: 1800 s", "NonZeroAgentExitCodeError: exit code 1"])
+@pytest.mark.parametrize(
+    "error", ["AgentTimeoutError: 1800 s", "VerifierTimeoutError: 600 s", "ApiRateLimitError: too many requests"]
+)
 async def test_a_policy_that_makes_its_agent_fail_is_neither_tried_again_nor_masked(tmp_path: Path, error: str) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     foreign = ForeignServer({"status": "error", "rewards": {"reward": 0.0}, "error": error})

@@ -159,7 +159,7 @@ async def test_a_model_that_fails_raises_with_what_there_was_until_then(folder: 
     assert [step.content for step in trajectory.steps][-1] == "1"
 
 
-async def test_an_agent_that_breaks_is_told_and_is_no_failure_of_infrastructure(
+async def test_failing_agent_is_reported_and_is_not_an_infrastructure_failure(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
@@ -171,7 +171,7 @@ async def test_an_agent_that_breaks_is_told_and_is_no_failure_of_infrastructure(
     assert "t: the agent failed: KeyError: 'its own mistake'" in caplog.text
 
 
-async def test_debug_logs_what_the_model_is_told_and_answers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_debug_logs_the_prompts_and_the_answers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rolloutctl.agents")
     agent = GeneralAgent("Be brief.", tool_names=["calculator"], debug=True)
     model = says('Action: calculator\nAction Input: {"expression": "40 + 2"}', "Final Answer: 42")

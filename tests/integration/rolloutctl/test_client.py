@@ -56,7 +56,7 @@ async def test_a_job_made_in_python_runs_too(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "out").is_dir(), "relative to the working directory"
 
 
-async def test_leaving_early_stops_the_run_and_the_next_one_goes_on(tmp_path: Path) -> None:
+async def test_leaving_early_stops_the_run_and_the_next_one_resumes(tmp_path: Path) -> None:
     path = starter(tmp_path, delay=0.2)
     running = Client().run(path)
     first = await anext(running)
@@ -83,8 +83,8 @@ async def test_tasks_from_any_iterable_are_run_stored_and_resumed(tmp_path: Path
     with pytest.raises(TaskSourceError) as caught:
         await anext(Client().run(path, tasks=[fix, {"name": "x"}, fix]))
     assert str(caught.value).splitlines() == [
-        "tasks:2: prompt: is missing. What the agent is asked to do.",
-        "tasks:3: name: a task named 'fix-add' stands in line 1 already; names must differ",
+        "tasks:2: prompt: is missing. The agent's instructions.",
+        "tasks:3: name: a task named 'fix-add' is in line 1 already; names must differ",
     ]
 
 

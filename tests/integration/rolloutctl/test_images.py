@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
 
 from tests.support.harbor_tasks import hello_world, in_two_steps
+from tests.support.preloaded import run_rolloutctl
 
 # Harbor 0.25's own models as JSON Schema, without what no trial of ours has; other names than theirs are refused too. The
 # package itself needs Python 3.12.
@@ -18,7 +18,6 @@ HARBOR_MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "lock.json": ("TrialLock", {"task": {"type": "local"}}),
 }
 """By file: its model, and a change that must not pass."""
-ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
 JOB = """\
 apiVersion: rollout.dev/v1alpha1
 kind: RolloutJob
@@ -32,7 +31,7 @@ spec:
 
 
 def rolloutctl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROLLOUTCTL, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    return run_rolloutctl(*arguments, folder=cwd)
 
 
 def harbors(model: str) -> jsonschema.Draft202012Validator:
@@ -61,7 +60,7 @@ def test_a_missing_image_is_built_once_and_kept_as_a_layout(tmp_path: Path) -> N
     assert again["state"] == "there"
 
 
-def test_a_build_that_fails_leaves_nothing_and_says_what_the_builder_said(tmp_path: Path) -> None:
+def test_failed_build_leaves_nothing_and_quotes_the_builder(tmp_path: Path) -> None:
     dockerfile: dict[str, str | bytes] = {"environment/Dockerfile": "FROM scratch\nCOPY missing /\n"}
     hello_world(tmp_path / "tasks" / "hello", **dockerfile)
     (tmp_path / "job.yaml").write_text(JOB)
@@ -102,4 +101,4 @@ def test_trials_are_written_in_harbors_layout(tmp_path: Path) -> None:
     ]
     again = rolloutctl("export", str(run), "--format", "harbor", "-o", "trials", cwd=tmp_path)
     assert again.returncode == 2, again.stderr
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr

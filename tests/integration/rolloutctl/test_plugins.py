@@ -14,6 +14,7 @@ import yaml
 
 from rollout_api.records import Result
 from rolloutctl.client import Client
+from tests.support.preloaded import run_rolloutctl
 from tests.support.vllm_server import Answer, ToolCall, VllmStandIn
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
@@ -39,16 +40,13 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def shell(rolloutctl_program: Sequence[str], tmp_path: Path) -> Shell:
+def shell(tmp_path: Path) -> Shell:
     """Runs commands in a folder that has a module of plugins."""
     (tmp_path / "wishing_kit.py").write_text(MODULE)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
 
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*rolloutctl_program, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, **environ},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        return run_rolloutctl(*arguments, folder=tmp_path, environ={"PYTHONPATH": path, **environ})
 
     return run
 
@@ -79,7 +77,7 @@ def test_the_list_of_plugins_has_the_built_ins_and_one_is_described_with_its_opt
     assert "did you mean 'SafetyFilter'?" in unknown.stderr
 
 
-def test_a_wrong_plugin_is_told_by_validate_and_by_run_before_anything_is_written(shell: Shell, tmp_path: Path) -> None:
+def test_wrong_plugin_is_reported_by_validate_and_run_before_any_write(shell: Shell, tmp_path: Path) -> None:
     starter(tmp_path, [{"name": "wishing_kit:Wishes", "config": {"shar": 1}}])
     for command in ("validate", "run"):
         told = shell(command, "job.yaml")

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ import pytest
 
 from tests.support.docker_registry import DockerRegistry, serve_docker_registry
 from tests.support.harbor_tasks import hello_world
+from tests.support.preloaded import run_rolloutctl
 
-ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
 JOB = """\
 apiVersion: rollout.dev/v1alpha1
 kind: RolloutJob
@@ -43,18 +41,8 @@ def task(folder: Path, name: str) -> None:
 
 def images(folder: Path, tool: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Each image with what was done for it."""
-    command = [
-        ROLLOUTCTL,
-        "images",
-        "job.yaml",
-        "--tool",
-        tool,
-        "--base",
-        "nowhere.example/base:1=scratch",
-        "-o",
-        "json",
-    ]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    arguments = ["images", "job.yaml", "--tool", tool, "--base", "nowhere.example/base:1=scratch", "-o", "json"]
+    done = run_rolloutctl(*arguments, folder=folder, environ=environ)
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return [(answer["image"].partition("/")[2], answer["state"]) for answer in answers]
@@ -70,8 +58,15 @@ def programs_without(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("skopeo", [True, False], ids=["with skopeo", "without skopeo"])
-@pytest.mark.parametrize("tool", ["buildah", "podman"])
+@pytest.mark.parametrize(
+    ("tool", "skopeo"),
+    [
+        pytest.param("buildah", True, id="buildah with skopeo"),
+        pytest.param("podman", False, id="podman without skopeo"),
+        pytest.param("buildah", False, id="buildah without skopeo", marks=pytest.mark.full),
+        pytest.param("podman", True, id="podman with skopeo", marks=pytest.mark.full),
+    ],
+)
 def test_what_one_machine_pushed_no_other_one_builds_again(
     tool: str, skopeo: bool, registry: DockerRegistry, tmp_path: Path
 ) -> None:
@@ -91,9 +86,7 @@ def test_what_one_machine_pushed_no_other_one_builds_again(
     assert registry.writes() == written
 
 
-def test_an_image_that_was_built_but_never_pushed_is_not_taken_for_one_that_is_there(
-    registry: DockerRegistry, tmp_path: Path
-) -> None:
+def test_unpushed_image_is_not_an_existing_one(registry: DockerRegistry, tmp_path: Path) -> None:
     """The builder's own copy is no answer: a cluster could not pull it."""
     task(tmp_path, "one")
     (tmp_path / "job.yaml").write_text(JOB.format(host=registry.host))

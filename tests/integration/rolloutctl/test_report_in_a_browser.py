@@ -203,6 +203,7 @@ async def test_every_control_has_a_name_and_text_can_be_read_in_light_and_dark(
         assert await tab.run("document.documentElement.lang") == "en"
 
 
+@pytest.mark.full
 async def test_five_thousand_rollouts_stay_searchable(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "large.html"
     write_report(file, 5000)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -14,13 +13,14 @@ import yaml
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.store import READS_AT_ONCE, StorageUnavailable, Store
-from agent_runtime.recording.stream import StreamRecord
+from agent_runtime.recording.stream import StreamClosed, StreamRecord
 from rollout_api.tasks import Tasks, TaskStream
 from rolloutctl.commands.results import results as show_results
 from rolloutctl.commands.stream import submit as submit_tasks
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.job_stream import JobStream
 from rolloutctl.ui.console import Form
+from tests.support.preloaded import run_rolloutctl
 from tests.support.records import completed, small_job
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
@@ -48,16 +48,7 @@ class OpenJob:
             time.sleep(0.05)
 
     def stream(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*self._program, "stream", *arguments],
-            cwd=self._folder,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=os.environ,
-            check=False,
-        )
+        return run_rolloutctl("stream", *arguments, folder=self._folder, text=text)
 
 
 @pytest.fixture
@@ -89,11 +80,9 @@ def test_groups_go_in_while_the_job_runs_and_come_out_once_and_closing_ends_it(j
     assert f"closed with {2 * job.count} groups" in late.stderr
 
 
-def test_a_job_with_fixed_tasks_says_that_it_takes_none(rolloutctl_program: list[str], tmp_path: Path) -> None:
+def test_a_job_with_fixed_tasks_says_that_it_takes_none(tmp_path: Path) -> None:
     def rolloutctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*rolloutctl_program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        return run_rolloutctl(*arguments, folder=tmp_path)
 
     assert rolloutctl("init").returncode == 0
     assert rolloutctl("run", "job.yaml").returncode == 0
@@ -155,19 +144,25 @@ def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_given_up(
     assert "20 of 20 ended rollouts were lost" in followed.stderr
 
 
-async def test_submit_that_breaks_off_says_how_many_tasks_were_submitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_unknown", [True, False])
+async def test_submit_that_fails_says_which_tasks_were_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_unknown: bool
 ) -> None:
     record, create = await open_job(tmp_path), Store.create
 
-    async def refuse_the_third(store: Store, key: str, data: bytes) -> bool:
-        if key == "stream/2.json":
+    async def fail_at_the_third(store: Store, key: str, data: bytes) -> bool:
+        if key == "stream/2.json" and is_unknown:
+            await create(store, key, data)
             raise StorageUnavailable("storage is away")
+        if key == "stream/2.json":
+            await create(store, key, b'{"closed":true}')
         return await create(store, key, data)
 
-    monkeypatch.setattr(Store, "create", refuse_the_third)
+    monkeypatch.setattr(Store, "create", fail_at_the_third)
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"name": f"task-{number}", "prompt": "Do it."}) + "\n" for number in range(4)))
-    with pytest.raises(StorageUnavailable):
+    with pytest.raises(StorageUnavailable if is_unknown else StreamClosed):
         await submit_tasks(record.store.uri, str(tasks), None, Form.TEXT)
-    assert "Only the first 2 of 4 tasks were submitted" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Only the first 2 of 4 tasks were submitted" in said
+    assert ("The next one, task-2, may be submitted, too" in said) == is_unknown

@@ -1,9 +1,7 @@
 """`rolloutctl submit` without a cluster: what of this machine a cluster could not see is brought to where it can."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from rollout_api.manifest import load_manifest
 from rollout_api.tasks import Tasks
 from rolloutctl.sources import local_source, upload, with_source
 from tests.support.harbor_tasks import hello_world
+from tests.support.preloaded import run_rolloutctl
 from tests.support.s3 import S3, serve_s3
 
 
@@ -40,13 +39,7 @@ def manifest(folder: Path, output: str, source: dict[str, Any]) -> Path:
 
 
 def submit(path: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rolloutctl.main", "submit", str(path), *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_rolloutctl("submit", str(path), *arguments, folder=path.parent, environ=environ)
 
 
 def rows(folder: Path, count: int = 2) -> None:
@@ -149,7 +142,7 @@ def test_a_program_is_another_upload_than_the_same_bytes_as_data(s3: S3, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["one/tests/helper", '{"one": 1}', "[1]"])
-def test_a_list_of_executables_that_is_none_is_told_with_its_file(text: str, tmp_path: Path) -> None:
+def test_invalid_list_of_executables_is_reported_with_its_file(text: str, tmp_path: Path) -> None:
     job = load_manifest(manifest(tmp_path, "s3://bucket/jobs", {"uri": "set", "format": "Harbor"}))
     hello_world(tmp_path / "set/one")
     (tmp_path / "set" / EXECUTABLES).write_text(text)

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.local.environment import readable_by, running_environment
-from agent_runtime.sandboxes.local.provider import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider, _plain_homes
+from rollout_api.rollout_job import RolloutJobSpec
+from rollout_api.sandbox import Provider
 from tests.integration.sandboxes.conftest import FIRST, spec, template
 
 REPOSITORY = Path(__file__).parents[3]
@@ -68,6 +72,19 @@ async def test_a_killed_runner_loses_no_command_and_runs_none_twice(tmp_path: Pa
     assert await say(workspace, command, "1:slow") == "once"
     assert await say(workspace, "cat count", "1:look") == "once"
     await provider.close()
+
+
+@only_root
+async def test_plain_commands_run_when_only_root_can_enter_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as closed:  # of mode 700, and short enough for a socket
+        monkeypatch.setattr(tempfile, "tempdir", closed)
+        provider = LocalProvider(tmp_path / "run", template("Plain"), places=1)
+        await provider.open()
+        workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+        assert await say(workspace, "id -un", "1:who") == "nobody"
+        await provider.close()
 
 
 @only_root
@@ -159,9 +176,7 @@ async def test_tree_that_cannot_be_packed_to_its_end_is_no_lost_sandbox(tmp_path
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_a_sandbox_that_dies_in_a_command_is_lost_and_the_next_attempt_gets_a_new_one(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_lost_sandbox_is_replaced_for_the_next_attempt(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
@@ -290,6 +305,39 @@ async def test_homes_secrets_sockets_and_the_run_folder_are_not_there(
     await provider.close()
 
 
+async def test_files_of_jobs_are_not_there_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output, its tasks and its manifest have hidden tests; the temporary folder has the sandboxes of other jobs."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # workspaces have another /tmp
+        folder = Path(name)
+        monkeypatch.setattr(tempfile, "tempdir", f"{name}/temporary")
+        for secret in (
+            "tasks%20.jsonl",
+            "job.yaml",
+            "serve/request.json",
+            "temporary/token",
+            "out put/job.json",
+            "seen",
+        ):
+            (folder / secret).parent.mkdir(exist_ok=True)
+            (folder / secret).write_text(f"content of {secret}")
+        job = RolloutJobSpec.model_validate(
+            {
+                "tasks": {"from": {"uri": f"file://{name}/tasks%20.jsonl"}},  # as written: no escapes
+                "agent": {"type": "Oracle"},
+                "sandbox": template("Overlay").wire(),
+                "output": {"uri": f"file://{name}/out%20put"},
+            }
+        )
+        private = [folder / "job.yaml", folder / "serve"]
+        provider = open_provider(job, folder / "temporary" / "run", Provider.LOCAL, base_dir=folder, private=private)
+        await provider.open()
+        try:
+            workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+            assert await say(workspace, f"cat {name}/* {name}/*/* 2>/dev/null", "1:a") == "content of seen"
+        finally:
+            await provider.close()
+
+
 async def test_the_python_of_this_environment_runs_the_tests_of_a_task(overlay: LocalProvider) -> None:
     workspace = await overlay.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
     await workspace.write("test_it.py", b"def test_it():\n    assert 1 + 1 == 2\n", key="1:a")
@@ -315,7 +363,7 @@ async def test_a_workspace_reaches_no_network(overlay: LocalProvider) -> None:
 
 
 @only_root
-async def test_root_in_a_workspace_is_nobody_on_this_machine(overlay: LocalProvider) -> None:
+async def test_workspace_root_has_no_rights_on_this_machine(overlay: LocalProvider) -> None:
     workspace = await overlay.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
     assert await say(workspace, "id -u", "1:a") == "0"
     command = asyncio.create_task(workspace.run("exec sleep 31.4159", key="1:b", deadline_seconds=60))
@@ -341,7 +389,7 @@ def text_of(path: Path) -> str:
 
 
 @only_root
-async def test_plain_commands_of_root_run_as_nobody(tmp_path: Path) -> None:
+async def test_plain_commands_of_root_run_as_nobody_user(tmp_path: Path) -> None:
     provider = LocalProvider(tmp_path / "run", template("Plain"), places=2)
     await provider.open()
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
@@ -352,7 +400,7 @@ async def test_plain_commands_of_root_run_as_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 @pytest.mark.parametrize("has_pytest", [True, False])
-async def test_whoever_has_no_pytest_is_told_that_path_begins_with_another_python(
+async def test_missing_pytest_names_the_other_python_on_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, has_pytest: bool
 ) -> None:
     machine = tmp_path / "machine"
@@ -383,7 +431,7 @@ def python_for_nobody() -> tuple[str, str]:
 
 @only_root
 @pytest.mark.parametrize("mode", ["Auto", "Plain"])
-def test_an_ordinary_user_gets_a_working_sandbox_and_is_told_what_it_lacks(mode: str) -> None:
+def test_ordinary_user_gets_a_working_sandbox_and_its_limits(mode: str) -> None:
     python, libraries = python_for_nobody()
     run_dir = Path(
         subprocess.check_output(["mktemp", "-d"], text=True, user=NOBODY, group=NOBODY, extra_groups=[]).strip()
@@ -413,3 +461,12 @@ async def test_an_attempt_of_a_fenced_off_runner_is_refused_at_acquire_too(overl
     await overlay.acquire(spec(), attempt="0-1", fence=Fence(2, "second"), name="agent")
     with pytest.raises(Fenced):
         await overlay.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+
+
+def test_an_ordinary_users_tmpdir_is_used_where_only_its_group_lets_it_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o750)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: NOBODY)
+    assert _plain_homes(NOBODY) == str(tmp_path)

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace
 from tests.integration.sandboxes.conftest import FETCH, FIRST, Case, spec
+from tests.support.full import MODES_ONCE
 
 REPOSITORY = Path(__file__).parents[3]
 SERVING_RUNNER = Path(__file__).with_name("serving_runner.py")
@@ -61,9 +62,7 @@ async def test_a_program_in_a_workspace_without_network_reaches_its_model(provid
     assert answers == [*(f"/{number} one" for number in range(8)), "/x other"]
 
 
-async def test_what_is_asked_while_nobody_serves_waits_for_who_serves_next(
-    case: Case, provider: SandboxProvider
-) -> None:
+async def test_request_without_a_server_waits_for_the_next_one(case: Case, provider: SandboxProvider) -> None:
     workspace = await acquire(provider)
     async with workspace.serve_model(says("first")) as url:
         assert await fetch(workspace, f"{url}/a", "1:a") == "/a first"
@@ -135,10 +134,8 @@ print("\\n".join(log))
 """
 
 
-@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_when_the_runner_is_killed_the_next_one_goes_on_and_the_agent_sees_one_broken_answer(
-    tmp_path: Path, mode: str
-) -> None:
+@pytest.mark.parametrize("mode", MODES_ONCE)
+async def test_killed_runner_is_replaced_and_the_agent_sees_one_broken_answer(tmp_path: Path, mode: str) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
     lines: list[str] = []

@@ -154,9 +154,7 @@ async def test_members_of_a_group_do_not_see_each_other(provider: SandboxProvide
     assert await say(later, "cat setup.log", "1:a") == "prepared\n"
 
 
-async def test_the_same_attempt_and_name_again_is_the_same_workspace_and_another_name_is_not(
-    provider: SandboxProvider,
-) -> None:
+async def test_workspace_of_equal_attempt_and_name_is_the_same(provider: SandboxProvider) -> None:
     first = await acquire(provider)
     await first.write("mark", b"", key="1:a")
     assert await (await acquire(provider)).stat("mark") is not None
@@ -230,7 +228,7 @@ async def test_a_cancelled_acquire_takes_no_place_with_it(case: Case) -> None:
     await provider.close()
 
 
-async def test_a_released_workspace_is_gone_and_release_is_fine_twice(case: Case, provider: SandboxProvider) -> None:
+async def test_releasing_a_workspace_twice_is_allowed(case: Case, provider: SandboxProvider) -> None:
     workspace = await acquire(provider)
     await workspace.release()
     await workspace.release()
@@ -315,7 +313,7 @@ async def test_the_record_says_what_it_really_was(case: Case, provider: SandboxP
     assert provider.warnings
 
 
-async def test_a_state_that_was_kept_when_its_runner_died_is_gone_on_from(case: Case) -> None:
+async def test_kept_state_is_continued_when_its_runner_died(case: Case) -> None:
     """Else all turns before a checkpoint are lost, where the kill comes before it is recorded where the agent goes on."""
     if case.kind == "Plain":
         return  # it freezes nothing: snapshots are what it keeps

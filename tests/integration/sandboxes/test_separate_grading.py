@@ -1,5 +1,6 @@
 """What an agent did in its workspace is graded in a new one: real executors, both modes."""
 
+import random
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from agent_runtime.engine.attempt.grading import grade_artifacts
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Verdict
-from rollout_api.rollout_job import Verifier
+from rollout_api.rollout_job import Attempts, Verifier
 from rollout_api.tasks import Task
 from tests.integration.sandboxes.conftest import FIRST, spec, template
 
@@ -38,7 +39,7 @@ WORK: dict[str, tuple[list[str], str]] = {
         ["mkdir -p shut/in && echo 1 > shut/in/a && echo 2 > b && chmod 000 shut/in/a shut/in shut b"],
         "stat -c %a shut b | grep -c '^0$' | grep 2 && chmod -R u+rwX shut b && grep 1 shut/in/a && grep 2 b",
     ),
-    "names that are no text": (
+    "names that are not text": (
         ["touch \"$(printf 'a\\nb')\" \"$(printf '\\377')\""],
         "test $(ls | wc -c) -gt 4 && test -e $'\\xff'",
     ),
@@ -81,7 +82,15 @@ async def graded(
             yield archive[start : start + (1 << 20)]
 
     return await grade_artifacts(
-        task, Verifier(), provider, prepared, attempt="0-1", fence=FIRST, artifacts=artifacts, tries=1
+        task,
+        Verifier(),
+        provider,
+        prepared,
+        attempt="0-1",
+        fence=FIRST,
+        artifacts=artifacts,
+        attempts=Attempts(limit=1),
+        jitter=random.Random(),
     )
 
 
@@ -102,7 +111,9 @@ async def test_what_an_agent_leaves_behind_a_prepared_link_does_not_mask_it(tmp_
     assert verdict.reward == 0
 
 
-@pytest.mark.parametrize(("mode", "user"), [("Overlay", None), ("Overlay", "1000:1000"), ("Plain", None)])
+@pytest.mark.parametrize(
+    ("mode", "user"), [pytest.param("Overlay", None, marks=pytest.mark.full), ("Overlay", "1000:1000"), ("Plain", None)]
+)
 @pytest.mark.parametrize("work", WORK)
 async def test_what_an_agent_left_is_graded_as_it_is(
     provider_of: Callable[..., LocalProvider], mode: str, user: str | None, work: str
@@ -117,9 +128,7 @@ async def test_what_an_agent_left_is_graded_as_it_is(
     assert verdict.passed, verdict
 
 
-async def test_work_beside_a_file_that_only_root_may_read_is_graded(
-    provider_of: Callable[..., LocalProvider],
-) -> None:
+async def test_work_beside_a_file_that_only_root_may_read_is_graded(provider_of: Callable[..., LocalProvider]) -> None:
     provider = provider_of("Overlay", "1000:1000")
     await provider.open()
     try:
@@ -162,7 +171,7 @@ if os.fork() == 0:
 
 
 @pytest.mark.parametrize(("verifier_user", "forgeable"), [(None, True), ("0", False)])
-async def test_code_under_test_that_replaces_the_report_is_out_of_reach_or_the_verdict_is_forgeable(
+async def test_report_replaced_by_code_under_test_is_unreachable_or_forgeable(
     provider_of: Callable[..., LocalProvider], verifier_user: str | None, forgeable: bool
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")
@@ -207,6 +216,30 @@ async def test_private_files_of_the_agent_stay_readable_for_its_user(provider_of
     assert (verdict.passed, verdict.forgeable) == (True, False), verdict
 
 
+async def test_private_folders_of_hidden_files_stay_readable_for_the_users_they_belong_to(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    as_user = "setpriv --reuid 1000 --regid 1000 --clear-groups"
+    try:
+        verdict = await graded(
+            provider,
+            [],
+            setup=["umask 077 && mkdir -p /var/tmp/home/checks && echo 42 > /var/tmp/home/settings"],
+            user="1000:1000",
+            verifier_user="0",
+            commands=[
+                f"{as_user} grep 42 /var/tmp/home/settings",
+                f"! {as_user} mv /var/tmp/home/checks /var/tmp/home/other && ! {as_user} touch /var/tmp/home/checks/new",
+            ],
+            files=[{"path": "/var/tmp/home/checks/check.sh", "content": ""}, {"path": "/check.sh", "content": ""}],
+        )
+    finally:
+        await provider.close()
+    assert (verdict.passed, verdict.forgeable) == (True, False), verdict
+
+
 @pytest.mark.parametrize("isolated", [False, True])
 async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
     provider_of: Callable[..., LocalProvider], isolated: bool
@@ -232,7 +265,7 @@ WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.tx
 
 
 @pytest.mark.parametrize("verifier_user", [None, "0", "1001"])
-async def test_reward_file_is_graded_when_no_user_may_write_outside_of_the_working_directory(
+async def test_reward_file_is_graded_when_no_user_may_write_outside_the_working_directory(
     provider_of: Callable[..., LocalProvider], verifier_user: str | None
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")
@@ -251,6 +284,64 @@ async def test_reward_file_is_graded_when_no_user_may_write_outside_of_the_worki
     finally:
         await provider.close()
     assert (verdict.reward, verdict.forgeable) == (1, verifier_user != "0"), verdict
+
+
+PRIVATE_REWARD = "file=$(mktemp) && echo 1 > $file && mv $file /logs/verifier/reward.txt"
+PRIVATE_REPORT = f"umask 077 && {sys.executable} -m pytest -q -p no:cacheprovider /opt/hidden/test_a.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier_user", "command"),
+    [("rewardFile", "0", PRIVATE_REWARD), ("rewardFile", "1001", PRIVATE_REWARD), ("pytest", "0", PRIVATE_REPORT)],
+)
+async def test_what_only_the_verifiers_user_may_read_is_graded(
+    provider_of: Callable[..., LocalProvider], kind: str, verifier_user: str, command: str
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            [],
+            setup=[],
+            user="1000:1000",
+            verifier_user=verifier_user,
+            kind=kind,
+            commands=[command],
+            files=[{"path": "/opt/hidden/test_a.py", "content": "def test_a(): pass"}],
+        )
+    finally:
+        await provider.close()
+    assert verdict.reward == 1, verdict
+
+
+async def test_code_under_test_cannot_replace_hidden_files_in_a_folder_of_its_user(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    hidden = "/var/tmp/own/checks/check.sh"
+    as_user = "setpriv --reuid 1000 --regid 1000 --clear-groups"
+    try:
+        verdict = await graded(
+            provider,
+            [f"echo 'rm -f {hidden}; touch {hidden}' > run.sh"],
+            setup=[
+                "mkdir -p /var/tmp/own/checks && ln -s /var/tmp/own /var/tmp/link",
+                "mkdir -p /var/tmp/forged/checks && touch /var/tmp/forged/checks/check.sh",
+            ],
+            user="1000:1000",
+            verifier_user="0",
+            commands=[
+                f"{as_user} sh run.sh; true",
+                f"{as_user} rm -f /var/tmp/link && {as_user} cp -r /var/tmp/forged /var/tmp/link; true",
+                "sh /var/tmp/link/checks/check.sh",
+            ],
+            files=[{"path": "/var/tmp/link/checks/check.sh", "content": "test -e solved"}],
+        )
+    finally:
+        await provider.close()
+    assert ([command.exit_code for command in verdict.commands], verdict.forgeable) == ([0, 0, 1], False), verdict
 
 
 RUNS_ALL_TESTS = """\

@@ -60,11 +60,7 @@ class Watched(VllmServer):
         self._url, self._arrived = url, arrived
 
     async def complete(
-        self,
-        request: ModelRequest,
-        *,
-        on_tokens: Callable[[int], None] | None = None,
-        **fields: Any,
+        self, request: ModelRequest, *, on_tokens: Callable[[int], None] | None = None, **fields: Any
     ) -> ModelReply:
         """See VllmServer."""
 

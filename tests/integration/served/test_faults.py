@@ -38,7 +38,7 @@ async def test_a_server_that_is_killed_loses_no_call_and_no_token(fleet: Fleet) 
     assert max(grown) > 0, "what had arrived was not sampled again"
 
 
-async def test_a_finished_answer_is_not_gone_on_with_when_only_its_end_was_lost(fleet: Fleet) -> None:
+async def test_finished_answer_is_not_continued_when_only_its_end_was_lost(fleet: Fleet) -> None:
     await fleet.start(1)
     await fleet.model.check()
     engine, progress = fleet.connect(fleet.servers[0].url), Progress()

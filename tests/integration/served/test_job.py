@@ -10,9 +10,9 @@ from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.pool import fleet as fleet_module
 from agent_runtime.models.pool import gate, stall_detector
+from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
-from agent_runtime.recording.token_history import TokenHistory
 from rollout_api.model_server import ServerState
 from rollout_api.records import ResponseRecord, Result
 from rollout_api.rollout_job import RolloutJob
@@ -97,7 +97,7 @@ async def all_spans(fleet: OperatedFleet, folder: Path, tokens: int) -> list[lis
     return [versions for result in results for versions in await spans_of(reader, result, tokens, unknown=unknown)]
 
 
-async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_through_updates_and_kills(
+async def test_every_token_has_its_version_through_updates_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance, tasks, tokens = Random(1), 3, 30
@@ -127,7 +127,8 @@ async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_thr
     assert len({version for versions in spans for version in versions}) > UPDATES // 2
 
 
-async def test_500_rollouts_in_flight_go_on_when_one_of_four_servers_cannot_load_the_new_policy(
+@pytest.mark.full
+async def test_rollouts_continue_when_one_server_cannot_load_the_new_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts, tokens = 500, 12

@@ -9,9 +9,7 @@ from tests.integration.served.fleet import MODEL, PATIENCE_SECONDS, Fleet, ask, 
 MANY = 5 * int(INITIAL_CALLS)
 
 
-async def test_calls_wait_in_the_runner_while_a_servers_memory_is_full_and_go_there_again_when_it_has_room(
-    fleet: Fleet,
-) -> None:
+async def test_calls_wait_in_the_runner_while_a_servers_memory_is_full(fleet: Fleet) -> None:
     await fleet.start(1, "--tokens-per-second", "40", "--kv-blocks", "1000")
     await fleet.model.check()
     (server,) = fleet.servers

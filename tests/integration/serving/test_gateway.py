@@ -124,7 +124,7 @@ async def status(gateway: Gateway, method: str, url: str, **options: object) -> 
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(routes.DATA - {("POST", CHAT)}))
-async def test_runners_get_what_a_rollout_needs(gateway: Gateway, method: str, path: str) -> None:
+async def test_runners_reach_the_routes_of_a_rollout(gateway: Gateway, method: str, path: str) -> None:
     async with gateway.http.request(method, URL(f"{gateway.data}{path}?a=%2F", encoded=True)) as response:
         assert response.status == 200
     assert gateway.engine.asked == [f"{method} {path}?a=%2F"]
@@ -155,7 +155,7 @@ async def test_no_other_spelling_leads_to_a_control_route(gateway: Gateway) -> N
     assert set(gateway.engine.asked) <= {"GET /version"}, "a fragment is no part of a path"
 
 
-async def test_nobody_gets_a_control_route_without_the_token(gateway: Gateway) -> None:
+async def test_control_routes_require_the_token(gateway: Gateway) -> None:
     for method, path in routes.CONTROL | routes.OWN:
         for shown in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x"):
             found = await status(gateway, method, gateway.control + path, headers={"Authorization": shown})
@@ -208,7 +208,7 @@ async def test_an_answer_that_the_engine_cuts_off_does_not_look_whole(gateway: G
             await asyncio.wait_for(response.content.read(), 5)
 
 
-async def test_an_engine_that_is_away_is_said_to_be(gateway: Gateway) -> None:
+async def test_unreachable_engine_is_reported(gateway: Gateway) -> None:
     await gateway.stop_engine.aclose()
     async with gateway.http.get(f"{gateway.data}/health") as response:
         assert response.status == 503
@@ -238,9 +238,7 @@ async def test_calls_are_refused_until_the_policy_that_is_served_is_known(gatewa
 
 
 @pytest.mark.parametrize("path", sorted(path for _, path in routes.CHANGES))
-async def test_from_a_pause_or_a_load_to_its_verification_no_call_is_let_in_and_those_inside_go_on(
-    gateway: Gateway, path: str
-) -> None:
+async def test_gateway_admits_no_call_from_a_pause_or_load_to_its_verification(gateway: Gateway, path: str) -> None:
     async with gateway.http.post(gateway.data + CHAT, json={}) as held:
         assert await status(gateway, "POST", gateway.control + path, headers=BEARER) == 200
         assert await status(gateway, "POST", f"{gateway.control}/resume", headers=BEARER) == 200
@@ -273,9 +271,7 @@ async def test_an_engine_that_was_started_again_between_two_calls_is_asked_nothi
 
 
 @pytest.mark.parametrize("capture", ["Tokens", "TextOnly"])
-async def test_a_runner_records_no_token_of_a_policy_that_it_does_not_believe_in(
-    capture: str,
-) -> None:
+async def test_a_runner_records_no_token_of_a_policy_that_it_does_not_believe_in(capture: str) -> None:
     async with VllmStandIn() as engine, AsyncExitStack() as stack:
         ports = await serve(stack, TOKEN, None, engine.url, 0, 0)
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -297,7 +293,7 @@ async def test_a_runner_records_no_token_of_a_policy_that_it_does_not_believe_in
             await ask(0)
         assert raised.value.reason == "NotReady"
         await open_for(gateway, 3)
-        with pytest.raises(ModelError, match="serves policy version 3, and was taken to serve 2") as raised:
+        with pytest.raises(ModelError, match="serves policy version 3, expected 2") as raised:
             await ask(2)
         assert raised.value.reason == "OtherPolicy"
         assert (await ask(3)).usage.completion_tokens == 4
@@ -345,15 +341,13 @@ async def test_two_policies_are_kept_and_those_before_them_make_room(gateway: Ga
         ({"version": 1, "uri": "ftp://x"}, 502, "expected hf://, s3://"),
     ],
 )
-async def test_what_cannot_be_fetched_is_told(
-    gateway: Gateway, body: dict[str, object], expected: int, words: str
-) -> None:
+async def test_failed_fetch_is_reported(gateway: Gateway, body: dict[str, object], expected: int, words: str) -> None:
     async with gateway.http.post(f"{gateway.control}/policy/fetch", json=body, headers=BEARER) as response:
         assert response.status == expected
         assert words in await response.text()
 
 
-async def test_the_process_serves_an_engine_on_its_loopback_until_it_is_told_to_end(tmp_path: Path) -> None:
+async def test_process_serves_an_engine_on_its_loopback_until_stopped(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     async with VllmStandIn() as engine, aiohttp.ClientSession() as http:
         options = ["--port=0", "--control-port=0", f"--token-file={tmp_path / 'token'}", f"--engine-url={engine.url}"]
@@ -378,3 +372,51 @@ async def test_the_process_serves_an_engine_on_its_loopback_until_it_is_told_to_
         finally:
             process.terminate()
             assert await process.wait() == 0
+
+
+async def test_a_call_to_the_model_reaches_its_adapter_once_there_is_one(tmp_path: Path) -> None:
+    bodies: list[object] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(json.loads(await request.read()))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with AsyncExitStack() as stack:
+        runner = web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        data, control = await serve(stack, TOKEN, None, url, 0, 0, "org/m")
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        gateway = Gateway(Engine(), f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}", http, stack, 0)
+        for version in (0, 3):
+            await open_for(gateway, version)
+            for body in ({"model": "org/m", "n": 1}, {"n": 2}, {"model": "another"}):
+                assert await status(gateway, "POST", gateway.data + CHAT, json=body) == 200
+        assert await status(gateway, "POST", gateway.data + CHAT, data=b"{") == 400
+        # The policy changes from the base model to an adapter while a body arrives.
+        changed = asyncio.Event()
+
+        async def slow_body() -> AsyncIterator[bytes]:
+            yield b'{"model": "org/m", '
+            await changed.wait()
+            yield b'"n": 3}'
+
+        await open_for(gateway, 0)
+        call = asyncio.create_task(status(gateway, "POST", gateway.data + CHAT, data=slow_body()))
+        await asyncio.sleep(0.2)
+        await open_for(gateway, 4)
+        changed.set()
+        assert await call == 200
+    policy = "org/m.policy"
+    assert bodies[:3] == [{"model": "org/m", "n": 1}, {"n": 2}, {"model": "another"}]
+    assert bodies[3:6] == [{"model": policy, "n": 1}, {"model": policy, "n": 2}, {"model": "another"}]
+    assert bodies[6:] == [{"model": policy, "n": 3}]
+
+
+async def test_control_port_refuses_a_large_body(gateway: Gateway) -> None:
+    too_large = io.BytesIO(b" " * (2**20 + 1))
+    assert await status(gateway, "POST", f"{gateway.control}/policy/served", data=too_large, headers=BEARER) == 413

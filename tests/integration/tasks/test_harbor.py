@@ -198,9 +198,7 @@ async def test_a_separate_verifier_finds_nothing_planted_where_it_looks_in_artif
     assert await rewards(tmp_path / "tasks", [call(command)]) == [0]
 
 
-async def test_a_separate_verifier_gets_artifacts_of_an_agent_that_may_not_write_to_the_working_directory(
-    tmp_path: Path,
-) -> None:
+async def test_separate_verifier_gets_artifacts_outside_the_working_directory(tmp_path: Path) -> None:
     config = SEPARATE_USERS.replace('"/app/hello.txt"', '"/tmp/data/kept", "/tmp/data/gone"').replace(
         '"/app"', '"/srv"'
     )
@@ -236,7 +234,7 @@ async def test_a_model_begins_each_step_anew_and_cannot_gain_by_ending_early(tmp
     assert (cut.reward, cut.stop_reason) == (0.5, "MaxTurns")
 
 
-async def test_a_step_in_which_the_time_ran_out_is_graded_and_those_behind_it_count_as_nothing(tmp_path: Path) -> None:
+async def test_step_is_graded_when_time_runs_out_and_later_ones_count_as_zero(tmp_path: Path) -> None:
     folder = in_two_steps(tmp_path / "tasks" / "t")
     config = (folder / "task.toml").read_text()
     (folder / "task.toml").write_text(config.replace("[environment]", "[agent]\ntimeout_sec = 2\n\n[environment]"))
@@ -244,9 +242,7 @@ async def test_a_step_in_which_the_time_ran_out_is_graded_and_those_behind_it_co
     assert (cut.reward, cut.stop_reason) == (0.5, "AgentTimeout"), cut.message
 
 
-async def test_a_run_that_is_stopped_in_the_second_step_neither_prepares_nor_grades_a_step_twice(
-    tmp_path: Path,
-) -> None:
+async def test_run_stopped_in_the_second_step_repeats_no_setup_or_grading(tmp_path: Path) -> None:
     folder = in_two_steps(tmp_path / "tasks" / "t")
     counted = "#!/bin/bash\necho graded >> /app/graded\n"
     for step in ("write", "double"):

@@ -136,7 +136,7 @@ async def test_the_fix_cannot_be_read_from_the_history(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", ["alternates", "worktree", "kept pack", "nested", "shallow"])
-def test_history_is_gone_however_the_repository_kept_it(plant: str, folder: Path) -> None:
+def test_git_history_is_removed_however_the_repository_kept_it(plant: str, folder: Path) -> None:
     repository = folder / "repository"
     base = make_repository(repository)["base_commit"]
     if plant == "alternates":
@@ -197,6 +197,9 @@ PLANTED = {
     "data/sh": "",
     ".gitattributes": "",
     "tests/helper.py": "",
+    "tests.py": "",
+    "__init__.py": "",
+    "check_calculator.py": "",
     "tests/test_calculator/__init__.py": "",
     "tests.txt": f"diff --git a/{TESTS_FOLDER}/tests.patch.0 b/x.txt\nsimilarity index 100%\n"
     f"rename from {TESTS_FOLDER}/tests.patch.0\nrename to x.txt\n",
@@ -211,7 +214,8 @@ def test_a_patch_plants_nothing_that_decides_the_hidden_tests(planted: str, fold
     (repository / ".venv" / "bin").mkdir(parents=True)
     (repository / ".venv" / "pyvenv.cfg").touch()
     (repository / "data").symlink_to(folder)
-    base = commit(repository, "prepared", {".gitignore": "*.pyc\n/.venv\n/data\n"})
+    settings = {"pytest.ini": "[pytest]\npython_files = test_*.py check_*.py\n"}
+    base = commit(repository, "prepared", {".gitignore": "*.pyc\n/.venv\n/data\n", **settings})
     subprocess.run(["sh", "-c", scrub_history(base)], cwd=repository, check=True)
     header = f"diff --git a/{planted} b/{planted}\nnew file mode 100755\n--- /dev/null\n+++ b/{planted}\n"
     new = f"{header}@@ -0,0 +1 @@\n+x = 1\n"
@@ -269,7 +273,7 @@ def make_r2e(folder: Path) -> dict[str, Any]:
     }
 
 
-async def test_an_image_with_its_tests_in_it_grades_by_them_and_shows_them_to_nobody(folder: Path) -> None:
+async def test_image_with_its_tests_hides_them_and_grades_by_them(folder: Path) -> None:
     instance = make_r2e(folder / "repository")
     looks = "{ grep -rac KEPT-SECRET . ; ls -d run_tests.sh r2e_tests; git log --all --format=%s; } 2>/dev/null"
     attempts = {

@@ -1,6 +1,7 @@
 """Single calls: what is chosen, where an answer goes on, what arrives while it is made, and what every trouble is called."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ async def test_the_most_exact_capture_that_the_server_offers_is_chosen(
         assert (await connect(server)).token_capture == capture
 
 
-async def test_why_a_server_is_not_token_exact_is_said(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+async def test_server_without_exact_tokens_gives_the_reason(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     async with VllmStandIn(scale_out=False) as server:
         await connect(server)
     assert "chat/completions/render answers 404" in caplog.text
@@ -83,7 +84,7 @@ async def test_an_answer_has_the_ids_and_logprobs_that_the_server_sampled(
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4000])
-async def test_the_next_prompt_is_the_ids_before_it_and_what_is_new_also_after_an_answer_that_was_cut_off(
+async def test_next_prompt_extends_the_previous_ids_after_a_cut_off_answer(
     max_tokens: int, connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn(script={"s": [LONG, "Short."]}) as server:
@@ -99,9 +100,7 @@ async def test_the_next_prompt_is_the_ids_before_it_and_what_is_new_also_after_a
     assert Prompt(after.prompt_ids, "s").text.endswith(said), "closed once, whether the model did it or not"
 
 
-async def test_ids_that_do_not_say_what_the_messages_say_are_not_gone_on_with(
-    connect: Connect, make_request: MakeRequest
-) -> None:
+async def test_ids_that_differ_from_the_messages_are_not_continued(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn(script={"s": [LONG, "Short."]}) as server:
         model = await connect(server)
         first = make_request()
@@ -117,7 +116,7 @@ async def test_ids_that_do_not_say_what_the_messages_say_are_not_gone_on_with(
 
 
 @pytest.mark.parametrize("given", [True, False])
-async def test_an_answer_that_broke_off_is_gone_on_with_and_no_token_is_sampled_twice(
+async def test_broken_answer_is_continued_without_sampling_a_token_twice(
     given: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn() as server:
@@ -140,7 +139,79 @@ async def test_an_answer_that_broke_off_is_gone_on_with_and_no_token_is_sampled_
     assert reply.completion_token_ids == made_by(0, first.prompt_ids, 60, seed=5, ignore_eos=True)
 
 
-async def test_another_server_of_the_model_goes_on_without_a_check_of_its_own(
+STRUCTURED = json.dumps({"reason": "two and two", "answer": 4})
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_with_a_grammar_that_broke_off_starts_over(
+    streamed: bool, connect: Connect, make_request: MakeRequest
+) -> None:
+    async with VllmStandIn(script={"s": [STRUCTURED]}, tokens_per_second=None if streamed else 20) as server:
+        model = await connect(server)
+        sampling = Sampling(max_tokens=200, extra={"response_format": {"type": "json_object"}})
+        server.faults.update({"drop_after": 10, "times": 1})
+        request = make_request(sampling=sampling)
+        if streamed:
+            pieces, reply = await pieces_of(model, request)
+            assert "".join(pieces) == STRUCTURED
+        else:
+            reply = await model.complete(request)
+        first, second = server.served_in("s")
+    assert reply.text == STRUCTURED
+    assert (second.prompt_ids, second.ids) == (first.prompt_ids, reply.completion_token_ids)
+    assert reply.logprobs == second.logprobs
+    # Ten tokens were in vain. The pause after them is half a second at most.
+    assert streamed or request.health.lost_seconds > 0.7
+
+
+async def test_an_answer_with_a_grammar_that_a_client_has_begun_to_read_fails(
+    connect: Connect, make_request: MakeRequest
+) -> None:
+    long = json.dumps({"lines": [f"line {number}" for number in range(40)]}, indent=1)
+    async with VllmStandIn(script={"s": [long]}, tokens_per_second=200) as server:
+        model = await connect(server)
+        server.faults.update({"drop_after": 60, "times": 1})
+        sampling = Sampling(max_tokens=2000, extra={"response_format": {"type": "json_object"}})
+        with pytest.raises(ModelError, match="Interrupted"):
+            await pieces_of(model, make_request(sampling=sampling))
+
+
+async def abort_once(server: VllmStandIn) -> None:
+    """Abort the first answer in its midst, as a weight update may."""
+    while not any(len(request.ids) > 10 for request in server.engine.running):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    async with ClientSession() as http:
+        await http.post(f"{server.url}/abort_requests", json={})
+
+
+@pytest.mark.parametrize("form", ["chat", "prompt"])
+async def test_aborted_answer_of_a_server_without_token_routes_is_discarded(
+    form: str, connect: Connect, make_request: MakeRequest
+) -> None:
+    async with VllmStandIn(scale_out=False, tokens_per_second=100) as server:
+        model = await connect(server)
+        request = make_request(sampling=Sampling(max_tokens=60, extra={"ignore_eos": True}))
+        aborting = asyncio.create_task(abort_once(server))
+        reply = await (model.complete(request) if form == "chat" else model.complete_prompt("Count.", request))
+        await aborting
+        first, second = server.served_in("s")
+    assert (first.finish, second.finish, reply.finish_reason) == ("abort", "length", "length")
+    assert reply.completion_token_ids == second.ids
+    assert request.health.lost_seconds > 0
+
+
+async def test_an_answer_that_was_given_up_with_a_client_reading_it_fails(
+    connect: Connect, make_request: MakeRequest
+) -> None:
+    async with VllmStandIn(scale_out=False, tokens_per_second=100) as server:
+        model = await connect(server)
+        aborting = asyncio.create_task(abort_once(server))
+        with pytest.raises(ModelError, match="Interrupted"):
+            await pieces_of(model, make_request(sampling=Sampling(max_tokens=60, extra={"ignore_eos": True})))
+        await aborting
+
+
+async def test_another_server_of_the_model_continues_without_a_new_check(
     connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn() as one, VllmStandIn() as other:
@@ -236,9 +307,7 @@ async def test_a_prompt_over_the_context_is_context_exceeded(
             await model.complete(make_request("word " * 400))
 
 
-async def test_stored_ids_over_the_context_are_context_exceeded_although_the_rendering_fits(
-    connect: Connect, make_request: MakeRequest
-) -> None:
+async def test_stored_ids_over_the_context_are_context_exceeded(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn(script={"s": [LONG, "Short."]}) as server:
         first = make_request(sampling=Sampling(max_tokens=4000))
         reply = await (await connect(server)).complete(first)
@@ -250,7 +319,7 @@ async def test_stored_ids_over_the_context_are_context_exceeded_although_the_ren
             await model.complete(request)
 
 
-async def test_a_pause_that_aborts_is_gone_on_from_where_it_was(connect: Connect, make_request: MakeRequest) -> None:
+async def test_aborting_pause_is_continued_at_the_same_token(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn(tokens_per_second=200) as server:
         model = await connect(server)
         request = make_request(sampling=Sampling(max_tokens=100, extra={"ignore_eos": True}))
@@ -333,7 +402,7 @@ async def test_a_model_that_is_not_served_names_those_that_are(connect: Connect)
             await connect(server, name="polciy")
 
 
-async def test_an_endpoint_that_speaks_something_else_is_said_to(connect: Connect) -> None:
+async def test_endpoint_with_another_protocol_is_reported(connect: Connect) -> None:
     async def page(http: web.Request) -> web.Response:
         return web.Response(text="<html>Welcome</html>")
 
@@ -358,7 +427,7 @@ async def test_an_image_to_a_text_model_is_a_config_error(
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     async with VllmStandIn(scale_out=scale_out) as server:
         model = await connect(server)
-        with pytest.raises(ModelConfigError, match=r"TextModel.*takes text alone"):
+        with pytest.raises(ModelConfigError, match=r"TextModel.*accepts only text"):
             await model.complete(make_request(messages=[{"role": "user", "content": [image]}]))
 
 

@@ -59,7 +59,7 @@ async def test_a_bare_prompt_without_a_limit_gets_what_the_context_has_left(
             await model.complete_prompt([1] * 500, unlimited)
 
 
-async def test_a_completion_that_broke_off_is_gone_on_with(connect: Connect, make_request: MakeRequest) -> None:
+async def test_broken_completion_is_continued(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn() as server:
         model = await connect(server)
         server.faults.update({"drop_after": 10, "times": 1})
@@ -91,7 +91,7 @@ async def _stopped(server: VllmStandIn, model: VllmServer, request: ModelRequest
 
 @pytest.mark.parametrize("stop", [["\nObservation:"], ["Obs"], ["never", "comes"], ["servation: a"]])
 @pytest.mark.parametrize("kept", [False, True])
-async def test_a_stop_string_ends_the_text_as_in_the_chat_route_and_the_ids_stay_what_was_sampled(
+async def test_stop_string_ends_the_text_and_its_sampled_ids_stay(
     stop: list[str], kept: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
     extra = {"include_stop_str_in_output": True} if kept else {}
@@ -110,7 +110,7 @@ async def test_a_stop_string_ends_the_text_as_in_the_chat_route_and_the_ids_stay
     assert truth.stopped_by in tokenizer().decode(truth.ids)
 
 
-async def test_answers_that_stop_strings_ended_are_gone_on_from_with_every_sampled_id(
+async def test_answers_ended_by_stop_strings_continue_from_every_sampled_id(
     connect: Connect, make_request: MakeRequest
 ) -> None:
     script = {"s": [STOPPED, STOPPED, STOPPED, "The end."]}
@@ -132,9 +132,7 @@ async def test_answers_that_stop_strings_ended_are_gone_on_from_with_every_sampl
     assert text.count("\nObservation:<|im_end|>") == 3, "sampled, so in the context, and the turn is closed behind it"
 
 
-async def test_the_token_that_closes_an_answer_is_no_part_of_its_text(
-    connect: Connect, make_request: MakeRequest
-) -> None:
+async def test_closing_token_is_not_part_of_an_answers_text(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn(script={"s": ["Done.", "", "One two"]}) as server:
         model = await connect(server)
         assert (await model.complete(make_request())).text == "Done."

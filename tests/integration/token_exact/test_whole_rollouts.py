@@ -76,9 +76,7 @@ async def test_128_turns_are_one_sequence_of_the_very_ids_that_went_in_and_came_
     assert stored == len(requests[-1].prompt_ids) + len(requests[-1].ids), "the journal has each token once"
 
 
-async def test_through_plain_chat_every_mismatch_is_a_fork_and_only_what_was_sampled_is_trained(
-    tmp_path: Path, run_one: Any
-) -> None:
+async def test_plain_chat_counts_mismatches_as_forks_and_trains_sampled_tokens(tmp_path: Path, run_one: Any) -> None:
     async with VllmStandIn(script=working, max_model_len=200_000, scale_out=False) as server:
         ran = await run_one(server, tmp_path)
         requests = server.served_in("rollout-0")
@@ -183,3 +181,17 @@ async def test_a_trainer_cannot_go_over_to_a_model_without_ids_in_the_middle_of_
         async with RolloutSession(job, base_dir=tmp_path, environ={}, provider=provider) as session:
             with pytest.raises(ModelConfigError, match="allowTextOnly"):
                 await session.use_model(other)
+
+
+def endless(prompt: Prompt) -> str:
+    return "ok" if "Say ok" in prompt.text else "and again, " * 3000
+
+
+async def test_an_endless_first_answer_is_graded_although_no_token_of_it_can_be_seen(
+    tmp_path: Path, run_one: Any
+) -> None:
+    async with VllmStandIn(scale_out=False, tokens_per_second=50, script=endless) as server:
+        model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 3}}
+        ran = await run_one(server, tmp_path, model=model, sampling={})
+    assert (ran.result["outcome"], ran.result["stopReason"]) == ("Completed", "AgentError"), ran.result
+    assert [failed["reason"] for failed in ran.result["failedAttempts"]] == ["Timeout"]

@@ -58,7 +58,7 @@ async def test_a_text_that_is_not_unique_or_not_there_changes_nothing(bench: Any
     assert (bench.folder / "a.py").read_text() == "x = 1\ny = 1\n"
 
 
-async def test_bytes_that_are_no_utf8_survive_an_edit(bench: Any) -> None:
+async def test_bytes_other_than_utf8_survive_an_edit(bench: Any) -> None:
     (bench.folder / "a.py").write_bytes(b"caf\xe9 = 1\nb = 2\n")
     assert "caf\\xe9" in await edit(bench, "view")
     await edit(bench, "str_replace", old_str="b = 2", new_str="ü = 3")
@@ -108,7 +108,7 @@ async def test_wrong_ranges_and_missing_arguments_say_what_is_right(bench: Any) 
             await edit(bench, **arguments)
 
 
-async def test_a_long_file_is_cut_with_the_range_to_go_on_with(bench: Any) -> None:
+async def test_long_file_is_cut_with_the_range_to_continue(bench: Any) -> None:
     await edit(bench, "create", file_text="some text in a line\n" * 5000)
     shown = await edit(bench, "view")
     assert len(shown) < 50_000

@@ -33,7 +33,7 @@ async def test_a_syntax_error_is_shown(bench: Any) -> None:
     assert "[exit code 2]" in content
 
 
-async def test_what_no_process_can_be_given_is_told_to_the_model(bench: Any) -> None:
+async def test_argument_that_no_process_accepts_is_reported_to_the_model(bench: Any) -> None:
     with pytest.raises(ToolError, match="NUL"):
         await bench.use("bash", command="echo \0")
     with pytest.raises(ToolError, match="NUL"):
@@ -97,7 +97,7 @@ async def test_nothing_in_an_argument_is_run_by_the_shell(hostile: Any, place: A
     assert not (tree.folder / "owned").exists()
 
 
-async def test_more_results_than_wanted_are_said_to_be_more(tree: Any) -> None:
+async def test_truncated_results_are_marked(tree: Any) -> None:
     for number in range(12):
         (tree.folder / f"n{number}.txt").write_text("needle\n" * 100)
     content = (await tree.use("search", pattern="needle", max_results=10)).content.splitlines()

@@ -77,12 +77,12 @@ async def test_the_next_runner_finds_the_terminal_and_types_nothing_twice(
 
 # The second closes the terminal a moment before it is gone, as any shell does where the processors are busy.
 @pytest.mark.parametrize("text", ["exit\n", "exec bash -c 'exec </dev/null >/dev/null 2>&1; sleep 0.5'\n"])
-async def test_a_shell_that_ended_is_told_and_the_next_call_has_a_new_one(runner: Runner, text: str) -> None:
+async def test_ended_shell_is_reported_and_the_next_call_has_a_new_one(runner: Runner, text: str) -> None:
     assert (await runner.use(1, text=text, wait=20)).data["ended"]
     assert "again" in await runner.type(2, "echo again\n")
 
 
-async def test_a_program_that_reads_nothing_is_told_to_the_model_and_is_no_lost_sandbox(
+async def test_program_that_reads_no_input_is_reported_and_keeps_the_sandbox(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal_module, "INPUT_SECONDS", 1.0)

@@ -52,7 +52,7 @@ class FolderWorkspace:
             command, cwd=self._at(cwd or "."), deadline_seconds=deadline_seconds, env=variables | dict(env or {})
         )
 
-    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20, **_: Any) -> bytes:
         try:
             return self._at(path).read_bytes()[:limit]
         except OSError as error:
@@ -78,7 +78,7 @@ class FolderWorkspace:
         else:
             place.unlink(missing_ok=True)
 
-    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+    async def stat(self, path: str, *, key: str | None = None, **_: Any) -> FileStat | None:
         place = self._at(path)
         try:
             info = place.lstat()

@@ -39,7 +39,7 @@ async def startable(workspace: Any, turn: int, **spec: Any) -> None:
     await require_startable(task(**spec), workspace, key_turn=turn)
 
 
-async def test_hidden_tests_decide_and_each_is_told(workspace: Any) -> None:
+async def test_hidden_tests_decide_and_each_is_listed(workspace: Any) -> None:
     graded = await verdict(workspace, PYTEST, calc=HALF)
     assert (graded.reward, graded.passed) == (0.5, False)
     assert {test.name: test.passed for test in graded.tests} == {
@@ -143,7 +143,7 @@ async def test_time_used_up_is_a_failed_verdict_and_later_commands_are_not_run(w
     assert await workspace.stat("ran") is None
 
 
-async def test_a_missing_program_is_no_verdict_but_exit_code_127_is(workspace: Any) -> None:
+async def test_missing_program_gives_no_verdict_but_exit_code_127_does(workspace: Any) -> None:
     """Before the agent's files come in, the task is at fault; afterwards a missing program is a failed verdict."""
     with pytest.raises(VerifierUnavailable, match="program no-such-program is missing"):
         await startable(workspace, 1, commands=["no-such-program --check"])
@@ -154,7 +154,7 @@ async def test_a_missing_program_is_no_verdict_but_exit_code_127_is(workspace: A
     assert (await verdict(workspace, {"commands": ["no-such-program"]})).reward == 0
 
 
-async def test_a_command_that_the_machine_cannot_start_is_no_verdict(
+async def test_command_that_the_machine_cannot_start_gives_no_verdict(
     workspace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(*_: Any, **__: Any) -> Any:
@@ -170,10 +170,19 @@ async def test_a_command_that_the_machine_cannot_start_is_no_verdict(
     assert (await verdict(workspace, commands, SHARED)).reward == 0, "a policy could mask itself"
 
 
-@pytest.mark.parametrize(("sudo", "apart"), [("false", 1000), ("echo 0", 0)])
-async def test_user_who_becomes_root_without_password_is_not_kept_apart(
-    workspace: Any, monkeypatch: pytest.MonkeyPatch, sudo: str, apart: int
+@pytest.mark.parametrize(
+    ("mode", "sudo", "apart"),
+    [
+        ("Overlay", "false", 1000),
+        ("Overlay", "echo 0", 0),
+        ("Overlay", "[ $2 = -l ] && echo /usr/bin/tee", 0),
+        ("Plain", "false", 0),
+    ],
+)
+async def test_user_is_kept_apart_only_without_sudo_and_in_overlay(
+    workspace: Any, monkeypatch: pytest.MonkeyPatch, mode: str, sudo: str, apart: int
 ) -> None:
+    """In Plain, root would take over folders of the machine."""
     run = workspace.run
 
     async def run_with_sudo(command: str, *, user: str | None = None, **options: Any) -> Any:
@@ -181,6 +190,7 @@ async def test_user_who_becomes_root_without_password_is_not_kept_apart(
         return await run(f"sudo() {{ {sudo}; }}; id() {{ echo {uid}; }}; {command}", **options)
 
     monkeypatch.setattr(workspace, "run", run_with_sudo)
+    monkeypatch.setattr(workspace, "description", {"mode": mode})
     assert await require_startable(task(commands=["true"], user="root"), workspace, key_turn=1) == apart
 
 
@@ -192,7 +202,7 @@ async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> Non
     assert (await verdict(workspace, {**spec, "commands": [f"echo '{forged}' > report.xml"]})).reward == 1
     linked = await verdict(workspace, {**spec, "commands": ["ln -sf other.xml report.xml"]})
     assert linked.reward == 0
-    assert "is no file" in linked.message
+    assert "is not a file" in linked.message
 
 
 async def test_a_reward_file_counts_only_when_the_verifier_wrote_it(workspace: Any) -> None:

@@ -82,6 +82,7 @@ async def test_every_task_can_be_solved_and_is_not_solved_yet(task: Task, new_wo
     assert (verdict.reward, verdict.passed) == (1, True), verdict
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "member"), CASES)
 async def test_each_member_gets_the_reward_that_the_readme_promises(
     name: str, member: int, new_workspace: Callable[[], Any]

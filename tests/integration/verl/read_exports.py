@@ -23,11 +23,7 @@ prompts = RLHFDataset(
     OmegaConf.create({"cache_dir": str(folder / "cache"), "filter_overlong_prompts_workers": 1}),
 )
 recorded = load_extern_object("pkg://agent_runtime.integrations.verl.conversations", "RecordedConversations")
-sft = recorded(
-    [conversations],
-    tokenizer,
-    OmegaConf.create({"max_length": 4096}),
-)
+sft = recorded([conversations], tokenizer, OmegaConf.create({"max_length": 4096}))
 
 
 def trained(sample):

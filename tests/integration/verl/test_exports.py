@@ -11,6 +11,8 @@ import pytest
 from agent_runtime.export.verl import write_conversations, write_tokens
 from tests.support.recorded_run import ASK, OTHER, SYSTEM, record_run
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).with_name("read_exports.py")
 ROOT = Path(__file__).parents[3]
 Found = dict[str, Any]

@@ -5,8 +5,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.documentation import PAGES, blocks
 from tests.support.terminal import Terminal
+
+pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 STEPS = (1, 2, 3)
@@ -84,9 +86,7 @@ def logprob_of(version: int) -> float:
     return -0.25 * (version + 1)
 
 
-def test_a_trainer_trains_exactly_the_tokens_that_were_sampled_in_the_context_in_which_they_were(
-    played: dict[str, Any],
-) -> None:
+def test_trainer_trains_exactly_the_sampled_tokens_in_their_context(played: dict[str, Any]) -> None:
     seen = answers_to(played)
     rows = [row for _, row in legacy_rows(played) + v1_rows(played) if not row.get("lost")]
     for row in rows:
@@ -138,7 +138,7 @@ def test_a_reward_is_that_of_the_rollout_whose_tokens_stand_beside_it(played: di
             assert row["score_at"] == len(row["response"]) - 1
 
 
-def test_a_member_lost_to_infrastructure_is_no_sample_and_no_reward_of_zero(played: dict[str, Any]) -> None:
+def test_member_lost_to_infrastructure_gives_no_sample(played: dict[str, Any]) -> None:
     for batch in played["legacy"]:
         by_task = {task: list(rows) for task, rows in groupby(batch["rows"], lambda row: row["task"])}
         lost = [row for row in by_task["flaky"] if row["lost"]]
@@ -156,15 +156,13 @@ def test_a_member_lost_to_infrastructure_is_no_sample_and_no_reward_of_zero(play
         assert not [row for row in batch["rows"] if row["task"] == "dead"]
 
 
-def test_a_prompt_in_transfer_queue_ends_finished_where_something_can_be_trained_and_else_as_failure(
-    played: dict[str, Any],
-) -> None:
+def test_prompt_in_transfer_queue_is_finished_if_trainable_else_failed(played: dict[str, Any]) -> None:
     for batch in played["v1"]:
         unfinished = {task: status for task, status in batch["statuses"].items() if status != "finished"}
         assert unfinished == {"dead": "failure"}, played["losses"]
 
 
-def test_verl_goes_on_while_its_batch_is_generated(played: dict[str, Any]) -> None:
+def test_verl_continues_while_its_batch_is_generated(played: dict[str, Any]) -> None:
     """No model answered before `generate_sequences` returned: one that waited for it would have come back with results."""
     for batch in [*played["v1"], played["validation"]]:
         assert batch["on_return"].keys() == batch["statuses"].keys()
@@ -177,9 +175,7 @@ def test_a_row_of_v1_is_a_group_of_as_many_members_as_it_asks_for(played: dict[s
         assert {row["member"] for row in batch["rows"] if row["task"] == "looked-up"} == {0, 1}
 
 
-def test_a_forked_rollout_gives_all_its_branches_to_v1_and_its_last_one_to_the_legacy_trainer(
-    played: dict[str, Any],
-) -> None:
+def test_forked_rollout_gives_v1_all_branches_and_the_legacy_trainer_the_last(played: dict[str, Any]) -> None:
     for batch in played["v1"]:
         forked = [row for row in batch["rows"] if row["task"] == "forgetful"]
         assert sorted((row["member"], row["branch"]) for row in forked) == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -190,7 +186,7 @@ def test_a_forked_rollout_gives_all_its_branches_to_v1_and_its_last_one_to_the_l
         assert batch["timing"]["agent_loop/forked_rollouts"] == 2
 
 
-def test_verls_own_advantages_reward_the_right_rollouts_and_reach_every_branch_of_them(played: dict[str, Any]) -> None:
+def test_verls_advantages_reach_every_branch_of_the_right_rollouts(played: dict[str, Any]) -> None:
     for batch in played["v1"]:
         for task in ("looked-up", "forgetful"):
             rows = [row for row in batch["rows"] if row["task"] == task]
@@ -248,9 +244,7 @@ def test_verls_own_tool_gets_its_rows_arguments_and_its_rewards_are_handed_back(
     assert {row["score"] for row in rows} == {0.0, 1.0}
 
 
-def test_what_the_policy_sampled_stays_at_the_head_of_the_next_prompt_however_the_template_would_spell_it(
-    played: dict[str, Any],
-) -> None:
+def test_sampled_tokens_stay_in_the_next_prompt_whatever_the_template(played: dict[str, Any]) -> None:
     facts = played["conversation"]
 
     assert facts["whole"][: len(facts["seen"])] == facts["seen"]
@@ -261,7 +255,7 @@ def test_what_the_policy_sampled_stays_at_the_head_of_the_next_prompt_however_th
     assert [json.loads(call["function"]["arguments"]) for call in facts["calls"]] == [{"command": "ls"}]
 
 
-def test_an_answer_that_was_cut_off_is_closed_before_the_conversation_goes_on(played: dict[str, Any]) -> None:
+def test_cut_off_answer_is_closed_before_the_conversation_continues(played: dict[str, Any]) -> None:
     assert played["conversation"]["cut_text"] == (
         "Look<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -7,16 +7,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.harbor_server import asking, harbor_server, job
 from tests.support.harbor_tasks import hello_world
+
+pytestmark = pytest.mark.full
 
 SCRIPT = Path(__file__).with_name("train_remote.py")
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_command_line_goes_before_the_environment_and_that_before_the_yaml_and_bad_json_is_told(
-    tmp_path: Path,
-) -> None:
+def test_command_line_overrides_environment_and_yaml_and_bad_json_is_reported(tmp_path: Path) -> None:
     task = hello_world(tmp_path / "tasks" / "deep" / "hello")
 
     made = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True)

@@ -1,20 +1,25 @@
 """The engine as verl's workers have it, without verl: real sandboxes, and a policy in this process for its servers."""
 
+import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from agent_runtime.engine.scheduling.groups import JobAborted
+from agent_runtime.engine.groups import JobAborted
+from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.integrations.verl.job import Kind
 from agent_runtime.integrations.verl.model import LLMClientModel
-from agent_runtime.integrations.verl.rollouts import Rollouts
+from agent_runtime.integrations.verl.rollouts import Rollouts, _OpenJob
 from agent_runtime.integrations.verl.rows import Row, read_row
 from agent_runtime.models.base import TokenPrefix
 from rollout_api.records import Message, Outcome
 from tests.support.vllm_server import Answer, Prompt, ToolCall, VllmStandIn
+
+pytestmark = pytest.mark.full
 
 TRAIN, VALIDATE = Kind(2, validate=False), Kind(1, validate=True)
 
@@ -107,6 +112,19 @@ async def test_a_group_comes_back_whole_with_the_tokens_of_each_member(rollouts:
         assert (sample.min_version, sample.max_version) == (1, 1)
 
 
+async def test_rollouts_see_no_files_of_the_dataset(tmp_path: Path, policy: Policy) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # every workspace has a /tmp of its own
+        file = Path(folder, "train.parquet")
+        file.write_text("hidden tests")
+        data = {"train_files": [str(file)], "val_files": "nowhere.parquet"}
+        running = Rollouts({**config(tmp_path, agent={"tools": []}), "data": data}, policy.model, {})
+        try:
+            (member,) = await running.run(row(0, setup=[f"! cat {file}"]), VALIDATE)
+        finally:
+            await running.close()
+    assert member.result.outcome is Outcome.COMPLETED, member.result.message
+
+
 async def test_training_and_validation_are_jobs_of_their_own_with_their_own_sampling(
     rollouts: Rollouts, policy: Policy
 ) -> None:
@@ -117,7 +135,7 @@ async def test_training_and_validation_are_jobs_of_their_own_with_their_own_samp
     assert policy.temperatures == [0.0, 0.5, 0.5]
 
 
-async def test_a_server_that_is_gone_loses_members_and_then_ends_the_work_with_its_reason(
+async def test_lost_server_loses_members_and_then_ends_the_work_with_its_reason(
     rollouts: Rollouts, policy: Policy
 ) -> None:
     policy.up = False
@@ -157,3 +175,30 @@ async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -
     assert (tuple(sample.prompt_ids), tuple(sample.response_ids[:first])) in asked
     last = len(ids) - sample.response_mask[::-1].index(0)
     assert (tuple(ids[:last]), tuple(ids[last:])) in asked
+
+
+async def test_a_group_whose_caller_was_cancelled_ends_no_other_group() -> None:
+    """The group comes back between the cancellation of its future and the end of its caller."""
+    first, second = (FinishedGroup(number, row(number).task, None, ()) for number in range(2))
+
+    class Session:
+        def __init__(self) -> None:
+            self.submitted = 0
+
+        async def submit(self, task: Any, label: str) -> int:
+            self.submitted += 1
+            return self.submitted - 1
+
+        async def __aiter__(self) -> AsyncIterator[FinishedGroup]:
+            while self.submitted < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            calls[0].cancel()
+            yield first
+            yield second
+
+    job = _OpenJob(cast(Any, Session()))
+    calls = [asyncio.create_task(job.run(row(number))) for number in range(2)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[1] is second
+    job.raise_failure()

@@ -59,6 +59,9 @@ def parse(given: list[str]) -> argparse.Namespace:
     own.add_argument("--keep-served", type=int, default=20_000, help="requests in the record")
     own.add_argument("--no-scale-out", action="store_true", help="no render, derender and generate")
     own.add_argument("--no-weight-checker", action="store_true", help="no /weight_checker, as in any release so far")
+    own.add_argument(
+        "--weight-versions", action="store_true", help="generate says which weights made what, as since 0.30"
+    )
     own.add_argument("--keeps-streamed-ids", action="store_true", help="streamed chat with tools loses no ids")
     own.add_argument("--fault", action="append", default=[], metavar="NAME=JSON")
     if given[:1] == ["serve"]:
@@ -89,6 +92,7 @@ async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
         base_version=arguments.base_version,
         scale_out=not arguments.no_scale_out,
         weight_checker=not arguments.no_weight_checker,
+        weight_versions=arguments.weight_versions,
         tool_parser=arguments.enable_auto_tool_choice and bool(arguments.tool_call_parser),
         drops_streamed_ids=not arguments.keeps_streamed_ids,
         priority_scheduling=arguments.scheduling_policy == "priority",

@@ -79,6 +79,18 @@ def chat_logprobs(
     return {"content": content}
 
 
+def generate_logprobs(ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
+    """vLLM 0.32, vllm/entrypoints/scale_out/token_in_token_out/protocol.py: GenerateLogProbs.
+
+    The sampled token is among the alternatives also with `logprobs: 0`.
+    """
+    content: list[dict[str, Any]] = []
+    for token, logprob in zip(ids, logprobs, strict=True):
+        entry = {"token_id": token, "logprob": logprob, "rank": 1}
+        content.append({**entry, "top_logprobs": [entry]})
+    return {"content": content}
+
+
 def completion_logprobs(ids: Sequence[int], logprobs: Sequence[float], offset: int) -> dict[str, Any]:
     """vLLM 0.26, vllm/entrypoints/openai/completion/protocol.py: CompletionLogProbs."""
     tokens = [tokenizer().pieces[token].decode("utf-8", "replace") for token in ids]

@@ -148,7 +148,10 @@ def engine_request(
         cache_salt=salt or "",
         priority=priority,
         adapter=adapter_of(server, body.get("model")),
-        script_ids=model.scripted_ids(server.script, ids, session, cut=server.faults.cut_tool_call),
+        # vLLM 0.26, vllm/v1/core/sched/scheduler.py: a request's grammar reads its output alone, and so begins anew.
+        script_ids=model.scripted_ids(
+            server.script, ids, session, cut=server.faults.cut_tool_call, anew=bool(sampling.get("structured_outputs"))
+        ),
         drop_after=server.faults.drop_after if hit else None,
     )
 

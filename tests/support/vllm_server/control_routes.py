@@ -147,18 +147,15 @@ async def weight_info(http: web.Request) -> web.Response:
 
 @weight_checker_routes.post("/weight_checker")
 async def weight_checker(http: web.Request) -> web.Response:
-    """vLLM's pull request 51350, in no release yet, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_checker;
-    {action: checksum|reset|compare, baseline}.
+    """vLLM 0.32, vllm/entrypoints/rl/online/api_router.py: weight_checker; {action: checksum|reset|compare, baseline}.
 
-    409 while paused or asleep; of what is really loaded, whatever the label says.
+    It reads the loaded weights, whatever the label says, and answers while the engine is paused, too.
     """
     server = server_of(http)
     body = await json_object(http)
     action = body.get("action")
     if action not in ("checksum", "reset", "compare"):
         raise errors.bad_request(f"action must be one of checksum|reset|compare, got {action!r}")
-    if paused(server):
-        raise ApiError("weight_checker requires an awake, unpaused engine", 409, "Conflict")
     if action == "reset":
         server.weights.discard()
         return web.json_response({"status": "reset"})
@@ -239,6 +236,9 @@ async def load_lora_adapter(http: web.Request) -> web.Response:
     name, path = body.get("lora_name"), body.get("lora_path")
     if not name or not path:
         raise ApiError("Both 'lora_name' and 'lora_path' must be provided.", 400, "InvalidUserInput")
+    if name == server_of(http).model:
+        # Since vLLM 0.31, vllm/entrypoints/openai/models/serving.py: _check_load_lora_adapter_request.
+        raise ApiError(f"The lora adapter '{name}' conflicts with a served base model.", 400, "InvalidUserInput")
     if name in weights.adapters and not body.get("load_inplace"):
         raise ApiError(
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "

@@ -77,7 +77,7 @@ def on_demand(status: int, retry_after: float | None) -> ApiError:
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """The body. Raises ApiError when it is no JSON object."""
+    """The body. Raises ApiError when it is not a JSON object."""
     try:
         body = json.loads(await request.read() or b"null")
     except ValueError as error:

@@ -118,10 +118,13 @@ def logprob_of(version: int, state: int, token: int) -> float:
     return -(1 + _mix(state, version * 0xD6E8FEB86659FD93 + token) % 4096) / 1024
 
 
-def scripted_ids(script: Script | None, prompt_ids: Sequence[int], session: str, *, cut: bool) -> list[int] | None:
+def scripted_ids(
+    script: Script | None, prompt_ids: Sequence[int], session: str, *, cut: bool, anew: bool = False
+) -> list[int] | None:
     """What is still to come of a script's answer, or None when there is no script for this.
 
-    `cut`: a tool call's JSON breaks off in its middle, and the turn ends there.
+    `cut`: a tool call's JSON breaks off in its middle, and the turn ends there. `anew`: all of the answer, whatever the
+    prompt has of it already.
     """
     if script is None:
         return None
@@ -139,6 +142,8 @@ def scripted_ids(script: Script | None, prompt_ids: Sequence[int], session: str,
     if cut and "<tool_call>" in written:
         written = written[: written.index("<tool_call>") + len("<tool_call>\n") + 30].removesuffix("}")
     ids = sampled_ids(written, state_of(prompt.ids))
+    if anew:
+        return ids
     if begun == ids[: len(begun)]:
         return ids[len(begun) :]
     # The client has re-encoded what it had of the answer.

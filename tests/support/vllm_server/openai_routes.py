@@ -216,9 +216,4 @@ async def _completion_events(
 
 
 def _head(request: Request, kind: str, body: Mapping[str, Any], server: VllmStandIn) -> dict[str, Any]:
-    return {
-        "id": request.id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": body.get("model") or server.model,
-    }
+    return {"id": request.id, "object": kind, "created": int(time.time()), "model": body.get("model") or server.model}

@@ -34,7 +34,7 @@ class VllmStandIn:
     tokens_per_second: of each request, None for as fast as it can. load_seconds: what loading weights takes.
     abort_seconds: how long the engine goes on for a client that has gone. base_version: version of the weights that it
     starts and restarts with. scale_out: whether render, derender and generate are there. weight_checker: whether that
-    route is there. weight_versions: answers of generate say which weights made them, as those newer than 0.29 do.
+    route is there. weight_versions: answers of generate say which weights made them, as 0.32 and newer do.
     tool_parser: whether tool calls are parsed. drops_streamed_ids: streamed chat with tools loses ids, as before vLLM's pull
     request 29074. max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. keep_served: how many requests the
     record keeps. transfer_port: where a trainer's tensors come in, 0 for any.

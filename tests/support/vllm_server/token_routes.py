@@ -159,13 +159,12 @@ async def generate(http: web.Request) -> web.StreamResponse:
 def _choice(request: Request, wanted: asking.Wanted, start: int, end: int, finish: str | None) -> dict[str, Any]:
     logprobs = None
     if wanted.logprobs is not None:
-        # Also with `logprobs: 0` the sampled token is among the alternatives.
-        logprobs = answering.chat_logprobs(request.ids[start:end], request.logprobs[start:end], 1, as_ids=True)
+        logprobs = answering.generate_logprobs(request.ids[start:end], request.logprobs[start:end])
     return {"index": 0, "logprobs": logprobs, "finish_reason": finish, "token_ids": request.ids[start:end]}
 
 
 def _weight_versions(server: VllmStandIn, request: Request) -> dict[str, Any]:
-    """vLLM newer than 0.29, docs/serving/online_serving/token_in_token_out.md: said with the last token of a choice."""
+    """vLLM 0.32, docs/serving/online_serving/token_in_token_out.md: said with the last token of a choice."""
     if not server.weight_versions:
         return {}
     unnamed = server.weights.label == UNLABELLED
@@ -221,6 +220,9 @@ async def derender_chat(http: web.Request) -> web.Response:
             }
         )
     prompt = int(body.get("prompt_tokens") or 0)
+    # vLLM takes any part of the prompt, and its reasoning parsers then take content for reasoning.
+    if body.get("prompt_token_ids") is not None and len(body["prompt_token_ids"]) != prompt:
+        raise ApiError("the stand-in takes all ids of the prompt or none", param="prompt_token_ids")
     return web.json_response(_derendered(server, body, [generated], "chat.completion", choices, prompt))
 
 
@@ -269,7 +271,7 @@ def _generated(server: VllmStandIn, response: Mapping[str, Any]) -> list[tuple[d
 def _with_text(logprobs: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not logprobs or not logprobs.get("content"):
         return None
-    ids = [int(entry["token"].removeprefix("token_id:")) for entry in logprobs["content"]]
+    ids = [entry["token_id"] for entry in logprobs["content"]]
     return answering.chat_logprobs(ids, [entry["logprob"] for entry in logprobs["content"]], 1)
 
 

@@ -55,6 +55,8 @@ class Weights:
     """Version of what the trainer has sent: POST /_standin/tensors plays the trainer's channel."""
     transfer_port: int = 0
     """Where tensors come in on the trainer's channel, where there is a real one; 0: any."""
+    path: str | None = None
+    """Where the last reload loaded from; None: from what the server was started with."""
     _channel: transfer.Channel | None = None
     _received: bool = False
 
@@ -62,8 +64,12 @@ class Weights:
         self.version = self.base
 
     async def reload(self, path: str | None) -> None:
-        """From a path, or the first ones again. Raises LoadError."""
-        version = self.base if path is None else await asyncio.to_thread(version_at, path)
+        """From a path, or from the last one again. Raises LoadError.
+
+        vLLM 0.32, vllm/model_executor/model_loader/reload/inplace.py: a path takes the place of the model's own.
+        """
+        self.path = path or self.path
+        version = self.base if self.path is None else await asyncio.to_thread(version_at, self.path)
         await self._load("reload_weights", version)
         self.version = version
 

@@ -45,7 +45,7 @@ async def test_the_planner_gives_each_step_to_a_sub_agent(attempt: Any, examples
     assert [messages[-1]["content"] for messages, _ in context.requests[1::2]] == ["add", "multiply"]
 
 
-def test_the_manifests_are_manifests_and_that_of_mini_swe_agent_is_the_one_that_is_tested() -> None:
+def test_documented_manifests_are_valid_and_the_mini_swe_agent_one_is_tested() -> None:
     manifests = [yaml.safe_load(block) for block in shown("yaml")]
     agents = [Agent.model_validate(block["agent"]) for block in manifests]
     assert len(agents) == 4

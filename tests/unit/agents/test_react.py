@@ -49,7 +49,7 @@ def test_a_final_answer_keeps_all_its_lines() -> None:
     assert parse_step(text) == ReActStep("done", final_answer="first\nAction: is a word here\n\nlast")
 
 
-def test_an_observation_that_the_model_invents_first_is_no_action() -> None:
+def test_observation_invented_by_the_model_is_not_an_action() -> None:
     assert parse_step("Observation: I see\nAction: bash\nAction Input: {}").action is None
 
 
@@ -114,7 +114,7 @@ async def test_a_rollout_goes_through_the_text_protocol(attempt: Any) -> None:
     assert second[-1] == {"role": "user", "content": "Observation: 42"}
 
 
-async def test_a_wrong_form_is_explained_and_ends_the_rollout_when_it_goes_on(attempt: Any) -> None:
+async def test_wrong_form_is_explained_and_ends_the_rollout_when_repeated(attempt: Any) -> None:
     context = attempt({"content": "I would say 42."}, maxFormatErrors=2)
     with pytest.raises(Stop) as caught:
         await ReAct().run(context)

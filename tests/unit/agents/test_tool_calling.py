@@ -82,7 +82,7 @@ async def test_the_system_prompt_of_the_manifest_replaces_the_agents_own(attempt
 
 
 @pytest.mark.parametrize("turn", [calling("nope", {}), calling("calculator", '{"exp'), calling("calculator", {"x": 1})])
-async def test_malformed_calls_are_explained_and_end_the_rollout_when_they_go_on(turn: Any, attempt: Any) -> None:
+async def test_malformed_calls_are_explained_and_end_the_rollout_when_repeated(turn: Any, attempt: Any) -> None:
     context = attempt(turn, maxFormatErrors=3)
     stop = await stopped(ToolCalling(), context)
     assert stop.reason is StopReason.TOOL_FORMAT
@@ -97,7 +97,7 @@ async def test_a_good_call_between_malformed_ones_forgives_them(attempt: Any) ->
     assert await ToolCalling().run(context) == "end"
 
 
-async def test_a_tool_that_rightly_refuses_is_no_format_error(attempt: Any) -> None:
+async def test_refusal_of_a_tool_is_not_a_format_error(attempt: Any) -> None:
     context = attempt(*[compute("1 / 0")] * 5, {"content": "end"}, maxFormatErrors=2)
     assert await ToolCalling().run(context) == "end"
 

@@ -51,7 +51,7 @@ def test_a_block_that_would_not_be_run_has_to_say_why(info: str, message: str) -
         read_blocks("page.md", f"a\n\n```{info}\ntext\n```\n")
 
 
-def test_commands_are_told_from_their_output() -> None:
+def test_commands_are_distinguished_from_their_output() -> None:
     block = Block("page.md", 1, "console", "$ ls\na\nb\n$ true\n")
     assert commands(block) == [("ls", "a\nb\n"), ("true", "")]
     with pytest.raises(WrongBlock, match="begins with output"):

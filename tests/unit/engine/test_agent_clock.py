@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.engine.attempt import agent_clock
 from agent_runtime.engine.attempt.agent_clock import AgentClock, union
+from agent_runtime.executor import working_time
 
 MOMENTS = st.integers(0, 60)
 SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda span: (min(span), max(span))), max_size=12)
@@ -69,7 +70,7 @@ def test_a_wait_that_ends_twice_or_never_began_changes_nothing() -> None:
     assert clock.used() == 8
 
 
-async def test_an_agent_over_its_time_is_told_from_one_that_raises_timeout_error_itself() -> None:
+async def test_agent_timeout_differs_from_an_agent_that_raises_timeout_error() -> None:
     over, own = AgentClock(0.01), AgentClock(60)
     with pytest.raises(TimeoutError):
         async with over.running():
@@ -91,7 +92,8 @@ async def test_the_clock_stands_still_until_the_last_of_several_waits_is_over() 
 
 
 async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_clock, "TICK_SECONDS", 0.1)
+    for module in (agent_clock, working_time):
+        monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
     clock = AgentClock(1)
     async with clock.running():
         await asyncio.sleep(0.1)
@@ -102,7 +104,8 @@ async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monk
 
 
 async def test_agent_that_works_on_comes_to_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_clock, "TICK_SECONDS", 0.1)
+    for module in (agent_clock, working_time):
+        monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
     clock = AgentClock(0.5)
     with pytest.raises(TimeoutError):
         async with clock.running():

@@ -37,10 +37,10 @@ def test_records_of_an_earlier_process_answer_in_their_order_and_then_calls_are_
     assert log.next(ResponseRecord, 1) is None
 
 
-def test_a_call_that_was_under_way_is_made_again_and_another_call_than_the_recorded_one_is_found_out() -> None:
+def test_running_call_is_repeated_and_a_different_call_is_detected() -> None:
     log = AttemptLog(MemoryJournal(), [asked(1, 0)])
     assert log.next(ObservationsRecord, 0) is None, "its tools had not returned"
-    with pytest.raises(NotReplayable, match="turn 0: the journal goes on with intent"):
+    with pytest.raises(NotReplayable, match="turn 0: the journal continues with intent"):
         log.next(StepRecord, 0)
 
 

@@ -2,14 +2,23 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
+from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.agent_clock import AgentClock
 from agent_runtime.engine.attempt.model_calls import AttemptModel
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
-from agent_runtime.proxy.chat import BadRequest
+from agent_runtime.models.base import (
+    RATE_LIMITED,
+    CallHealth,
+    ContextExceeded,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    RequestRefused,
+)
 from rollout_api.model import Sampling
 from rollout_api.records import StopReason
 
@@ -67,6 +76,20 @@ class Bench:
         assert await self.model.complete(REQUEST) == REPLY
 
 
+async def test_probe_waits_for_a_server_that_limits_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.02)
+
+    async def limited(request: ModelRequest) -> ModelReply:
+        request.health.note(f"{RATE_LIMITED}: status 429")
+        await asyncio.sleep(0.1)
+        request.health.note(None)
+        return REPLY
+
+    told = Told()
+    told.answer = limited
+    assert await model_calls._is_answered(told, replace(REQUEST, health=CallHealth()))
+
+
 async def test_calls_of_a_rollout_go_where_those_of_its_group_go() -> None:
     bench = Bench()
     await bench.answers()
@@ -89,7 +112,7 @@ async def test_a_request_that_the_program_may_have_worded_so_excuses_nothing(rea
     bench = Bench()
     await bench.fails(ModelError(reason, "no such field"))
     assert bench.model.trouble() is None
-    with pytest.raises(BadRequest, match="no bare prompt"):
+    with pytest.raises(RequestRefused, match="no bare prompt"):
         await bench.model.complete_prompt("x", REQUEST)
     assert bench.model.trouble() is None
 
@@ -148,7 +171,7 @@ async def test_a_call_that_was_cancelled_while_it_was_held_keeps_no_clock_standi
     assert bench.model.trouble() is None
 
 
-async def test_a_program_whose_patience_ends_before_that_with_a_failing_server_was_failed_by_it() -> None:
+async def test_program_that_times_out_at_a_failing_server_is_not_to_blame() -> None:
     bench = Bench()
     before = bench.used()
 
@@ -163,7 +186,24 @@ async def test_a_program_whose_patience_ends_before_that_with_a_failing_server_w
     call.cancel()
     await asyncio.wait([call])
     assert str(bench.model.failure) == "Unreachable: Unreachable: refused"
+    await bench.answers()
     assert bench.used() - before < 0.05
+
+
+async def test_time_of_a_failed_call_counts_when_only_other_requests_are_answered() -> None:
+    bench = Bench()
+    before = bench.used()
+
+    async def failing(request: ModelRequest) -> ModelReply:
+        await asyncio.sleep(0.05)
+        raise ModelError("ServerError", "status 500: roles must alternate")
+
+    bench.told.answer = failing
+    with pytest.raises(ModelError):
+        await bench.model.complete(replace(REQUEST, messages=[{"role": "user", "content": "bad"}]))
+    bench.told.answer = bench.told.well
+    await bench.model.complete(replace(REQUEST, health=CallHealth()))
+    assert bench.used() - before > 0.04
 
 
 async def test_once_a_runner_drains_new_calls_wait_for_the_next_runner() -> None:
@@ -175,3 +215,22 @@ async def test_once_a_runner_drains_new_calls_wait_for_the_next_runner() -> None
     call.cancel()
     await asyncio.wait([call])
     assert bench.model.parked == 0
+
+
+@pytest.mark.parametrize(("held_seconds", "is_blamed"), [(600.0, True), (0.01, False)])
+async def test_given_up_call_is_a_failure_when_it_was_held_all_the_time(held_seconds: float, is_blamed: bool) -> None:
+    bench = Bench()
+
+    async def held(request: ModelRequest) -> ModelReply:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            request.health.held_seconds += held_seconds
+        return REPLY
+
+    bench.told.answer = held
+    call = asyncio.ensure_future(bench.model.complete(replace(REQUEST, health=CallHealth())))
+    await asyncio.sleep(0.1)
+    call.cancel()
+    await asyncio.wait([call])
+    assert (bench.model.failure is not None, REQUEST.turn in bench.model.unanswered) == (is_blamed, not is_blamed)

@@ -20,7 +20,7 @@ from agent_runtime.engine.attempt.attribution import (
     Situation,
     attribute,
 )
-from agent_runtime.engine.branching.snapshots import NoSuchCheckpoint
+from agent_runtime.engine.attempt.snapshots import NoSuchCheckpoint
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.grading.grade import VerifierUnavailable
@@ -86,12 +86,14 @@ def room(size: int) -> SpoolFull:
 TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None]] = [
     # The sandbox
     ("No sandbox could be acquired: no node, no image, no place", lost("NoPlace"), STARTING, AGAIN_ATTEMPT, None),
+    ("The cluster does not let the runner create sandboxes", lost("AccessDenied"), STARTING, END, None),
     ("A setup command of the task failed", SetupFailed("exit code 1"), STARTING, AGAIN_ATTEMPT, None),
     ("The setup used up the workspace", WorkspaceLimit("Memory", "m"), STARTING, AGAIN_ATTEMPT, None),
     ("The sandbox was lost before the policy acted", lost("SandboxLost"), FIRST_CALL, AGAIN_ATTEMPT, None),
-    ("The pod was evicted because its node ran low", lost("Evicted"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The pod was evicted because its node ran low on memory", lost("Evicted"), AGAIN, AGAIN_ATTEMPT, None),
     ("The pod was deleted", lost("PodDeleted"), AGAIN, AGAIN_ATTEMPT, None),
     ("The node was lost", lost("NodeLost"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The network between runner and sandbox was away for minutes", lost("NetworkLost"), AGAIN, AGAIN_ATTEMPT, None),
     ("The pod was preempted", lost("Preempted"), AGAIN, AGAIN_ATTEMPT, FREE),
     ("No runner held the workspace for too long", lost("Interrupted"), AGAIN, AGAIN_ATTEMPT, FREE),
     ("Lost after its runner itself stood still for too long", lost("Idle", was_unheld=True), AGAIN, AGAIN_ATTEMPT, FREE),
@@ -104,6 +106,8 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The pod was killed for memory, alone in it, once", lost("OOMKilled"), ALONE, AGAIN_ATTEMPT, ISOLATED),
     ("The pod was killed for memory, alone in it, twice", lost("OOMKilled"), AGAIN, FAIL, RESOURCE),
     ("The sandbox's lifetime was over, alone in it, twice", lost("DeadlineExceeded"), AGAIN, FAIL, RESOURCE),
+    ("The node ran out of disk, alone in it, once", lost("DiskExhausted"), ALONE, AGAIN_ATTEMPT, ISOLATED),
+    ("The node ran out of disk, alone in it, twice", lost("DiskExhausted"), AGAIN, FAIL, RESOURCE),
     ("The node ran out of inodes, alone in it, twice", lost("InodesExhausted"), AGAIN, FAIL, RESOURCE),
     ("The node ran out of process ids, alone in it, twice", lost("ProcessesExhausted"), AGAIN, FAIL, RESOURCE),
     ("The pod exceeded its own disk, alone in it", lost("StorageExceeded"), ALONE, FAIL, RESOURCE),
@@ -212,6 +216,7 @@ REASONS = [
     "StorageExceeded",
     "Idle",
     "DeadlineExceeded",
+    "DiskExhausted",
     "InodesExhausted",
     "ProcessesExhausted",
 ]

@@ -1,20 +1,33 @@
 """What a branch takes over of its source: all that the model saw, and nothing that would be trained twice."""
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from agent_rollouts.plugins import Refuse, RolloutInfo
+from agent_runtime.engine.attempt.agent_clock import AgentClock
+from agent_runtime.engine.attempt.assignment import Oversight
+from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.results import summarise
+from agent_runtime.engine.attempt.snapshots import WorkspaceStates
+from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, CallsOfTurn, ToolRunner
 from agent_runtime.engine.branching.sources import copied, last_turn, same_tokens
-from agent_runtime.engine.branching.state import differences
+from agent_runtime.engine.branching.state import Rerun
 from agent_runtime.engine.scheduling.completion_rules import versions_of
+from agent_runtime.models.base import ToolCall
+from agent_runtime.models.token_history import TokenHistory
+from agent_runtime.plugins.of_rollout import RolloutPlugins
+from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording import atif
 from agent_runtime.recording.branches import token_branches
-from agent_runtime.recording.token_history import TokenHistory
+from agent_runtime.sandboxes.base import Workspace
+from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
     BranchRecord,
@@ -27,7 +40,9 @@ from rollout_api.records import (
     Usage,
 )
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
 from tests.support.records import small_job
+from tests.unit.engine.test_turns import MemoryJournal
 
 token_ids = st.lists(st.integers(0, 9), max_size=4)
 
@@ -154,14 +169,72 @@ def test_a_turn_can_be_branched_once_its_results_are_recorded_and_it_ended_nothi
     assert last_turn(records) == last
 
 
-def test_a_difference_names_turn_and_call_and_shows_both_sides() -> None:
-    before = [Observation(call_id="a", tool="bash", content="1"), Observation(call_id="b", tool="bash", content="2")]
-    after = {
-        "a": Observation(call_id="a", tool="bash", content="1"),
-        "b": Observation(call_id="b", tool="bash", content="x" * 999),
-    }
-    (line,) = differences(4, before, after)
-    assert line == f"turn 4, bash (b): recorded '2', now '{'x' * 200}…'"
+TASK = Task(name="t", prompt="p")
+WORKSPACE = cast(Workspace, SimpleNamespace(working_dir="/w"))
+
+
+class Bash:
+    """Repeats its arguments, or what it is set to, and notes what ran."""
+
+    name = "bash"
+    description = "runs"
+    parameters: Mapping[str, Any] = {"type": "object"}
+    runs_in: ClassVar[Literal["Sandbox", "Runner"]] = "Sandbox"
+    idempotent: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        self.ran.append(arguments["command"])
+        return ToolResult(arguments["command"])
+
+
+async def run_again(calls: Sequence[ToolCall], results: Sequence[Observation], bash: Bash) -> list[str]:
+    rerun = Rerun(TASK, WORKSPACE, -1)
+    record = ObservationsRecord(turn=4, time=0, results=list(results))
+    await rerun.run(record, calls, {"bash": bash})
+    return rerun.differences
+
+
+def bash_call(command: str, call_id: str = "c") -> ToolCall:
+    return ToolCall(call_id, "bash", json.dumps({"command": command}))
+
+
+def result_of(content: str, seconds: float = 1, **fields: Any) -> Observation:
+    return Observation(call_id="c", tool="bash", content=content, seconds=seconds, **fields)
+
+
+async def test_rerun_repeats_the_calls_that_ran_as_they_ran() -> None:
+    class Guard:
+        def filter_tool_call(self, rollout: RolloutInfo, call: ToolCall) -> Refuse | ToolCall | None:
+            if "rm" in call.arguments:
+                return Refuse("no deletion")
+            return bash_call("safer") if "risky" in call.arguments else None
+
+    commands = ["rm -f keep.txt", "risky", *(f"echo {number}" for number in range(MOST_CALLS))]
+    calls, bash = [bash_call(command) for command in commands], Bash()
+    plugins = Plugins.open([], [Guard()])
+    oversight = Oversight(plugins=RolloutPlugins(plugins, RolloutInfo(0, 0, 0, 0, 0, TASK), "run"))
+    log, states = AttemptLog(MemoryJournal()), cast(WorkspaceStates, SimpleNamespace(workspace=WORKSPACE))
+    runner = ToolRunner(0, states, log, AgentClock(60), oversight)
+    results = await runner.run(CallsOfTurn(4, calls, {"bash": bash}, TASK, "5:", 0, interrupted=False))
+    plugins.close()
+    ran, bash.ran = bash.ran, []
+    assert ran == ["safer", *commands[2:MOST_CALLS]]
+    assert await run_again(calls, results, bash) == []
+    assert bash.ran == ran
+
+
+async def test_rerun_compares_two_calls_of_one_answer_with_the_same_id() -> None:
+    calls = [bash_call("one"), bash_call("two")]
+    assert await run_again(calls, [result_of("one"), result_of("two")], Bash()) == []
+
+
+async def test_rerun_difference_names_turn_and_call_and_shows_both_sides() -> None:
+    calls = [bash_call("1"), bash_call("x" * 999)]
+    (line,) = await run_again(calls, [result_of("1"), result_of("2")], Bash())
+    assert line == f"turn 4, bash (c): recorded '2', now '{'x' * 200}…'"
 
 
 def manifest(branch: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from agent_runtime.engine.branching.snapshots import Checkpoints, NoSuchCheckpoint, SnapshotStore
+from agent_runtime.engine.attempt.snapshots import Checkpoints, NoSuchCheckpoint, SnapshotStore
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from obstore.store import MemoryStore
 
-from agent_runtime.engine.branching.snapshots import Snapshots, SnapshotStore
+from agent_runtime.engine.attempt.snapshots import Snapshots, SnapshotStore
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
@@ -69,6 +69,6 @@ async def test_what_a_policy_can_do_to_a_snapshot_costs_it_the_snapshot_alone(
     assert (record.layers, record.message) == ([], message)
 
 
-async def test_a_lost_sandbox_is_no_missing_snapshot() -> None:
+async def test_lost_sandbox_is_not_a_missing_snapshot() -> None:
     with pytest.raises(SandboxFailure, match="NodeLost"):
         await snapshots().take(cast(Workspace, Place(lost=True)), 1)

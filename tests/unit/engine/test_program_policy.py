@@ -1,11 +1,13 @@
 """What a program's end says about the policy, and what it does not."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program_rules import LONGEST_ARGUMENT, Ended, filled, is_cut, stop_of
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.limits import Exhausted
@@ -32,7 +34,7 @@ def delivery(turn: int, *, delivered: bool = True) -> DeliveryRecord:
     return DeliveryRecord(turn=turn, time=0, delivered=delivered)
 
 
-def test_each_field_is_filled_in_wherever_it_stands() -> None:
+def test_each_placeholder_is_filled_in_everywhere() -> None:
     command = ["agent", "--model={model}", "{prompt}", "{promptFile}", "{other} ${HOME} {}"]
     assert filled(command, prompt="Do it.", prompt_file="/p.md", model="m") == [
         "agent", "--model=m", "Do it.", "/p.md", "{other} ${HOME} {}",
@@ -83,7 +85,7 @@ def test_its_own_failure_is_the_policys(ended: Ended, reason: StopReason, words:
     assert words in stop[1]
 
 
-def test_a_program_that_cannot_be_started_is_nobodys_reward() -> None:
+def test_program_that_cannot_start_gives_no_reward() -> None:
     with pytest.raises(SandboxFailure, match=r"agent.command cannot be started: said") as caught:
         stop_of(Ended(result(None, cause="NotStarted")))
     assert caught.value.reason == "AgentNotStarted"
@@ -111,7 +113,31 @@ def test_a_program_that_an_earlier_runner_ended_at_a_limit_has_reached_that_limi
         ([intent(0), delivery(0), intent(1, parent=0)], [intent(2, parent=0)], False),
     ],
 )
-def test_call_is_cut_until_the_program_repeats_it_or_goes_on_from_it(
+def test_call_stays_cut_until_the_program_repeats_or_continues_it(
     recorded: list[Record], later: list[Record], cut: bool
 ) -> None:
     assert is_cut(recorded, [*recorded, *later]) is cut
+
+
+async def test_program_counts_missed_requests_before_it_probes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program left running may give up requests while the model is asked."""
+    order: list[str] = []
+
+    async def missed() -> int:
+        order.append("missed")
+        return 0
+
+    async def ran() -> Ended:
+        return Ended(result(1))
+
+    async def probed(error: ModelError) -> None:
+        order.append("probe")
+        error.answers_others = True
+
+    program = object.__new__(Program)
+    own = {"_unwritten": [], "_recorded": [intent(0)], "records": [intent(0)], "_run": ran, "_probe": probed}
+    model, workspace = SimpleNamespace(unanswered={0}), SimpleNamespace(missed_requests=missed)
+    for name, value in {**own, "_model": model, "_workspace": workspace}.items():
+        monkeypatch.setattr(program, name, value, raising=False)
+    assert (await program.run())[0] is StopReason.AGENT_ERROR
+    assert order == ["missed", "probe"]

@@ -45,9 +45,9 @@ async def stored(file: bytes, atif: bytes | None) -> tuple[ObjectDigest, ObjectD
 @pytest.mark.parametrize(
     ("workspace", "note"),
     [
-        (OneFile(None), "t.json: the program left no such file"),
+        (OneFile(None), "t.json: the program did not write this file"),
         (OneFile(b"", "folder"), "t.json: a file was expected, and it is a folder"),
-        (OneFile(b"x" * 101), "t.json: 101 bytes, and at most 100 are kept"),
+        (OneFile(b"x" * 101), "t.json: 101 bytes, but at most 100 are kept"),
         (OneFile(FileError("t.json", "a loop of links")), "t.json: a loop of links"),
         (OneFile(WorkspaceLimit("Memory", "used up")), "t.json: the workspace was ended (Memory)"),
     ],
@@ -60,7 +60,7 @@ async def test_a_file_that_cannot_be_had_is_a_note(workspace: Any, note: str, mo
 
 async def test_a_broken_file_is_kept_as_it_is() -> None:
     own = await collect(OneFile(b"{"), AgentTrajectory(path="t.json"), "run/0", stored)  # type: ignore[arg-type]
-    assert own.note.startswith("t.json: it is no JSON")
+    assert own.note.startswith("t.json: it is not JSON")
     assert (own.file is not None, own.atif, own.bytes) == (True, None, 1)
 
 

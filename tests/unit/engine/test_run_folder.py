@@ -1,11 +1,12 @@
 """A live run is not disturbed by a second start of it, and a run that ended leaves nothing behind."""
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from agent_runtime.engine.run_folder import RunInProgress, run_folder, run_lock
+from agent_runtime.engine.run_folder import RunInProgress, process_lock, run_folder, run_lock
 
 UID = "0d5c1c36-87a2-4f0e-9a53-1f3f6f2c7d11"
 
@@ -62,3 +63,24 @@ def test_lock_has_one_holder_while_others_end_and_start() -> None:
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_lock_is_free_when_its_process_ends_before_a_forked_child(tmp_path: Path) -> None:
+    is_forked, tell_forked = os.pipe()
+    is_over, tell_over = os.pipe()
+    with (tmp_path / "lock").open("w") as file, process_lock(file.fileno()):
+        if (child := os.fork()) == 0:
+            os.close(tell_over)
+            os.write(tell_forked, b"x")
+            os.read(is_over, 1)
+            os._exit(0)
+        os.read(is_forked, 1)
+    try:
+        with (tmp_path / "lock").open("w") as file, process_lock(file.fileno()):
+            pass
+    finally:
+        os.close(tell_over)
+        os.waitpid(child, 0)
+        for descriptor in (is_forked, tell_forked, is_over):
+            os.close(descriptor)

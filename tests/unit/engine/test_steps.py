@@ -10,9 +10,9 @@ from obstore.store import MemoryStore
 from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
+from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots, SnapshotStore
 from agent_runtime.engine.attempt.steps import InSteps, missed_gate, traces, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
-from agent_runtime.engine.branching.snapshots import Checkpoints, Keeping, Snapshots, SnapshotStore
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec

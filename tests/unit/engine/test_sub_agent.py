@@ -86,7 +86,7 @@ async def test_each_conversation_is_one_branch_and_every_answer_is_trained_once(
 
 
 @given(crash=st.integers(0, 20))
-def test_a_runner_that_dies_at_any_write_goes_on_in_the_midst_of_a_sub_agent(crash: int) -> None:
+def test_runner_that_dies_at_any_write_continues_a_sub_agent(crash: int) -> None:
     async def scenario() -> None:
         whole = leading(MemoryJournal(), [])
         ended = await whole.run_agent(Leading())
@@ -119,7 +119,7 @@ class Once:
         return f"{reports[0].stop_reason.value}: {reports[0].message}"
 
 
-async def test_a_sub_agent_that_uses_up_its_own_turns_is_reported_and_ends_nobody_else() -> None:
+async def test_sub_agent_that_uses_up_its_turns_ends_only_itself() -> None:
     part = SubTask("p", system_prompt="You are a helper.", max_turns=1)
     assert await leading(MemoryJournal(), []).run_agent(Once(part)) == (StopReason.FINISHED, "MaxTurns: ")
 

@@ -25,7 +25,7 @@ class Excused(Beside):
         return ToolResult("done")
 
 
-async def test_a_slow_world_takes_none_of_the_agents_time_however_often_it_is_asked_at_once() -> None:
+async def test_slow_environment_costs_no_agent_time_with_concurrent_calls() -> None:
     class Acting:
         async def run(self, context: AgentContext) -> str | None:
             await context.call_tools([ToolCall(str(wait), "count", "{}") for wait in (1, 13)])

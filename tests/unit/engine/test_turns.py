@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.agents.base import AgentContext, Stop
+from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
 from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, KeyedWorkspace
@@ -317,7 +318,7 @@ async def test_memory_used_up_by_a_tool_call_is_the_policys_own_resource_limit()
     assert await turns.run_agent(Loop()) == (StopReason.RESOURCE_LIMIT, "Memory: over 512Mi")
 
 
-async def test_a_sandbox_that_dies_under_a_tool_call_is_infrastructure_and_remembered_as_such() -> None:
+async def test_sandbox_that_dies_during_a_tool_call_is_infrastructure() -> None:
     log: list[str] = []
     tool = Count(log)
     tool.error = SandboxFailure("SandboxLost", "gone")
@@ -351,7 +352,11 @@ async def test_an_agent_over_its_time_is_completed_with_agent_timeout() -> None:
     assert (await turns.run_agent(Loop()))[0] is StopReason.AGENT_TIMEOUT
 
 
-async def test_a_server_that_fails_until_the_time_is_over_is_not_the_policys_timeout() -> None:
+async def test_a_server_that_fails_until_the_time_is_over_is_not_the_policys_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.5)
+
     class Failing(CountingModel):
         async def complete(self, request: ModelRequest) -> ModelReply:
             request.health.note("ServerError: status 503")
@@ -426,6 +431,39 @@ async def test_a_payment_whose_outcome_is_unknown_is_not_made_twice() -> None:
     assert "outcome of this call is unknown" in observed.results[0].content
 
 
+class SlowFirst(Count):
+    """Its first call takes longer than its second one."""
+
+    runs_in: ClassVar[Literal["Sandbox", "Runner"]] = "Runner"
+
+    async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        if arguments["is_slow"]:
+            await asyncio.sleep(0.05)
+        return ToolResult("slow" if arguments["is_slow"] else "fast")
+
+
+async def test_parallel_call_tools_get_their_own_results_after_a_resume() -> None:
+    seen: list[list[str]] = []
+
+    class Parallel(Loop):
+        async def run(self, context: AgentContext) -> str | None:
+            await context.call_model([{"role": "user", "content": "go"}])
+            # The same id twice, as some servers give.
+            calls = [ToolCall("c", "count", json.dumps({"is_slow": is_slow})) for is_slow in (True, False)]
+            results = await asyncio.gather(*(context.call_tools([call]) for call in calls))
+            seen.append([result.content for (result,) in results])
+            await context.call_model([{"role": "user", "content": "again"}])
+            return None
+
+    journal, log = MemoryJournal(), list[str]()
+    tool = SlowFirst(log)
+    tool.parameters = {"type": "object", "properties": {"is_slow": {"type": "boolean"}}}
+    for replay in ((), journal.records):
+        turns = turns_of(journal, CountingModel(2, log), log, replay=list(replay), tool=tool)
+        await turns.run_agent(Parallel())
+    assert seen == [["slow", "fast"], ["slow", "fast"]]
+
+
 async def test_messages_that_do_not_extend_the_last_turn_start_a_new_branch() -> None:
     class Forgetful(Loop):
         async def run(self, context: AgentContext) -> str | None:
@@ -457,7 +495,7 @@ class TokenModel(CountingModel):
         return dataclasses.replace(reply, prompt_token_ids=prompt, completion_token_ids=[7, request.turn])
 
 
-async def test_each_call_goes_on_from_the_ids_before_it_and_the_journal_has_each_id_once() -> None:
+async def test_each_call_extends_the_previous_ids_and_the_journal_has_each_id_once() -> None:
     log: list[str] = []
     model = TokenModel(40, log)
     turns = turns_of(MemoryJournal(), model, log, max_turns=50)
@@ -472,7 +510,7 @@ async def test_each_call_goes_on_from_the_ids_before_it_and_the_journal_has_each
 
 
 @given(crash=st.integers(0, 14))
-def test_a_killed_run_goes_on_from_the_same_ids(crash: int) -> None:
+def test_killed_run_continues_from_the_same_ids(crash: int) -> None:
     async def scenario() -> None:
         undisturbed = TokenModel(6, [])
         await turns_of(MemoryJournal(), undisturbed, []).run_agent(Loop())
@@ -487,7 +525,7 @@ def test_a_killed_run_goes_on_from_the_same_ids(crash: int) -> None:
     asyncio.run(scenario())
 
 
-async def test_an_agent_that_takes_messages_back_or_changes_its_tools_gets_no_prefix_that_would_be_wrong() -> None:
+async def test_agent_that_removes_messages_or_changes_tools_gets_no_wrong_prefix() -> None:
     class Rewriting(Loop):
         async def run(self, context: AgentContext) -> str | None:
             first: list[Message] = [{"role": "user", "content": "one"}]

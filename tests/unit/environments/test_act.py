@@ -57,7 +57,7 @@ def recorded(*results: ToolResult) -> list[Record]:
     ]
 
 
-async def test_an_agent_that_is_run_again_goes_on_after_the_actions_that_the_journal_has() -> None:
+async def test_repeated_agent_continues_after_the_journaled_actions() -> None:
     first = await steps(act(Walk()), "a", None)
     host = Walk()
     [third] = await steps(act(host, recorded(*first)), "c")
@@ -85,7 +85,7 @@ async def test_replaced_process_in_sandbox_is_the_rollouts_own_failure() -> None
         await steps(resumed, "c")
 
 
-async def test_what_comes_after_the_end_is_told_and_changes_no_reward() -> None:
+async def test_actions_after_the_end_are_reported_and_change_no_reward() -> None:
     host = Walk()
     after = await steps(act(host), "a", "b", "c", "d")
     assert (after[3].error, "reward" in after[3].data) == (True, False)

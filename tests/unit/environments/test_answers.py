@@ -24,5 +24,5 @@ def test_a_whole_answer_can_be_the_action() -> None:
 
 @pytest.mark.parametrize("pattern", ["no group", "(.*?)", "<a>(.*?)", "<a>(.*)</a>", "(<a>)+(.*?)</a>", "<a>(.*?)[.]"])
 def test_a_pattern_that_a_policy_could_make_slow_is_refused_before_the_run(pattern: str) -> None:
-    with pytest.raises(ValueError, match="is no form of an answer"):
+    with pytest.raises(ValueError, match="is not an answer pattern"):
         AnswerForm.of(pattern)

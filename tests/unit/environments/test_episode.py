@@ -94,7 +94,7 @@ def test_a_registered_gymnasium_id_is_rendered_as_text_with_named_actions() -> N
     assert invalid["observation"] == valid["observation"]
 
 
-def test_numbers_of_a_gymnasium_environment_become_text_and_its_actions_are_read_as_json() -> None:
+def test_gymnasium_numbers_become_text_and_actions_are_read_as_json() -> None:
     discrete = Episode(described("CartPole-v1"))
     assert len(json.loads(discrete.start()["observation"])) == 4
     assert [move["valid"] for move in discrete.steps(["1", "2"])] == [True, False]
@@ -130,11 +130,11 @@ def test_what_cannot_be_made_says_what_is_wrong(name: str, config: dict[str, Any
         Episode(described(name, config=config))
 
 
-def test_a_seed_without_data_is_told_as_such() -> None:
+def test_seed_without_data_is_reported() -> None:
     assert Episode(described("counting:Counter", config={"limit": 3})).start()["observation"] is None
 
 
-def test_a_worker_goes_on_when_an_environment_raises() -> None:
+def test_worker_continues_when_an_environment_raises() -> None:
     episodes: dict[int, Episode] = {}
     answer(episodes, 1, {"start": described("counting:Counter"), "actions": []})
     broken = answer(episodes, 1, {"actions": ["boom"]})

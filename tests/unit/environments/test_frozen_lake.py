@@ -43,7 +43,7 @@ def test_every_member_of_a_group_stands_before_the_same_map() -> None:
 
 
 @given(st.integers(0, 2**31), st.text(max_size=20))
-def test_an_answer_that_is_no_action_moves_nobody(seed: int, text: str) -> None:
+def test_invalid_action_moves_no_player(seed: int, text: str) -> None:
     lake = FrozenLake()
     before = lake.reset(seed).observation
     for action in (None, text):
@@ -93,6 +93,6 @@ def test_a_map_of_ones_own_stays_whatever_the_seed_and_the_ice_does_not() -> Non
 @pytest.mark.parametrize(
     "desc", [[], ["S"], ["SG"], ["SFF", "FGF"], ["SS", "FG"], ["FF", "FG"], ["SX", "FG"], ["SH", "HG"], ["SF", "FF"]]
 )
-def test_what_is_no_map_is_refused_before_the_first_rollout(desc: list[str]) -> None:
-    with pytest.raises(GameError, match="is no map"):
+def test_invalid_map_is_refused_before_the_first_rollout(desc: list[str]) -> None:
+    with pytest.raises(GameError, match="is not a valid map"):
         FrozenLake(desc=desc)

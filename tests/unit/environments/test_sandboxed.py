@@ -2,9 +2,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from agent_runtime.environments.hosted.sandboxed import latest
-from agent_runtime.environments.sandboxed import program
+from agent_runtime.environments.sandboxed import SandboxedEpisode, program
+from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
+from agent_runtime.sandboxes.executor_client.values import not_started
+from rollout_api.environments import TaskEnvironment
+from rollout_api.tasks import Timeouts
 
 GAME = """
 class Game:
@@ -23,7 +30,7 @@ print(json.dumps(Kept().answer({"start": start, "actions": ["go"]})))
 """
 
 
-def test_the_program_for_a_sandbox_needs_nothing_but_python_and_what_the_environment_imports(tmp_path: Path) -> None:
+def test_sandbox_program_needs_only_python_and_the_environments_imports(tmp_path: Path) -> None:
     (tmp_path / "environment.zip").write_bytes(program())
     (tmp_path / "solo.py").write_text(GAME)
     # -I and -S: neither this repository nor any installed package can be found.
@@ -38,3 +45,14 @@ def test_an_answer_always_has_its_own_move_and_fits_into_one_output() -> None:
     assert latest([long, long, long]) == [long]
     assert latest([{"observation": "a"}, {"observation": "b"}]) == [{"observation": "a"}, {"observation": "b"}]
     assert latest([{"observation": "x" * 900_000}]) == [{"observation": "x" * 900_000}]
+
+
+async def test_a_step_that_cannot_be_started_is_a_failure_of_the_sandbox() -> None:
+    class Full:
+        async def run(self, _command: object, **_options: object) -> CommandResult:
+            return not_started("fork: Resource temporarily unavailable")
+
+    environment = TaskEnvironment.model_validate({"id": "solo:Game"})
+    episode = SandboxedEpisode(environment, Timeouts(), cast(Any, Full()), 1, trial=False)
+    with pytest.raises(SandboxFailure, match="a step of solo:Game cannot be started: fork"):
+        await episode.take([], "go", cast(Any, Full()))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.environments.hosted.game import GameError
-from agent_runtime.environments.hosted.sokoban import ACTIONS, Sokoban
-from agent_runtime.environments.hosted.sokoban_rooms import (
+from agent_runtime.environments.hosted.sokoban import (
+    ACTIONS,
     BOX,
     BOX_ON_TARGET,
     FLOOR,
@@ -17,8 +17,10 @@ from agent_runtime.environments.hosted.sokoban_rooms import (
     PLAYER,
     TARGET,
     Room,
+    Sokoban,
     random_room,
 )
+from tests.support.full import examples
 
 # Written by ROLL's own generators (commit 8eb27cc): what a seed has to give here as well.
 OF_ROLL: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("roll_maps.json").read_text())
@@ -33,13 +35,13 @@ def test_a_seed_gives_the_room_that_it_gives_in_roll(known: dict[str, Any]) -> N
     assert "".join(map(str, room.now)) == "".join(known["now"])
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(SMALL)
 def test_every_room_can_be_solved(room: Room) -> None:
     assert solution(room) is not None
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 10_000))
 def test_the_shortest_solution_earns_what_the_rules_say(seed: int) -> None:
     moves = solution(random_room(6, 6, 1, 30, seed))

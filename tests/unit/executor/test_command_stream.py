@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from agent_runtime.executor.attempts.attempts import Attempt
 from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.commands import command_stream
-from agent_runtime.executor.commands.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
 from agent_runtime.executor.commands.frames import HEAD, framed
-from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
+from agent_runtime.executor.notifier import Notifier
+from agent_runtime.executor.routes import command_stream
+from agent_runtime.executor.routes.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
 from agent_runtime.executor.sandbox import Activity, Sandbox
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.executor_client import command_frames
@@ -88,7 +88,7 @@ def _bytes_of(text: str) -> str:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_command_are_refused_and_never_a_defect(data: bytes) -> None:
+def test_invalid_command_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         read_command(data)
     assert refused.value.code == "BadRequest"
@@ -125,7 +125,7 @@ def test_a_command_over_its_bounds_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("command", ["a\0b", ["a", "b\0"], "\ud800"])
 def test_a_command_no_program_can_be_given_is_not_sent_as_another_one(command: str | list[str]) -> None:
-    with pytest.raises(ValueError, match="no program can be given"):
+    with pytest.raises(ValueError, match="programs cannot receive"):
         content(command)
     with pytest.raises(ValueError, match="NAME=VALUE"):
         content(env={"A=B": "c"})
@@ -168,7 +168,7 @@ def told(frame: bytes, number: int = 9) -> CommandResult | Running | Refused:
 
 
 @given(st.binary(), st.binary(), st.integers(0, 30), st.integers(0, 255) | st.none(), st.none() | st.just("Deadline"))
-def test_what_a_command_said_and_how_it_ended_arrives_as_it_was(
+def test_output_and_end_of_a_command_arrive_unchanged(
     out: bytes, err: bytes, kept: int, code: int | None, cause: str | None
 ) -> None:
     process = FakeProcess(kept)
@@ -196,7 +196,7 @@ def test_a_process_that_runs_or_was_refused_says_so() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_an_answer_that_is_none_is_the_sandboxs_failure_and_no_result(data: bytes) -> None:
+def test_invalid_answer_is_a_sandbox_failure(data: bytes) -> None:
     try:
         said = command_frames.answer(b"\0" + data)
     except SandboxFailure:
@@ -288,7 +288,7 @@ async def test_a_command_in_any_pieces_is_started_once() -> None:
     assert wire.activity.at_work == 1
 
 
-async def test_a_long_command_is_said_to_run_before_its_connection_looks_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_command_sends_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_stream, "ANSWER_SECONDS", 0.02)
     process, starting = FakeProcess(), FakeProcess()
     starting.is_settled = False
@@ -320,7 +320,7 @@ async def test_a_command_that_lives_on_is_answered_once_it_is_started() -> None:
     assert len(wire.written) == 2
 
 
-async def test_a_runner_that_was_superseded_is_told_so_while_its_command_runs() -> None:
+async def test_superseded_runner_gets_an_error_while_its_command_runs() -> None:
     wire = Wire({"a": FakeProcess()})
     wire.ask(1, "a")
     await wire.attempt.raise_fence(Hold(4, "next"))
@@ -359,7 +359,7 @@ async def test_a_command_too_long_is_refused_and_the_next_one_served() -> None:
 
 
 @pytest.mark.parametrize("frame", [struct.pack(">II", 3, 1), framed(1, content()) * 2])
-async def test_what_is_no_frame_or_takes_a_number_twice_ends_the_connection(frame: bytes) -> None:
+async def test_invalid_frame_or_repeated_number_ends_the_connection(frame: bytes) -> None:
     wire = Wire({"call_1": FakeProcess()})
     wire.stream.data_received(frame)
     assert wire.is_closed

@@ -23,7 +23,7 @@ def test_commands_get_the_images_variables_as_they_are(variables: dict[str, str]
     assert image_environment(f"{name}={value}" for name, value in variables.items()) == variables
 
 
-def test_commands_are_not_told_where_the_api_server_is() -> None:
+def test_commands_do_not_see_the_api_servers_address() -> None:
     given = [
         "KUBERNETES_SERVICE_HOST=10.0.0.1",
         "KUBERNETES_PORT=tcp://10.0.0.1:443",

@@ -18,6 +18,7 @@ from agent_runtime.executor.attempts.idempotency import Key, StoredReply
 from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Reply
+from tests.support.full import examples
 
 HOLDS = st.builds(Hold, st.integers(0, 3), st.sampled_from("ab"))
 
@@ -61,9 +62,9 @@ def request(body: bytes = b"") -> Any:
     return SimpleNamespace(line="POST /x", body_complete=True, body_digest=b"d" + body)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["raise", "call", "start", "tick"]), HOLDS, st.booleans()), max_size=25))
-def test_when_a_takeover_has_answered_nothing_of_an_older_runner_is_still_at_work(steps: list[Any]) -> None:
+def test_answered_takeover_leaves_no_running_call_of_an_older_runner(steps: list[Any]) -> None:
     async def play() -> None:
         attempt = Attempt("a")
         at_work: list[Hold] = []

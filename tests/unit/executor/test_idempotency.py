@@ -17,6 +17,7 @@ from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.attempts.idempotency import MAX_KEYS, Entry, Key, KeyMemory, StoredReply, read_key
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Reply
+from tests.support.full import examples
 
 KEYS = st.builds(Key, st.integers(0, 4), st.sampled_from("ab"))
 
@@ -87,11 +88,8 @@ def request(digest: bytes = b"d") -> Any:
     return SimpleNamespace(line="POST /x", body_complete=True, body_digest=digest, digest=read)
 
 
-@settings(max_examples=50)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30),
-    st.sets(st.integers(0, 2)),
-)
+@settings(max_examples=examples(50))
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30), st.sets(st.integers(0, 2)))
 def test_callers_that_come_and_go_share_one_run_a_key(callers: list[tuple[int, bool]], slow: set[int]) -> None:
     async def play() -> None:
         attempt, runs = Attempt("a"), [0, 0, 0]

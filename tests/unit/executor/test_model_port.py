@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import read_head
-from agent_runtime.executor.network.model_port import SMALL_BODY_BYTES, Carrier, HeldBody, ModelPort, forwarded_head
+from agent_runtime.executor.network import model_port
+from agent_runtime.executor.network.model_port import (
+    SMALL_BODY_BYTES,
+    Carrier,
+    Exchange,
+    HeldBody,
+    ModelPort,
+    forwarded_head,
+)
 
 TOKEN = st.text("!#$%&'*+.^_`|~-09azAZ", min_size=1, max_size=12)
 TRICKY_NAMES = st.sampled_from(
@@ -76,7 +84,7 @@ def test_a_body_that_is_sent_again_is_the_same_body(
     body.close()
 
 
-def test_a_full_disk_is_known_while_the_program_can_be_told() -> None:
+def test_full_disk_is_detected_while_the_program_can_get_the_error() -> None:
     body = HeldBody("/proc/1")
     body.add(b"x" * SMALL_BODY_BYTES)
     with pytest.raises(OSError, match="/proc/1"):
@@ -99,3 +107,16 @@ async def test_a_connection_that_comes_just_when_a_program_gives_up_serves_the_n
         await asyncio.gather(gone, late, return_exceptions=True)
         assert await port.free_carrier(is_repeated=False) is carrier
     assert port.describe()["waiting"] == 0
+
+
+@pytest.mark.parametrize(("absent", "served", "missed"), [(0.0, False, 1), (0.0, True, 0), (60.0, False, 0)])
+async def test_requests_are_missed_that_end_while_no_runner_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: float, served: bool, missed: int
+) -> None:
+    monkeypatch.setattr(model_port, "ABSENT_SECONDS", absent)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = ModelPort(listener, str(tmp_path))
+        if served:
+            port.admit(Carrier(port, Hold(1, "runner")))
+        await Exchange(port, b"", HeldBody(str(tmp_path))).aclose()
+        assert port.describe()["missed"] == missed

@@ -96,7 +96,7 @@ def test_a_proxy_request_is_read_or_refused_and_never_a_defect(data: bytes) -> N
 
 
 @given(st.from_regex(r"[A-Za-z-]{1,12}: [ -~]{0,30}", fullmatch=True))
-def test_the_server_is_told_the_host_that_was_checked_and_no_other(header: str) -> None:
+def test_server_gets_only_the_checked_host(header: str) -> None:
     data = f"GET http://listed.example:8080/p HTTP/1.1\r\nHost: other\r\n{header}\r\n\r\n".encode()
     try:
         request = read_request(data)

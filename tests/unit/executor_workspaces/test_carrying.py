@@ -16,13 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.init import carrying, trees
-from agent_runtime.executor.init.carrying import OF_TESTS, RUN_FIRST, Rules, kind_of
+from agent_runtime.executor.init import carrying, tree_rules, trees
 from agent_runtime.executor.init.identity import Refused
+from agent_runtime.executor.init.tree_rules import OF_TESTS, RUN_FIRST, Rules, kind_of
 from agent_runtime.grading.artifacts import asks_for_files, carry_rules
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
 from tests.support.carrying import carry, packed, piped, rules, unpack, write_all
+from tests.support.full import examples
 
 PREPARED = {
     "calc.py": "prepared",
@@ -85,6 +86,7 @@ def grading(tmp_path: Path) -> Grading:
     [
         *("conftest.py", "a/b/conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini", "setup.cfg"),
         *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "x.pth", ".python-version", ".coveragerc"),
+        *(".python-versions", ".coveragerc.toml", "_missing_stdlib_info.py", "_math_integer.so"),
         *("__pycache__/calc.cpython-311.pyc", "calc.pyc", "evil.egg-info/entry_points.txt", "new/pyvenv.cfg"),
         *("evil-1.0.dist-info/entry_points.txt", "evil.egg", "evil.egg-link", "lib/EGG-INFO/entry_points.txt"),
         *("json.py", "pytest.py", "_pytest/__init__.py", "random.cpython-311-x86_64-linux-gnu.so"),
@@ -158,7 +160,7 @@ def test_ordinary_work_is_carried(grading: Grading, name: str) -> None:
     assert grading.dropped == []
 
 
-def test_nothing_is_told_of_an_agent_that_changed_nothing(grading: Grading) -> None:
+def test_nothing_is_reported_for_an_agent_without_changes(grading: Grading) -> None:
     before = tree(grading.graded)
     grading.carry()
     assert grading.dropped == []
@@ -341,7 +343,7 @@ def test_a_link_to_a_hidden_file_is_not_carried(grading: Grading, links: dict[st
 
 
 def test_links_that_take_too_long_to_follow_are_not_carried(grading: Grading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "_LINKS_BYTES", len(f"{grading.graded}/link") + len(f"{grading.graded}/calc.py"))
+    monkeypatch.setattr(tree_rules, "_LINKS_BYTES", len(f"{grading.graded}/link") + len(f"{grading.graded}/calc.py"))
     for name in ("link", "second"):
         (grading.agent / name).symlink_to("calc.py")
     grading.carry(hidden=["e.txt"])
@@ -418,6 +420,17 @@ def test_a_deeply_nested_tree_costs_a_few_opened_folders_an_entry(
     grading.carry()
     assert (grading.graded / deep / "b").read_text() == "b"
     assert opened < 10 * depth
+
+
+@pytest.mark.parametrize("seconds", [10**12, 2**63 - 1, 2**70, -(2**70)])
+def test_files_of_any_time_are_carried(tmp_path: Path, seconds: int) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("work.py")
+        member.pax_headers = {"mtime": f"{seconds}.5"}
+        tar.addfile(member)
+    carry(tmp_path, data.getvalue(), rules())
+    assert (tmp_path / "work.py").exists()
 
 
 def test_links_within_the_working_directory_are_carried(tmp_path: Path) -> None:
@@ -617,7 +630,7 @@ def test_a_prepared_file_that_the_workspaces_user_may_not_read_stays(
 ) -> None:
     for name in ("data/x", "calc.py"):
         (grading.agent / name).unlink()
-    monkeypatch.setattr(carrying, "_may_read", lambda _parent, name, _info: name != "x")
+    monkeypatch.setattr(carrying, "_may_read", lambda _parent, name: name != "x")
     grading.carry()
     assert (grading.text("data/x"), grading.has("calc.py")) == ("old", False)
 
@@ -866,8 +879,8 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(grading: Grading) -> Non
 
 
 @given(st.binary(max_size=2000))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_bytes_that_are_no_tar_are_refused_or_empty(data: bytes) -> None:
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_bytes_other_than_a_tar_are_refused_or_empty(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Refused):
         carry(Path(folder), data, rules())
 
@@ -953,8 +966,8 @@ def within(path: str, folders: Sequence[str]) -> bool:
 
 
 @given(STEPS, STEPS)
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_after_carrying_protected_files_are_prepared_and_ordinary_ones_are_the_agents(
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_carried_folder_has_prepared_protected_files_and_the_agents_others(
     preparation: list[tuple[str, str, str]], work: list[tuple[str, str, str]]
 ) -> None:
     decides = Rules(*rules())

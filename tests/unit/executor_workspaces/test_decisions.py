@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 from agent_runtime.executor.host import Limits
 from agent_runtime.executor.init.identity import Refused, resolve
 from agent_runtime.executor.init.processes import Process, descendants, parse_stat
-from agent_runtime.executor.init.trees import disk_bytes, open_folder, remove_entry
+from agent_runtime.executor.init.trees import disk_use, open_folder, remove_entry
 from agent_runtime.executor.overlay.base_layers import identity_map
 from agent_runtime.executor.overlay.config import Bind, HostConfig
 from agent_runtime.executor.overlay.usage import (
@@ -143,7 +147,7 @@ def test_the_one_stopped_for_the_sandbox_is_the_largest_that_runs(
         assert getattr(known[name], field) == max(getattr(known[other], field) for other in running)
 
 
-def test_a_nested_namespace_gets_all_ids_that_there_are() -> None:
+def test_nested_namespace_gets_all_available_ids() -> None:
     assert identity_map("         0     100000      65536\n") == "0 0 65536\n"
     assert identity_map("0 1000 1\n1 100000 65536\n") == "0 0 1\n1 1 65536\n"
 
@@ -157,7 +161,7 @@ def test_a_nested_namespace_gets_all_ids_that_there_are() -> None:
         ({"binds": (Bind("/a", "/b/../c"),)}, "binds.target is '/b/../c'"),
         ({"root": "relative"}, "root is 'relative'"),
         ({"root_layers": ("relative",), "mode": "Overlay"}, "rootLayers is 'relative'"),
-        ({"root_layers": ("/l",)}, "rootLayers can be had in Overlay alone"),
+        ({"root_layers": ("/l",)}, "rootLayers are only supported in Overlay"),
     ],
 )
 def test_a_wrong_setting_is_named(options: dict[str, object], named: str) -> None:
@@ -179,11 +183,75 @@ def test_removing_a_tree_does_not_follow_links(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "outside"]
 
 
+def test_disk_use_over_the_limit_is_reported_before_the_count_is_complete(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).write_bytes(b"x" * 100_000)
+    assert disk_use(str(tmp_path)).bytes >= 2_000_000
+    assert 500_000 < disk_use(str(tmp_path), enough=500_000).bytes < 700_000, "a policy could make its count slow"
+
+
+def test_disk_use_counts_the_rest_of_a_tree_when_a_folder_is_moved_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for top in ("a", "b", "c"):
+        (tmp_path / "tree" / top / "inner").mkdir(parents=True)
+        (tmp_path / "tree" / top / "inner" / "hog").write_bytes(b"x" * 1_000_000)
+    scandir, moved = os.scandir, list[Path]()
+
+    def scandir_after_move(folder: int) -> Any:
+        name = os.readlink(f"/proc/self/fd/{folder}")
+        if name.endswith("/inner"):
+            outside = tmp_path / f"outside-{len(moved)}"
+            os.rename(name, outside)
+            moved.append(outside)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir_after_move)
+    assert disk_use(str(tmp_path / "tree")).bytes >= 3_000_000, "a policy could use more than its limit"
+    assert len(moved) == 3
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_disk_use_is_evaded_only_by_names_that_never_stay(tmp_path: Path, kind: str) -> None:
+    content = tmp_path / "tree" / "0"
+    if kind == "folder":
+        content.mkdir(parents=True)
+        content = content / "hog"
+    content.parent.mkdir(exist_ok=True)
+    content.write_bytes(b"x" * 1_000_000)
+    renames = "import itertools, os\nfor n in itertools.count(): os.rename(str(n), str(n + 1))"
+    with subprocess.Popen([sys.executable, "-S", "-c", renames], cwd=tmp_path / "tree") as renamer:
+        try:
+            for _ in range(200):
+                counted = disk_use(str(tmp_path / "tree"))
+                assert counted.bytes >= 1_000_000 or counted.is_evaded, "a policy could use more than its limit"
+        finally:
+            renamer.kill()
+
+
+def test_disk_use_is_evaded_by_more_unfinished_levels_than_descriptors(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(100):
+        (deep / "a/end").mkdir(parents=True)
+        (deep / "b/end").mkdir(parents=True)
+        deep = deep / os.listdir(deep)[-1]  # it is visited first
+    assert not disk_use(str(tmp_path)).is_evaded
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 3, hard))
+    try:
+        counted = disk_use(str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert counted.is_evaded
+
+
 def test_disk_use_counts_hard_links_once_and_files_as_the_least_they_take(tmp_path: Path) -> None:
     for folder in ("a/b/c", "a/d"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "a/b/c/file").write_bytes(b"x" * 1_000_000)
     os.link(tmp_path / "a/b/c/file", tmp_path / "a/d/same")
     (tmp_path / "a/loop").symlink_to(tmp_path)
-    assert 1_000_000 <= disk_bytes(str(tmp_path)) < 1_200_000
-    assert 2_400_000 <= disk_bytes(str(tmp_path), least=400_000) <= 3_400_000, "five folders or links, and the file"
+    assert 1_000_000 <= disk_use(str(tmp_path)).bytes < 1_200_000
+    assert 2_400_000 <= disk_use(str(tmp_path), least=400_000).bytes <= 3_400_000, "five folders or links, and the file"

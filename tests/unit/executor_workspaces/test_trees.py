@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.executor.init.trees import removal, remove_entry, resolve_below
+from tests.support.full import examples
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ NAMES = st.sampled_from(["a", "b", "c", ".", ".."])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(st.sampled_from(["a", "b", "a/c"]), st.tuples(st.booleans(), PATHS), max_size=3), PATHS)
 def test_nothing_leads_out(links: dict[str, tuple[bool, str]], path: str) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -72,14 +73,12 @@ def test_it_agrees_with_the_kernel(tmp_path: Path) -> None:
     assert done.stdout.split() == [resolve_below(str(tmp_path), "/deep/two"), "True"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sets(st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join), max_size=12),
     st.integers(min_value=1, max_value=60),
 )
-def test_a_removal_that_was_broken_off_is_ended_by_the_next_and_one_that_came_to_its_end_has_left_nothing(
-    folders: set[str], steps: int
-) -> None:
+def test_interrupted_removal_is_finished_by_the_next(folders: set[str], steps: int) -> None:
     with tempfile.TemporaryDirectory() as root:
         Path(root, "kept").touch()
         for folder in folders:

@@ -43,7 +43,7 @@ def test_names_of_an_oci_archive_are_found_whatever_tool_wrote_it(tmp_path: Path
     assert image_names(archive) == ["localhost/a:1", "localhost/b:1"]
 
 
-def test_a_program_that_is_not_for_everybody_says_so_in_the_image(tmp_path: Path) -> None:
+def test_program_without_public_permissions_is_marked_in_the_image(tmp_path: Path) -> None:
     (tmp_path / "program").write_text("x")
     programs = {"/all": tmp_path / "program", "/some": tmp_path / "program"}
     write_archive(tmp_path / "x.tar", "localhost/x:1", programs, {"/some": 0o750})
@@ -67,7 +67,7 @@ def test_a_file_that_holds_no_named_image_is_refused_with_what_was_expected(
         image_names(write_tar(tmp_path / "x.tar", files))
 
 
-def test_a_file_that_is_no_archive_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_file_other_than_an_archive_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("x")
     with pytest.raises(ArchiveError, match="notes"):
         image_names(tmp_path / "notes")

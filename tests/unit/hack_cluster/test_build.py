@@ -18,7 +18,7 @@ def test_a_build_that_fails_leaves_nothing_that_looks_finished(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_build_is_there_at_once_for_every_user(tmp_path: Path) -> None:
+def test_finished_build_is_available_to_every_user(tmp_path: Path) -> None:
     with build.new_folder(tmp_path / "made") as folder:
         assert not (tmp_path / "made").exists()
         (folder / "program").write_text("x")
@@ -26,7 +26,7 @@ def test_a_finished_build_is_there_at_once_for_every_user(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o755
 
 
-def test_the_pause_program_goes_when_told(tmp_path: Path) -> None:
+def test_pause_program_ends_on_a_signal(tmp_path: Path) -> None:
     build.compile_pause(tmp_path)
     with subprocess.Popen([tmp_path / "bin" / "pause"]) as program:
         with pytest.raises(subprocess.TimeoutExpired):

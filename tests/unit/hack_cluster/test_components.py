@@ -12,7 +12,7 @@ def flags(component: Component) -> str:
     return " ".join(component.argv)
 
 
-def test_no_component_of_a_cluster_is_told_of_another_clusters_folder_or_address() -> None:
+def test_no_component_gets_another_clusters_folder_or_address() -> None:
     one, other = Layout("one", 1), Layout("other", 2)
     for component in (*control_plane(one, PROGRAMS), *node_components(one.node(1), PROGRAMS)):
         for foreign in (str(other.state), "10.102.", "10.202."):

@@ -23,14 +23,14 @@ def test_pods_get_addresses_of_their_node_and_names_from_the_clusters_dns(layout
     assert ipaddress.ip_address(dns[0]) in ipaddress.ip_network(layout.service_range)
 
 
-def test_a_node_has_an_address_for_every_pod_that_it_may_start() -> None:
+def test_node_has_an_address_for_every_pod() -> None:
     node = Layout("test", 0).node(0)
     limit = json.loads(configs.kubelet(node))["maxPods"]
     # Network, broadcast and the node's own are not for pods; as many again may still be going.
     assert ipaddress.ip_network(node.pod_range).num_addresses - 3 >= 2 * limit
 
 
-def test_containerd_is_told_where_the_nodes_network_and_the_built_runc_are() -> None:
+def test_containerd_gets_the_nodes_network_and_the_built_runc() -> None:
     node = Layout("test", 0).node(1)
     runtime = tomllib.loads(configs.containerd(node, Path("/programs")))["plugins"]["io.containerd.cri.v1.runtime"]
     assert runtime["cni"]["conf_dir"] == f"{node.state}/cni"

@@ -24,7 +24,7 @@ def test_two_clusters_share_no_address_and_no_link(one: int, other: int) -> None
 
 
 @given(slots)
-def test_the_nodes_of_a_cluster_share_no_address_with_each_other_or_with_this_machine(slot: int) -> None:
+def test_nodes_share_no_address_with_each_other_or_this_machine(slot: int) -> None:
     layout = Layout("test", slot)
     nodes = [layout.node(index) for index in range(MAX_NODES)]
     ranges = [ipaddress.IPv4Network(node.pod_range) for node in nodes]
@@ -70,6 +70,6 @@ def test_state_survives_being_written_and_read(slot: int, nodes: list[int]) -> N
     st.text()
     | st.sampled_from(['{"name": "test"', '{"name": "test", "slot": 0}', '{"name": 1, "slot": 0, "nodes": []}'])
 )
-def test_a_state_file_that_was_cut_short_is_told_from_a_good_one(text: str) -> None:
+def test_truncated_state_file_differs_from_a_good_one(text: str) -> None:
     with pytest.raises(LayoutError, match=r"state\.json"):
         parse_state(text)

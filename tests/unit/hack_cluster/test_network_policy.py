@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hack.cluster.harness.network_policy import Pod, isolate, matches, parse_pod, ruleset
+from tests.support.full import examples
 
 Labels = dict[str, str]
 NAMESPACES: dict[str, Labels] = {"red": {"team": "a"}, "blue": {}}
@@ -166,7 +167,7 @@ pods_strategy = st.lists(
 ).map(lambda found: [Pod(ns, labelled, f"10.100.0.{2 + i}", ports) for i, (ns, labelled, ports) in enumerate(found)])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(policies_strategy, pods_strategy)
 def test_what_is_let_through_is_what_the_documentation_says(policies: list[Any], pods: list[Pod]) -> None:
     rules = ruleset(isolate(policies, pods, NAMESPACES))
@@ -233,7 +234,7 @@ def test_a_pod_is_known_by_its_address_and_the_names_of_its_ports() -> None:
     assert parse_pod(manifest(phase="Running", podIP="10.100.0.2")) == expected
 
 
-def test_a_pod_without_an_address_of_its_own_is_nobody() -> None:
+def test_pod_without_an_address_matches_no_peer() -> None:
     assert parse_pod(manifest(phase="Pending")) is None
     assert parse_pod(manifest(phase="Failed", podIP="10.100.0.2")) is None
     on_the_node = manifest(phase="Running", podIP="10.100.0.1")

@@ -36,7 +36,7 @@ def test_a_program_that_ignores_the_request_to_stop_is_killed() -> None:
     assert program.returncode == -signal.SIGKILL
 
 
-def test_a_process_is_found_again_by_its_file_and_a_broken_file_is_none(tmp_path: Path) -> None:
+def test_process_is_found_by_its_file_and_a_broken_file_has_none(tmp_path: Path) -> None:
     file = tmp_path / "processes" / "x.json"
     assert load(file) is None
     save(current(os.getpid()), file)

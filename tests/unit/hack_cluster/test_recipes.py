@@ -20,13 +20,13 @@ def test_only_modules_of_the_same_repository_are_replaced() -> None:
     assert staging_modules(GO_MOD) == ["k8s.io/api", "k8s.io/client-go", "k8s.io/kubelet"]
 
 
-def test_the_module_that_a_program_is_built_in_names_its_version_and_that_of_its_repository() -> None:
+def test_program_module_has_its_version_and_its_repositorys() -> None:
     recipe = Recipe("x", "example.org/x", "1.2.3", {"x": "example.org/x/cmd"}, staging="0.2.3")
     lines = module_file(recipe, ["example.org/y"]).splitlines()
     assert lines[-2:] == ["require example.org/x v1.2.3", "replace example.org/y => example.org/y v0.2.3"]
 
 
-def test_programs_of_an_older_recipe_are_never_taken_for_those_of_a_newer_one() -> None:
+def test_programs_of_an_older_recipe_are_rebuilt() -> None:
     recipe = RECIPES[0]
     changed = [
         dataclasses.replace(recipe, version="0"),

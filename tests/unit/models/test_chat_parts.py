@@ -47,8 +47,13 @@ def test_an_event_of_another_shape_is_a_bad_response(event: Any) -> None:
         ChatParts().add(event)
 
 
-def test_a_stream_without_its_end_is_no_answer() -> None:
+def test_stream_without_its_end_is_not_an_answer() -> None:
     parts = ChatParts()
     parts.add({"choices": [{"delta": {"content": "half"}}]})
     with pytest.raises(ModelError, match="finish_reason"):
         parts.payload()
+
+
+def test_finish_reason_that_is_an_object_is_kept_as_text() -> None:
+    choice = {"message": {"content": "x"}, "finish_reason": {"type": "stop"}}
+    assert parse_completion({"choices": [choice]}).finish_reason == "{'type': 'stop'}"

@@ -20,30 +20,32 @@ def test_a_good_answer_goes_back_as_it_came_so_that_no_branch_is_recorded() -> N
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":  1}'}}
     answered = reply(call, reasoning_content="hm", refusal=None, annotations=None)
     assert answer_message(answered) is answered.message
-    assert answered.message == {
-        "role": "assistant",
-        "content": None,
-        "reasoning_content": "hm",
-        "tool_calls": [call],
-    }
+    assert answered.message == {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
 
 
 def test_what_servers_send_but_do_not_take_back_is_not_kept() -> None:
     assert reply(content="x", function_call=None, tool_calls=[]).message == {"role": "assistant", "content": "x"}
 
 
-@given(st.text(), st.none() | st.just("id-1"))
+@given(st.text(), st.none() | st.just("id-1") | st.integers())
 def test_arguments_are_always_an_object_and_ids_always_match_the_calls(arguments: Any, call_id: Any) -> None:
     answered = reply({"id": call_id, "function": {"name": "f", "arguments": arguments}})
     [sent] = answer_message(answered)["tool_calls"]
     assert isinstance(json.loads(sent["function"]["arguments"]), dict)
     assert sent["id"] == answered.tool_calls[0].id
+    assert isinstance(sent["id"], str)
     assert answered.tool_calls[0].arguments == arguments, "the record keeps what the model wrote"
 
 
 def test_malformed_arguments_are_kept_for_the_model_to_see() -> None:
     [sent] = answer_message(reply({"id": "a", "function": {"name": "f", "arguments": '{"x": '}}))["tool_calls"]
     assert json.loads(sent["function"]["arguments"]) == {"malformed_arguments": '{"x": '}
+
+
+def test_id_other_than_text_becomes_text() -> None:
+    loose = ModelReply({"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": 6}}]}, "tool_calls")
+    assert (loose.tool_calls[0].id, loose.tool_calls[0].name) == ("5", "6")
+    assert answer_message(loose)["tool_calls"][0]["id"] == "5"
 
 
 def test_a_reply_that_a_function_put_together_loosely_goes_back_complete() -> None:

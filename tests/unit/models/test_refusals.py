@@ -41,7 +41,7 @@ def test_the_servers_words_are_found_in_every_common_form(payload: Any, message:
 
 
 @pytest.mark.parametrize("status", [401, 404, 429, 503])
-def test_a_status_that_means_something_else_is_never_the_policys_doing(status: Any) -> None:
+def test_ambiguous_status_never_counts_against_the_policy(status: Any) -> None:
     assert refusal(status, {"error": {"message": "maximum context length", "code": "context_length_exceeded"}}) is None
 
 
@@ -55,7 +55,7 @@ def test_azures_nested_code_is_seen() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_a_field_that_is_refused_is_told_apart_from_a_server_that_fails(status: Any) -> None:
+def test_refused_field_differs_from_a_failing_server(status: Any) -> None:
     refused = final_refusal("http://s", status, "logit_bias: token 99999 is out of vocabulary")
     assert isinstance(refused, RequestRefused)
     assert refused.reason == "BadRequest"

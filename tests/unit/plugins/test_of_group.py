@@ -11,11 +11,12 @@ from agent_runtime.plugins.of_group import GroupPlugins
 from agent_runtime.plugins.plugins import Plugins
 from rollout_api.records import Result
 from rollout_api.tasks import Task
+from tests.support.full import examples
 
 INFO = GroupInfo(0, Task(name="t", prompt="p"), 10)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=10, max_size=10), st.permutations(range(10)))
 async def test_the_decision_is_the_same_in_whatever_order_the_members_end(
     make_result: Callable[..., Result], rewards: list[float | None], order: Sequence[int]
@@ -40,9 +41,7 @@ async def test_the_decision_is_the_same_in_whatever_order_the_members_end(
         assert decided_at >= expected, "not before all of the first members had ended"
 
 
-async def test_a_manager_is_asked_once_for_each_number_of_first_members_and_never_about_the_whole_group(
-    make_result: Callable[..., Result],
-) -> None:
+async def test_manager_is_called_once_for_each_number_of_first_members(make_result: Callable[..., Result]) -> None:
     asked: list[tuple[int, str]] = []
 
     class Asked:
@@ -57,4 +56,20 @@ async def test_a_manager_is_asked_once_for_each_number_of_first_members_and_neve
     await group.judge(results | {0: make_result(0, 1.0), 1: make_result(1, 1.0)})
     await group.judge(results | {0: make_result(0, 1.0), 1: make_result(1, 1.0)})
     assert asked == [(1, "run/group-3:after-1"), (2, "run/group-3:after-2")]
+    plugins.close()
+
+
+async def test_what_a_manager_does_to_results_reaches_no_other_one(make_result: Callable[..., Result]) -> None:
+    seen: list[list[list[str]]] = []
+
+    class Changing:
+        def should_stop_group(self, results: list[Result]) -> None:
+            seen.append([list(result.tags) for result in results])
+            results[0].tags.append("changed")
+            results.clear()
+
+    plugins = Plugins.open([], [Changing(), type("Second", (Changing,), {})()])
+    group = GroupPlugins(plugins, GroupInfo(3, INFO.task, 3), "run")
+    await group.judge({0: make_result(0, 1.0), 1: make_result(1, 1.0)})
+    assert seen == [[[]]] * 2 + [[[], []]] * 2
     plugins.close()

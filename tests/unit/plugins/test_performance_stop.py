@@ -7,7 +7,7 @@ REWARDS = st.lists(st.sampled_from([0.0, 0.5, 0.79, 0.8, 1.0]), max_size=12)
 
 
 @given(REWARDS)
-def test_no_group_ends_before_three_successes_in_a_row_nor_goes_on_after_ten(rewards: list[float]) -> None:
+def test_group_ends_between_three_and_ten_successes(rewards: list[float]) -> None:
     stops = stop_reason(rewards, 0.8, 3, 10) is not None
     in_a_row = len(rewards) >= 3 and min(rewards[-3:]) >= 0.8
     assert stops == (in_a_row or len(rewards) >= 10)

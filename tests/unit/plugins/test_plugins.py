@@ -59,7 +59,7 @@ async def tell(plugins: Plugins) -> list[Answer]:
     return [answer async for answer in plugins.ask("before_tool_call", "k", rollout=ROLLOUT, call=CALL)]
 
 
-async def test_plugins_are_called_in_the_order_of_the_manifest_and_may_ask_to_be_first_or_last(opened: Opened) -> None:
+async def test_plugins_run_in_the_manifests_order_or_first_or_last(opened: Opened) -> None:
     calls: list[str] = []
 
     class First:
@@ -107,7 +107,7 @@ async def test_whatever_a_plugin_raises_is_its_own_failure_and_the_next_one_is_c
     assert calls == ["Fine", "Fine"], "and again, since the threads live on"
 
 
-async def test_a_plugin_that_blocks_its_thread_holds_up_nobody_else_and_is_not_waited_for_twice(opened: Opened) -> None:
+async def test_plugin_that_blocks_its_thread_delays_no_other(opened: Opened) -> None:
     go_on = threading.Event()
 
     def block(self: object) -> None:
@@ -215,7 +215,7 @@ async def test_each_filter_sees_what_the_one_before_made_and_none_sees_what_was_
         ("filter_tool_call", ToolCall("other", "bash", "{}"), "id is 'other' now"),
         ("modify_task", {"prompt": "x"}, "expected a Task or None"),
         ("modify_task", Task(name="other", prompt="p"), "named other now"),
-        ("evaluate_rollout", {"a": float("nan")}, "no finite number"),
+        ("evaluate_rollout", {"a": float("nan")}, "not a finite number"),
         ("evaluate_rollout", 0.5, "expected scores by name"),
         ("analyze_trajectory", {"a": {1, 2}}, "not JSON serializable"),
         ("analyze_trajectory", {"a": "x" * 70_000}, "at most 65536"),
@@ -223,7 +223,7 @@ async def test_each_filter_sees_what_the_one_before_made_and_none_sees_what_was_
         ("should_stop_group", True, "expected a reason or None"),
     ],
 )
-async def test_an_answer_that_makes_no_sense_is_a_failure_and_not_taken_for_something_else(
+async def test_invalid_return_value_of_a_plugin_is_a_failure(
     opened: Opened, method: str, value: Any, words: str
 ) -> None:
     plugins = opened(type("Odd", (), {method: lambda self: value})())

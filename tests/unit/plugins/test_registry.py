@@ -91,7 +91,7 @@ def test_an_option_that_is_wrong_is_named_with_what_was_expected(
         used(Configured, config, monkeypatch)
 
 
-def test_a_misspelt_hook_is_told_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_hook_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Misspelt:
         def after_rollout(self) -> None: ...
         def before_tol_call(self) -> None: ...
@@ -100,7 +100,7 @@ def test_a_misspelt_hook_is_told_and_not_passed_over(monkeypatch: pytest.MonkeyP
         used(Misspelt, {}, monkeypatch)
 
 
-def test_an_argument_that_a_hook_does_not_have_is_told() -> None:
+def test_unknown_argument_of_a_hook_is_reported() -> None:
     class Greedy:
         def before_tool_call(self, workspace: object) -> None: ...
 
@@ -108,7 +108,7 @@ def test_an_argument_that_a_hook_does_not_have_is_told() -> None:
         Plugins.open([], [Greedy()])
 
 
-def test_a_class_without_hooks_and_one_that_lacks_its_kinds_method_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_without_hooks_or_its_kinds_method_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Empty:
         def work(self) -> None: ...
 
@@ -134,7 +134,7 @@ def test_two_plugins_of_one_name_are_refused() -> None:
         load_plugins([], [Configured(1), Configured(2)])
 
 
-def test_what_a_command_agent_hides_from_a_plugin_is_said() -> None:
+def test_hooks_that_a_command_agent_never_calls_are_reported() -> None:
     class Filters(ActionFilter):
         async def filter_tool_call(self, rollout: Any, call: Any) -> None: ...
         def before_tool_call(self) -> None: ...

@@ -31,7 +31,7 @@ def test_a_program_is_found_behind_whatever_runs_it(name: str, form: str) -> Non
 
 
 @given(NAME)
-def test_a_name_that_is_only_spoken_of_is_no_program(name: str) -> None:
+def test_quoted_name_is_not_a_program(name: str) -> None:
     spoken = (f"echo {name}", f"grep -r '{name} now' .", f"git log --format={name}", f"# {name}", f"cat <<EOF\n{name}\nEOF",
               f"echo 'first\n{name}'", f"sudo grep {name} log")  # fmt: skip
     for text in spoken:
@@ -61,6 +61,6 @@ def test_command_deep_inside_of_others_is_found(form: str) -> None:
     assert "reboot" in [program(words) for words in simple_commands(text)]
 
 
-def test_a_script_of_the_tasks_own_is_not_taken_for_the_systems_program() -> None:
+def test_script_of_the_task_is_not_the_systems_program() -> None:
     assert program(["./reboot"]) == "" == program(["/workspace/bin/reboot"])
     assert program(["/usr/sbin/reboot", "now"]) == "reboot"

@@ -41,7 +41,7 @@ def test_suggestions_name_what_stands_out_and_nothing_else() -> None:
     assert analysis_of([])["errorRate"] == 0
 
 
-def test_errors_are_told_apart_by_their_words() -> None:
+def test_errors_are_grouped_by_their_words() -> None:
     assert category("Command timed out after 3 s") == "timeout"
     assert category("ModuleNotFoundError: No module named 'x'") == "import"
     assert category("Refused by SafetyFilter, not run: …") == "refused"

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agent_runtime.proxy.call import Answers, Identity
 from agent_runtime.proxy.chat import BadRequest
+from tests.support.full import examples
 
 
 def test_a_request_is_known_by_api_and_body_and_says_itself_that_it_is_a_retry() -> None:
@@ -88,4 +89,4 @@ class Retries(RuleBasedStateMachine):
 
 
 TestRetries = Retries.TestCase
-TestRetries.settings = settings(max_examples=50, stateful_step_count=20)
+TestRetries.settings = settings(max_examples=examples(50), stateful_step_count=20)

@@ -16,14 +16,14 @@ def called(arguments: str, id: str = "c") -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
 
 
-def test_a_new_conversation_goes_on_with_nothing() -> None:
+def test_new_conversation_has_no_parent() -> None:
     conversations = Conversations()
     conversations.add([USER], said("hello"), 0)
     known = conversations.find([MORE])
     assert (known.messages, known.turn, known.length) == ([MORE], None, 0)
 
 
-def test_equal_questions_in_parallel_are_branches_and_each_goes_on_with_its_own_answer() -> None:
+def test_equal_parallel_questions_are_branches_with_their_own_answers() -> None:
     conversations = Conversations()
     conversations.add([USER], said("one"), 0)
     conversations.add([USER], said("two"), 1)
@@ -31,7 +31,7 @@ def test_equal_questions_in_parallel_are_branches_and_each_goes_on_with_its_own_
     assert conversations.find([USER, said("two"), MORE]).turn == 1
 
 
-def test_of_answers_that_read_alike_the_one_that_was_gone_on_with_is_meant() -> None:
+def test_equal_answers_resolve_to_the_continued_one() -> None:
     conversations = Conversations()
     conversations.add([USER], said("ok", "thought A"), 0)
     conversations.add([USER], said("ok", "thought B"), 1)
@@ -42,7 +42,7 @@ def test_of_answers_that_read_alike_the_one_that_was_gone_on_with_is_meant() -> 
     assert known.messages[1] == said("ok", "thought A")
 
 
-def test_history_that_the_agent_rewrote_goes_on_from_what_it_left_as_it_was() -> None:
+def test_rewritten_history_continues_from_its_unchanged_part() -> None:
     conversations = Conversations()
     conversations.add([USER], said("one"), 0)
     conversations.add([USER, said("one"), MORE], said("two"), 1)
@@ -59,7 +59,7 @@ def test_words_that_the_agent_put_into_the_models_mouth_are_not_an_answer() -> N
     assert conversations.find([USER, said("an example "), MORE, said("two")]).turn is None
 
 
-def test_arguments_that_no_server_takes_back_go_back_in_a_form_that_it_takes() -> None:
+def test_unacceptable_arguments_are_sent_back_in_an_accepted_form() -> None:
     conversations = Conversations()
     conversations.add([USER], called("{bad"), 0)
     known = conversations.find([USER, called("{bad")])

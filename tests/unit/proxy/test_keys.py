@@ -19,7 +19,7 @@ def test_a_key_leads_to_its_session_and_matches_only_itself(session: str) -> Non
 
 
 @given(st.text(max_size=200))
-def test_what_is_no_key_of_a_session_is_none(text: str) -> None:
+def test_text_other_than_a_sessions_key_is_no_key(text: str) -> None:
     assert keys.session_of(text) is None or keys.is_session_id(keys.session_of(text) or "")
 
 
@@ -44,7 +44,7 @@ def test_each_form_of_base_url_reaches_the_same_call(session: str) -> None:
     assert target_of(f"/sessions/{session}/turns/7") == TurnPath(session, 7)
 
 
-def test_what_is_nowhere_is_told_apart() -> None:
+def test_missing_session_is_distinguished() -> None:
     assert target_of("/health") == PlainPath("health")
     for path in ("", "/", "/v1", "/sessions", "/sessions/", "/sessions/s/turns/x", "/sessions/s/turns/²", "/s/v2/x"):
         assert target_of(path) is None

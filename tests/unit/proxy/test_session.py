@@ -1,15 +1,18 @@
 """One session: what is recorded when, whose retry gets whose answer, and what a session may use up."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, RequestRefused
+from agent_runtime.models.answers import LEAST_LOGPROB
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.proxy import keys
 from agent_runtime.proxy import session as session_module
 from agent_runtime.proxy.call import Call, Identity
@@ -21,8 +24,10 @@ from agent_runtime.recording.branches import token_branches
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.messages import fold
+from agent_runtime.recording.store import StorageError, StorageUnavailable
 from rollout_api.model import Sampling
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, ResponseRecord, StopReason
+from tests.support.full import examples
 from tests.support.proxied_model import MemoryJournal, TokenModel
 
 USER: Message = {"role": "user", "content": "hello"}
@@ -71,16 +76,42 @@ class Bench:
         call.leave(delivered)
         return reply
 
+    async def hang_up(self) -> None:
+        """A call whose client leaves after its first word."""
+        self.model.hold = asyncio.Event()
+        call = self.begin()
+        await call.started()
+        call.leave(False)
+        await call.ended()
+
     def recorded(self, form: type) -> list[Any]:
         """The records of a form."""
         return [record for record in self.journal.records if isinstance(record, form)]
 
 
-async def test_an_answer_that_is_sent_whole_is_not_streamed_by_the_model_and_may_be_asked_for_again_elsewhere() -> None:
+async def test_answer_sent_whole_is_not_streamed_and_may_be_retried_elsewhere() -> None:
     bench = Bench()
     await bench.ask(stream=False)
     await bench.ask(stream=True)
     assert [request.on_text is None for request in bench.model.asked] == [True, False]
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan])
+async def test_logprob_that_is_not_finite_is_no_internal_error(logprob: float) -> None:
+    bench = Bench()
+    complete = bench.model.complete
+
+    async def reply(request: ModelRequest) -> ModelReply:
+        given = await complete(request)
+        assert given.logprobs is not None
+        return replace(given, logprobs=[logprob] * len(given.logprobs))
+
+    bench.model.complete = reply  # type: ignore[method-assign]
+    if math.isnan(logprob):
+        with pytest.raises(ModelError, match="logprob is not a number"):
+            await bench.ask()
+    else:
+        assert set((await bench.ask()).logprobs or []) == {LEAST_LOGPROB}
 
 
 async def test_earlier_conversations_are_found_by_the_id_of_their_answer_alone() -> None:
@@ -147,13 +178,27 @@ async def test_a_slow_client_gets_its_text_in_fewer_larger_pieces() -> None:
 
 async def test_a_client_that_goes_away_takes_the_models_work_with_it() -> None:
     bench = Bench()
-    bench.model.hold = asyncio.Event()
-    call = bench.begin()
-    await call.started()
-    call.leave(False)
-    await call.ended()
+    await bench.hang_up()
     assert bench.model.cancelled == 1
     assert bench.recorded(ResponseRecord) == []
+
+
+async def test_a_client_that_hangs_up_during_an_answer_has_used_a_turn_also_after_a_takeover() -> None:
+    bench = Bench(Limits(turns=2, tokens=100))
+    for _ in range(2):
+        await bench.hang_up()
+        await bench.session.flush()
+        bench.opened()
+    assert [mark.abandoned_pieces for mark in bench.recorded(DeliveryRecord)] == [1, 1]
+    with pytest.raises(Refused, match="turns"):
+        bench.begin()
+
+
+async def test_a_client_that_leaves_a_stalled_answer_has_used_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime.proxy.call.STALLED_SECONDS", -1.0)
+    bench = Bench(Limits(turns=1))
+    await bench.hang_up()
+    bench.begin()
 
 
 async def test_equal_requests_side_by_side_are_samples_of_their_own() -> None:
@@ -166,7 +211,7 @@ async def test_equal_requests_side_by_side_are_samples_of_their_own() -> None:
     assert len({request.seed for request in bench.model.asked}) == 3
 
 
-async def test_a_retry_gets_the_answer_that_reached_nobody_and_no_second_sample() -> None:
+async def test_retry_gets_the_undelivered_answer_and_no_second_sample() -> None:
     bench = Bench()
     first = await bench.ask(delivered=False)
     again = await bench.ask(retry=True)
@@ -177,13 +222,13 @@ async def test_a_retry_gets_the_answer_that_reached_nobody_and_no_second_sample(
     ).text != first.text  # it is delivered now, so this is a retry of another request
 
 
-async def test_a_request_that_is_no_retry_never_gets_an_old_answer() -> None:
+async def test_request_that_is_not_a_retry_never_gets_an_old_answer() -> None:
     bench = Bench()
     first = await bench.ask(delivered=False)
     assert (await bench.ask()).text != first.text
 
 
-async def test_an_equal_idempotency_key_joins_the_call_that_runs_and_cancels_it_only_with_the_last() -> None:
+async def test_equal_idempotency_key_joins_the_call_and_only_the_last_cancels_it() -> None:
     bench = Bench()
     bench.model.hold = asyncio.Event()
     first, second = bench.begin(key="k1"), bench.begin(key="k1")
@@ -221,6 +266,38 @@ async def test_after_a_failure_the_same_key_makes_a_new_call() -> None:
     assert bench.session.failure is None
 
 
+async def test_failure_stands_until_its_own_caller_continues() -> None:
+    bench, other = Bench(), {"role": "user", "content": "another worker"}
+    bench.model.failures = [ModelError("Unreachable", "it is down")]
+    with pytest.raises(ModelError):
+        await bench.ask()
+    await bench.ask([other])
+    assert bench.session.failure is not None
+    await bench.ask()
+    assert bench.session.failure is None
+
+
+@pytest.mark.parametrize("leaves_first", [False, True])
+async def test_retry_of_an_answer_that_could_not_be_recorded_is_a_new_call(leaves_first: bool) -> None:
+    bench = Bench()
+    bench.journal.failures.append(StorageUnavailable("no answer for 600 s"))
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    bench.journal.hold = asyncio.Event()
+    bench.model.hold.set()
+    await asyncio.sleep(0.01)
+    assert call.answered
+    if leaves_first:
+        call.leave(False)
+    bench.journal.hold.set()
+    with pytest.raises(StorageError):
+        await call.answer()
+    if not leaves_first:
+        call.leave(False)
+    assert (await bench.ask(retry=True)).text == "word 2"
+
+
 async def test_a_retry_after_a_takeover_gets_the_recorded_answer() -> None:
     bench = Bench()
     first = await bench.ask(delivered=False)
@@ -230,7 +307,7 @@ async def test_a_retry_after_a_takeover_gets_the_recorded_answer() -> None:
     assert len(bench.model.asked) == 1
 
 
-async def test_asked_again_after_a_takeover_an_answer_in_doubt_is_superseded_and_not_doubled() -> None:
+async def test_repeated_request_after_a_takeover_supersedes_an_uncertain_answer() -> None:
     bench = Bench()
     first = await bench.ask()
     bench.opened()
@@ -240,7 +317,7 @@ async def test_asked_again_after_a_takeover_an_answer_in_doubt_is_superseded_and
     assert [turn.response.message for turn in fold(linear(bench.journal.records)) if turn.response] == [second.message]
 
 
-async def test_an_answer_whose_client_went_on_from_it_counts_whatever_the_connection_said() -> None:
+async def test_answer_counts_when_its_client_continues_from_it() -> None:
     bench = Bench()
     first = await bench.ask(delivered=False)
     await bench.ask([USER, first.message, USER])
@@ -248,7 +325,7 @@ async def test_an_answer_whose_client_went_on_from_it_counts_whatever_the_connec
     assert [turn.number for turn in fold(linear(bench.journal.records))] == [0, 1]
 
 
-async def test_a_reply_through_another_replica_is_kept_for_a_retry_until_its_delivery_is_told() -> None:
+async def test_reply_through_another_replica_is_kept_until_its_delivery_is_reported() -> None:
     bench = Bench()
     call = bench.begin()
     first = await call.answer()
@@ -261,7 +338,7 @@ async def test_a_reply_through_another_replica_is_kept_for_a_retry_until_its_del
     assert (await bench.ask([USER, USER], retry=True)).text != "word 2"
 
 
-async def test_a_conversation_goes_on_from_the_ids_that_the_engine_saw() -> None:
+async def test_conversation_continues_from_the_engines_ids() -> None:
     bench = Bench()
     first = await bench.ask()
     second = await bench.ask([USER, first.message, USER])
@@ -296,7 +373,7 @@ async def test_what_the_session_fixes_stands_whatever_the_client_asks_for() -> N
         (Limits(conversation_bytes=64), StopReason.RESOURCE_LIMIT),
     ],
 )
-async def test_over_budget_is_refused_and_after_a_while_told_once(
+async def test_call_over_budget_is_refused_and_reported_once_after_a_while(
     limits: Limits, reason: StopReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: asyncio.Queue[Exhausted] = asyncio.Queue()
@@ -333,11 +410,7 @@ async def test_call_that_failed_or_was_given_up_is_recorded_as_ended_under_its_r
     bench.model.failures = [ModelError("Unreachable", "it is down")]
     with pytest.raises(ModelError):
         await bench.ask()
-    bench.model.hold = asyncio.Event()
-    call = bench.begin()
-    await call.started()
-    call.leave(False)
-    await call.ended()
+    await bench.hang_up()
     await bench.session.flush()
     assert [(mark.turn, mark.delivered) for mark in bench.recorded(DeliveryRecord)] == [(0, False), (1, False)]
 
@@ -400,7 +473,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(STEPS)
 async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_trained_once(
     steps: list[tuple[int, bool, int, bool, bool]],

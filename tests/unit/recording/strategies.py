@@ -71,8 +71,7 @@ records: st.SearchStrategy[Record] = st.one_of(
         turn=st.integers(0, 99),
         time=times,
         results=st.lists(
-            built(Observation, call_id=texts, tool=texts, content=texts, error=st.booleans(), data=objects),
-            max_size=2,
+            built(Observation, call_id=texts, tool=texts, content=texts, error=st.booleans(), data=objects), max_size=2
         ),
     ),
     built(StopRecord, time=times, stop_reason=st.sampled_from(StopReason), message=texts, agent_seconds=times),

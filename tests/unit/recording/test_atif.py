@@ -265,6 +265,17 @@ def test_trajectory_is_valid_when_arguments_are_nested_deeply(conversation: list
     assert last.extra == (None if depth == DEEPEST else {"written": written})
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_trajectory_is_json_when_arguments_have_a_number_that_json_lacks(
+    conversation: list[Record], number: str
+) -> None:
+    written = f'{{"seconds": [{number}]}}'
+    found = checked([*conversation[:-1], answer(1, message={"tool_calls": [call("c3", written)]})])
+    assert found is not None
+    (last,) = found.steps[-1].tool_calls or []
+    assert (last.arguments, last.extra) == ({}, {"written": written})
+
+
 def test_trajectory_has_the_head_of_a_message_that_a_new_branch_repeats(conversation: list[Record]) -> None:
     long: Message = {"role": "user", "content": "x" * 5000}
     asked = [IntentRecord(turn=turn, time=3, keep=0, messages=[long], branch=turn) for turn in (2, 3)]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.recording.branches import Branch, decode_branches, encode_branches, token_branches, token_forks
-from agent_runtime.recording.token_history import TokenHistory
 from rollout_api.records import IntentRecord, PolicySpan, Record, ResponseRecord
 
 ids = st.lists(st.integers(0, 9), max_size=5)
@@ -129,7 +129,7 @@ def test_tokens_of_unknown_policy_are_in_the_sequence_and_not_trained_on(script:
     assert all(branch.logprobs is not None for branch in branches)
 
 
-def test_a_server_that_names_no_version_is_trained_on_all_the_same() -> None:
+def test_answer_of_a_server_without_versions_is_trained() -> None:
     history = TokenHistory()
     keep, new = history.split([1, 2])
     turn = ResponseRecord(
@@ -151,9 +151,7 @@ def intent(turn: int, branch: int = 0, tools: list[dict[str, object]] | None = N
 
 
 @given(scripts(), st.data())
-def test_a_fork_is_counted_where_the_server_encoded_anew_and_not_where_the_agent_rewrote_its_messages(
-    script: Script, data: st.DataObject
-) -> None:
+def test_fork_counts_changed_encodings_but_not_rewritten_messages(script: Script, data: st.DataObject) -> None:
     records: list[Record] = []
     branch, forks = 0, 0
     for number, turn in enumerate(script.turns):

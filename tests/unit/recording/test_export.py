@@ -145,7 +145,7 @@ async def test_an_unfinished_run_is_readable_at_any_time(run: Store) -> None:
         await reader.records(2, attempt=5)
 
 
-async def test_a_run_is_found_by_job_name_or_by_its_folder_and_a_wrong_name_lists_what_is_there(
+async def test_run_is_found_by_job_name_or_folder_and_a_wrong_name_lists_the_runs(
     run: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:
     older = (await open_run(run, "fix")).folder

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.recording.extraction import extract_all
+from tests.support.full import examples
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
@@ -109,7 +110,7 @@ members = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(150))
 @given(st.lists(st.builds(entry, names, kinds, names), max_size=6))
 def test_no_archive_reaches_out_of_its_folder(
     tmp_path_factory: pytest.TempPathFactory, found: list[tarfile.TarInfo]

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.recording.gc import LIVE_SECONDS, Run, collect, delete_run, list_runs, plan
 from agent_runtime.recording.job_record import JobRecord
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageError, Store
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
@@ -22,6 +22,10 @@ NOW = 1_000_000.0
 def run(folder: str, *, days_old: float, finished: bool = True, aborted: bool = False, name: str = "fix") -> Run:
     time = NOW - days_old * 24 * 3600
     return Run(folder, name, time, time, objects=1, bytes=1, finished=finished, aborted=aborted)
+
+
+# The folder of a copy may look like that of a run: a date such as 20260131 has eight digits too.
+COPIES = ("backup", "ffffffff")
 
 
 runs = st.lists(
@@ -58,9 +62,38 @@ def test_every_run_is_decided_once_and_what_may_be_at_work_is_never_deleted(
         assert not decided.delete
 
 
-def test_copy_beside_its_run_goes_first() -> None:
-    of_run, backup = run("fix-1a2b3c4d", days_old=2), run("fix-1a2b3c4d-backup", days_old=2, finished=False)
-    assert plan([of_run, backup], now=NOW, keep_newest=1).delete == (backup,)
+@pytest.mark.parametrize("suffix", COPIES)
+async def test_copy_beside_its_run_is_deleted_first(
+    folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path, suffix: str
+) -> None:
+    record = await JobRecord.open(folder, make_job(), tasks)
+    shutil.copytree(tmp_path / "out" / record.folder, tmp_path / "out" / f"fix-{suffix}")
+    await record.finish(0)
+    decided = plan(await list_runs(folder), now=NOW, keep_newest=1)
+    assert [each.folder for each in decided.keep] == [record.folder]
+
+
+async def test_run_that_is_being_resumed_is_not_deleted(
+    folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path
+) -> None:
+    record = await JobRecord.open(folder, make_job(), tasks)
+    os.utime(tmp_path / "out" / record.folder / "job.json", (NOW, NOW))
+    (listed,) = await list_runs(folder)
+    assert (await JobRecord.open(folder, make_job(), tasks)).resumed
+    assert not await delete_run(folder, listed)
+    assert [each.folder for each in (await collect(folder, keep_newest=0, dry_run=False)).spared] == [record.folder]
+
+
+async def test_run_that_was_deleted_before_its_resume_begins_starts_anew(
+    folder: Store, make_job: MakeJob, tasks: list[Task]
+) -> None:
+    await JobRecord.open(folder, make_job(), tasks)
+    resumed = await JobRecord.find(folder, make_job(), tasks)
+    (listed,) = await list_runs(folder)
+    assert await delete_run(folder, listed)
+    await resumed.begin()
+    assert not resumed.resumed
+    assert len(await list_runs(folder)) == 1
 
 
 async def test_a_dry_run_deletes_nothing_and_says_what_would_go(
@@ -84,6 +117,28 @@ async def test_only_runs_are_deleted_and_nothing_beside_them(
     decided = await collect(folder, keep_newest=0, dry_run=False)
     assert [each.folder for each in decided.delete] == [record.folder]
     assert sorted(meta.key for meta in await folder.list("")) == ["layers/abc.tar.zst", "mine/notes.txt"]
+
+
+async def test_deletion_that_storage_refuses_halfway_is_repeated_by_the_next_gc(
+    folder: Store, make_job: MakeJob, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = await JobRecord.open(folder, make_job(), tasks)
+    await record.finish(0)
+    delete = Store.delete
+
+    async def refuses_results(store: Store, keys: Sequence[str]) -> None:
+        # As S3 answers one request: each object is deleted or refused by itself.
+        await delete(store, [key for key in keys if not key.endswith("results.jsonl")])
+        if any(key.endswith("results.jsonl") for key in keys):
+            raise StorageError("results.jsonl: AccessDenied")
+
+    with monkeypatch.context() as refused:
+        refused.setattr(Store, "delete", refuses_results)
+        with pytest.raises(StorageError):
+            await collect(folder, keep_newest=0, dry_run=False)
+    decided = await collect(folder, keep_newest=0, dry_run=False)
+    assert [each.folder for each in decided.delete] == [record.folder]
+    assert await folder.list("") == []
 
 
 async def test_gc_deletes_nothing_behind_a_link(
@@ -111,7 +166,7 @@ async def test_after_a_deletion_the_name_can_be_used_again(folder: Store, make_j
     assert not (await JobRecord.open(folder, make_job(), tasks)).resumed
 
 
-async def test_what_an_interrupted_deletion_left_stops_nobody(
+async def test_rest_of_an_interrupted_deletion_blocks_no_run(
     folder: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:
     record = await JobRecord.open(folder, make_job(), tasks)

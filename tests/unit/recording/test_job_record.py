@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime.recording.gc import list_runs, plan
-from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken, read_abort
+from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken, read_abort, standing_run
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.records import Result, Seal
@@ -24,15 +26,25 @@ async def seal(record: JobRecord, result: Result) -> None:
     await record.store.create(f"seals/{result.index}.json", Seal(result=result, objects=[]).model_dump_json().encode())
 
 
-async def test_the_same_manifest_goes_on_with_its_newest_run(
-    folder: Store, make_job: MakeJob, tasks: list[Task]
-) -> None:
+async def test_equal_manifest_continues_its_newest_run(folder: Store, make_job: MakeJob, tasks: list[Task]) -> None:
     first = await JobRecord.open(folder, make_job(), tasks)
     other = await JobRecord.open(folder, make_job(), tasks, new=True)
     again = await JobRecord.open(folder, make_job(), tasks)
     assert (first.resumed, other.resumed, again.resumed) == (False, False, True)
     assert first.folder != other.folder == again.folder
     assert again.uid == other.uid
+
+
+async def test_copy_and_renamed_run_are_not_resumed(
+    folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path
+) -> None:
+    run, copy = await JobRecord.open(folder, make_job(), tasks), tmp_path / "out" / "fix-ffffffff"
+    shutil.copytree(tmp_path / "out" / run.folder, copy)
+    standing = await standing_run(folder, make_job())
+    assert standing is not None
+    assert standing.uri == run.store.uri
+    shutil.rmtree(tmp_path / "out" / run.folder)
+    assert (await JobRecord.open(folder, make_job(), tasks)).uid != run.uid
 
 
 async def test_new_run_is_the_newest_when_the_clock_was_set_back(

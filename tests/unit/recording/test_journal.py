@@ -87,7 +87,7 @@ class LosingStore(Store):
         return created
 
 
-async def test_a_cancelled_append_is_neither_lost_nor_taken_for_another_runner(record: JobRecord) -> None:
+async def test_cancelled_append_is_kept_and_is_not_another_runners(record: JobRecord) -> None:
     losing = LosingStore(record.store.uri, record.store.objects, record.store.prefix, losses=(["1-0.jsonl.zst"],))
     record.store = losing
     journal = await begun(record)
@@ -207,5 +207,5 @@ async def test_a_sealed_rollout_is_exactly_what_its_seal_lists(
     assert await run.records(0) == TURN
     assert [branch.token_ids for branch in await run.tokens(0)] == [[1, 2, 3]]
     await record.store.put("attempts/0/0/1-0.jsonl.zst", b"something else")
-    with pytest.raises(RecordCorrupt, match=r"1-0.jsonl.zst: its SHA-256 or size is not what the seal says"):
+    with pytest.raises(RecordCorrupt, match=r"1-0.jsonl.zst: its SHA-256 or size differs from the seal"):
         await run.records(0)

@@ -52,13 +52,13 @@ async def test_a_layer_of_many_megabytes_goes_through_the_disk(folder: Store) ->
     assert await joined(layers.load(layer)) == content
 
 
-async def test_a_damaged_layer_and_a_missing_one_are_told(memory: Store) -> None:
+async def test_damaged_and_missing_layers_are_reported(memory: Store) -> None:
     layers = Layers(memory, memory.below("run"))
     one, other = [await layers.keep(pieces(data), 100) for data in (b"one", b"two")]
     await memory.put(key_of(one.digest), await memory.get(key_of(other.digest)) or b"")
-    with pytest.raises(RecordCorrupt, match="its content is not that of its name"):
+    with pytest.raises(RecordCorrupt, match="its content does not match its name"):
         await joined(layers.load(one))
-    with pytest.raises(RecordCorrupt, match="it is missing, and a snapshot needs it"):
+    with pytest.raises(RecordCorrupt, match="it is missing, but a snapshot needs it"):
         await joined(layers.load(Layer(digest="0" * 64, bytes=1)))
 
 

@@ -57,7 +57,7 @@ def test_of_many_threads_that_create_one_file_one_succeeds_and_its_data_stands(t
     assert [file.name for file in path.parent.iterdir()] == ["1-0"]
 
 
-async def test_what_a_killed_writer_leaves_behind_is_no_object_and_stops_nobody(tmp_path: Path) -> None:
+async def test_leftover_of_a_killed_writer_is_not_an_object(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path), {})
     (tmp_path / "a").mkdir()
     (tmp_path / "a/1-0.zst#1").write_bytes(b"ha")
@@ -99,7 +99,7 @@ async def test_a_link_that_leads_nowhere_in_place_of_a_folder_is_refused_at_once
         await Store.open(str(tmp_path), {}).create("seals/0.json", b"{}")
 
 
-def test_deleting_many_sessions_does_not_slow_down_those_beside_them_where_the_disk_can_be_told(tmp_path: Path) -> None:
+def test_deleting_many_sessions_does_not_slow_down_others(tmp_path: Path) -> None:
     by_hand = tmp_path / "by-hand"
     by_hand.mkdir()
     told = subprocess.run(["chattr", "+T", str(by_hand)], capture_output=True, check=False).returncode == 0

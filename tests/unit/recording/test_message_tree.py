@@ -72,7 +72,7 @@ def test_two_answers_to_one_conversation_share_its_tokens_and_train_them_once() 
     assert (second.token_ids, second.mask) == ([1, 11, 4, 41], [0, 0, 0, 1])
 
 
-def test_an_answer_that_reached_nobody_is_left_out_and_what_became_of_its_retry_counts_last() -> None:
+def test_undelivered_answer_is_left_out_and_its_retry_counts_last() -> None:
     records: list[Record] = [
         intent(0, 0, said("user", "a")),
         response(0, 0, [1], [11]),

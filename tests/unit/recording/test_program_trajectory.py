@@ -152,15 +152,15 @@ ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
 @pytest.mark.parametrize(
     ("data", "form", "said"),
     [
-        (b"", None, "no JSON"),
-        (b"\xff\xfe", None, "no JSON"),
-        (b'{"messages": NaN}', None, "NaN is no number"),
-        (b"[" * 100_000, None, "no JSON"),
+        (b"", None, "not JSON"),
+        (b"\xff\xfe", None, "not JSON"),
+        (b'{"messages": NaN}', None, "NaN is not a JSON number"),
+        (b"[" * 100_000, None, "not JSON"),
         (b"[]", None, "holds a list"),
         (b'{"a": 1}', None, "'a'.*no known form.*MiniSWEAgent"),
         (json.dumps(mini()).encode(), TrajectoryFormat.ATIF, "those of MiniSWEAgent, and ATIF was expected"),
         (json.dumps(mini()).encode(), None, "no steps"),
-        (json.dumps(mini({"role": "tool", "content": "of what?"})).encode(), None, "before any answer"),
+        (json.dumps(mini({"role": "tool", "content": "of what?"})).encode(), None, "precedes the first answer"),
         (json.dumps({**ATIF, "steps": []}).encode(), None, "required"),
         (json.dumps({**ATIF, "steps": [{"step_id": 2, "source": "user"}]}).encode(), None, "step_id 1"),
         (
@@ -171,7 +171,7 @@ ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_said_in_words(data: bytes, form: TrajectoryFormat | None, said: str) -> None:
+def test_error_in_a_trajectory_file_is_described(data: bytes, form: TrajectoryFormat | None, said: str) -> None:
     with pytest.raises(UnreadableTrajectory, match=said):
         to_atif(data, form, "run/0")
 

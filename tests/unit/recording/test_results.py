@@ -41,7 +41,7 @@ def test_a_run_without_any_reward_has_statistics_too() -> None:
     assert statistics_of([])["reward"] == nothing
 
 
-def test_whoever_writes_the_results_writes_the_same_bytes(make_result: MakeResult) -> None:
+def test_every_runner_writes_the_same_results(make_result: MakeResult) -> None:
     results = [make_result(i, reward=i / 7, seconds={"total": i * 0.1, "agent": 1 / (i + 1)}) for i in range(40)]
     shuffled = random.Random(0).sample(results, len(results))
     assert stats_json(statistics_of(shuffled)) == stats_json(statistics_of(results))

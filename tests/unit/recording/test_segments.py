@@ -37,7 +37,7 @@ def test_a_changed_byte_is_reported_or_changes_nothing(written: list[Record], da
         assert decode("k", bytes(segment)) == written  # a bit of the frame's header that says nothing
 
 
-def test_a_frame_that_claims_more_than_it_can_hold_is_reported_before_it_fills_the_memory() -> None:
+def test_frame_with_a_false_size_is_reported_before_it_fills_the_memory() -> None:
     frame = bytearray(encode([]))
     frame[4:5] = bytes([frame[4] | 0xC0])  # RFC 8878, 3.1.1.1.1: the content size has 8 bytes now
     frame[5:5] = (2**62).to_bytes(8, "little")
@@ -62,7 +62,7 @@ def test_a_record_of_a_kind_that_this_version_does_not_know_is_reported() -> Non
         decode("k", compress(b'{"type":"dream"}\n'))
 
 
-def test_a_closing_is_told_from_records() -> None:
+def test_closing_differs_from_records() -> None:
     closing = Closing(closed_by=3, holder="abc")
     assert decode("k", encode_closing(closing)) == closing
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import itertools
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def store(request: pytest.FixtureRequest) -> Store:
     return chosen
 
 
-async def test_of_many_who_write_one_key_exactly_one_is_told_that_it_won(store: Store) -> None:
+async def test_exactly_one_of_many_writers_of_a_key_wins(store: Store) -> None:
     won = await asyncio.gather(*(store.create("key", b"%d" % number) for number in range(50)))
     assert won.count(True) == 1
     assert await store.get("key") == b"%d" % won.index(True)
@@ -42,7 +43,7 @@ async def test_writing_the_same_bytes_again_is_a_success_because_a_reply_may_hav
     assert not await store.create("key", b"yours")
 
 
-async def test_a_missing_object_is_none_and_not_an_error(store: Store) -> None:
+async def test_missing_object_reads_as_none(store: Store) -> None:
     assert await store.get("nothing/here") is None
     assert await store.get_all(["nothing/here"]) == [None]
 
@@ -59,7 +60,7 @@ async def test_listings_are_relative_and_see_whole_folder_names_only(store: Stor
     assert await run.folders("seals") == ["deep"]
 
 
-async def test_deleting_what_is_not_there_is_no_error(store: Store) -> None:
+async def test_deleting_a_missing_object_succeeds(store: Store) -> None:
     await store.put("a", b"1")
     await store.delete(["a", "b"])
     assert await store.get("a") is None
@@ -119,6 +120,17 @@ async def test_the_probe_accepts_a_good_store_and_leaves_nothing_in_it(store: St
     assert await store.list("") == []
 
 
+async def test_read_only_folder_is_read_and_refused_for_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_bytes(b"data")
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write everywhere
+    store = Store.open(str(tmp_path), {})
+    assert await store.get("key") == b"data"
+    with pytest.raises(StorageError, match="cannot be written; change its rights or the URI"):
+        await store.probe()
+
+
 def test_a_local_folder_is_made_from_a_path_or_a_file_uri(tmp_path: Path) -> None:
     for uri in (str(tmp_path / "a/b"), f"file://{tmp_path}/with%20space"):
         Store.open(uri, {})
@@ -144,7 +156,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         Store.open(str(tmp_path / "file/out"), {})
 
 
-async def test_a_file_where_a_folder_is_needed_is_no_reason_to_wait_for_minutes(folder: Store) -> None:
+async def test_file_in_place_of_a_folder_fails_without_retries(folder: Store) -> None:
     await folder.put("seals", b"")
     with pytest.raises(StorageError, match="the folder refuses it"):
         await asyncio.wait_for(folder.create("seals/0.json", b"{}"), 5)

@@ -15,6 +15,7 @@ from agent_runtime.recording.job_record import JobFile, JobRecord, task_list
 from agent_runtime.recording.journal import Journal, Superseded, read_attempt
 from agent_runtime.recording.store import Contents, Listing, Store
 from rollout_api.records import Record, StopReason, StopRecord
+from tests.support.full import examples
 from tests.support.records import completed, small_job
 
 
@@ -125,14 +126,14 @@ async def work(record: JobRecord, name: str, told: Runner) -> None:
         return
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     runners=st.integers(2, 4),
     schedule=st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 15), st.integers(0, 9).map(lambda n: n == 9)), max_size=30
     ),
 )
-async def test_no_acknowledged_record_is_lost_whoever_takes_over_in_whatever_order(
+async def test_no_acknowledged_record_is_lost_in_any_order_of_takeovers(
     runners: int, schedule: list[tuple[int, int, bool]]
 ) -> None:
     steps, objects = Steps(), MemoryStore()
@@ -140,9 +141,7 @@ async def test_no_acknowledged_record_is_lost_whoever_takes_over_in_whatever_ord
     tasks = {
         name: asyncio.create_task(
             work(
-                JobRecord(SteppedStore("memory:", objects, steps=steps, runner=name), "fix-0", JOB, JOB_FILE),
-                name,
-                it,
+                JobRecord(SteppedStore("memory:", objects, steps=steps, runner=name), "fix-0", JOB, JOB_FILE), name, it
             )
         )
         for name, it in told.items()
@@ -191,6 +190,17 @@ async def test_a_frozen_runner_that_thaws_can_add_nothing(record: JobRecord) -> 
     assert texts(await read_attempt(record, 0, 0)) == ["before", "between", "next"]
 
 
+async def test_a_runner_that_was_superseded_cannot_seal(record: JobRecord) -> None:
+    """It may have lost what its successor still has: its grading sandbox, or its model server."""
+    frozen = await Journal.claim(record, 0, 0)
+    await frozen.begin()
+    successor = await Journal.claim(record, 0, 0)
+    with pytest.raises(Superseded, match="epoch 2 is claimed"):
+        await frozen.seal(completed(task="a", message="frozen"), None, [])
+    await successor.begin()
+    assert (await successor.seal(completed(task="a", message="successor"), None, [])).message == "successor"
+
+
 @dataclass(frozen=True)
 class InterruptedStore(Store):
     """Lets something happen just before a key is written."""
@@ -228,7 +238,7 @@ async def test_a_runner_that_was_overtaken_between_claim_and_begin_gives_up(reco
         await slow.begin()
 
 
-async def test_the_start_of_an_epoch_names_what_it_goes_on_from(record: JobRecord) -> None:
+async def test_start_of_an_epoch_names_the_epochs_that_it_continues(record: JobRecord) -> None:
     first = await Journal.claim(record, 0, 0)
     await first.begin()
     await first.append([note("a")])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.recording.token_history import TokenHistory, common_length
+from agent_runtime.models.token_history import TokenHistory, common_length
 from rollout_api.records import ResponseRecord
 
 ids = st.lists(st.integers(0, 3), max_size=8)
@@ -30,9 +30,7 @@ def test_what_two_sequences_share_ends_where_they_first_differ(old: list[int], n
 
 
 @given(st.lists(st.tuples(ids, st.none() | ids), max_size=6))
-def test_every_prompt_comes_back_whole_and_a_process_that_replays_the_records_knows_the_same(
-    turns: list[tuple[list[int], list[int] | None]],
-) -> None:
+def test_prompts_are_restored_in_full_by_a_replaying_process(turns: list[tuple[list[int], list[int] | None]]) -> None:
     writing, replaying = TokenHistory(), TokenHistory()
     for number, (prompt, completion) in enumerate(turns, start=1):
         keep, stored = writing.split(prompt if completion is not None else None)

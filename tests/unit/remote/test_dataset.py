@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.integrations.harbor_server.dataset import alike, file_name, harbor_files, rows_of, write_dataset
+from agent_runtime.integrations.harbor_server.dataset import (
+    CACHE,
+    alike,
+    file_name,
+    harbor_files,
+    rows_of,
+    write_dataset,
+)
 from agent_runtime.tasks import TaskSourceError
+from rolloutctl.commands import dataset as command
 from tests.support.harbor_tasks import write_folder
 
 
@@ -78,6 +86,10 @@ def test_a_dataset_is_written_once_and_again_when_a_task_has_changed(tmp_path: P
     assert row["prompt"][0]["content"] == "Do more.\n"
 
 
+def test_command_and_trainer_keep_datasets_in_the_same_folder() -> None:
+    assert Path(CACHE) == command.CACHE
+
+
 def test_verls_own_keys_make_the_files_that_it_trains_on(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         task(tmp_path / "tasks" / name)
@@ -101,7 +113,7 @@ def test_verls_own_keys_make_the_files_that_it_trains_on(tmp_path: Path) -> None
     ]
 
 
-def test_every_task_that_cannot_be_a_row_is_told_at_once(tmp_path: Path) -> None:
+def test_every_invalid_task_is_reported(tmp_path: Path) -> None:
     task(tmp_path / "x" / "same")
     task(tmp_path / "y" / "same")
     task(tmp_path / "broken", metadata="difficulty =")

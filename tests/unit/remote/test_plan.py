@@ -92,7 +92,7 @@ def turn(number: int, keep: int, prompt: list[int], answer: list[int], logprobs:
     )  # fmt: skip
 
 
-def test_rollout_details_have_whole_prompts_and_begin_anew_where_the_conversation_does() -> None:
+def test_rollout_details_have_whole_prompts_and_restart_with_conversations() -> None:
     details = details_of([turn(0, 0, [1, 2], [3]), turn(1, 3, [4], [5, 6]), turn(2, 1, [9], [8])])
 
     assert [detail.prompt_token_ids for detail in details] == [[[1, 2], [1, 2, 3, 4]], [[1, 9]]]
@@ -106,6 +106,18 @@ def test_what_a_server_did_not_complete_is_never_a_reward_of_zero(rewards: Any, 
         rewards_of(RunResult(run_id="r", status="error", rewards=rewards, error=error))
 
     assert lost.value.evidence is Evidence.OUTSIDE, "the policy is not to blame for it"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "NonZeroAgentExitCodeError", "ApiRateLimitError", "UnknownApiError", "NetworkConnectionError",
+        "VerifierTimeoutError", "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError",
+        "SandboxLikelyOutOfMemoryError",
+    ],
+)  # fmt: skip
+def test_trial_is_graded_0_when_policy_can_cause_its_error(error: str) -> None:
+    assert rewards_of(RunResult(run_id="r", status="error", rewards=None, error=f"{error}: text")) == {"reward": 0.0}
 
 
 def test_a_reward_is_the_sum_that_pr_83_trains_with() -> None:

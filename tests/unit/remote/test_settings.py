@@ -46,7 +46,7 @@ def test_a_user_who_names_no_remote_agent_gets_none() -> None:
     assert read_settings(config, {"LLM_PROXY_IP": "10.0.0.1", "HARBOR_DATASET_DIRS": "/tasks"}) is None
 
 
-def test_bad_values_are_all_told_at_once_with_the_name_of_each() -> None:
+def test_all_bad_values_are_reported_with_their_names() -> None:
     environ = {
         "REMOTE_AGENT_KWARGS": "{not json",
         "REMOTE_AGENT_ENVIRONMENT_OVERRIDES": "[1]",
@@ -66,7 +66,7 @@ def test_bad_values_are_all_told_at_once_with_the_name_of_each() -> None:
     assert 'expected a JSON object such as {"name": "value"}' in str(refused.value)
 
 
-def test_workers_are_told_what_was_decided() -> None:
+def test_workers_get_the_resolved_settings() -> None:
     settings = RemoteSettings(
         agent_name="a",
         agent_kwargs={"x": [1]},
@@ -103,12 +103,12 @@ def test_a_local_trial_is_done_by_the_agent_of_that_name() -> None:
     }
 
 
-def test_an_agent_that_is_not_here_is_told_with_those_that_are() -> None:
+def test_missing_agent_is_reported_with_the_existing_ones() -> None:
     with pytest.raises(SettingsError, match=r"claude_code.*ToolCalling, ReAct"):
         with_remote_agent(config(), RemoteSettings(agent_name="claude_code", use_local_trial=True))
 
 
-def test_what_a_local_trial_does_not_honour_is_told() -> None:
+def test_unsupported_field_of_a_local_trial_is_reported() -> None:
     settings = RemoteSettings(
         use_local_trial=True,
         environment_kwargs={"namespace": "d", "cpus": 1},

@@ -22,7 +22,7 @@ def test_the_roots_are_those_of_the_configuration_and_of_the_environment_each_on
     assert roots_of(config, {"HARBOR_DATASET_DIRS": "/c:/a, /d"}) == [Path("/a"), Path("/b"), Path("/c"), Path("/d")]
 
 
-def test_a_task_that_is_nowhere_is_told_with_the_places(tmp_path: Path) -> None:
+def test_missing_task_folder_is_reported_with_the_searched_paths(tmp_path: Path) -> None:
     with pytest.raises(NoTask, match=f"{tmp_path}/r/t1.*HARBOR_DATASET_DIRS"):
         task_path("t1", None, [tmp_path / "r"], None)
 

@@ -77,7 +77,7 @@ def test_no_advantage_leaves_its_bounds_and_the_order_of_rewards_stands(
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size=12), METHODS, st.sampled_from(GroupBy))
-def test_a_rollout_lost_to_infrastructure_changes_nobody_elses_advantage(
+def test_lost_rollout_changes_no_other_advantage(
     rewards: list[float | None], method: NormalizationMethod, group_by: GroupBy
 ) -> None:
     spec = RewardNormalization(group_by=group_by, method=method)

@@ -14,7 +14,7 @@ TIME = {"name": "time", "command": ["mcp-server-time"]}
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"trajectory": {"path": "t.json"}}, "trajectory is for type Command"),
+        ({"trajectory": {"path": "t.json"}}, "trajectory is only for type Command"),
         ({**COMMAND, "trajectory": {"path": "t.json", "format": "Other"}}, "MiniSWEAgent"),
         ({**COMMAND, "mcpServers": [TIME]}, "mcpServers is not for type Command"),
         ({"type": "Nop", "mcpServers": [TIME]}, "mcpServers is not for type Nop"),
@@ -26,7 +26,7 @@ TIME = {"name": "time", "command": ["mcp-server-time"]}
         ({"mcpServers": [{"name": "time", "url": "ftp://time"}]}, "pattern"),
     ],
 )
-def test_what_does_not_fit_together_is_said(fields: dict[str, Any], said: str) -> None:
+def test_incompatible_fields_are_reported(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Agent.model_validate(fields)
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rollout_api.crd import FOLDER, definitions, render
 from rollout_api.manifest import validate
 from rollout_api.rollout_job import RolloutJob
+from tests.support.full import examples
 from tests.unit.rollout_api.test_manifest import JSON, PLACES, WHOLE
 
 DEFINITIONS = definitions()
@@ -159,7 +160,7 @@ def test_the_marks_of_a_good_citizen() -> None:
         assert "status" not in version["schema"]["openAPIV3Schema"]["required"]
 
 
-def test_only_what_says_nothing_of_the_results_can_be_changed_in_a_job() -> None:
+def test_only_fields_without_effect_on_results_can_be_changed_in_a_job() -> None:
     fixed = {rule["fieldPath"] for rule in JOB["properties"]["spec"]["x-kubernetes-validations"] if "fieldPath" in rule}
     fields = {f".{field}" for field in JOB["properties"]["spec"]["properties"]}
     assert fields - fixed == {".suspend", ".ttlSecondsAfterFinished"}
@@ -217,7 +218,7 @@ def unknown(node: dict[str, Any], value: Any) -> bool:
 
 
 @given(st.sampled_from([place for place in PLACES if place[:1] == ("spec",)]), JSON)
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(200))
 def test_what_the_models_accept_a_cluster_accepts(place: tuple[str | int, ...], value: Any) -> None:
     def changed(node: Any, rest: tuple[str | int, ...]) -> Any:
         if not rest:

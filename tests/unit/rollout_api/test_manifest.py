@@ -17,11 +17,7 @@ MINIMAL: dict[str, Any] = {
     "apiVersion": "rollout.dev/v1alpha1",
     "kind": "RolloutJob",
     "metadata": {"name": "job"},
-    "spec": {
-        "tasks": {"inline": [{"name": "a", "prompt": "p"}]},
-        "agent": {"type": "Nop"},
-        "output": {"uri": "out"},
-    },
+    "spec": {"tasks": {"inline": [{"name": "a", "prompt": "p"}]}, "agent": {"type": "Nop"}, "output": {"uri": "out"}},
 }
 HEAD = "apiVersion: rollout.dev/v1alpha1\nkind: RolloutJob\nmetadata: {name: job}\nspec:\n"
 REST = "  tasks: {inline: [{name: a, prompt: p}]}\n  agent: {type: Nop}\n  output: {uri: out}\n"
@@ -59,7 +55,7 @@ def test_any_text_survives_json(text: str) -> None:
             assert load_manifest(json.dumps(manifest, ensure_ascii=ascii_only)).metadata.annotations["note"] == text
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_lines() -> None:
+def test_all_problems_are_reported_in_the_order_of_the_lines() -> None:
     text = HEAD + "  groupSize: many\n  mode: train\n  sandbox: {user: 1000}\n  groupsize: 4\n  output: {}\n"
     assert [(problem.line, problem.path) for problem in problems(text)] == [
         (4, "spec.tasks"),
@@ -93,7 +89,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines() -> None:
         ("agent: {type: Command}", "spec.agent", "command, which begins with the name of a program, is needed for type Co"),
         ("agent: {type: Command, command: ['', a]}", "spec.agent", "command, which begins with the name of a program"),
         ("agent: {type: Nop, command: [a]}", "spec.agent", "command, which begins with the name of a program, is needed"),
-        ("agent: {type: Nop, install: [a]}", "spec.agent", "install is for type Command; what a task needs is brought by"),
+        ("agent: {type: Nop, install: [a]}", "spec.agent", "install is only for type Command; use the task's setup"),
         ("agent: {type: Command, command: [a], systemPrompt: b}", "spec.agent", "systemPrompt is not for type Command"),
         ("completion: {minCompletedPerGroup: 2}", "spec", "completion.minCompletedPerGroup is 2, more than groupSize 1"),
     ],
@@ -106,7 +102,7 @@ def test_a_wrong_field_is_named_with_what_was_expected(line: str, path: str, mes
     assert problem.line == (4 if path == "spec" else 5)
 
 
-def test_a_key_that_is_given_twice_is_an_error_and_other_errors_are_told_too() -> None:
+def test_duplicate_key_is_an_error_and_other_errors_are_reported_too() -> None:
     found = problems(f"{HEAD}  seed: 1\n  seed: 2\n  mode: x\n{REST}")
     assert [(problem.path, problem.line) for problem in found] == [("spec.seed", 6), ("spec.mode", 7)]
     assert found[0].message == "is given twice, first in line 5; keep one of them"
@@ -143,7 +139,7 @@ def test_anchors_and_merges_are_written_out() -> None:
         ("x" * 4_000_000 + "\n", "is larger than"),
     ],
 )
-def test_what_is_no_manifest_is_refused_in_one_line(text: str, message: str) -> None:
+def test_file_other_than_a_manifest_is_refused_in_one_line(text: str, message: str) -> None:
     found = problems(text)
     assert any(message in problem.message for problem in found), found
 
@@ -154,12 +150,12 @@ def test_nested_aliases_do_not_fill_the_memory() -> None:
     assert "aliases count as often as they are used" in only("\n".join(lines) + "\n").message
 
 
-def test_a_wrong_kind_is_told_and_its_fields_are_not_judged() -> None:
+def test_wrong_kind_is_reported_and_its_fields_are_not_checked() -> None:
     problem = only(HEAD.replace("RolloutJob", "Rolloutjob") + "  nonsense: 1\n")
     assert (problem.path, problem.line, problem.message) == ("kind", 2, 'is "Rolloutjob", expected RolloutJob')
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_bytes(b"\xff\xfe")
     for path in (tmp_path / "job.yaml", tmp_path):
         assert problems(path)
@@ -229,8 +225,8 @@ def test_the_page_about_the_manifest_has_every_field_with_its_meaning() -> None:
 @pytest.mark.parametrize(
     "agent", ["{}", "{type: Coding}", "{type: SWE, tools: [], mcpServers: [{name: files, command: [files]}]}"]
 )
-def test_the_parser_of_a_models_tool_calls_is_missed_before_anything_takes_an_accelerator(agent: str) -> None:
-    server = "{model: {name: m}, engine: {image: vllm, version: 0.26.0}}"
+def test_missing_tool_call_parser_is_found_before_a_pod_starts(agent: str) -> None:
+    server = "{model: {name: m}, engine: {image: vllm, version: 0.27.0}}"
     rest = f"  tasks: {{inline: [{{name: a, prompt: p}}]}}\n  output: {{uri: out}}\n  agent: {agent}\n"
     problem = only(f"{HEAD}{rest}  model: {{server: {server}}}\n")
     assert problem.message.startswith("model.server.toolCallParser is missing")
@@ -243,6 +239,6 @@ def test_the_parser_of_a_models_tool_calls_is_missed_before_anything_takes_an_ac
     "agent", ["{type: ReAct}", "{tools: []}", "{type: Command, command: [a]}", "{type: 'my:Agent'}"]
 )
 def test_an_agent_that_calls_no_tools_by_the_models_own_means_needs_no_parser(agent: str) -> None:
-    server = "{model: {name: m}, engine: {image: vllm, version: 0.26.0}}"
+    server = "{model: {name: m}, engine: {image: vllm, version: 0.27.0}}"
     rest = f"  tasks: {{inline: [{{name: a, prompt: p}}]}}\n  output: {{uri: out}}\n  agent: {agent}\n"
     load_manifest(f"{HEAD}{rest}  model: {{server: {server}}}\n")

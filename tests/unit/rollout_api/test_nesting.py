@@ -35,7 +35,7 @@ def test_a_request_that_no_record_could_hold_is_refused() -> None:
         decoded(body)
 
 
-def test_a_request_of_more_values_than_any_conversation_has_is_refused_before_it_is_read() -> None:
+def test_request_with_too_many_values_is_refused_before_it_is_read() -> None:
     with pytest.raises(BadRequest, match="more than 1048576 values"):
         decoded(b'{"tools": [' + b"[]," * (1 << 20) + b"[]]}")
 

@@ -24,7 +24,7 @@ def use_kubeconfig(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{place}.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
 
 
-def test_whoever_lacks_the_client_is_told_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(CommandError) as refused:
         connect()
@@ -37,7 +37,7 @@ def test_the_namespace_is_that_of_the_kubeconfigs_context(tmp_path: Path, monkey
     assert connect() == "team"
 
 
-def test_whoever_has_no_cluster_is_told_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cluster_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_kubeconfig(tmp_path / "none", monkeypatch)
     with pytest.raises(CommandError, match="no cluster"):
         connect()

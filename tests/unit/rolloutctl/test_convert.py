@@ -119,7 +119,7 @@ def test_every_key_of_theirs_is_either_in_the_manifest_or_reported(folder: Path)
     assert any("network" in note.message and "Public" in note.message for note in conversion.notes)
 
 
-def test_a_key_that_nobody_knows_is_reported_at_every_level(folder: Path) -> None:
+def test_unknown_key_is_reported_at_every_level(folder: Path) -> None:
     values = copy.deepcopy(WHOLE)
     places = {"": values, "environments[0].": values["environments"][0], "llm_config.": values["llm_config"]}
     places |= {f"{name}.": values[name] for name in ("rollout_config", "episode_control_config")}
@@ -130,7 +130,7 @@ def test_a_key_that_nobody_knows_is_reported_at_every_level(folder: Path) -> Non
     assert {note.key for note in conversion.notes} >= {f"{place}colour" for place in places}
 
 
-def test_the_manifest_says_what_the_configuration_said(folder: Path) -> None:
+def test_manifest_has_the_settings_of_the_configuration(folder: Path) -> None:
     job, _ = converted(folder, WHOLE)
     spec = job.spec
     (task,) = spec.tasks.inline or []
@@ -223,7 +223,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_no_file_is_taken_for_theirs_by_accident(value: Any) -> None:
+def test_other_file_is_not_recognised_by_accident(value: Any) -> None:
     assert not recognises(value if isinstance(value, dict) else {"environments": value})
 
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_converted_is_named_with_its_key(tmp_path: Path, change: 
 def test_a_file_of_no_known_system_says_which_ones_are_known(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}")
-    with pytest.raises(CommandError, match="those of Real Work"):
+    with pytest.raises(CommandError, match="one of Real Work"):
         convert_file(path)
     path.write_text("[")
     with pytest.raises(CommandError, match="neither JSON nor YAML"):

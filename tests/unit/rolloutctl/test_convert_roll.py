@@ -121,12 +121,10 @@ def test_the_two_jobs_of_a_file_do_not_share_their_results(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("evaluation", "other"), [(False, "val_env_manager"), (True, "train_env_manager")])
-def test_of_a_file_with_two_jobs_it_is_said_how_to_have_the_other_one(path: Path, evaluation: bool, other: str) -> None:
+def test_file_with_two_jobs_names_the_option_for_the_other(path: Path, evaluation: bool, other: str) -> None:
     _, notes = converted(path, evaluation=evaluation)
     [note] = [line for line in notes.splitlines() if line.startswith(f"{other}: ")]
-    assert note.endswith(
-        f"is a job of its own: rolloutctl convert {'without' if evaluation else 'with'} --eval makes it"
-    )
+    assert note.endswith(f"is a separate job: rolloutctl convert {'without' if evaluation else 'with'} --eval makes it")
 
 
 async def test_what_comes_out_runs(path: Path) -> None:
@@ -153,11 +151,11 @@ async def test_what_comes_out_runs(path: Path) -> None:
         ({"defaults": ["missing@_here_"]}, r"defaults\[0\]: .*missing.yaml cannot be read"),
         (
             {"custom_envs": {"Lake": "${nowhere.Lake}"}},
-            r"custom_envs.Lake: refers to \$\{nowhere.Lake\}, which is nowhere",
+            r"custom_envs.Lake: refers to \$\{nowhere.Lake\}, which does not exist",
         ),
         ({"steps": "${steps}"}, "lead to one another more than 20 deep"),
-        ({"template": "{history}"}, r"agent_template: \{history\} is no field of TrajEnvManager's template"),
-        ({"action_pattern": "(a+)+(.*?)b"}, "action_pattern: .* is no form of an answer"),
+        ({"template": "{history}"}, r"agent_template: \{history\} is not a field of TrajEnvManager's template"),
+        ({"action_pattern": "(a+)+(.*?)b"}, "action_pattern: .* is not an answer pattern"),
         ({"custom_envs": {}}, "'Lake' is not in custom_envs"),
         ({"pretrain": None}, "pretrain: is missing"),
         ({"val_env_manager": None, "evaluation": True}, "val_env_manager: is missing, and --eval takes it"),

@@ -58,7 +58,7 @@ def namespace(level: str = "restricted") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("major", "minor", "state"), [("1", "35", State.OK), ("1", "33+", State.OK), ("1", "32", State.FAIL)]
 )
-def test_a_cluster_that_is_too_old_is_told_before_anything_is_installed(major: str, minor: str, state: State) -> None:
+def test_old_cluster_is_reported_before_an_installation(major: str, minor: str, state: State) -> None:
     assert checks.version({"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.0"}).state is state
 
 
@@ -75,7 +75,7 @@ def test_a_missing_definition_is_named() -> None:
     assert (finding.state, "sandboxes.rollout.dev" in finding.message) == (State.FAIL, True)
 
 
-def test_a_definition_that_lost_its_name_to_another_is_no_installed_one() -> None:
+def test_definition_with_a_name_conflict_is_not_installed() -> None:
     conditions = [
         {"type": "NamesAccepted", "status": "False", "message": '"sb" is already in use'},
         {"type": "Established", "status": "False"},
@@ -99,7 +99,7 @@ def test_an_operator_that_works_is_well() -> None:
         ([deployment()], NOT_FOUND, "team", "no replica has ever taken the lease"),
         ([deployment()], lease(holder=""), "team", "no replica holds the lease"),
         ([deployment()], lease(timedelta(minutes=5)), "team", "has not renewed it for 300 s"),
-        ([deployment()], lease(), "other", "looks at namespaces team only, not at other"),
+        ([deployment()], lease(), "other", "watches only namespaces team, not other"),
     ],
 )
 def test_an_operator_that_does_not_work_says_why(deployments: Any, found_lease: Any, place: str, words: str) -> None:
@@ -110,7 +110,7 @@ def test_an_operator_that_does_not_work_says_why(deployments: Any, found_lease: 
     assert failed.advice
 
 
-def test_two_operators_over_the_same_namespaces_are_told() -> None:
+def test_two_operators_for_one_namespace_are_reported() -> None:
     findings = checks.operator({"items": [deployment(), deployment()]}, None, lease(), "team", NOW)
     assert (findings[0].state, findings[0].message) == (State.WARN, "is installed 2 times: agents, agents")
 
@@ -135,7 +135,7 @@ def test_nodes_that_no_sandbox_can_come_to_do_not_count() -> None:
 def test_a_cluster_without_user_namespaces_still_runs_jobs() -> None:
     overlay, _ = checks.nodes({"items": [node("old", user_namespaces=False)]})
     assert overlay.state is State.WARN
-    assert "one pod a rollout" in overlay.advice
+    assert "one pod for each rollout" in overlay.advice
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_admission_says_which_sandboxes_can_run(
     assert words in findings[0].message
 
 
-def test_a_namespace_that_does_not_exist_is_told_as_such() -> None:
+def test_missing_namespace_is_reported() -> None:
     finding = only(checks.admission(NOT_FOUND, NOT_FOUND, NOT_FOUND, NOT_FOUND))
     assert (finding.state, finding.message) == (State.FAIL, "the namespace does not exist")
 

@@ -95,11 +95,11 @@ async def test_an_update_returns_when_the_version_is_served_and_not_before() -> 
             model_server(7, 6, failed=7, failedBecause="no shard 3"),
             "version 7 failed: no shard 3; give a higher version",
         ),
-        (model_server(8, 7), "version 8 is wanted by now, in place of 7"),
+        (model_server(8, 7), "version 8 was requested in the meantime, instead of 7"),
         (model_server(7, 6, invalid=4), "spec.lora is wrong"),
     ],
 )
-async def test_what_will_never_be_served_is_told_at_once_with_the_operators_words(found: Object, words: str) -> None:
+async def test_policy_that_can_never_be_served_fails_with_the_operators_message(found: Object, words: str) -> None:
     with pytest.raises(PolicyNotServed, match="ModelServer qwen: .*" + words):
         await ServedPolicy(Api(found), "lab", "qwen").update(7)
 
@@ -121,9 +121,9 @@ async def test_an_api_server_that_is_away_for_a_moment_ends_no_training() -> Non
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
-    [(422, '{"message": "policy.version: cannot fall"}', "cannot fall"), (404, "", "404"), (403, "{}", "403")],
+    [(422, '{"message": "policy.version: cannot decrease"}', "cannot decrease"), (404, "", "404"), (403, "{}", "403")],
 )
-async def test_what_the_api_server_refuses_is_told_in_its_words(status: int, body: str, words: str) -> None:
+async def test_refusal_of_the_api_server_is_quoted(status: int, body: str, words: str) -> None:
     error = ApiException(status, "no")
     error.body = body
     with pytest.raises(PolicyNotServed, match=words):

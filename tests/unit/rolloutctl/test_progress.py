@@ -117,7 +117,7 @@ def test_the_same_failure_over_and_over_does_not_flood_the_log() -> None:
     assert "not shown" in text
 
 
-def test_a_rollout_that_is_lost_for_good_is_always_said() -> None:
+def test_lost_rollout_is_always_reported() -> None:
     failures = [AttemptFailed(index, 3, "SandboxLost", "node gone", retry=False) for index in range(20)]
     assert plain([started(100), *failures]).count("no attempts are left") == 20
 
@@ -133,12 +133,12 @@ def test_run_that_is_complete_says_that_nothing_is_run_and_how_to_run_again() ->
     assert "Nothing is left" not in plain([started(4, done=3)])
 
 
-def test_silent_model_is_said_once_and_shown_until_it_answers() -> None:
+def test_silent_model_is_reported_once_and_shown_until_it_answers() -> None:
     silent = [ModelSilent("http://model/v1", 8, seconds, has_answered=False) for seconds in (10.0, 20.0)]
     text = plain([started(8), *silent])
     assert text.count("8 calls have waited for 10 s for an answer of http://model/v1; none has been answered yet.") == 1
     tally = Tally(Clock())
     tally.add(silent[1])
-    assert "no answer of the model for 20 s" in tally.line()
+    assert "no answer from the model for 20 s" in tally.line()
     tally.add(ModelSilent("http://model/v1", 0, 0.0, has_answered=True))
     assert "no answer" not in tally.line()

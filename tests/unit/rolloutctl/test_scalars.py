@@ -50,7 +50,7 @@ def points(folder: Path) -> list[tuple[int, str, float]]:
     return found
 
 
-def test_a_resumed_run_goes_on_with_its_curve(tmp_path: Path) -> None:
+def test_resumed_run_continues_its_curve(tmp_path: Path) -> None:
     seen: list[Event] = []
     earlier = dataclasses.replace(finished(0, 1.0), earlier=True)
     with ScalarLog(seen.append, "job", tensorboard=tmp_path, wandb=None) as log:

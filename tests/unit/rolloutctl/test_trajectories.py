@@ -99,7 +99,7 @@ def test_results_of_a_programs_own_tools_are_results() -> None:
     assert steps[-1].content == "exit code 0"
 
 
-def test_history_that_an_agent_repeats_is_told_once_and_a_reminder_twice() -> None:
+def test_repeated_history_is_shown_once_and_a_reminder_twice() -> None:
     reminder = {"role": "user", "content": "go on"}
     records: list[Record] = [
         asked(0, 0, *TASK),

@@ -16,7 +16,8 @@ from rollout_api.records import (
     StopReason,
     StopRecord,
 )
-from rolloutctl.ui.transcript import harmless, json_text, readable_arguments, steps, text_of
+from rolloutctl.ui.console import harmless, json_text
+from rolloutctl.ui.transcript import readable_arguments, steps, text_of
 
 
 def call(call_id: str, arguments: str = "{}") -> dict[str, object]:

@@ -37,7 +37,7 @@ async def test_the_first_engine_that_answers_is_used(programs: Path) -> None:
         await find_engine({"ROLLOUT_CONTAINER_ENGINE": "nerdctl-like"})
 
 
-async def test_dockers_client_without_a_daemon_is_no_engine(programs: Path) -> None:
+async def test_docker_client_without_a_daemon_is_not_an_engine(programs: Path) -> None:
     # It ends with 0 for a format, and says so in the answer.
     program(programs, "docker", """echo '{"ServerErrors": ["Cannot connect to the Docker daemon"]}'""")
     with pytest.raises(SandboxFailure, match="Cannot connect"):
@@ -46,7 +46,7 @@ async def test_dockers_client_without_a_daemon_is_no_engine(programs: Path) -> N
 
 async def test_an_engine_that_hangs_is_given_up_and_ended(programs: Path) -> None:
     program(programs, "docker", f"echo $$ > {programs}/pid; exec sleep 600")
-    with pytest.raises(SandboxFailure, match=r"docker ps did not end in 1 s"):
+    with pytest.raises(SandboxFailure, match=r"docker ps did not end within 1 s"):
         await Engine("docker", has_user_namespace=False).call("ps", seconds=1)
     assert not Path(f"/proc/{(programs / 'pid').read_text().strip()}").exists()
 

@@ -12,12 +12,12 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.commands import command_stream
 from agent_runtime.executor.commands.frames import HEAD
 from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
+from agent_runtime.executor.routes import command_stream
 from agent_runtime.sandboxes.base import (
     DiskFailed,
     Fence,
@@ -222,7 +222,7 @@ async def test_a_connection_that_keeps_breaking_ends_as_a_lost_sandbox(
     assert len(server.seen) == 3
 
 
-async def test_nobody_waits_for_a_local_executor_that_has_ended(tmp_path: Path) -> None:
+async def test_ended_local_executor_costs_no_wait(tmp_path: Path) -> None:
     client = ExecutorClient(f"unix:{tmp_path / 'nothing'}", "token", "boot-1")
     async with asyncio.timeout(sum(executor_client.RETRY_PAUSES) / 2):
         with pytest.raises(SandboxFailure) as failure:
@@ -249,7 +249,7 @@ async def loss(client: ExecutorClient) -> SandboxFailure:
     return failure.value
 
 
-async def test_sandbox_lost_while_its_runner_stood_still_is_nobodys_doing(
+async def test_sandbox_lost_while_its_runner_was_stopped_is_nobodys_fault(
     server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
 ) -> None:
     await server.stop()
@@ -281,6 +281,32 @@ async def test_runner_that_stood_still_and_found_its_sandbox_alive_holds_it_agai
     await asyncio.sleep(0.1)
     await server.stop()
     assert not (await loss(client)).was_unheld
+
+
+async def test_keep_alive_is_repeated_soon_after_it_failed(
+    client: ExecutorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a network outage the executor may have few of its idleSeconds left."""
+    replies = iter([True, False, False, True])
+    pauses: list[float] = []
+
+    async def health() -> dict[str, Any]:
+        if not next(replies):
+            raise SandboxFailure("SandboxLost", "no reply")
+        return {}
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(client, "health", health)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await client.keep_alive(900)
+    monkeypatch.undo()
+    again = executor_client.KEEP_ALIVE_RETRY_SECONDS
+    assert pauses == [300, 300, again, again, 300]
 
 
 async def test_a_streamed_body_is_never_sent_in_two_halves(server: ScriptedExecutor, client: ExecutorClient) -> None:
@@ -391,7 +417,7 @@ async def test_a_command_is_not_given_to_an_executor_that_was_started_anew(
 
 
 @pytest.mark.parametrize("code", ["Fenced", "Forgotten"])
-async def test_a_runner_that_may_not_run_a_command_is_told_why(
+async def test_refused_command_gives_the_reason(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, code: str
 ) -> None:
     server.answers = [refused(code)]
@@ -408,7 +434,7 @@ async def test_a_stranger_at_the_executors_address_gets_no_command(
     assert (failure.value.reason, server.commands) == ("SandboxLost", [])
 
 
-async def test_commands_at_once_share_a_connection_and_one_that_is_given_up_disturbs_no_other(
+async def test_concurrent_commands_share_a_connection_and_a_cancelled_one_is_harmless(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     numbers: list[int] = []
@@ -445,7 +471,7 @@ async def test_a_connection_that_was_idle_for_long_carries_no_command(
     assert server.streams == 2
 
 
-async def test_an_executor_that_says_nothing_is_not_waited_for_for_ever(
+async def test_silent_executor_is_awaited_for_a_limited_time(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_stream, "SILENCE_SECONDS", 0.05)
@@ -464,7 +490,7 @@ async def test_an_executor_that_says_nothing_is_not_waited_for_for_ever(
         pytest.param(lambda number: ended()(number + 1), id="another's"),
     ],
 )
-async def test_an_answer_that_is_no_frame_ends_the_connection_and_is_asked_for_again(
+async def test_invalid_frame_ends_the_connection_and_the_command_is_sent_again(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, garbage: Said
 ) -> None:
     server.answers = [garbage, ended(7)]
@@ -473,7 +499,7 @@ async def test_an_answer_that_is_no_frame_ends_the_connection_and_is_asked_for_a
 
 
 @pytest.mark.parametrize("cause", ["Memory", "Disk"])
-async def test_what_the_policy_used_up_is_its_own_doing(
+async def test_limit_reached_by_the_policy_counts_against_it(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, cause: str
 ) -> None:
     server.answers = [ended(None, signal=9, cause=cause)]
@@ -491,7 +517,7 @@ async def test_command_that_met_a_disk_which_others_filled_has_no_result(
     assert failure.value.reason == "DiskFull"
 
 
-async def test_a_command_that_ended_with_its_workspace_is_told_why_the_workspace_ended(
+async def test_command_that_ended_with_its_workspace_has_the_workspaces_reason(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     def then(answer: Answer) -> Said:
@@ -511,7 +537,7 @@ async def test_a_command_that_ended_with_its_workspace_is_told_why_the_workspace
 
 
 @pytest.mark.parametrize("code", ["BadRequest", "TooLarge", "FileError"])
-async def test_a_command_that_the_model_got_wrong_is_its_result_and_no_infrastructure_failure(
+async def test_wrong_command_of_the_model_is_a_result(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, code: str
 ) -> None:
     server.answers = [refused(code)]
@@ -535,7 +561,7 @@ async def test_a_path_that_the_model_got_wrong_is_its_file_error(
 
 
 @pytest.mark.parametrize(("errno", "is_disks"), [("ENOSPC", True), ("EIO", True), ("EACCES", False)])
-async def test_a_full_disk_is_told_apart_from_what_stands_in_a_files_way(
+async def test_full_disk_differs_from_an_entry_in_a_files_way(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, errno: str, is_disks: bool
 ) -> None:
     """Otherwise a correct solution gets reward 0 where the machine that grades it has a full disk."""
@@ -545,7 +571,7 @@ async def test_a_full_disk_is_told_apart_from_what_stands_in_a_files_way(
     assert isinstance(raised.value, DiskFailed) is is_disks
 
 
-async def test_removing_nothing_is_fine_and_its_stat_is_none(
+async def test_removing_a_missing_file_succeeds_and_its_stat_is_none(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     missing = error("NotFound", 404, errno="ENOENT", path="/workspace/a")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.sandboxes.executor_client.connection import BrokenReply, Connection, Connections
+from tests.support.full import examples
 
 GET = b"GET / HTTP/1.1\r\n\r\n"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -76,7 +77,7 @@ BODIES = st.binary(max_size=200)
 PLACES = st.lists(st.integers(0, 10_000), max_size=8)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(body=BODIES, chunks=st.lists(st.binary(min_size=1, max_size=50), max_size=5), places=PLACES)
 async def test_a_reply_is_whole_however_the_network_cuts_it(
     body: bytes, chunks: list[bytes], places: list[int]
@@ -90,9 +91,9 @@ async def test_a_reply_is_whole_however_the_network_cuts_it(
         assert len(opened) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(length=st.integers(0, 80))
-async def test_a_reply_that_breaks_off_is_never_taken_for_a_whole_one(length: int) -> None:
+async def test_interrupted_reply_is_never_complete(length: int) -> None:
     whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     async with connected(says([whole[: min(length, len(whole) - 1)]])) as (connections, _):
         with pytest.raises(ConnectionError):
@@ -112,7 +113,7 @@ async def test_a_reply_that_breaks_off_is_never_taken_for_a_whole_one(length: in
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 40_000,
     ],
 )
-async def test_a_sandbox_that_answers_with_nonsense_is_a_lost_one_and_hangs_nobody(reply: bytes) -> None:
+async def test_sandbox_with_invalid_answers_is_lost_without_a_hang(reply: bytes) -> None:
     async with connected(says([reply])) as (connections, _):
         with pytest.raises(BrokenReply):
             await connections.ask(GET, None, 5)
@@ -128,7 +129,7 @@ async def test_an_executor_that_falls_silent_is_given_up() -> None:
             await connections.ask(GET, None, 0.05)
 
 
-async def test_a_reply_that_nobody_read_to_its_end_is_not_taken_for_the_next_ones() -> None:
+async def test_unread_rest_of_a_reply_is_not_the_next_reply() -> None:
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
     async with connected(says([reply], [reply])) as (connections, opened):
         async with connections.exchange(GET, None, 5) as (status, _, _):
@@ -137,7 +138,7 @@ async def test_a_reply_that_nobody_read_to_its_end_is_not_taken_for_the_next_one
         assert len(opened) == 2
 
 
-async def test_an_upload_that_is_refused_at_once_ends_with_the_refusal_and_not_with_a_broken_connection() -> None:
+async def test_refused_upload_ends_with_the_refusal() -> None:
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nno!")

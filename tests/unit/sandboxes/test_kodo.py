@@ -15,15 +15,13 @@ import pytest
 from agent_runtime.integrations import kodo
 from agent_runtime.integrations.kodo import KodoContainers, KodoProvider, NotThere, call, import_kodo
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.container import executor
+from agent_runtime.sandboxes.container.executor import ContainerExecutors
 from rollout_api.sandbox import Kodo, Resources, SandboxTemplate
 from tests.support import kodo_double
 
 SPEC = WorkspaceSpec(
-    group="g0",
-    working_dir="/w",
-    image="image:1",
-    resources=Resources(cpu="500m", memory="1Gi"),
-    start_seconds=7,
+    group="g0", working_dir="/w", image="image:1", resources=Resources(cpu="500m", memory="1Gi"), start_seconds=7
 )
 # What is used of kodo, as its source has it; the file names the commit.
 RECORDED = Path(kodo_double.__file__).with_name("kodo_signatures.json")
@@ -94,7 +92,35 @@ async def test_a_copy_that_was_cut_is_made_again(tmp_path: Path, monkeypatch: py
     assert len(pods.copies) == 3
 
 
-async def test_a_pod_that_is_gone_already_is_no_failure_and_one_that_stays_is(tmp_path: Path) -> None:
+async def test_container_that_ends_before_its_executor_answers_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Missing(Exception):
+        status = 404
+
+    class EndingPods(Pods):
+        def _read(self, *, name: str, namespace: str) -> Any:
+            if self.copies:
+                raise Missing("no such pod")
+            return SimpleNamespace(status=SimpleNamespace(pod_ip="127.0.0.1"))
+
+        def copy_to_container(self, container_ref: Any, src_path: str, dest_path: str) -> None:
+            self.copies.append(set())
+
+        def execute_command(self, container_ref: Any, command: str, **kwargs: Any) -> tuple[str, str]:
+            raise Missing("no such pod")
+
+    monkeypatch.setattr(executor, "ENDED_POLL_SECONDS", 0.0)
+    pods = EndingPods()
+    pods.manager.client.read_namespaced_pod_log = pods._read
+    executors = ContainerExecutors(tmp_path, containers(pods, tmp_path), lambda spec: CONFIG)
+    with pytest.raises(SandboxFailure, match="ended before its executor answered") as failure:
+        await executors.start("agent", SPEC)
+    assert failure.value.reason == "ExecutorFailed"
+    assert executors.names() == []
+
+
+async def test_deleted_pod_is_not_a_failure_and_a_remaining_one_is(tmp_path: Path) -> None:
     class Error(Exception):
         status = 404
 
@@ -117,7 +143,7 @@ async def test_a_call_that_hangs_holds_nothing_up() -> None:
     released.set()
 
 
-async def test_a_call_that_ends_after_its_deadline_harms_nobody() -> None:
+async def test_call_that_ends_after_its_deadline_is_harmless() -> None:
     released = threading.Event()
     with pytest.raises(SandboxFailure):
         await call("start", 0.01, released.wait, 600)
@@ -135,7 +161,7 @@ async def test_what_kodo_raises_is_named() -> None:
     assert not isinstance(failure.value, NotThere)
 
 
-def test_without_the_package_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kodo", None)
     with pytest.raises(SandboxFailure, match=r"pip install.*agent-rollouts\[kodo\]"):
         import_kodo()

@@ -114,7 +114,7 @@ async def test_a_machine_with_pytest_keeps_its_own_python_first(tmp_path: Path) 
     assert (path[0], path[-1]) == ("machine", "own")
 
 
-async def test_a_machine_without_pytest_can_run_the_tests_of_a_task_all_the_same(tmp_path: Path) -> None:
+async def test_machine_without_pytest_runs_the_tests_of_a_task(tmp_path: Path) -> None:
     path, why = await chosen(tmp_path, machine=(), own=("pytest",))
     assert path[:2] == ["own", "machine"]
     assert "has no pytest" in why
@@ -126,7 +126,7 @@ async def test_where_nothing_has_pytest_the_order_stays_and_the_record_says_so(t
     assert "neither has pytest" in why
 
 
-async def test_a_stub_in_the_place_of_python_is_not_taken_for_one_that_has_pytest(tmp_path: Path) -> None:
+async def test_stub_instead_of_python_does_not_have_pytest(tmp_path: Path) -> None:
     stub = tmp_path / "python3"
     stub.write_text("#!/bin/sh\nexit 0\n")
     stub.chmod(0o755)
@@ -134,7 +134,7 @@ async def test_a_stub_in_the_place_of_python_is_not_taken_for_one_that_has_pytes
     assert not await has_pytest(None)
 
 
-def test_an_environment_in_a_closed_home_is_not_offered_to_a_user_who_cannot_enter_it(tmp_path: Path) -> None:
+def test_environment_in_a_closed_home_is_hidden_from_other_users(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     (closed / "venv").mkdir(parents=True)
     closed.chmod(0o700)

@@ -48,7 +48,7 @@ async def test_the_executors_reply_is_understood_however_it_is_cut(size: int) ->
 
 
 @pytest.mark.parametrize("reply", [b"", b"\x16\x03\x01\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", REFUSED[:-1], ENDLESS, LARGE])
-async def test_what_is_no_reply_ends_the_connection_and_hangs_nobody(reply: bytes) -> None:
+async def test_invalid_reply_ends_the_connection_without_a_hang(reply: bytes) -> None:
     with pytest.raises(OSError, match=r"(?i)clos|reset|not HTTP|more than"):
         await taken_by([reply])
 

@@ -96,7 +96,7 @@ def test_the_chain_id_is_the_specifications() -> None:
         ("docker-archive:x.tar:name:tag", Place(Path("/base/x.tar"), "name:tag")),
     ],
 )
-def test_paths_are_told_from_names_of_registries(reference: str, place: Place | None) -> None:
+def test_paths_differ_from_names_of_registries(reference: str, place: Place | None) -> None:
     assert place_of(reference, Path("/base")) == place
 
 
@@ -157,17 +157,17 @@ def test_a_digest_that_is_a_path_is_refused(store: ImageStore, layout: Layout, d
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "{", '{"manifests": {}}', '{"manifests": [1]}'])
-def test_an_index_that_is_none_is_refused_by_name(store: ImageStore, layout: Layout, content: str) -> None:
+def test_invalid_index_is_refused_by_name(store: ImageStore, layout: Layout, content: str) -> None:
     (layout.folder / "index.json").write_text(content)
     with pytest.raises(ImageError, match="layout"):
         store.unpack("./layout")
 
 
-def test_what_is_no_image_says_what_is_expected(store: ImageStore, tmp_path: Path) -> None:
+def test_file_other_than_an_image_names_the_expected_form(store: ImageStore, tmp_path: Path) -> None:
     (tmp_path / "image.tar.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(ImageError, match="oci-archive"):
         store.unpack("./image.tar.gz")
-    with pytest.raises(ImageError, match="not there"):
+    with pytest.raises(ImageError, match="does not exist"):
         store.unpack("./missing.tar")
 
 
@@ -177,7 +177,7 @@ def test_a_name_without_skopeo_says_how_to_get_it(store: ImageStore, monkeypatch
         store.unpack("python:3.12")
 
 
-def test_nobody_else_reaches_the_images_programs(store: ImageStore, layout: Layout, tmp_path: Path) -> None:
+def test_other_users_cannot_reach_the_images_programs(store: ImageStore, layout: Layout, tmp_path: Path) -> None:
     layout.image([BASE])
     store.unpack("./layout")
     assert (tmp_path / "store").stat().st_mode & 0o077 == 0

@@ -17,7 +17,7 @@ def test_a_user_that_plain_mode_cannot_become_is_refused_before_anything_runs(mo
         plain_uid("nobody-knows-me")
 
 
-def test_root_runs_plain_commands_as_nobody_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_runs_plain_commands_as_nobody_user_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert plain_uid(None) == pwd.getpwnam("nobody").pw_uid
     assert plain_uid("77") == 77

@@ -15,6 +15,7 @@ from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold, Reply
 from agent_runtime.sandboxes.hosting import HostedProvider, Hosting, Placement
 from tests.support.dummy_sandboxes import ended
+from tests.support.full import examples
 
 PLACES = 2
 FENCE = Fence(1, "first")
@@ -182,7 +183,7 @@ def test_pool_loses_nothing_when_any_await_fails_or_is_cancelled(kind: str, mode
     assert number > 50
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(["Plain", "Overlay"]),
     st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.one_of(st.none(), st.integers(0, 120))), max_size=8),

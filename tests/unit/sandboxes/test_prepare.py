@@ -49,7 +49,7 @@ def test_what_does_not_change_the_state_does_not_prepare_it_again() -> None:
 
 
 @given(st.lists(st.text(), max_size=4), st.lists(st.text(), max_size=4))
-def test_commands_that_only_look_alike_when_joined_are_told_apart(one: list[str], other: list[str]) -> None:
+def test_commands_that_are_equal_only_when_joined_are_distinguished(one: list[str], other: list[str]) -> None:
     same = prepared_id(replace(SPEC, setup=one)) == prepared_id(replace(SPEC, setup=other))
     assert same == (one == other)
 
@@ -83,7 +83,7 @@ async def test_members_that_start_together_share_one_setup() -> None:
     assert len(work.made) == 1
 
 
-async def test_a_failed_setup_is_told_to_all_who_wait_and_tried_again_for_the_next() -> None:
+async def test_failed_setup_is_reported_to_all_and_retried_for_the_next() -> None:
     work = Preparations()
     work.failure = SetupFailed("no compiler")
     members = [asyncio.create_task(work.groups.fork_of(SPEC)) for _ in range(3)]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
 from agent_runtime.tasks.table import ordered, row_filter
 from rollout_api.tasks import Task, Tasks, TaskSource
+from tests.support.full import examples
 
 ROWS = [
     {
@@ -61,7 +62,7 @@ def test_a_data_set_is_used_by_naming_its_columns(form: str, tmp_path: Path) -> 
     assert list(loaded.tasks[2:4]) == expected[2:4]
 
 
-def test_columns_that_nobody_uses_are_told(tmp_path: Path) -> None:
+def test_unused_columns_are_reported(tmp_path: Path) -> None:
     (warning,) = load(tmp_path, write(tmp_path, ROWS, "parquet"), columns=COLUMNS).warnings
     assert str(warning) == "rows.parquet: columns level, set are not used; tasks.from.columns names none of them"
 
@@ -87,7 +88,7 @@ def test_structured_fields_are_read_from_text_that_is_json(tmp_path: Path) -> No
     [
         (
             {"columns": {"promt": "question"}},
-            "rows.parquet: tasks.from.columns: 'promt' is no field of a task; did you mean prompt?",
+            "rows.parquet: tasks.from.columns: 'promt' is not a field of a task; did you mean prompt?",
         ),
         (
             {"columns": {"prompt": "quest"}},
@@ -100,17 +101,15 @@ def test_structured_fields_are_read_from_text_that_is_json(tmp_path: Path) -> No
         ),
         (
             {"columns": COLUMNS, "filter": {"level": ["medium"]}},
-            "rows.parquet: none of its 10 rows passes tasks.from.filter; look at its values",
+            "rows.parquet: none of its 10 rows matches tasks.from.filter; check its values",
         ),
         (
             {"columns": {"name": "set", "prompt": "question"}, "limit": 2},
-            "rows.parquet, row 2: name: a task named 'a' stands in row 1 already; names must differ",
+            "rows.parquet, row 2: name: a task named 'a' is in row 1 already; names must differ",
         ),
     ],
 )
-def test_what_does_not_fit_the_file_is_told_with_file_and_row(
-    fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_invalid_value_is_reported_with_file_and_row(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     assert told(tmp_path, write(tmp_path, ROWS, "parquet"), **fields) == message
 
 
@@ -120,23 +119,25 @@ def test_a_filter_of_json_lines_names_the_columns_that_there_are(tmp_path: Path)
     )
 
 
-def test_every_broken_row_is_told_whatever_the_filter_and_the_order(tmp_path: Path) -> None:
+def test_every_broken_row_is_reported_whatever_the_filter_and_the_order(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"name": "a", "prompt": "p"}, {"name": "b"}, {"name": "c"}]
     uri = write(tmp_path, rows, "jsonl")
     (tmp_path / uri).write_text((tmp_path / uri).read_text() + "{\n")
     assert told(tmp_path, uri, filter={"name": ["?"]}, shuffleSeed=3).splitlines() == [
-        "rows.jsonl:2: prompt: is missing. What the agent is asked to do.",
-        "rows.jsonl:3: prompt: is missing. What the agent is asked to do.",
+        "rows.jsonl:2: prompt: is missing. The agent's instructions.",
+        "rows.jsonl:3: prompt: is missing. The agent's instructions.",
         "rows.jsonl:4: is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ]
 
 
 def test_a_broken_parquet_file_and_an_empty_one_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 not really PAR1")
-    assert told(tmp_path, "rows.parquet").startswith("rows.parquet: cannot be read: it is no readable Parquet file (")
+    assert told(tmp_path, "rows.parquet").startswith(
+        "rows.parquet: cannot be read: it is not a readable Parquet file ("
+    )
     empty = pa.table({"name": pa.array([], pa.string()), "prompt": pa.array([], pa.string())})
     pq.write_table(empty, tmp_path / "rows.parquet")
-    assert told(tmp_path, "rows.parquet") == "rows.parquet: has no tasks; expected one task a row"
+    assert told(tmp_path, "rows.parquet") == "rows.parquet: has no tasks; expected one task per row"
     pq.write_table(pa.table({"name": [b"\xff"], "prompt": [1]}), tmp_path / "rows.parquet")
     assert told(tmp_path, "rows.parquet").startswith("rows.parquet, row 1: holds a value that a task cannot have")
 
@@ -196,7 +197,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(["name", "prompt", "verifier", "setup", "x"]), JSON), max_size=4),
     columns=st.dictionaries(

@@ -107,7 +107,7 @@ def test_each_phase_has_the_network_that_the_task_says(
     assert (network.setup, network.agent, network.verifier) == expected
 
 
-def test_a_wildcard_host_is_told_and_not_reachable(tmp_path: Path) -> None:
+def test_wildcard_host_is_reported_and_not_reachable(tmp_path: Path) -> None:
     config = "[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['*.example', '::1']\n"
     loaded = load(with_config(tmp_path / "t", config))
     network = loaded.tasks[0].sandbox.network
@@ -124,12 +124,12 @@ BROKEN = {
     },
     "task.toml:2: environment.tpu": {"task.toml": "[environment]\ntpu = { type = 'v4', topology = '2x2' }"},
     "environment.os: is not linux": {"task.toml": "[environment]\nos = 'Windows'"},
-    "needs more than one container": {"environment/docker-compose.yaml": "services: {}"},
+    "needs several containers": {"environment/docker-compose.yaml": "services: {}"},
     "instruction.md: is empty": {"instruction.md": "# canary\n"},
     "verifier.environment_mode: is 'own', expected shared or separate": {
         "task.toml": "[verifier]\nenvironment_mode = 'own'"
     },
-    "is for environment_mode separate alone": {
+    "is only for environment_mode separate": {
         "task.toml": "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1"
     },
     "'/' cannot be carried": {
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_a_task_says_why(message: str, files: dict[str, 
     assert message in refused(hello_world(tmp_path / "t", **files))
 
 
-def test_every_broken_folder_is_told_at_once(tmp_path: Path) -> None:
+def test_every_broken_folder_is_reported(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (hello_world(tmp_path / name) / "tests" / "test.sh").unlink()
     told = refused(tmp_path)
@@ -170,20 +170,20 @@ def test_links_and_special_files_that_cannot_be_read_are_all_named(tmp_path: Pat
     told = refused(tmp_path).splitlines()
     assert {(line.split(": ")[0].rpartition("/")[2], line.split(": ")[1][:26]) for line in told} == {
         ("passwd", "is a link that leads out o"),
-        ("dangling", "is a link to nothing; remo"),
-        ("loop", "is a link to nothing; remo"),
+        ("dangling", "is a dangling link; remove"),
+        ("loop", "is a dangling link; remove"),
         ("folder", "is a link to a folder; put"),
         ("pipe", "is not a regular file; rem"),
     }
 
 
-def test_what_is_not_honoured_is_told_once_for_all_tasks(tmp_path: Path) -> None:
+def test_unsupported_field_is_reported_once_for_all_tasks(tmp_path: Path) -> None:
     for name in "abc":
         hello_world(tmp_path / name, 'gpus = 1\nskills_dir = "/s"\nunheard = 1\n')
     told = [str(warning) for warning in load(tmp_path).warnings]
-    assert any("a/task.toml:14: environment.gpus is not honoured" in line and "2 more tasks" in line for line in told)
-    assert any("environment.skills_dir is not honoured" in line for line in told)
-    assert any("environment.unheard is not honoured: is not a key" in line for line in told)
+    assert any("a/task.toml:14: environment.gpus is not supported" in line and "2 more tasks" in line for line in told)
+    assert any("environment.skills_dir is not supported" in line for line in told)
+    assert any("environment.unheard is not supported: is not a key" in line for line in told)
 
 
 def test_an_image_is_named_after_what_it_is_built_from(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_an_image_is_named_after_what_it_is_built_from(tmp_path: Path) -> None:
     assert [build.context for build in needed_images(tasks, tmp_path, {})] == ["environment", "tests"]
 
 
-def test_without_a_template_the_dockerfile_is_told_to_be_unused(tmp_path: Path) -> None:
+def test_dockerfile_without_a_template_is_reported_as_unused(tmp_path: Path) -> None:
     told = [str(warning) for warning in load(hello_world(tmp_path / "t")).warnings]
     assert any("environment/Dockerfile: is not built" in line for line in told)
 

@@ -72,12 +72,12 @@ def test_every_key_of_harbor_is_honoured_reported_or_refused(path: str, expected
 @pytest.mark.parametrize(
     "path", ["agent.timeout", "environment.docker_imag", "verifier.environment_mod", "stepz", "agent"]
 )
-def test_a_misspelt_key_is_told(path: str) -> None:
+def test_misspelt_key_is_reported(path: str) -> None:
     assert fate(path)[0] == "reported"
     assert "not a key" in fate(path)[1]
 
 
-def test_what_asks_for_nothing_is_not_told() -> None:
+def test_key_without_effect_is_not_reported() -> None:
     config = {"environment": {"gpus": 0, "mcp_servers": [], "cpus": 1}, "artifacts": ["/a", {"source": "/b"}]}
     assert list(leaves(config)) == ["environment.cpus", "artifacts[]", "artifacts[].source"]
 

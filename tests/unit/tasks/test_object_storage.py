@@ -63,7 +63,7 @@ def test_parquet_is_read_there_too(s3: S3, tmp_path: Path) -> None:
         ("a", "p"),
         ("b", "q"),
     ]
-    with pytest.raises(TaskSourceError, match="it is no readable Parquet file"):
+    with pytest.raises(TaskSourceError, match="it is not a readable Parquet file"):
         load_tasks(source(s3.uri("data/broken.parquet")), tmp_path, s3.environ())
 
 
@@ -82,7 +82,7 @@ def test_only_the_columns_of_parquet_that_are_needed_are_fetched(
     assert 0 < sum(fetched) < 200_000  # of 2 MB
 
 
-def test_a_missing_object_and_a_wrong_key_are_told_with_the_uri(s3: S3, tmp_path: Path) -> None:
+def test_missing_object_and_wrong_key_are_reported_with_the_uri(s3: S3, tmp_path: Path) -> None:
     wrong = s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}
     for environ, form in itertools.product((s3.environ(), wrong), ("jsonl", "parquet")):
         uri = s3.uri(f"data/other.{form}")

@@ -39,12 +39,15 @@ def test_the_tests_that_pass_with_the_fix_judge_and_nothing_names_them_before() 
     [
         ({"docker_image": None}, "docker_image: is missing or empty"),
         ({"expected_output_json": "{"}, "expected_output_json: is text that is not JSON"),
-        ({"expected_output_json": "[]"}, "expected_output_json: is no JSON object of test names and PASSED or FAILED"),
+        (
+            {"expected_output_json": "[]"},
+            "expected_output_json: is not a JSON object of test names and PASSED or FAILED",
+        ),
         ({"expected_output_json": '{"a": "FAILED"}'}, "expected_output_json: has no test that is PASSED"),
         ({"repo_name": "a b"}, 'name: "a b-2d9617bd0cb1f0ba61771258410ab8fae8e7e24d" does not have the expected form'),
     ],
 )
-def test_a_broken_row_is_told_with_its_column(change: dict[str, Any], message: str) -> None:
+def test_broken_row_is_reported_with_its_column(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RowError, match=r"\S") as caught:
         task_of({**INSTANCE, **change})
     assert caught.value.messages[0].startswith(message)

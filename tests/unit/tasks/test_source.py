@@ -35,7 +35,7 @@ def test_tasks_come_in_order_however_the_bytes_are_cut(prompts: list[str], piece
     assert [task.prompt for task in tasks] == [*(f"x{prompt}" for prompt in prompts), "p"]
 
 
-def test_every_broken_line_is_told_at_once_with_its_field() -> None:
+def test_every_broken_line_is_reported_with_its_field() -> None:
     assert told(
         row("a"),
         '{"name": "b"',
@@ -51,12 +51,12 @@ def test_every_broken_line_is_told_at_once_with_its_field() -> None:
         "tasks.jsonl:2: is not JSON: Expecting ',' delimiter: line 1 column 13 (char 12)",
         "tasks.jsonl:3: files[0].path: '../x' leaves the working directory; '..' is not allowed",
         "tasks.jsonl:3: timeouts.agentSecond: is not a known field; did you mean agentSeconds?",
-        "tasks.jsonl:4: name: a task named 'a' stands in line 1 already; names must differ",
+        "tasks.jsonl:4: name: a task named 'a' is in line 1 already; names must differ",
         "tasks.jsonl:5: expected a JSON object with at least name and prompt",
         "tasks.jsonl:6: name: is given twice; keep one of them",
         "tasks.jsonl:7: is not JSON: NaN is not a JSON number",
         "tasks.jsonl:8: prompt: is the number 5, expected text; put it into quotes",
-        "tasks.jsonl:9: has \\ud83d, half of a character, which no text can hold; give both halves, or neither",
+        "tasks.jsonl:9: has \\ud83d, an unpaired surrogate, which text cannot contain",
     ]
 
 
@@ -66,7 +66,7 @@ def test_the_limit_counts_tasks_and_what_lies_behind_it_is_not_judged() -> None:
 
 
 def test_a_source_without_tasks_is_an_error() -> None:
-    assert told("", "  ") == ["tasks.jsonl: has no tasks; expected one JSON object a line"]
+    assert told("", "  ") == ["tasks.jsonl: has no tasks; expected one JSON object per line"]
 
 
 @given(st.binary(max_size=200))

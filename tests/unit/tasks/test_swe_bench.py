@@ -75,23 +75,23 @@ def test_parquet_with_real_lists_is_the_same_task_as_json_in_text(tmp_path: Path
         ({"instance_id": "a b"}, 'name: "a b" does not have the expected form'),
         ({"base_commit": "main"}, "base_commit: 'main' is no commit id; expected 40 hexadecimal digits"),
         ({"problem_statement": 5}, "problem_statement: is 5, expected text"),
-        ({"test_patch": ""}, "test_patch: is missing or empty: it has the tests that judge"),
-        ({"patch": "see #5"}, "patch: is no patch that git wrote: expected lines that begin with 'diff --git'"),
-        ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: is empty: doing nothing would be right; expected the tests that"),
+        ({"test_patch": ""}, "test_patch: is missing or empty: it must contain the hidden tests"),
+        ({"patch": "see #5"}, "patch: is not a git patch: expected lines that begin with 'diff --git'"),
+        ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: is empty: doing nothing would pass; expected the tests that"),
         ({"FAIL_TO_PASS": "['a']"}, "FAIL_TO_PASS: is text that is not JSON: expected value at line 1 column 2"),
         ({"FAIL_TO_PASS": '{"a": 1}'}, 'FAIL_TO_PASS: is {"a": 1}; expected a list of test names'),
         ({"PASS_TO_PASS": [1]}, "PASS_TO_PASS: is [1]; expected a list of test names"),
         ({"PASS_TO_PASS": None}, "PASS_TO_PASS: is missing; expected a list of test names"),
     ],
 )
-def test_a_broken_instance_is_told_with_its_line_beside_all_others(
+def test_broken_instance_is_reported_with_its_line_among_all_others(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskSourceError) as caught:
         load(tmp_path, [INSTANCE, {**INSTANCE, "instance_id": "x-2", **change}, INSTANCE])
     first, last = str(caught.value).splitlines()
     assert first.startswith(f"i.jsonl:2: {message}")
-    assert last.startswith("i.jsonl:3: name: a task named 'django__django-11099' stands in line 1 already")
+    assert last.startswith("i.jsonl:3: name: a task named 'django__django-11099' is in line 1 already")
 
 
 def test_repositories_with_a_runner_of_their_own_are_run_by_it() -> None:
@@ -107,7 +107,7 @@ def test_repositories_with_a_runner_of_their_own_are_run_by_it() -> None:
     assert (own["kind"], own["commands"][0].partition(" && ")[2]) == ("pytest", "tox -e py -- 'tests/a b.py'")
 
 
-def test_a_file_in_another_form_is_told_once_and_not_for_every_row(tmp_path: Path) -> None:
+def test_file_in_another_form_is_reported_once(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"], "text": ["b"]}), tmp_path / "i.parquet")
     with pytest.raises(TaskSourceError) as caught:
         load_tasks(Tasks.model_validate({"from": {"uri": "i.parquet", "format": "SWEBench"}}), tmp_path, {})
@@ -117,7 +117,7 @@ def test_a_file_in_another_form_is_told_once_and_not_for_every_row(tmp_path: Pat
         "i.parquet: has no column 'instance_id', which format SWEBench needs; name the one that has it in "
         "tasks.from.columns; it has id, text"
     )
-    with pytest.raises(TaskSourceError, match="'prompt' is no field of an instance; known are instance_id"):
+    with pytest.raises(TaskSourceError, match="'prompt' is not a field of an instance; known are instance_id"):
         load(tmp_path, [INSTANCE], columns={"prompt": "x"})
 
 

@@ -28,7 +28,7 @@ def test_a_folder_is_a_task_with_its_limits_and_hidden_tests(tmp_path: Path) -> 
     assert task.sandbox.image.startswith("r/hello:")
 
 
-def test_what_is_not_honoured_is_told(tmp_path: Path) -> None:
+def test_unsupported_part_is_reported(tmp_path: Path) -> None:
     compose = "services:\n  client:\n    build: .\n    privileged: true\n"
     folder = terminal_bench(
         tmp_path / "t", "run_tests_in_same_shell: true\nunheard: 1\n", **{"docker-compose.yaml": compose}

@@ -56,7 +56,7 @@ CHANGE = st.fixed_dictionaries(
 @example({"base_commit": "d26b2424 or main"}, None)
 @example({"patch": "see diff --git "}, None)
 @example({}, "{name}" * 100)
-def test_what_is_taken_for_valid_can_be_made(change: dict[str, Any], image_template: str | None) -> None:
+def test_instance_accepted_as_valid_gives_a_task(change: dict[str, Any], image_template: str | None) -> None:
     instance = {**INSTANCE, **change}
     name = name_if_sure(instance, image_template)
     if name is not None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.extensions import nearest
 from agent_runtime.models.base import ToolCall
 from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
@@ -86,7 +87,7 @@ async def test_a_call_that_cannot_be_made_is_explained_and_counted_as_a_format_e
         assert word in observation.content
 
 
-async def test_what_a_tool_says_of_the_call_is_told_as_it_stands_and_is_no_format_error() -> None:
+async def test_tool_refusal_is_passed_on_and_is_not_a_format_error() -> None:
     observation = await call("fails", "{}", {"fails": failing(ToolError("no such file"))})
     assert (observation.content, observation.error, observation.data) == ("no such file", True, {})
 
@@ -127,7 +128,7 @@ def returning(value: Any) -> Any:
 @pytest.mark.parametrize(
     "value", [object(), b"\xff", 10**5000, {(1, 2): 3}, {1}], ids=["object", "bytes", "number", "key", "set"]
 )
-async def test_data_of_a_tool_that_no_record_can_hold_is_left_out_and_said(value: Any) -> None:
+async def test_tool_data_that_no_record_can_hold_is_left_out_and_reported(value: Any) -> None:
     result = ToolResult("done", stop=True, data={"value": value})
     observation = await call("doubled", '{"n": 1}', {"doubled": returning(result)})
     assert (observation.data, observation.stop, observation.error) == ({}, True, False)
@@ -199,3 +200,9 @@ def test_line_breaks_inside_of_strings_are_taken_as_meant() -> None:
 
 def test_a_lone_surrogate_in_a_result_cannot_break_the_record() -> None:
     assert shortened("a\ud800b").encode() == b"a?b"
+
+
+def test_nearest_does_not_compare_names_of_any_length() -> None:
+    """The model chooses the length, and all rollouts wait while two long names are compared."""
+    assert nearest("a" * 101, ["a" * 100]) == ""
+    assert "did you mean" in nearest("a" * 99, ["a" * 100])

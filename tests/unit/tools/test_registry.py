@@ -104,7 +104,7 @@ def test_a_tool_that_cannot_be_loaded_says_what_and_why(name: Any, complaint: An
         open_tools([name])
 
 
-def test_two_packages_with_the_same_name_are_told_apart(package: Any, monkeypatch: Any) -> None:
+def test_two_packages_of_the_same_name_are_distinguished(package: Any, monkeypatch: Any) -> None:
     metadata = package / "other_kit-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-kit\nVersion: 1.0\n")

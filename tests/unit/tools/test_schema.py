@@ -84,7 +84,7 @@ def test_arguments_become_what_the_function_takes() -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_told_by_name_with_what_was_expected(arguments: Any, complaint: Any) -> None:
+def test_wrong_arguments_are_reported_by_name_with_the_expected_type(arguments: Any, complaint: Any) -> None:
     with pytest.raises(ArgumentsError) as caught:
         Signature(example).bind(arguments)
     assert complaint in str(caught.value)

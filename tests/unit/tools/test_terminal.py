@@ -37,7 +37,7 @@ def test_any_output_gives_a_screen(pieces: list[bytes]) -> None:
     assert len(lines) <= ROWS
 
 
-def test_what_was_overwritten_is_gone_and_the_last_lines_are_seen() -> None:
+def test_overwritten_text_is_removed_and_the_last_lines_are_shown() -> None:
     assert screen_of(b"10%\r90%\r\n") == "90%"
     assert screen_of(b"".join(b"%d\r\n" % number for number in range(100))).split("\n")[0] == str(100 - ROWS + 1)
     assert max(map(len, screen_of(b"x" * 1000).split("\n"))) == COLUMNS

@@ -139,8 +139,7 @@ def test_other_makers_of_reports_are_named_by_class_and_name() -> None:
 
 
 HIDDEN = TaskFile(
-    path="tests/test_a.py",
-    content="class TestB:\n    def test_m(self): ...\ndef test_one(): ...\ndef helper(): ...\n",
+    path="tests/test_a.py", content="class TestB:\n    def test_m(self): ...\ndef test_one(): ...\ndef helper(): ...\n"
 )
 ALL = (case("tests.test_a.TestB", "test_m"), case("tests.test_a", "test_one"))
 

@@ -23,6 +23,8 @@ from agent_runtime.grading.programs import first_program, probe_script
         ("if true; then cargo test; fi", None),
         ("cargo test || true", None),
         ("$TOOL run", None),
+        ("run() { cargo test; }; run", None),
+        ("run () {\n  cargo test\n}\nrun", None),
         ("PATH=/opt/bin:$PATH tool", None),
         ("export PATH=/opt/bin; tool", None),
         ('"unfinished', None),
@@ -48,7 +50,7 @@ def test_a_missing_program_is_named_and_one_that_is_there_is_not() -> None:
     assert probe("sh -c true") == ""
 
 
-def test_a_python_without_pytest_is_told_before_it_fails(tmp_path: object) -> None:
+def test_python_without_pytest_is_reported_before_it_fails(tmp_path: object) -> None:
     python = shutil.which("python3")
     assert python is not None
     script = probe_script("python3 -m pytest -q")

@@ -22,16 +22,17 @@ def test_json_wins_over_text_and_may_be_a_number_or_named_numbers() -> None:
     [
         *(b"NaN", b"Infinity", b"1e999", b"2", b"-1.5", b"true", b'"1"', b"null", b"[1]", b"{}", b"", b"1 2", b"\xff"),
         *(b'{"a": 1, "b": 0}', b'{"reward": NaN}', b'{"reward": 0, "reward": 1}', b'{"reward": 1, "x": Infinity}'),
+        b'{"reward": 1, "x": 1.7e308}',
         *(b"1" * 5000, b"[" * 100_000),
     ],
 )
-def test_what_is_no_number_in_range_is_refused(data: bytes) -> None:
+def test_value_outside_the_range_is_refused(data: bytes) -> None:
     with pytest.raises(RewardFileError):
         parse_reward(data, b"1")
 
 
 @pytest.mark.parametrize("data", [b"nan", b"inf", b"1.5", b"", b"one", b"1_0", b"\xff", b"0.5 0.5"])
-def test_text_that_is_no_number_in_range_is_refused(data: bytes) -> None:
+def test_text_other_than_a_number_in_range_is_refused(data: bytes) -> None:
     with pytest.raises(RewardFileError):
         parse_reward(None, data)
 

@@ -194,7 +194,7 @@ async def test_data_routes_need_the_key_and_control_routes_do_not(standin: Stand
         assert (await client.post("/pause"))[0] == 200
 
 
-async def test_a_fault_that_there_is_none_of_is_refused_by_name(standin: Standin) -> None:
+async def test_unknown_fault_is_refused_by_name(standin: Standin) -> None:
     async with standin() as client:
         status, answer = await client.post("/_standin/faults", {"flood": True})
         assert (status, "flood" in answer["error"]["message"]) == (400, True)

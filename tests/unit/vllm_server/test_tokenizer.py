@@ -46,7 +46,7 @@ def test_a_stream_never_shows_half_a_character(text: str, cuts: list[int]) -> No
 @given(
     st.integers(0, 50), st.lists(st.integers(0, 255), min_size=1, max_size=30), st.integers(1, 40), st.integers(0, 9)
 )
-def test_a_prompt_with_the_tokens_so_far_goes_on_as_if_nothing_had_happened(
+def test_prompt_with_the_tokens_so_far_continues_unchanged(
     version: int, prompt: list[int], count: int, seed: int
 ) -> None:
     whole = made_by(version, prompt, count, seed=seed, ignore_eos=True)
@@ -55,7 +55,7 @@ def test_a_prompt_with_the_tokens_so_far_goes_on_as_if_nothing_had_happened(
         assert whole[:cut] + rest == whole
 
 
-def test_versions_are_told_apart_by_tokens_and_by_logprobs() -> None:
+def test_versions_differ_in_tokens_and_logprobs() -> None:
     prompt = tokenizer().encode("Which one are you?")
     answers = [tuple(made_by(version, prompt, 20, ignore_eos=True)) for version in range(50)]
     assert len(set(answers)) == 50

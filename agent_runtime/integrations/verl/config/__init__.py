@@ -1,1 +1,1 @@
-"""Configuration files for Hydra, which finds them in packages alone."""
+"""Configuration files for Hydra, which only finds them in packages."""

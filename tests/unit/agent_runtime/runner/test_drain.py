@@ -53,7 +53,7 @@ async def test_turns_that_do_not_end_are_cut_off_at_the_deadline(answer: dict[st
     assert not stopping.cancelled.is_set()
 
 
-async def test_a_job_that_is_gone_waits_for_no_turn() -> None:
+async def test_deleted_job_waits_for_no_turn() -> None:
     api = Api(ApiError(404, "NotFound", ""))
     stopping = Stopping(api, JOB, seconds=60)
     stopping.begin()

@@ -40,7 +40,7 @@ def test_only_a_verdict_completes_the_index() -> None:
         (Fenced("epoch 3"), Exit.SUPERSEDED),
     ],
 )
-def test_what_can_be_mended_is_no_verdict(error: Exception, code: Exit) -> None:
+def test_correctable_error_is_not_a_final_result(error: Exception, code: Exit) -> None:
     assert ending_of(error) == Ending(code, RunnerState.RUNNING, str(error))
 
 
@@ -49,5 +49,5 @@ def test_what_no_other_pod_can_run_either_fails_the_job_at_once(error: Exception
     assert ending_of(error) == Ending(Exit.BAD_JOB, RunnerState.ABORTED, str(error))
 
 
-def test_a_bug_is_no_ending_and_is_tried_again() -> None:
+def test_bug_is_retried_and_not_a_final_result() -> None:
     assert ending_of(ValueError("bug")) is None

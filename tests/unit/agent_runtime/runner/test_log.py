@@ -1,4 +1,4 @@
-"""`kubectl logs` of a runner: one JSON object a line, whatever is told."""
+"""`kubectl logs` of a runner: one JSON object per line, whatever is told."""
 
 import json
 import logging
@@ -74,8 +74,8 @@ def test_the_end_says_which_end_it_is() -> None:
     ]
     assert texts == [
         "the shard is completed",
-        "stopped; the rest can be gone on with",
-        "the job is given up: 7 of 20 were lost",
+        "stopped; the rest can be resumed",
+        "the job is aborted: 7 of 20 were lost",
     ]
 
 

@@ -13,12 +13,7 @@ from agent_runtime.kube.api import ApiError
 from agent_runtime.models.base import ModelConfigError
 from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
 from agent_runtime.runner import model_server
-from agent_runtime.runner.model_server import (
-    ModelServerDirectory,
-    model_server_name,
-    open_served_model,
-    read_status,
-)
+from agent_runtime.runner.model_server import ModelServerDirectory, model_server_name, open_served_model, read_status
 from agent_runtime.runner.start import Start
 from rollout_api.model_server import Gate
 from rollout_api.rollout_job import RolloutJob
@@ -81,9 +76,7 @@ async def test_a_gate_that_shuts_is_heard_of_at_once(api: FakeApi) -> None:
     await views.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_status_is_said_again_so_that_it_is_known_to_be_true(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_valid_status_is_reported_again(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_server, "CONFIRM_SECONDS", 0.1)
     views = ModelServerDirectory(api, "policy").changes()
     first, second = await take(views), await take(views)
@@ -92,7 +85,7 @@ async def test_a_status_is_said_again_so_that_it_is_known_to_be_true(
     await views.aclose()  # type: ignore[attr-defined]
 
 
-async def test_nothing_is_said_while_the_api_server_is_away(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_reported_while_the_api_server_is_down(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_server, "CONFIRM_SECONDS", 0.05)
     views = ModelServerDirectory(api, "policy").changes()
     await take(views)
@@ -143,20 +136,12 @@ def start(**model: Any) -> Start:
     return Start(job, "ab" * 32, Shard(2, 4))
 
 
-OWN_SERVER = {
-    "model": {"name": "m"},
-    "engine": {"image": "i", "version": "0.26.0"},
-    "toolCallParser": "hermes",
-}
+OWN_SERVER = {"model": {"name": "m"}, "engine": {"image": "i", "version": "0.27.0"}, "toolCallParser": "hermes"}
 
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [
-        ({"serverRef": "shared"}, "shared"),
-        ({"server": OWN_SERVER}, "train-model"),
-        ({"function": "a:b"}, None),
-    ],
+    [({"serverRef": "shared"}, "shared"), ({"server": OWN_SERVER}, "train-model"), ({"function": "a:b"}, None)],
 )
 def test_a_job_finds_the_model_server_that_it_names_or_owns(model: dict[str, Any], name: str | None) -> None:
     assert model_server_name(start(**model)) == name
@@ -168,9 +153,7 @@ async def test_calls_name_the_model_as_its_server_serves_it(api: FakeApi) -> Non
     await model.close()
 
 
-async def test_a_model_server_that_is_not_there_is_said_with_the_field(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_model_server_is_reported_with_the_field(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_server, "CREATED_SECONDS", 0.1)
     api.object = None
     with pytest.raises(ModelConfigError, match="serverRef: there is no ModelServer shared"):

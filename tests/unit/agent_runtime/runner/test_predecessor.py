@@ -52,16 +52,16 @@ async def waited(api: Api, drain: Drain | None = None, *, seconds: float = 10) -
 
 
 @pytest.mark.parametrize("standing", [{}, RUNS, PARKED])
-async def test_whoever_does_not_drain_is_not_waited_for(standing: dict[str, Any]) -> None:
+async def test_predecessor_that_does_not_drain_is_not_awaited(standing: dict[str, Any]) -> None:
     assert await waited(Api(standing, DRAINS)) == 1
 
 
 @pytest.mark.parametrize("last", [PARKED, RUNS, DRAINS | {"state": "Completed"}])
-async def test_it_goes_on_when_the_last_turn_is_finished(last: dict[str, Any]) -> None:
+async def test_runner_continues_when_the_last_turn_is_finished(last: dict[str, Any]) -> None:
     assert await waited(Api(DRAINS, DRAINS, last)) == 3
 
 
-async def test_one_that_was_killed_while_it_drained_is_not_waited_for_for_ever() -> None:
+async def test_killed_draining_predecessor_is_awaited_for_a_limited_time() -> None:
     assert await waited(Api(DRAINS), seconds=0.1) > 1
 
 
@@ -75,7 +75,7 @@ async def test_an_api_server_that_is_away_delays_nothing() -> None:
     assert await waited(Api(ApiError(0, "Unreachable", ""))) == 1
 
 
-async def test_whoever_is_asked_to_stop_waits_no_longer() -> None:
+async def test_stopping_runner_ends_its_wait() -> None:
     api, drain = Api(DRAINS), Drain()
     waiting = asyncio.create_task(waited(api, drain))
     await asyncio.sleep(0.05)

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, RolloutSealed, RolloutStarted
 from agent_runtime.engine.scheduling.shard import Shard
-from agent_runtime.runner.report import (
-    INTERVALS_CHARACTERS,
-    ShardTally,
-    intervals,
-    report_interval,
-    standing_report,
-)
+from agent_runtime.runner.report import INTERVALS_CHARACTERS, ShardTally, intervals, report_interval, standing_report
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
@@ -79,7 +73,7 @@ def test_each_shard_numbers_its_own_rollouts_without_gaps(count: int, size: int,
 
 
 @given(st.data())
-def test_counts_add_up_whatever_was_sealed_before_and_told_twice(data: st.DataObject) -> None:
+def test_counts_add_up_with_earlier_and_repeated_seals(data: st.DataObject) -> None:
     size, groups = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     total = size * groups
     outcomes = data.draw(st.lists(st.sampled_from(list(Outcome)), min_size=total, max_size=total))
@@ -143,7 +137,7 @@ def test_a_runner_finds_the_report_of_the_one_before_it() -> None:
     assert standing_report({}) is None
 
 
-def test_a_person_is_told_why_rollouts_are_lost_without_reading_a_log() -> None:
+def test_report_says_why_rollouts_are_lost() -> None:
     tally = ShardTally(Shard(0, 1), 1)
     tally.observe(started(3))
     assert tally.trouble == ""

@@ -68,7 +68,7 @@ async def test_an_acknowledgement_that_was_refused_is_delivered_soon_again() -> 
     await runner.reporter.finish()
 
 
-async def test_what_changes_without_haste_waits_for_its_time_and_the_last_report_is_delivered() -> None:
+async def test_unimportant_change_waits_and_the_last_report_is_delivered() -> None:
     runner = Runner()
     await runner.api.until_taken(1)
     runner.update = 1

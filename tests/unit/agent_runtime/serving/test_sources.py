@@ -99,7 +99,7 @@ async def test_all_files_of_one_commit_are_fetched(hub: Hub, tmp_path: Path) -> 
     assert there(tmp_path / "m") == FILES
 
 
-async def test_a_connection_that_breaks_goes_on_where_it_was_however_often(hub: Hub, tmp_path: Path) -> None:
+async def test_broken_download_resumes_however_often(hub: Hub, tmp_path: Path) -> None:
     hub.breaks = 9  # more often than a request that gets nowhere is tried
     await fetch(hub, tmp_path / "m")
     assert there(tmp_path / "m") == FILES
@@ -127,6 +127,6 @@ async def test_a_gated_model_needs_the_token_and_the_field_is_named(hub: Hub, tm
     assert there(tmp_path / "m") == FILES
 
 
-async def test_a_revision_that_is_not_there_is_told(hub: Hub, tmp_path: Path) -> None:
+async def test_missing_revision_is_reported(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="check name and revision"):
         await fetch(hub, tmp_path / "m", revision="nowhere")

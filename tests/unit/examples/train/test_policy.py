@@ -29,7 +29,7 @@ def test_a_text_is_its_tokens(text: str) -> None:
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 7))
-def test_whoever_goes_on_with_an_answer_gets_the_rest_of_the_same(seed: int, first: int) -> None:
+def test_continued_answer_has_the_same_rest(seed: int, first: int) -> None:
     weights = policy.fresh_weights()
     ids, logprobs = policy.sample(weights, PROMPT, 8, seed)
     head, head_logprobs = policy.sample(weights, PROMPT, first, seed)
@@ -98,7 +98,7 @@ def test_tokens_of_other_weights_another_version_or_no_version_are_not_trained()
         check([nameless], "3", weights)
 
 
-def test_weights_that_are_no_weights_of_this_policy_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     policy.save(some_weights(), tmp_path)
     assert policy.checksum(policy.load(tmp_path)) == policy.checksum(some_weights())
     np.save(tmp_path / "table.npy", np.zeros((2, 3)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.models.pool.gate import LEASE_SECONDS, SILENCE_SECONDS, CallSpans, PolicyGate
 from rollout_api.model_server import Gate, PolicyStatus
+from tests.support.full import examples
 
 ME = "job-uid/0"
 STEP = 0.1
@@ -114,7 +115,7 @@ def play(random: Random, *, partitions: bool) -> World:
     return world
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32))
 def test_no_token_is_ever_recorded_with_a_version_that_did_not_make_it(seed: int) -> None:
     for truth, recorded in play(Random(seed), partitions=True).ended:
@@ -122,7 +123,7 @@ def test_no_token_is_ever_recorded_with_a_version_that_did_not_make_it(seed: int
         assert all(said in (None, made) for made, said in zip(truth, recorded, strict=True))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_every_token_keeps_its_version_while_the_runner_hears_of_updates(seed: int) -> None:
     for truth, recorded in play(Random(seed), partitions=False).ended:
@@ -217,7 +218,7 @@ def test_an_answer_that_comes_all_at_once_across_an_update_is_masked() -> None:
     assert [(s.tokens, s.version) for s in gate.end(across)] == [(9, None)]
 
 
-def test_another_model_server_of_the_same_name_is_not_taken_for_the_first() -> None:
+def test_another_model_server_of_the_same_name_is_distinguished() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(9, 9), 0)
     call = gate.begin(streamed=True)
@@ -247,7 +248,7 @@ def test_no_call_starts_before_the_gate_is_known_to_be_open(known: bool) -> None
     assert not gate.is_open
 
 
-def test_streams_that_never_fall_silent_are_not_taken_for_the_old_version_for_ever() -> None:
+def test_endless_streams_are_not_the_old_version_forever() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(0, 5), 0)
     call = gate.begin(streamed=True)

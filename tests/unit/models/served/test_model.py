@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
+from agent_runtime.engine.attempt import model_calls
+from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.pool import gate
 from agent_runtime.models.pool import model as model_module
 from agent_runtime.models.pool.admission import Pressure
@@ -91,7 +92,7 @@ async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_token
 
 
 @pytest.mark.parametrize("told_by", ["status", "metrics"])
-async def test_nothing_is_kept_of_what_an_engine_makes_after_a_restart_with_weights_that_nobody_knows(
+async def test_answers_of_a_restarted_engine_with_unknown_weights_are_dropped(
     fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, told_by: str
 ) -> None:
     steps = 900.0
@@ -137,12 +138,44 @@ async def test_a_busy_server_that_misses_its_probes_keeps_the_calls_that_it_has(
     assert len(busy.asked) == 2
 
 
-async def test_a_call_goes_on_with_its_tokens_where_a_stream_broke(fleet: FakeFleet) -> None:
+async def test_call_continues_with_its_tokens_after_a_broken_stream(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS)
     fleet.engine(ORDER[0]).behaviour = fail_with(ModelError("Interrupted", "reset"), upto=3)
     reply = await model.complete(request())
     assert reply.completion_token_ids == WHOLE
     assert fleet.engine(ORDER[1]).began_with == [WHOLE[:3]]
+
+
+async def test_a_call_with_a_grammar_starts_over_where_a_stream_broke(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+
+    async def break_off(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        progress.has_grammar = True
+        await say(engine, progress, on_tokens, upto=3)
+        raise ModelError("Interrupted", "reset")
+
+    fleet.engine(ORDER[0]).behaviour = break_off
+    reply = await model.complete(request())
+    assert fleet.engine(ORDER[1]).began_with == [[]]
+    assert (reply.completion_token_ids, versions(reply)) == (WHOLE, [(len(WHOLE), "0")])
+
+
+async def test_call_with_a_grammar_fails_when_its_stream_breaks_again_and_again(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "CALL_SECONDS", 2.0)
+    model = await fleet.open("server-0")
+
+    async def break_off(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        progress.has_grammar = True
+        await say(engine, progress, on_tokens, upto=3)
+        raise ModelError("Interrupted", "reset")
+
+    server = fleet.engine("server-0")
+    server.behaviour = break_off
+    with pytest.raises(ModelError, match="reset"):
+        await asyncio.wait_for(model.complete(request()), 10)
+    assert len(server.asked) < 10
 
 
 async def test_a_bare_prompt_goes_through_servers_and_versions_as_a_chat_does(fleet: FakeFleet) -> None:
@@ -180,7 +213,7 @@ async def test_a_server_that_answers_again_gets_its_groups_back(fleet: FakeFleet
 @pytest.mark.parametrize(
     "error", [ModelConfigError("ModelNotFound", "no such model"), ModelError("BadRequest", "images are not supported")]
 )
-async def test_what_no_other_server_mends_is_said_at_once(fleet: FakeFleet, error: ModelError) -> None:
+async def test_error_of_every_server_is_raised_immediately(fleet: FakeFleet, error: ModelError) -> None:
     model = await fleet.open(*SERVERS)
     fleet.engine(ORDER[0]).behaviour = fail_with(error)
     with pytest.raises(ModelError, match=error.message):
@@ -188,7 +221,7 @@ async def test_what_no_other_server_mends_is_said_at_once(fleet: FakeFleet, erro
     assert model.resent == 0
 
 
-async def test_text_that_a_client_has_read_is_not_said_twice(fleet: FakeFleet) -> None:
+async def test_text_that_a_client_has_read_is_not_sent_twice(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS)
 
     async def speak_and_break(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
@@ -205,7 +238,7 @@ async def test_text_that_a_client_has_read_is_not_said_twice(fleet: FakeFleet) -
     assert said == ["Half of it"]
 
 
-async def test_text_goes_on_where_it_broke_off_when_a_call_is_sent_again(fleet: FakeFleet) -> None:
+async def test_text_continues_when_a_call_is_sent_again(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS)
 
     def speak(*pieces: str, error: ModelError | None = None) -> Behaviour:
@@ -227,7 +260,7 @@ async def test_text_goes_on_where_it_broke_off_when_a_call_is_sent_again(fleet: 
     assert said == ["Half", " of", " ", "it", "."]
 
 
-async def test_no_call_starts_behind_a_shut_gate_and_nobody_loses_time_there(fleet: FakeFleet) -> None:
+async def test_no_call_starts_behind_a_shut_gate_and_none_loses_time(fleet: FakeFleet) -> None:
     model = await fleet.open("server-0")
     await fleet.tell("server-0", gate=Gate.SHUT, update=1, target=1)
     held: list[bool] = []
@@ -275,7 +308,7 @@ async def test_a_call_that_runs_keeps_its_stream_behind_the_gate_and_its_time(fl
     assert len(engine.asked) == 1
 
 
-async def test_a_call_that_nobody_wants_any_more_leaves_its_place(fleet: FakeFleet) -> None:
+async def test_cancelled_call_frees_its_place(fleet: FakeFleet) -> None:
     model = await fleet.open("server-0")
     fleet.engine("server-0").behaviour = stall_after_two
     calls = [asyncio.create_task(model.complete(request(f"group-{n}"))) for n in range(40)]
@@ -307,9 +340,7 @@ async def test_calls_wait_in_order_for_a_place_and_that_is_not_their_time(fleet:
     assert all(health.held_seconds > 0 for health in healths[32:])
 
 
-async def test_a_call_waits_a_little_for_the_server_that_has_its_prefix_and_then_goes_elsewhere(
-    fleet: FakeFleet,
-) -> None:
+async def test_call_waits_briefly_for_the_server_with_its_prefix(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS)
     model._places._waiting = WaitingCalls(idle=0.3)
     model._places.servers[ORDER[0]].limit = 1
@@ -369,7 +400,7 @@ async def test_a_job_starts_with_the_servers_that_are_well(fleet: FakeFleet) -> 
     assert fleet.engine("server-0").asked == []
 
 
-async def test_a_runner_that_hears_of_nothing_records_no_version_and_goes_on(
+async def test_runner_without_status_continues_and_records_no_version(
     fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "LEASE_SECONDS", 0.0)
@@ -390,7 +421,7 @@ async def test_servers_that_have_left_are_not_kept_connected(fleet: FakeFleet) -
     assert all(engine.closed for engine in fleet.engines.values())
 
 
-async def test_a_bug_in_following_the_servers_is_said_and_not_waited_for(fleet: FakeFleet) -> None:
+async def test_bug_in_following_the_servers_is_raised(fleet: FakeFleet) -> None:
     model = await fleet.open("server-0")
     await fleet.tell("server-0", gate=Gate.SHUT, update=1)
     call = asyncio.create_task(model.complete(request()))
@@ -405,3 +436,45 @@ async def test_a_bug_in_following_the_servers_is_said_and_not_waited_for(fleet: 
         await call
     with pytest.raises(ModelError, match="a bug"):
         await model.complete(request())
+
+
+async def test_call_reports_a_failure_while_no_server_is_available(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    await fleet.tell()
+    health = CallHealth()
+    call = asyncio.create_task(model.complete(request(health=health)))
+    await until(lambda: health.failing)
+    await fleet.tell("server-0")
+    await call
+
+
+async def test_probe_waits_for_a_policy_update_but_not_for_a_server(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.3)
+    model = await fleet.open("server-0", current=1, target=1)
+    await fleet.tell("server-0", update=1, gate=Gate.SHUT)
+    asked = asyncio.create_task(model_calls._is_answered(model, request()))
+    await asyncio.sleep(1.0)
+    await fleet.tell("server-0", gate=Gate.OPEN)
+    assert await asked
+    await fleet.tell()
+    asked = asyncio.create_task(model_calls._is_answered(model, request()))
+    await asyncio.sleep(1.0)
+    await fleet.tell("server-0")
+    assert not await asked
+
+
+async def test_probe_ends_when_a_model_holds_it_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.3)
+
+    class Aborting(FakeEngine):
+        async def complete(self, request: ModelRequest, **_: object) -> ModelReply:
+            while True:
+                await asyncio.sleep(0.1)
+                request.health.on_hold(True)
+                await asyncio.sleep(0.01)
+                request.health.on_hold(False)
+
+    asked = model_calls._is_answered(Aborting("http://server-0"), request())
+    assert not await asyncio.wait_for(asked, 5)

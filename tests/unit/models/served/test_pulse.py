@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.models.pool.stall_detector import STALL_SECONDS, Pulse
+from tests.support.full import examples
 
 STEP = 0.2
 
@@ -37,17 +38,17 @@ def test_a_server_that_hangs_is_left_within_a_bounded_time() -> None:
     assert watched.stalls_within(2)
 
 
-def test_a_server_that_is_busy_for_others_is_not_taken_for_hung() -> None:
+def test_server_that_is_busy_for_others_is_not_hung() -> None:
     assert not Watched().stalls_within(5 * STALL_SECONDS, counter=lambda now: now // 30)
 
 
-def test_a_server_that_is_paused_is_not_taken_for_hung_and_gets_its_time_afterwards() -> None:
+def test_paused_server_is_not_hung_and_gets_its_time_afterwards() -> None:
     watched = Watched()
     assert not watched.stalls_within(5 * STALL_SECONDS, can_be_judged=False)
     assert not watched.stalls_within(STALL_SECONDS - 1)
 
 
-def test_a_server_with_nothing_to_do_is_not_taken_for_hung() -> None:
+def test_idle_server_is_not_hung() -> None:
     watched = Watched()
     assert not watched.stalls_within(5 * STALL_SECONDS, in_flight=0)
     assert not watched.stalls_within(STALL_SECONDS - 1)
@@ -59,7 +60,7 @@ def test_a_runner_that_stood_still_does_not_blame_the_server() -> None:
     assert not pulse.is_stalled(10 * STALL_SECONDS, in_flight=1, can_be_judged=True)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.floats(0.1, STALL_SECONDS - 2), min_size=1, max_size=5))
 def test_a_server_that_makes_a_token_now_and_then_is_kept(pauses: list[float]) -> None:
     watched = Watched()

@@ -131,7 +131,7 @@ def test_a_call_whose_server_leaves_does_not_wait_for_it() -> None:
     assert found == (call, preference(call.group, ["b", "c"])[0])
 
 
-def test_a_call_that_has_failed_at_the_only_free_server_holds_up_no_other_of_its_home() -> None:
+def test_call_that_failed_at_the_only_free_server_blocks_no_other() -> None:
     waiting = WaitingCalls()
     failed, other, own = a_call("a", 0.0, frozenset("b")), a_call("a", 1.0), a_call("b", 20.0)
     for call in (failed, other, own):

@@ -93,7 +93,7 @@ def test_any_two_sequences_are_compared_without_trouble(stored: list[int], rende
         assert seam.start <= len(stored)
 
 
-def test_white_space_that_tool_parsers_normalise_is_no_difference() -> None:
+def test_white_space_normalised_by_tool_parsers_is_equal() -> None:
     sampled = 'Let me see.\n<tool_call>\n{"name":"ls","arguments":{}}\n</tool_call>'
     assert say_the_same(sampled, 'Let me see.\n\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>')
     assert not say_the_same(sampled, sampled.replace("ls", "rm"))
@@ -120,7 +120,7 @@ def test_stop_strings_that_ended_answers_stay_in_the_context_and_fork_nothing(
     assert say_the_same(*open_ended, [stop], "<end>"), "the last answer is closed by what follows"
 
 
-def test_a_stop_string_in_the_middle_of_an_answer_is_part_of_what_was_said() -> None:
+def test_stop_string_in_the_middle_of_an_answer_stays_text() -> None:
     assert not say_the_same("one stop two<end>", "one two<end>", ["stop"], "<end>")
     assert not say_the_same("one stop", "one", [], "<end>")
     assert not say_the_same("one stop", "one", ["stop"], ""), "nobody knows where answers end"

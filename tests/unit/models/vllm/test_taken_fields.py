@@ -27,7 +27,7 @@ def test_what_would_change_nothing_is_refused_by_name(field: str, value: Any) ->
             check_fields({field: value}, prompt=prompt)
 
 
-def test_what_a_chat_takes_and_a_bare_prompt_does_not_is_told_apart() -> None:
+def test_fields_of_chats_and_of_bare_prompts_are_distinguished() -> None:
     for field in ("tool_choice", "reasoning_effort", "chat_template_kwargs", "parallel_tool_calls"):
         check_fields({field: "x"}, prompt=False)
         with pytest.raises(RequestRefused, match=field):

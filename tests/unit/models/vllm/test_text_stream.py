@@ -23,9 +23,7 @@ def test_the_pieces_are_the_text_in_order_and_nothing_twice(text: str, tools: bo
 
 
 @given(texts, texts, st.data())
-def test_nothing_of_a_tool_call_is_handed_out_before_it_is_known_to_be_text(
-    text: str, call: str, data: st.DataObject
-) -> None:
+def test_text_of_a_tool_call_is_held_back(text: str, call: str, data: st.DataObject) -> None:
     written = f"{text}\n<tool_call>{call}"
     pieces: list[str] = []
     stream = TextStream(pieces.append, tools=True)

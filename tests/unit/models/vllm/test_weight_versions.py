@@ -26,7 +26,7 @@ def versions(spans: list[PolicySpan]) -> list[str | None]:
 
 
 @given(parts)
-def test_every_token_has_the_version_that_the_server_said(told: list[tuple[int, str]]) -> None:
+def test_every_token_has_the_servers_version(told: list[tuple[int, str]]) -> None:
     expected = [version for tokens, version in told for _ in range(tokens)]
     if set(expected) <= {UNLABELLED}:
         expected = []
@@ -34,7 +34,7 @@ def test_every_token_has_the_version_that_the_server_said(told: list[tuple[int, 
 
 
 @given(parts, parts, st.integers(0, 9))
-def test_tokens_of_a_stream_that_broke_before_it_said_their_version_have_none(
+def test_tokens_of_a_broken_stream_without_a_version_have_none(
     first: list[tuple[int, str]], second: list[tuple[int, str]], lost: int
 ) -> None:
     known, more = (said_spans(said(told), sum(tokens for tokens, _ in told)) for told in (first, second))

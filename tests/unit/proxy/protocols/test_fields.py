@@ -53,7 +53,7 @@ def test_no_field_of_the_package_is_called_unknown(protocol: Translation, body: 
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_the_documentation_lists_every_field_under_what_becomes_of_it(module: Any) -> None:
+def test_documentation_lists_every_field_under_its_treatment(module: Any) -> None:
     page = Path("docs/proxy-protocols.md").read_text()
     titles = {
         openai_chat: "Chat completions",
@@ -189,7 +189,7 @@ def test_a_request_that_cannot_be_served_names_the_field(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
-def test_a_body_that_is_no_json_object_is_refused_and_never_an_internal_error(body: bytes) -> None:
+def test_body_other_than_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         decoded(body)
 
@@ -210,7 +210,7 @@ def test_an_answer_cut_off_at_its_limit_says_so_in_every_protocol() -> None:
     assert message["stop_reason"] == "max_tokens"
 
 
-def test_the_stop_sequence_that_ended_an_answer_is_told_and_a_tool_call_comes_first() -> None:
+def test_stop_sequence_of_an_answer_is_reported_after_a_tool_call() -> None:
     request = ANTHROPIC_API.parse(MESSAGE | {"stop_sequences": ["END"]}, lambda id: None)
     ended = replace(reply({"role": "assistant", "content": "so"}), stop_sequence="END")
     message = ANTHROPIC_API.answer(request, ChatAnswer(ended, "a", 1))
@@ -230,7 +230,7 @@ def test_the_documentation_lists_every_error_as_the_packages_see_it(kind: ErrorK
 
 
 @pytest.mark.parametrize("header", ["x-anthropic-billing-header: cch=1;", "x-anthropic-billing-header: cch=2;"])
-def test_what_claude_code_writes_anew_in_each_request_does_not_begin_a_new_conversation(header: str) -> None:
+def test_claude_codes_changing_text_does_not_start_a_new_conversation(header: str) -> None:
     expected = [{"role": "system", "content": "Be good.\nBe brief."}, USER]
     blocks = [{"type": "text", "text": text} for text in (header, "Be good.", "Be brief.")]
     assert ANTHROPIC_API.parse(MESSAGE | {"system": blocks}, lambda id: None).messages == expected

@@ -17,6 +17,7 @@ from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
 from rollout_api.records import Message
 from tests.support.chat_answers import JSON_VALUES, reply
+from tests.support.full import examples
 
 FUNCTION = {"name": "run", "description": "Run.", "parameters": {"type": "object"}}
 CALL = {"id": "c", "type": "function", "function": {"name": "run", "arguments": "{}"}}
@@ -165,7 +166,7 @@ def test_each_part_of_a_wrong_type_is_served_or_refused(protocol: Translation, b
                 pytest.fail(f"{path} = {value!r} raises {error!r}")
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_parts_with_any_json_in_them_are_served_or_refused(data: st.DataObject) -> None:
     protocol, body = data.draw(st.sampled_from(BODIES))

@@ -18,6 +18,7 @@ from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
 from rollout_api.records import Message
 from tests.support.chat_answers import conversations, reply
+from tests.support.full import examples
 
 JsonObject = dict[str, Any]
 Turns = list[tuple[list[Message], Message]]
@@ -215,15 +216,15 @@ def talk(client: Any, turns: Turns) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(turns=conversations())
-def test_a_conversation_that_goes_on_keeps_every_token_the_engine_saw(client: Callable[[], Any], turns: Turns) -> None:
+def test_continued_conversation_keeps_every_sampled_token(client: Callable[[], Any], turns: Turns) -> None:
     talk(client(), turns)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(turns=conversations())
-def test_a_chain_of_responses_goes_on_where_the_one_before_ended_under_instructions_of_its_own(turns: Turns) -> None:
+def test_chained_response_continues_the_previous_one_with_new_instructions(turns: Turns) -> None:
     client = ChainedResponsesClient()
     stored: dict[str, list[Message]] = {}
     spoken: list[Message] = []
@@ -237,9 +238,9 @@ def test_a_chain_of_responses_goes_on_where_the_one_before_ended_under_instructi
         client.hear(client.protocol.answer(request, ChatAnswer(reply(answer), str(turn), 1)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(turns=conversations(), data=st.data())
-def test_an_answer_that_the_client_changed_is_not_taken_for_the_models_own(turns: Turns, data: st.DataObject) -> None:
+def test_answer_changed_by_the_client_is_not_the_models(turns: Turns, data: st.DataObject) -> None:
     for client in (ChatClient(), AnthropicClient()):
         known = Conversations()
         said, answer = turns[0]

@@ -18,6 +18,7 @@ from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
 from rollout_api.records import Message
 from tests.support.chat_answers import answers, reply
+from tests.support.full import examples
 
 PROTOCOLS: list[Translation] = [OpenAIChat(), OpenAICompletions(), OpenAIResponses(), AnthropicMessages()]
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -60,7 +61,7 @@ def streamed_answers(draw: st.DrawFn) -> tuple[Message, list[str]]:
     return message, [text[a:b] for a, b in zip([0, *cuts], cuts, strict=False) if a < b]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(streamed=streamed_answers())
 def test_chat_completions(streamed: tuple[Message, list[str]]) -> None:
     client = openai_client(Proxy(reply(streamed[0]), streamed[1]))
@@ -82,7 +83,7 @@ def test_chat_completions(streamed: tuple[Message, list[str]]) -> None:
     ]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(streamed=streamed_answers())
 def test_completions(streamed: tuple[Message, list[str]]) -> None:
     with openai_client(Proxy(reply(streamed[0]), streamed[1])) as client:
@@ -96,7 +97,7 @@ def test_completions(streamed: tuple[Message, list[str]]) -> None:
     assert {chunk.id for chunk in chunks} == {whole.id}
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(streamed=streamed_answers())
 def test_responses(streamed: tuple[Message, list[str]]) -> None:
     message, pieces = streamed
@@ -129,7 +130,7 @@ def as_sent(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(streamed=streamed_answers(), thinking=st.booleans())
 def test_anthropic_messages(streamed: tuple[Message, list[str]], thinking: bool) -> None:
     message, pieces = streamed

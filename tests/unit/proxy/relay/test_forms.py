@@ -24,11 +24,7 @@ from rollout_api.records import PolicySpan, Usage
 IDS = st.lists(st.integers(0, 200_000), max_size=5)
 TEXT = st.text(max_size=20)
 CALL = st.fixed_dictionaries(
-    {
-        "id": TEXT,
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries({"name": TEXT, "arguments": TEXT}),
-    }
+    {"id": TEXT, "type": st.just("function"), "function": st.fixed_dictionaries({"name": TEXT, "arguments": TEXT})}
 )
 ANSWERS = st.builds(
     lambda content, calls, more: {
@@ -75,14 +71,14 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS, TEXT | IDS)
-def test_a_worker_goes_on_from_the_bare_prompt_that_was_asked(request: ModelRequest, prompt: str | list[int]) -> None:
+def test_worker_continues_the_bare_prompt(request: ModelRequest, prompt: str | list[int]) -> None:
     message = schemas.request_message("r", request, "m", prompt)
     assert schemas.prompt_of(message) == prompt
     assert schemas.request_of(message).messages == []
 
 
 @given(REQUESTS)
-def test_a_conversation_is_never_taken_for_a_bare_prompt(request: ModelRequest) -> None:
+def test_conversation_is_never_a_bare_prompt(request: ModelRequest) -> None:
     assert schemas.prompt_of(schemas.request_message("r", request, "m")) is None
     assert schemas.prompt_of({"type": "completion_request", "request_id": "of an older proxy"}) is None
 
@@ -160,7 +156,7 @@ RESPONSE_FIELDS = ["message", "token_ids", "log_probs", "content_text", "tool_ca
 
 
 @given(st.dictionaries(st.sampled_from(RESPONSE_FIELDS), JSON))
-def test_an_answer_that_is_none_is_refused_in_words(message: dict[str, Any]) -> None:
+def test_invalid_answer_is_refused_with_a_message(message: dict[str, Any]) -> None:
     with contextlib.suppress(schemas.FormError):
         reply = schemas.reply_of(message)
         assert reply.message["role"] == "assistant"
@@ -172,6 +168,6 @@ WHOLE = schemas.request_message("r", ModelRequest([], [], Sampling(), 0, "s", "t
 
 
 @given(st.dictionaries(st.sampled_from(REQUEST_FIELDS), JSON))
-def test_a_request_that_is_none_is_refused_in_words(changed: dict[str, Any]) -> None:
+def test_invalid_request_is_refused_with_a_message(changed: dict[str, Any]) -> None:
     with contextlib.suppress(schemas.FormError):
         assert schemas.request_of(WHOLE | changed).session == "s"

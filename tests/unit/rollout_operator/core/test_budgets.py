@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from rollout_operator.budgets import LONGEST_WAIT_SECONDS, Budget, TokenBucket
 
 
-@given(
-    rate=st.floats(0.5, 100),
-    pauses=st.lists(st.floats(0, 3), min_size=1, max_size=60),
-)
+@given(rate=st.floats(0.5, 100), pauses=st.lists(st.floats(0, 3), min_size=1, max_size=60))
 def test_no_stretch_of_time_gets_more_than_its_rate_and_one_second_of_burst(rate: float, pauses: list[float]) -> None:
     bucket, now, granted = TokenBucket(rate), 0.0, []
     for pause in pauses:
@@ -47,7 +44,7 @@ def written(arrivals: list[tuple[float, Key]], rate: float) -> dict[Key, float]:
     rate=st.floats(0.5, 100),
     arrivals=st.lists(st.tuples(st.floats(0, 5), st.sampled_from("abc")), min_size=1, max_size=60),
 )
-def test_whoever_comes_back_when_asked_writes_in_the_end(rate: float, arrivals: list[tuple[float, str]]) -> None:
+def test_retrying_writer_succeeds_in_the_end(rate: float, arrivals: list[tuple[float, str]]) -> None:
     keys = [(at, (group, number)) for number, (at, group) in enumerate(arrivals)]
     done = written(keys, rate)
     assert done.keys() == {key for _, key in keys}

@@ -64,7 +64,7 @@ def _names(objects: Any) -> list[str]:
 TestPods = Pods.TestCase
 
 
-def test_an_owner_that_is_no_controller_does_not_count() -> None:
+def test_owner_that_is_not_a_controller_does_not_count() -> None:
     cache = Cache()
     obj = pod("a")
     obj["metadata"]["ownerReferences"] = [{"kind": "RolloutJob", "name": "x", "uid": "owner-1"}]

@@ -13,7 +13,7 @@ def model_server(namespace: str) -> dict[str, Any]:
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "ModelServer",
         "metadata": {"name": "qwen", "namespace": namespace, "uid": "u"},
-        "spec": {"model": {"name": "Qwen/Qwen3-8B"}, "engine": {"image": "vllm:1", "version": "0.26.0"}},
+        "spec": {"model": {"name": "Qwen/Qwen3-8B"}, "engine": {"image": "vllm:1", "version": "0.27.0"}},
         "status": {"servers": [{"name": "qwen-0", "url": "http://10.0.0.7:8000", "uid": "u-0", "ready": True}]},
     }
 

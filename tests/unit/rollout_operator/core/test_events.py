@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollout_api.on_cluster.objects import Manifest
 from rollout_operator import events
-from rollout_operator.actions import Event, Manifest
+from rollout_operator.actions import Event
 from rollout_operator.api import ApiError
 from rollout_operator.events import COUNT_AGAIN_SECONDS, LONGEST_MESSAGE, MOST_WAITING, EventRecorder
 
@@ -97,14 +98,14 @@ async def test_what_happens_again_is_one_event_that_is_counted_once_a_minute(
     assert (event["reason"], event["count"]) == (FAILED.reason, 6)
 
 
-async def test_what_differs_in_anything_is_told_by_itself(recorder: EventRecorder, api: Api) -> None:
+async def test_different_events_are_reported_separately(recorder: EventRecorder, api: Api) -> None:
     await tell(recorder, FAILED, replace(FAILED, message="it was killed"), replace(FAILED, reason="Lost"))
     await tell(recorder, FAILED, name="another")
     told = {(event["involvedObject"]["name"], event["reason"], event["message"]) for event in api.there.values()}
     assert len(told) == len(api.there) == 4
 
 
-async def test_an_event_that_the_api_server_has_forgotten_is_told_anew(
+async def test_event_that_the_api_server_dropped_is_created_again(
     recorder: EventRecorder, api: Api, clock: Clock
 ) -> None:
     await tell(recorder, FAILED)

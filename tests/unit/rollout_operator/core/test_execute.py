@@ -57,12 +57,12 @@ def test_what_may_pass_by_itself_is_not_learned_as_a_refusal(status: int, messag
     assert ApiError(status, message).refused == refused
 
 
-def test_outages_and_throttling_are_no_news_about_an_object() -> None:
+def test_outages_and_throttling_are_not_reported_for_an_object() -> None:
     assert not any(worth_telling(ApiError(status, "m")) for status in (UNREACHABLE, 429, 500, 503))
     assert all(worth_telling(ApiError(status, "m")) for status in (403, 404, 409, 422))
 
 
-def test_an_object_of_an_earlier_owner_is_not_taken_for_ours() -> None:
+def test_object_of_an_earlier_owner_is_not_adopted() -> None:
     owner = {"kind": "RolloutJob", "name": "j", "uid": "1", "controller": True}
     found = {"metadata": {"namespace": "n", "name": "j-runner", "ownerReferences": [owner]}}
     check_owner(found, "Job", "1")

@@ -6,8 +6,9 @@ from typing import Any, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rollout_api.on_cluster.operator_config import LeaseSettings
 from rollout_operator.api import ApiError, KubeApi
-from rollout_operator.config import WRITE_SECONDS, LeaseSettings
+from rollout_operator.config import WRITE_SECONDS
 from rollout_operator.lease import Leadership, SeenLease, decide, note
 
 SETTINGS = LeaseSettings(namespace="n")
@@ -76,6 +77,7 @@ class Election(RuleBasedStateMachine):
         self.now = 0.0
         self.version = 0
         self.lease: dict[str, Any] | None = None
+        self.was_deleted = False
         offsets = zip(REPLICAS, (0.0, 5000.0, 123.0), strict=True)
         self.replicas = {name: Replica(name, self, offset) for name, offset in offsets}
 
@@ -112,6 +114,14 @@ class Election(RuleBasedStateMachine):
     def lose(self, name: str) -> None:
         if self.replicas[name].round is not None:
             self.replicas[name].give_up()
+
+    @precondition(
+        lambda self: not self.was_deleted and all(replica.leadership._seen for replica in self.replicas.values())
+    )
+    @rule()
+    def delete(self) -> None:
+        """Somebody deletes the Lease, which all replicas have seen."""
+        self.lease, self.was_deleted = None, True
 
     @rule(seconds=st.floats(0, 6))
     def time_passes(self, seconds: float) -> None:
@@ -185,3 +195,28 @@ def test_the_age_of_a_lease_is_measured_by_our_own_clock() -> None:
     assert decide(again, "me", 116.0) == "take"
     renewed = note(again, lease | {"metadata": {"resourceVersion": "8"}}, now=116.0)
     assert decide(renewed, "me", 116.0) == "wait"
+
+
+def test_deleted_lease_is_created_again_by_its_holder_and_by_others_only_when_its_term_is_over() -> None:
+    election = Election()
+
+    def go_through(name: str) -> None:
+        election.send(name)
+        while election.replicas[name].round is not None:
+            election.handle(name)
+            election.answer(name)
+
+    go_through("a")
+    go_through("b")
+    election.delete()
+    go_through("b")
+    assert election.lease is None
+    go_through("a")  # Its renewal is refused, so that it reads the Lease at the next try.
+    go_through("a")
+    assert election.lease is not None
+    assert election.lease["spec"]["holderIdentity"] == "a"
+    go_through("b")
+    election.lease = None
+    election.time_passes(SETTINGS.duration_seconds)
+    go_through("b")
+    assert election.replicas["b"].leadership.held()

@@ -23,7 +23,7 @@ JOB_SPEC: Json = {
     "model": {"endpoint": {"baseURL": "http://m.example/v1", "name": "m"}},
     "output": {"uri": "s3://b/x"},
 }
-SERVER_SPEC: Json = {"model": {"name": "m"}, "engine": {"image": "v", "version": "0.26.0"}, "accelerator": {"count": 0}}
+SERVER_SPEC: Json = {"model": {"name": "m"}, "engine": {"image": "v", "version": "0.27.0"}, "accelerator": {"count": 0}}
 QUOTA = "exceeded quota: q, requested: count/jobs.batch=1, used: count/jobs.batch=5, limited: count/jobs.batch=5"
 
 
@@ -332,6 +332,41 @@ def test_a_deleted_runner_secret_is_restored_with_the_same_key() -> None:
     asyncio.run(run())
 
 
+def test_a_deleted_control_secret_is_restored_with_the_same_key_while_a_server_waits() -> None:
+    api = MemoryApi()
+    api.put("ModelServer", manifest("ModelServer", "m", SERVER_SPEC))
+
+    async def run() -> None:
+        async with operator_on(api):
+            workload = await until(lambda: api.of("StatefulSet"), "a StatefulSet")
+            [(key, secret)] = [(key, obj) for key, obj in api.objects.items() if key[0] == "Secret"]
+            del api.objects[key]
+            metadata = {
+                "name": "m-0",
+                "namespace": "t",
+                "labels": workload[0]["spec"]["template"]["metadata"]["labels"],
+            }
+            api.put("Pod", {"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}})
+            await until(lambda: api.of("Secret"), "the Secret")
+            assert api.of("Secret")[0]["data"] == secret["data"]
+
+    asyncio.run(run())
+
+
+def test_a_status_is_written_again_when_another_writer_overtook_it() -> None:
+    api = MemoryApi()
+    refusals = ["the object 'guide' has been modified; please apply your changes to the latest version and try again"]
+    api.refuse = lambda verb, kind, body: (409, refusals.pop()) if verb == "status" and refusals else None
+    api.put("Sandbox", manifest("Sandbox", "s", {}))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: condition(api.objects["Sandbox", "t", "s"], "Finished"), "a condition")
+        assert not [event for event in api.of("Event") if event["reason"] == "ReconcileFailed"]
+
+    asyncio.run(run())
+
+
 def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
     api = MemoryApi()
     api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
@@ -359,7 +394,7 @@ def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
     asyncio.run(run())
 
 
-def test_an_object_of_another_namespace_that_names_a_job_as_its_owner_does_not_end_the_job() -> None:
+def test_job_is_not_ended_by_an_object_of_another_namespace() -> None:
     api = MemoryApi()
     job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
     owner = {"kind": "RolloutJob", "name": "j", "uid": job["metadata"]["uid"], "controller": True}

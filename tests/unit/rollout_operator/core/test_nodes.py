@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_api.on_cluster.nodes import has_image_volumes, has_user_namespaces
 from rollout_operator.actions import Plan
 from rollout_operator.cache import Cache
-from rollout_operator.nodes import has_image_volumes, has_user_namespaces, plan
+from rollout_operator.nodes import plan
 from tests.unit.rollout_operator.sandbox.objects import Json, node
 
 KEY = "userns.rollout.dev/default"
@@ -49,7 +50,7 @@ def test_node_that_is_not_ready_is_not_labelled() -> None:
     assert label_change(node(user_namespaces=False, ready=False)) == {}
 
 
-def test_node_whose_kubelet_has_just_started_is_not_taken_for_one_that_lacks_user_namespaces() -> None:
+def test_node_with_a_starting_kubelet_does_not_lack_user_namespaces() -> None:
     starting = node(handlers={}, ready=False)
     assert has_user_namespaces(starting, "")
     assert not has_user_namespaces(node(handlers={}, ready=True), "")

@@ -92,11 +92,7 @@ def test_a_pod_keeps_its_place_its_state_and_its_owner_but_not_its_command() -> 
     assert kept["metadata"] == {
         key: METADATA[key] for key in METADATA if key not in ("managedFields", "annotations")
     } | {"annotations": {"rollout.dev/kept": "yes"}}
-    assert kept["spec"] == {
-        "nodeName": "node-1",
-        "hostUsers": False,
-        "volumes": [{"name": "executor", "image": {}}],
-    }
+    assert kept["spec"] == {"nodeName": "node-1", "hostUsers": False, "volumes": [{"name": "executor", "image": {}}]}
     assert kept["status"]["containerStatuses"] == [
         {"name": "sandbox", "ready": False, "restartCount": 0, "state": terminated}
     ]

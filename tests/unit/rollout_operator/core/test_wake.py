@@ -44,9 +44,7 @@ def node(ready: str | None) -> dict[str, Any]:
         ("Pod", obj("m-0", ("StatefulSet", "m"), labels={MODEL_SERVER_LABEL: "m"}), Ref("ModelServer", "n", "m")),
     ],
 )
-def test_a_change_wakes_whom_it_concerns_also_when_the_object_is_deleted(
-    kind: str, changed: dict[str, Any], woken: Ref
-) -> None:
+def test_change_wakes_its_objects_also_after_a_deletion(kind: str, changed: dict[str, Any], woken: Ref) -> None:
     assert wakes(kind, None, changed, Cache()) == [woken]
     assert wakes(kind, changed, None, Cache()) == [woken]
 
@@ -65,6 +63,15 @@ def test_a_job_and_its_model_server_wake_each_other(model: dict[str, Any], serve
     ]
 
 
+def test_deleted_network_policy_of_a_job_wakes_its_sandboxes() -> None:
+    cache = Cache()
+    cache.put("Sandbox", obj("s", ("RolloutJob", "j")))
+    cache.put("Sandbox", obj("by-hand"))
+    policy = obj("j-net-1", ("RolloutJob", "j"))
+    assert wakes("NetworkPolicy", None, policy, cache) == [Ref("RolloutJob", "n", "j")]
+    assert wakes("NetworkPolicy", policy, None, cache) == [Ref("RolloutJob", "n", "j"), Ref("Sandbox", "n", "s")]
+
+
 def test_an_acknowledgement_of_a_runner_wakes_the_model_server_of_its_job() -> None:
     cache = Cache()
     cache.put("RolloutJob", obj("j") | {"spec": {"model": {"serverRef": "shared"}}})
@@ -75,7 +82,7 @@ def test_an_acknowledgement_of_a_runner_wakes_the_model_server_of_its_job() -> N
     ]
 
 
-def test_pods_of_nobody_we_know_wake_nobody() -> None:
+def test_pods_of_unknown_owners_wake_no_object() -> None:
     assert wakes("Pod", None, obj("p", ("ReplicaSet", "r")), Cache()) == []
     assert wakes("Pod", None, obj("p"), Cache()) == []
 

@@ -117,7 +117,7 @@ async def test_a_waiting_worker_gets_what_is_added_and_what_becomes_due() -> Non
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def test_a_key_that_changes_while_it_is_worked_on_is_looked_at_again_but_not_by_two_workers() -> None:
+async def test_key_that_changes_during_a_round_is_planned_again_by_one_worker() -> None:
     queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time)
     queue.add("key")
     assert await queue.take() == "key"

@@ -4,29 +4,16 @@ What servers do is true here by construction, so what the operator believes can 
 request by request, so that it can be cut off between two of them.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rollout_api.model_server import (
-    Gate,
-    ModelServerStatus,
-    PolicySource,
-    PolicyStep,
-    ServerState,
-    TransferMode,
-)
+from rollout_api.model_server import Gate, ModelServerStatus, PolicySource, PolicyStep, ServerState, TransferMode
 from rollout_operator.model_server.policy import Decision, Task, decide
-from rollout_operator.model_server.update_state import (
-    Call,
-    Failure,
-    Runner,
-    Seen,
-    Server,
-    ServerOperation,
-    ServerReport,
-)
+from rollout_operator.model_server.update_state import Runner, Seen
+from rollout_operator.server_contact import Call, Failure, Server, ServerOperation, ServerReport
 
 HALF = -1
 """Weights of which only a part was changed."""
@@ -100,6 +87,7 @@ class Fleet:
         # What one operator process remembers.
         self.reports: dict[Key, ServerReport] = {}
         self.failures: dict[Key, dict[Call, Failure]] = {}
+        self.silent: dict[Key, datetime] = {}
         self.busy: dict[Key, ServerOperation] = {}
         self.under_way: list[tuple[Task, Iterator[None]]] = []
 
@@ -131,6 +119,7 @@ class Fleet:
             report=self.reports.get(engine.key),
             busy=self.busy.get(engine.key),
             failures=dict(self.failures.get(engine.key, {})),
+            silent_since=self.silent.get(engine.key),
         )
 
     def round(self, *, write_is_lost: bool = False) -> Decision:
@@ -165,7 +154,7 @@ class Fleet:
 
     def crash(self) -> None:
         """Another operator takes over, which knows nothing. What was asked stays half done."""
-        self.reports, self.failures, self.busy, self.under_way = {}, {}, {}, []
+        self.reports, self.failures, self.silent, self.busy, self.under_way = {}, {}, {}, {}, []
 
     def step(self, number: int) -> None:
         """One request of one operation is done."""
@@ -254,7 +243,9 @@ class Fleet:
             engine = self._must(key, "look")
         except Crash:
             failures[Call.LOOK] = Failure(self.now, ServerOperation(Call.LOOK), "no answer")
+            self.silent.setdefault(key, self.now)
             return
+        self.silent.pop(key, None)
         failures.pop(Call.LOOK, None)
         named = engine.named
         version = 0 if named == "default" else None if named.startswith("loading") else int(named)
@@ -423,9 +414,12 @@ class Fleet:
         for entry in self.status.servers:
             assert not entry.ready or entry.policy_version == policy.current, entry
         assert (policy.gate is Gate.OPEN) == (policy.step in (None, PolicyStep.FETCHING)), policy
-        for before, after in zip(self.history, self.history[1:], strict=False):
+        for before, after in itertools.pairwise(self.history):
             assert before.policy.update <= after.policy.update
             assert before.policy.current <= after.policy.current
+        opened = [status.policy for status in self.history if status.policy.gate is Gate.OPEN]
+        for old, new in itertools.pairwise(opened):
+            assert old.current == new.current or old.update < new.update, "runners cannot tell that the version changed"
 
 
 def _source(task: Task) -> PolicySource:

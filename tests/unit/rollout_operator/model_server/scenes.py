@@ -10,23 +10,13 @@ import yaml
 
 from rollout_api.cluster import MODEL_SERVER_LABEL, POLICY_LOADED
 from rollout_api.model_server import ModelServer
-from rollout_operator.actions import (
-    Ask,
-    Create,
-    Delete,
-    EnsureKey,
-    Patch,
-    Plan,
-    Remember,
-    Replace,
-    SetPodCondition,
-)
+from rollout_api.on_cluster.model_server_problems import parse
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_operator.actions import Ask, Create, Delete, EnsureKey, Patch, Plan, Remember, Replace, SetPodCondition
 from rollout_operator.cache import Cache
-from rollout_operator.config import OperatorConfig
 from rollout_operator.model_server import observe, plan
 from rollout_operator.model_server.observe import Observed
-from rollout_operator.model_server.problems import parse
-from rollout_operator.model_server.update_state import ServerContact
+from rollout_operator.server_contact import ServerContact
 from rollout_operator.world import Memory, World
 
 Json = dict[str, Any]

@@ -29,7 +29,7 @@ def manifests(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_what_is_made_changes_only_where_somebody_has_looked(name: str) -> None:
+def test_objects_change_only_with_the_reviewed_golden_files(name: str) -> None:
     text = yaml.dump_all(manifests(name), Dumper=Plain, sort_keys=False, width=120, allow_unicode=True)
     golden = FOLDER / f"{name}.yaml"
     if os.environ.get("ROLLOUT_GOLDEN") == "write":
@@ -42,5 +42,5 @@ class Plain(yaml.SafeDumper):
         return True
 
 
-def test_no_file_is_left_of_a_spec_that_is_gone() -> None:
+def test_golden_file_without_a_spec_is_found() -> None:
     assert {path.stem for path in FOLDER.glob("*")} == set(SPECS)

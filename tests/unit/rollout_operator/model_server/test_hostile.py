@@ -6,13 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollout_api.on_cluster.model_server_problems import parse
 from rollout_operator.cache import Cache
 from rollout_operator.model_server import observe, plan
-from rollout_operator.model_server.problems import parse
 from rollout_operator.world import Memory, World
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NOW, manifest
 
-LEAST = {"model": {"name": "m"}, "engine": {"image": "v", "version": "0.26.0"}}
+LEAST = {"model": {"name": "m"}, "engine": {"image": "v", "version": "0.27.0"}}
 SCALAR = st.none() | st.booleans() | st.integers(-1, 5) | st.text("ab:/ ", max_size=3)
 KEYS = st.sampled_from(["name", "key", "value", "matchLabels", "limits", "memory", "env", "engine"])
 JSON = st.recursive(SCALAR, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3))

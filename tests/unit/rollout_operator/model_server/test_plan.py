@@ -9,11 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
+from rollout_api.on_cluster.excess import EXCESS
+from rollout_api.on_cluster.model_server_problems import parse
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
 from rollout_operator.model_server.objects import policies
-from rollout_operator.model_server.problems import parse
-from rollout_operator.model_server.status import story
-from rollout_operator.model_server.update_state import Call, Runner, ServerContact, ServerReport
+from rollout_operator.model_server.plan import needs_spec, plan
+from rollout_operator.model_server.status import events_of
+from rollout_operator.model_server.update_state import Runner
+from rollout_operator.prune import prune
+from rollout_operator.server_contact import Call, ServerContact, ServerReport
+from tests.support.full import examples
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NAMESPACE, SPECS, Cluster, model_server
 
 CACHED = SPECS["cache-and-token"]
@@ -50,7 +55,7 @@ def test_no_accelerator_is_taken_before_all_weights_are_there() -> None:
     assert cluster.condition("Downloaded")["status"] == "True"
 
 
-def test_a_download_that_failed_is_told_with_what_to_do() -> None:
+def test_failed_download_is_reported_with_the_solution() -> None:
     cluster = Cluster(CACHED)
     cluster.settle()
     cluster.download_ends("Failed")
@@ -117,7 +122,7 @@ def test_a_budget_that_is_not_asked_for_any_more_goes() -> None:
     assert "PodDisruptionBudget/qwen" not in kinds(cluster)
 
 
-def test_an_invalid_change_is_told_and_what_runs_goes_on() -> None:
+def test_invalid_change_is_reported_and_running_servers_continue() -> None:
     cluster = running(SMALL)
     before = kinds(cluster)
     cluster.spec(podTemplate={"spec": {"hostNetwork": True}})
@@ -150,6 +155,26 @@ def test_an_annotation_that_lends_rights_on_the_node_is_refused(annotations: dic
     assert "container.apparmor" in cluster.condition("Invalid")["message"]
 
 
+@pytest.mark.parametrize("handler", ["httpGet", "tcpSocket"])
+@pytest.mark.parametrize("at", ["livenessProbe", "lifecycle.preStop"])
+def test_pod_template_with_the_host_of_a_probe_or_lifecycle_handler_is_refused(handler: str, at: str) -> None:
+    """The kubelet would call it from the node, and could reach the node's loopback."""
+
+    def problems(request: dict[str, Any]) -> list[str]:
+        container: dict[str, Any] = {handler: request}
+        for field in reversed(at.split(".")):
+            container = {field: container}
+        server = Cluster(SMALL)
+        template = {"metadata": {"labels": {"host": "a"}}, "spec": {"containers": [{"name": "engine", **container}]}}
+        server.spec(podTemplate=template)
+        return [problem.path for problem in parse(server.server, ()).problems]
+
+    assert problems({"host": "127.0.0.1", "port": 10248}) == [
+        f"spec.podTemplate.spec.containers[0].{at}.{handler}.host"
+    ]
+    assert problems({"port": 8000}) == []
+
+
 @pytest.mark.parametrize("name", ["7b-chat", "qwen-api", "qwen-download", "qwen-runner", "qwen-sandbox"])
 def test_a_name_that_cannot_be_a_service_or_is_derived_from_another_is_refused(name: str) -> None:
     (problem,) = parse({**Cluster(SMALL).server, "metadata": {"name": name}}, ()).problems
@@ -168,7 +193,7 @@ def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> No
     assert "StatefulSet/qwen" in kinds(cluster)
 
 
-def test_a_server_that_finds_no_place_is_told_in_the_schedulers_words_also_where_enough_others_are_ready() -> None:
+def test_unschedulable_server_has_the_schedulers_message_when_others_are_ready() -> None:
     words = "0/3 nodes are available: 3 cannot allocate all claims."
     cluster = running(SMALL)
     pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
@@ -208,16 +233,16 @@ def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
 
 
 @pytest.mark.parametrize("reason", ["FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers"])
-def test_a_policy_update_that_goes_wrong_is_told_once_as_a_warning_and_its_end_as_good_news(reason: str) -> None:
+def test_failed_policy_update_is_one_warning_and_its_end_is_normal(reason: str) -> None:
     cluster = running(SMALL)
     good = cluster.server["status"]
     bad = copy.deepcopy(good)
     [told] = [condition for condition in bad["conditions"] if condition["type"] == "PolicyLoaded"]
     told |= {"status": "False", "reason": reason, "message": "why"}
-    assert story(cluster.seen(), bad) == (Event("Warning", reason, "why"),)
+    assert events_of(cluster.seen(), bad) == (Event("Warning", reason, "why"),)
     cluster.server["status"] = bad
-    assert story(cluster.seen(), bad) == ()
-    assert [(event.type, event.reason) for event in story(cluster.seen(), good)] == [("Normal", "Loaded")]
+    assert events_of(cluster.seen(), bad) == ()
+    assert [(event.type, event.reason) for event in events_of(cluster.seen(), good)] == [("Normal", "Loaded")]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -262,7 +287,7 @@ HAPPENINGS = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     spec=st.sampled_from(sorted(SPECS)),
     story=st.lists(st.sampled_from(HAPPENINGS) | st.sampled_from(CHANGES), max_size=12),
@@ -314,3 +339,17 @@ def test_a_policy_update_waits_for_what_the_runners_of_its_jobs_acknowledged() -
     server, _ = seen.server
     assert server is not None
     assert seen.policy(server).runners == (Runner("uid-j/0", 0), Runner("uid-j/1", 1))
+
+
+def test_servers_are_updated_by_a_spec_that_became_too_large_to_be_kept() -> None:
+    cluster = running(SMALL)
+    cluster.server = {**prune("ModelServer", cluster.server), "spec": {}, EXCESS: "has 70000 characters"}
+    seen = cluster.seen()
+    assert needs_spec(seen)
+    assert plan(seen).status is not None
+    cluster.server["spec"] = SMALL
+    seen = cluster.seen()
+    assert not needs_spec(seen)
+    assert [task for task in plan(seen).actions if isinstance(task, Ask)], "its servers are not asked"
+    cluster.settle()
+    assert cluster.condition("Invalid")["message"].endswith("spec: has 70000 characters")

@@ -2,10 +2,12 @@
 
 from datetime import timedelta
 
+import pytest
+
 from rollout_api.model_server import Gate, PolicyStep, ServerState, TransferMode
 from rollout_operator.model_server.control import version_of
 from rollout_operator.model_server.policy import decide
-from rollout_operator.model_server.update_state import Call, ServerReport
+from rollout_operator.server_contact import Call, ServerReport
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
 
@@ -32,11 +34,31 @@ def until(fleet: Fleet, step: PolicyStep | None, rounds: int = 100) -> None:
     raise AssertionError(f"never comes to {step}: {fleet.status}")
 
 
-def test_an_engines_own_name_for_its_weights_is_the_models_own_version_and_a_broken_load_is_none() -> None:
+def look_in_vain(fleet: Fleet, rounds: int, seconds: float) -> None:
+    """Look at engines that respond to nothing, at this interval."""
+    for engine in fleet.engines:
+        engine.failing.add("look")
+    for _ in range(rounds):
+        fleet.now += timedelta(seconds=seconds)
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+
+
+def assert_all_load(fleet: Fleet, version: int) -> None:
+    """Let the engines respond again: all come to this version, and none was evicted."""
+    for engine in fleet.engines:
+        engine.failing.clear()
+    fleet.calm()
+    assert fleet.status.policy.current == version
+    assert not any(entry.state is ServerState.EVICTED for before in fleet.history for entry in before.servers)
+
+
+def test_engines_own_name_for_its_weights_is_version_0_unless_a_load_broke() -> None:
     assert [version_of(name) for name in ("7", "default", None, "", "loading-7", "step-7")] == [7, 0, 0, 0, None, 0]
 
 
-def test_weights_are_fetched_before_anybody_is_held_up() -> None:
+def test_weights_are_fetched_before_any_call_is_held() -> None:
     fleet = at_version(1)
     fleet.ask_for(2)
     until(fleet, PolicyStep.PAUSING)
@@ -44,7 +66,7 @@ def test_weights_are_fetched_before_anybody_is_held_up() -> None:
     assert not any(engine.paused for engine in fleet.engines)
 
 
-def test_a_wrong_uri_is_said_and_holds_up_nobody() -> None:
+def test_wrong_uri_is_reported_and_delays_no_call() -> None:
     fleet = at_version(1)
     fleet.bad_versions.add(2)
     fleet.ask_for(2)
@@ -68,7 +90,7 @@ def test_a_silent_runner_holds_up_an_update_for_ten_seconds_and_is_named() -> No
     assert fleet.status.policy.mixed == ["job/1"]
 
 
-def test_one_server_that_cannot_load_is_replaced_and_the_others_go_on() -> None:
+def test_server_that_cannot_load_is_replaced_and_the_others_continue() -> None:
     fleet = at_version(1)
     fleet.engines[0].failing.add("reload")
     fleet.ask_for(2)
@@ -117,7 +139,7 @@ def test_an_engine_that_ends_in_between_does_not_stop_an_update() -> None:
     assert (fleet.status.policy.current, fleet.status.policy.failed) == (2, None)
 
 
-def test_an_operator_that_dies_between_a_load_and_its_name_does_not_trust_the_old_name() -> None:
+def test_operator_that_died_between_load_and_label_distrusts_the_old_label() -> None:
     fleet = at_version(1, servers=1, runners=0)
     fleet.ask_for(2)
     until(fleet, PolicyStep.LOADING)
@@ -133,7 +155,7 @@ def test_an_operator_that_dies_between_a_load_and_its_name_does_not_trust_the_ol
     assert [task.operation.call for task in decision.tasks] == [Call.LOAD]
 
 
-def test_one_that_only_names_the_version_is_told_by_its_checksums() -> None:
+def test_server_that_only_sets_the_label_is_detected_by_checksums() -> None:
     for servers in (2, 3):
         fleet = at_version(1, servers=servers)
         fleet.engines[0].lies = True
@@ -154,7 +176,7 @@ def test_weights_are_not_resumed_before_servers_say_that_they_have_them() -> Non
     assert fleet.status.policy.step is PolicyStep.LOADING
 
 
-def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_they_were_resumed() -> None:
+def test_gate_stays_shut_until_servers_are_checked_after_the_resume() -> None:
     fleet = at_version(1)
     fleet.ask_for(2)
     until(fleet, PolicyStep.ACKNOWLEDGING)
@@ -173,7 +195,7 @@ def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_th
         assert [task.operation.call for task in decision.tasks] == [asked] * 3
 
 
-def test_a_new_server_with_a_version_that_was_given_up_gets_no_calls_until_it_has_the_current_one() -> None:
+def test_new_server_with_an_abandoned_version_gets_no_calls_before_a_load() -> None:
     fleet = at_version(1)
     fleet.kill_engine(0)
     fleet.start_engines()
@@ -186,11 +208,12 @@ def test_a_new_server_with_a_version_that_was_given_up_gets_no_calls_until_it_ha
 
 def test_a_newer_version_takes_the_place_of_one_that_is_not_loaded_yet() -> None:
     fleet = at_version(1)
+    before = fleet.status.policy.update
     fleet.ask_for(2)
     until(fleet, PolicyStep.ACKNOWLEDGING)
     fleet.ask_for(3)
     fleet.calm()
-    assert fleet.status.policy.update == 1
+    assert fleet.status.policy.update == before + 1
     assert {engine.weights for engine in fleet.engines} == {3}
 
 
@@ -240,7 +263,7 @@ def test_a_trainer_that_dies_while_it_sends_costs_no_server_however_long_it_is_a
     assert fleet.is_at_rest()
 
 
-def test_a_newer_version_is_loaded_when_the_trainer_is_back_and_the_old_one_is_not_waited_for() -> None:
+def test_newer_version_is_loaded_after_the_trainer_returns() -> None:
     fleet = half_pushed()
     fleet.trainer_away = True
     for _ in range(10):
@@ -266,7 +289,7 @@ def test_a_server_that_a_person_paused_is_resumed_and_gets_no_calls_until_then()
     assert not fleet.engines[0].paused
 
 
-def test_a_gateway_that_forgot_is_told_again_and_its_engine_stays_as_it_is() -> None:
+def test_forgetful_gateway_is_notified_again_and_its_engine_is_unchanged() -> None:
     fleet = at_version(1)
     fleet.restart_gateway(0)
     fleet.crash()
@@ -275,7 +298,7 @@ def test_a_gateway_that_forgot_is_told_again_and_its_engine_stays_as_it_is() -> 
     assert (told.opened, told.restarts, told.uid) == (1, 0, "uid-0")
 
 
-def test_an_engine_that_restarted_while_the_operator_was_down_answers_nothing_until_it_has_the_policy() -> None:
+def test_engine_that_restarted_without_operator_serves_only_after_a_load() -> None:
     fleet = at_version(1)
     fleet.restart_engine_uncounted(0)
     fleet.crash()
@@ -284,3 +307,43 @@ def test_an_engine_that_restarted_while_the_operator_was_down_answers_nothing_un
     assert fleet.engines[0].opened is None
     fleet.calm()
     assert [(engine.opened, engine.weights) for engine in fleet.engines] == [(1, 1)] * 3
+
+
+@pytest.mark.parametrize("step", [PolicyStep.PAUSING, PolicyStep.LOADING])
+def test_operator_restarted_late_in_a_step_asks_before_it_evicts_a_server(step: PolicyStep) -> None:
+    fleet = at_version(1)
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.PAUSING)
+    if step is PolicyStep.LOADING:
+        until(fleet, PolicyStep.ACKNOWLEDGING)
+        fleet.acknowledge(0)
+        until(fleet, PolicyStep.LOADING)
+    fleet.now += timedelta(seconds=100)
+    fleet.crash()
+    look_in_vain(fleet, rounds=10, seconds=3)
+    assert_all_load(fleet, 2)
+
+
+def test_restarted_operator_waits_for_engines_that_load_for_minutes() -> None:
+    fleet = at_version(1)
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.ACKNOWLEDGING)
+    fleet.acknowledge(0)
+    until(fleet, PolicyStep.LOADING)
+    fleet.crash()
+    look_in_vain(fleet, rounds=100, seconds=6)
+    assert (step_of(fleet), fleet.status.policy.target) == (PolicyStep.LOADING, 2)
+    assert_all_load(fleet, 2)
+
+
+def test_update_number_grows_when_the_version_changes_while_no_server_takes_calls() -> None:
+    """Runners may hold tokens of the old version, from a server that has just ended or drains."""
+    fleet = at_version(1, servers=1)
+    before = fleet.status.policy
+    fleet.kill_engine(0)
+    fleet.ask_for(2)
+    fleet.round()
+    after = fleet.status.policy
+    assert (after.current, after.gate, after.update) == (2, Gate.OPEN, before.update + 1)
+    fleet.calm()
+    assert fleet.status.policy.update == after.update

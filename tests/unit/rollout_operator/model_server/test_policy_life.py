@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollout_api.model_server import TransferMode
+from tests.support.full import examples
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
 ANY = st.integers(0, 7)
@@ -114,7 +115,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=40)
+TestLife.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 def test_weights_never_change_under_calls_of_an_engine_whose_restart_is_counted_late() -> None:

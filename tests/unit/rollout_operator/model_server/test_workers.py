@@ -13,7 +13,7 @@ def model_server(namespace: str, *servers: dict[str, Any]) -> dict[str, Any]:
         "metadata": {"name": "qwen", "namespace": namespace, "uid": "u"},
         "spec": {
             "model": {"name": "Qwen/Qwen3-8B"},
-            "engine": {"image": "vllm:1", "version": "0.26.0"},
+            "engine": {"image": "vllm:1", "version": "0.27.0"},
             "parallelism": {"tensor": 4},
         },
         "status": {"servers": list(servers)},
@@ -36,13 +36,13 @@ def test_a_reader_of_dynamos_protocol_finds_who_to_ask_and_how_many_ranks_there_
     assert "error" not in worker
 
 
-def test_a_server_without_the_current_policy_is_told_as_one_that_is_not_ready() -> None:
+def test_server_without_the_current_policy_is_listed_as_not_ready() -> None:
     found = workers([model_server("lab", server("qwen-0", state="PendingWeights"), server("qwen-1", url=""))])
     (worker,) = found["workers"]
     assert "current policy" in worker["error"]
 
 
-def test_a_pod_that_replaces_another_is_another_instance_and_its_number_survives_json() -> None:
+def test_replacing_pod_is_another_instance_with_a_json_safe_number() -> None:
     one, other = instance_id("uid-1"), instance_id("uid-2")
     assert one != other
     assert max(one, other) < 2**53

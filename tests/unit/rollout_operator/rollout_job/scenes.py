@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rollout_api.cluster import JOB_LABEL, MANAGED_BY, shard_name
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Event, Patch, Plan, Remember
 from rollout_operator.cache import Cache
-from rollout_operator.config import OperatorConfig
 from rollout_operator.rollout_job import observe, plan
 from rollout_operator.rollout_job.observe import Observed
 from rollout_operator.world import Memory, World
@@ -124,6 +124,8 @@ class Scene:
                 if body["kind"] == "RolloutShard":
                     metadata = {**copy.deepcopy(body["metadata"]), "creationTimestamp": time_of(self.now)}
                     self.cache.put("RolloutShard", {**copy.deepcopy(dict(body)), "metadata": metadata})
+                if body["kind"] == "NetworkPolicy":
+                    self.cache.put("NetworkPolicy", copy.deepcopy(dict(body)))
                 if body["kind"] == "ModelServer":
                     assert self.model_server is None, "two ModelServers for one RolloutJob"
                     metadata = {**copy.deepcopy(body["metadata"]), "uid": "server-uid"}
@@ -141,6 +143,8 @@ class Scene:
                 if ref.kind == "RolloutJob":
                     assert uid == UID
                     self.gone = True
+                elif action.foreground and self.runners:
+                    assert self.batch_job is not None  # which Kubernetes removes after its pods
                 else:
                     self.cache.remove(ref.kind, ref.namespace, ref.name)
             case Remember():
@@ -215,11 +219,13 @@ class Scene:
             return
         job["status"] = status = dict(job.get("status") or {})
         status.setdefault("failed", 0)
+        if status.get("completed"):
+            return  # whatever its spec says then
         if job["spec"]["suspend"]:
             status |= {"active": 0, "conditions": [{"type": "Suspended", "status": "True"}]}
             for pod in self.runners:
                 self.cache.remove("Pod", "team", pod["metadata"]["name"])
-        elif not status.get("completed"):
+        else:
             status["conditions"] = []
             running = {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] for pod in self.runners}
             for index in range(job["spec"]["completions"]):

@@ -3,8 +3,8 @@
 import json
 
 from rollout_api.manifest import validate
+from rollout_api.on_cluster.resolve import resolve
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.rollout_job.resolve import resolve
 from rollout_operator.rollout_job.runner_objects import access, secret, shards
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, config, manifest
 
@@ -30,7 +30,7 @@ def test_a_runner_reaches_neither_pods_nor_secrets_nor_other_jobs() -> None:
     assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {"rollout.dev"}
 
 
-def test_an_account_for_workload_identity_gets_the_runners_role_and_no_second_account_is_made() -> None:
+def test_workload_identity_account_gets_the_runners_role() -> None:
     role, binding = access(resolved(runners={"serviceAccountName": "cloud"}), CONFIG)
     assert (role["kind"], binding["kind"]) == ("Role", "RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "cloud", "namespace": "team"}]

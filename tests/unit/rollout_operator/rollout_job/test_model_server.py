@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from rollout_operator.rollout_job.resolve import resolve
+from rollout_api.on_cluster.resolve import resolve
+from rollout_operator.rollout_job.plan import needs_spec
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, Scene, manifest, report
 
-ENGINE = {"image": "vllm:0.26", "version": "0.26.0"}
+ENGINE = {"image": "vllm:0.26", "version": "0.27.0"}
 OWN = {"model": {"name": "small"}, "engine": ENGINE, "replicas": 3, "toolCallParser": "hermes"}
 TOOLS = {"type": "ToolCalling"}
 DONE = {"total": 8, "sealed": 8, "outcomes": {"Completed": 8}, "rewardSum": 6.0, "rewarded": 8}
@@ -61,7 +62,7 @@ def test_accelerators_are_given_back_when_the_job_ends() -> None:
     assert scene.model_server is None
 
 
-def test_accelerators_are_given_back_while_the_job_is_suspended_and_the_policy_is_kept() -> None:
+def test_suspended_job_releases_accelerators_and_keeps_its_policy() -> None:
     scene = with_own_server()
     serves(scene)
     assert scene.model_server is not None
@@ -73,6 +74,59 @@ def test_accelerators_are_given_back_while_the_job_is_suspended_and_the_policy_i
     scene.settle()
     assert scene.model_server["spec"]["replicas"] == 3
     assert scene.model_server["spec"]["policy"] == {"version": 4, "uri": "s3://p/4"}
+
+
+def test_own_model_server_keeps_its_policy_when_runners_fail_and_a_person_resumes() -> None:
+    scene = with_own_server()
+    serves(scene)
+    assert scene.model_server is not None
+    scene.model_server["spec"]["policy"] = {"version": 7, "uri": "s3://p/7"}
+    for _ in range(10):
+        scene.runner_fails()
+        scene.settle()
+    assert scene.condition("Failed")["reason"] == "RunnersFail"
+    for pod in scene.runners:
+        scene.cache.remove("Pod", "team", pod["metadata"]["name"])
+    scene.settle()
+    assert scene.model_server["spec"]["replicas"] == 0, "its accelerators are free"
+    scene.passes(3600)
+    scene.settle()
+    for suspend in (True, False):
+        scene.job["spec"]["suspend"] = suspend
+        scene.settle()
+        assert scene.model_server["spec"]["replicas"] == (0 if suspend else 3)
+    assert scene.model_server["spec"]["policy"] == {"version": 7, "uri": "s3://p/7"}
+    serves(scene)
+    assert len(scene.runners) == 1
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_own_model_server_that_was_deleted_is_created_again_while_the_job_needs_it(suspended: bool) -> None:
+    scene = with_own_server()
+    serves(scene)
+    scene.reports(report(0, sealed=3))
+    scene.settle()
+    scene.job["spec"]["suspend"] = suspended
+    scene.settle()
+    scene.cache.remove("ModelServer", "team", "sums-model")
+    scene.settle()
+    assert (scene.model_server is None) == suspended, "a suspended job needs no accelerators"
+    scene.job["spec"]["suspend"] = False
+    scene.settle()
+    assert scene.model_server is not None
+    assert scene.told().count("ModelServerDeleted") == 1
+    serves(scene)
+    assert len(scene.runners) == 1
+    assert scene.condition("Progressing")["reason"] == "RolloutsRunning"
+
+
+def test_own_model_server_is_not_created_again_when_the_job_has_ended() -> None:
+    scene = with_own_server()
+    serves(scene)
+    scene.runner_ends(0, "Completed", **DONE)
+    scene.settle()
+    assert scene.model_server is None
+    assert not needs_spec(scene.observe())
 
 
 def test_a_job_that_is_resumed_has_no_runners_that_wait_for_accelerators() -> None:
@@ -117,7 +171,7 @@ NO_PARSER = {key: value for key, value in OWN.items() if key != "toolCallParser"
 
 
 @pytest.mark.parametrize("agent", ["ToolCalling", "Coding", "SWE"])
-def test_an_agent_that_calls_tools_needs_a_server_with_a_parser_and_the_field_is_named(agent: str) -> None:
+def test_agent_with_tools_needs_a_server_with_a_parser(agent: str) -> None:
     found = problems({"spec": NO_PARSER}, agent={"type": agent}, model={"serverRef": "shared"})
     assert list(found) == ["spec.model.serverRef"]
     assert "spec.toolCallParser" in found["spec.model.serverRef"]
@@ -129,7 +183,7 @@ def test_an_agent_that_calls_none_needs_none(agent: dict[str, Any]) -> None:
     assert problems({"spec": NO_PARSER}, agent=agent, model={"serverRef": "shared"}) == {}
 
 
-def test_what_is_wrong_with_the_server_is_told_by_the_jobs_own_field() -> None:
+def test_error_of_the_server_names_the_jobs_own_field() -> None:
     found = problems(agent=TOOLS, model={"server": {**OWN, "podTemplate": {"spec": {"hostNetwork": True}}}})
     assert list(found) == ["spec.model.server.podTemplate.spec.hostNetwork"]
 

@@ -1,6 +1,6 @@
 """No sandbox can speak to a runner, which holds the job's credentials."""
 
-from rollout_operator.rollout_job.resolve import resolve
+from rollout_api.on_cluster.resolve import resolve
 from rollout_operator.rollout_job.runner_objects import runner_policy
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, manifest
 
@@ -8,7 +8,7 @@ from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, manifest
 def test_only_metrics_are_open_and_not_to_sandboxes() -> None:
     job = resolve(manifest(), CONFIG).job
     assert job is not None
-    spec = runner_policy(job)["spec"]
+    spec = runner_policy(job.metadata)["spec"]
     assert spec["podSelector"]["matchLabels"] == {"rollout.dev/job-uid": UID, "rollout.dev/role": "runner"}
     assert spec["policyTypes"] == ["Ingress"], "models and stores may be anywhere"
     (rule,) = spec["ingress"]

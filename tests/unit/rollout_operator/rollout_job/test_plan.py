@@ -1,13 +1,15 @@
 """The life of a job: started once, suspended and resumed without loss, judged by its runners, cleaned up."""
 
+import copy
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.rollout_job import RolloutJobStatus
-from rollout_operator.actions import Create, Delete, EnsureKey
+from rollout_operator.actions import Create, Delete, EnsureKey, Patch
 from rollout_operator.rollout_job.plan import needs_spec
+from tests.support.full import examples
 from tests.unit.rollout_operator.rollout_job.scenes import Scene, config, manifest, report
 
 DONE = {"total": 8, "sealed": 8, "outcomes": {"Completed": 8}, "rewardSum": 6.0, "rewarded": 8}
@@ -43,6 +45,13 @@ def test_a_runner_whose_shard_object_was_deleted_can_report_again() -> None:
     scene.cache.remove("RolloutShard", "team", first)
     scene.settle()
     assert {shard["metadata"]["name"] for shard in scene.cache.all("RolloutShard")} == {first, second}
+
+
+def test_deleted_network_policy_is_created_again_while_the_job_runs() -> None:
+    scene = running()
+    scene.cache.remove("NetworkPolicy", "team", "sums-runner")
+    scene.settle()
+    assert scene.cache.get("NetworkPolicy", "team", "sums-runner") is not None
 
 
 def test_deleted_service_account_is_made_again_when_runner_pods_are_missing() -> None:
@@ -98,7 +107,7 @@ def test_describe_reads_like_a_story() -> None:
     )
 
 
-def test_a_runner_that_fails_is_told_of_even_when_a_new_result_comes_at_the_same_time() -> None:
+def test_failing_runner_is_reported_together_with_a_new_result() -> None:
     scene = running()
     scene.runner_fails()
     scene.reports(report(0, total=8, sealed=3))
@@ -106,7 +115,7 @@ def test_a_runner_that_fails_is_told_of_even_when_a_new_result_comes_at_the_same
     assert "RunnerRestarted" in scene.told()
 
 
-def test_each_failure_of_a_runner_is_told_of() -> None:
+def test_each_failure_of_a_runner_is_reported() -> None:
     scene = running()
     for _ in range(3):
         scene.runner_fails()
@@ -115,14 +124,16 @@ def test_each_failure_of_a_runner_is_told_of() -> None:
     assert scene.told().count("RunnerRestarted") == 3
 
 
-def test_an_invalid_job_starts_nothing_and_is_told_of_once() -> None:
+def test_invalid_job_starts_nothing_and_is_reported_once() -> None:
     scene = Scene(manifest(output={"uri": "out"}))
     scene.settle()
     scene.passes(600)
     scene.settle()
     assert scene.made == []
     assert scene.told() == ["InvalidSpec"]
-    assert scene.condition("Invalid")["message"].startswith("nothing was started: spec.output.uri: 'out' is a folder")
+    assert scene.condition("Invalid")["message"].startswith(
+        "nothing was started: spec.output.uri: 'out' is a local folder"
+    )
     assert scene.condition("Progressing")["status"] == "False"
 
 
@@ -136,7 +147,7 @@ def test_an_invalid_job_starts_when_the_chart_gets_a_default_for_it() -> None:
     assert scene.status["resultURI"] == "s3://shared/sums-5f0c2c1e"
 
 
-def test_the_chart_may_change_its_defaults_while_a_job_runs_without_moving_its_results() -> None:
+def test_changed_chart_defaults_keep_the_results_of_a_running_job() -> None:
     scene = Scene(manifest(output={"uri": "out"}), config(defaults={"output": {"uri": "s3://first"}}))
     scene.settle()
     scene.config = config(defaults={"output": {"uri": "s3://second"}})
@@ -144,7 +155,7 @@ def test_the_chart_may_change_its_defaults_while_a_job_runs_without_moving_its_r
     assert scene.status["resultURI"] == "s3://first/sums-5f0c2c1e"
 
 
-def test_suspension_gives_sandboxes_back_only_when_the_last_runner_is_gone() -> None:
+def test_suspension_releases_sandboxes_after_the_last_runner() -> None:
     scene = running()
     scene.has_sandbox("sums-0-1")
     pod = scene.runners[0]
@@ -220,7 +231,7 @@ def test_a_change_of_the_rollout_job_wins_over_another_manager() -> None:
     assert len(scene.runners) == 1
 
 
-def test_a_runner_on_a_dead_node_does_not_hold_a_suspension_up_for_ever() -> None:
+def test_runner_on_a_dead_node_delays_a_suspension_for_a_limited_time() -> None:
     scene = running()
     pod = scene.runners[0]
     scene.job["spec"]["suspend"] = True
@@ -250,7 +261,7 @@ def test_ten_failures_without_a_new_result_fail_the_job_and_start_no_more_pods()
     assert scene.runners == [], "a result that comes too late starts nothing either"
 
 
-def test_a_job_whose_runners_failed_goes_on_after_its_owner_suspends_and_resumes_it() -> None:
+def test_failed_job_continues_after_suspend_and_resume() -> None:
     scene = running()
     scene.reports(report(0, total=8, sealed=5))
     scene.settle()
@@ -268,6 +279,46 @@ def test_a_job_whose_runners_failed_goes_on_after_its_owner_suspends_and_resumes
     scene.settle()
     assert scene.condition("Failed")["status"] == "False", "failures of before the mending count no more"
     assert scene.told()[-3:] == ["Suspended", "Resumed", "RunnerRestarted"]
+
+
+def test_draining_runners_keep_their_sandboxes_when_failed_runners_are_taken_back() -> None:
+    scene = running(runners={"replicas": 2})
+    scene.has_sandbox("sums-1-1")
+    draining = scene.runners[1]
+    for _ in range(10):
+        scene.runner_fails(0)
+        scene.carry_out(scene.plan())
+    assert scene.condition("Failed")["reason"] == "RunnersFail"
+    draining["metadata"]["deletionTimestamp"] = scene.now.isoformat()
+    scene.cache.put("Pod", draining)
+    scene.job["spec"]["suspend"] = True
+    scene.settle()
+    assert scene.sandboxes == ["sums-1-1"]
+    scene.cache.remove("Pod", "team", draining["metadata"]["name"])
+    scene.cache.remove("Job", "team", "sums-runner")
+    scene.settle()
+    assert scene.sandboxes == []
+
+
+def test_a_job_that_was_taken_back_does_not_wait_for_a_pod_of_a_lost_node() -> None:
+    scene = running(runners={"replicas": 2})
+    lost = scene.runners[1]
+    for _ in range(10):
+        scene.runner_fails(0)
+        scene.carry_out(scene.plan())
+    lost["metadata"]["deletionTimestamp"] = scene.now.isoformat()
+    scene.cache.put("Pod", lost)
+    scene.job["spec"]["suspend"] = True
+    scene.carry_out(scene.plan())
+    job = copy.deepcopy(dict(scene.batch_job or {}))
+    job["metadata"]["deletionTimestamp"] = scene.now.isoformat()
+    scene.cache.put("Job", job)
+    scene.job["spec"]["suspend"] = False
+    waiting = scene.plan()
+    assert not [action for action in waiting.actions if isinstance(action, Delete | Patch)]
+    assert waiting.requeue_seconds is not None, "nobody will tell"
+    scene.passes(waiting.requeue_seconds + 1)
+    assert [action.foreground for action in scene.plan().actions if isinstance(action, Delete)] == [False]
 
 
 def test_a_job_given_up_by_one_runner_lets_the_others_end_by_themselves() -> None:
@@ -344,14 +395,14 @@ def test_counts_alone_are_written_at_most_every_ten_seconds() -> None:
     assert scene.status["sealed"] == 8
 
 
-def test_a_job_whose_runner_job_somebody_deleted_is_started_again_while_it_has_not_ended() -> None:
+def test_deleted_runner_job_is_created_again_before_the_end() -> None:
     scene = running()
     scene.cache.remove("Job", "team", "sums-runner")
     scene.settle()
     assert scene.made.count("Job") == 2
 
 
-def test_a_job_that_has_ended_is_not_started_again_when_somebody_deletes_its_runner_job() -> None:
+def test_deleted_runner_job_of_an_ended_job_is_not_created_again() -> None:
     scene = running()
     scene.runner_ends(0, "Completed", **DONE)
     scene.settle()
@@ -402,7 +453,7 @@ def let_happen(scene: Scene, what: str, index: int) -> None:
             scene.keys.clear()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(happenings, st.booleans())
 def test_whatever_happens_plans_converge_and_keep_their_promises(steps: list[tuple[str, int]], eager: bool) -> None:
     scene = Scene(manifest(runners={"replicas": 3}))

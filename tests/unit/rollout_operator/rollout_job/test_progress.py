@@ -27,11 +27,11 @@ def test_ten_failures_in_a_row_are_enough_for_a_few_runners() -> None:
 
 
 @given(st.integers(1, 256))
-def test_one_outage_that_ends_all_runners_at_once_is_no_reason_to_give_up(runners: int) -> None:
+def test_outage_that_ends_all_runners_is_not_a_reason_to_give_up(runners: int) -> None:
     assert runners < 2 * runners < failure_limit(runners)
 
 
-def test_pods_that_a_suspension_ended_are_no_failures() -> None:
+def test_pods_that_a_suspension_ended_are_not_failures() -> None:
     since = count_from(restarts(0, 5), 64, 5, suspended=True)
     assert failures_since(count_from(since, 64, 5, suspended=False), 64) == 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout_operator.rollout_job.resolve import SECRET_BYTES, resolve
+from rollout_api.on_cluster.resolve import SECRET_BYTES, resolve
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, config, manifest, task
 
 ENDPOINT = {"baseURL": "https://models.example/v1", "name": "small"}
@@ -63,7 +63,7 @@ def test_what_only_a_laptop_has_is_named_with_what_to_do(spec: dict[str, Any], f
     assert advice in found[field]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported() -> None:
     found = problems(output={"uri": "out"}, sandbox={}, **endpoint(baseURL="http://localhost", apiKeyFrom={"env": "K"}))
     assert list(found) == [
         "spec.output.uri",
@@ -73,7 +73,7 @@ def test_all_problems_are_told_at_once() -> None:
     ]
 
 
-def test_what_the_schema_cannot_say_is_refused_with_the_field_and_not_with_a_traceback() -> None:
+def test_value_that_the_schema_accepts_is_refused_with_the_field() -> None:
     found = problems(sandbox={"image": "tasks:1", "network": {"agent": "Everything"}})
     assert list(found) == ["spec.sandbox.network.agent"]
 

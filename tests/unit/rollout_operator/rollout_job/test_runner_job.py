@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollout_api.keys import MODEL_KEY_VARIABLE, mcp_key_variable
-from rollout_operator.rollout_job.resolve import resolve
+from rollout_api.on_cluster.resolve import resolve
 from rollout_operator.rollout_job.runner_objects import runner_job
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, config, manifest
 

@@ -70,7 +70,7 @@ def test_ready_says_what_a_runner_waits_for(status: dict[str, Any], reason: str,
             },
             "runner 0: OOMKilled, exit code 137",
         ),
-        ({"phase": "Failed"}, "runner 0: its pod ended before it could say why"),
+        ({"phase": "Failed"}, "runner 0: its pod ended without a reason"),
     ],
 )
 def test_a_restart_says_why_the_runner_failed(status: dict[str, Any], words: str) -> None:

@@ -12,7 +12,7 @@ def two_runners() -> Scene:
     return scene
 
 
-def test_reports_alone_are_no_success_while_pods_still_run() -> None:
+def test_reports_give_no_success_while_pods_run() -> None:
     scene = two_runners()
     scene.reports(report(0, "Completed"), report(1, "Completed"))
     scene.settle()
@@ -44,7 +44,7 @@ def test_a_pod_that_hangs_on_a_dead_node_does_not_keep_a_job_from_success() -> N
     assert scene.condition("Succeeded")["status"] == "True"
 
 
-def test_a_runner_that_ended_without_a_verdict_is_no_success() -> None:
+def test_runner_that_ended_without_a_report_is_not_a_success() -> None:
     scene = two_runners()
     scene.runner_ends(0, "Completed")
     scene.runner_ends(1, "Draining")
@@ -56,7 +56,7 @@ def test_a_runner_that_ended_without_a_verdict_is_no_success() -> None:
     assert "s3://bucket/runs/sums-5f0c2c1e" in scene.condition("Failed")["message"]
 
 
-def test_job_succeeds_when_the_reports_come_after_no_verdict_was_said() -> None:
+def test_job_succeeds_when_reports_arrive_after_no_verdict() -> None:
     scene = two_runners()
     scene.all_pods_end_well()
     scene.passes(181)

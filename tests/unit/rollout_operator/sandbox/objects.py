@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator.cache import Cache
 from rollout_operator.conditions import timestamp
-from rollout_operator.config import OperatorConfig
 from rollout_operator.prune import prune
 from rollout_operator.world import Memory, World
 
@@ -64,6 +64,15 @@ def node(
             "runtimeHandlers": [{"name": name, "features": {"userNamespaces": has}} for name, has in reported.items()],
             "nodeInfo": {"containerRuntimeVersion": runtime},
         },
+    }
+
+
+def policy(name: str = "s") -> Json:
+    """The NetworkPolicy of a Sandbox that a person created."""
+    owner = {"kind": "Sandbox", "name": name, "uid": f"uid-{name}", "controller": True}
+    return {
+        "kind": "NetworkPolicy",
+        "metadata": {"name": f"{name}-sandbox", "namespace": NAMESPACE, "ownerReferences": [owner]},
     }
 
 

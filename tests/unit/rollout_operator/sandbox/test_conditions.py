@@ -17,7 +17,7 @@ def test_a_problem_whose_words_change_at_every_look_is_written_once() -> None:
     assert merged(old, [condition("Scheduled", False, "Unschedulable", "0/4 nodes")], LATER, 1) == old
 
 
-def test_another_reason_is_told_and_keeps_the_time_of_the_last_change_of_status() -> None:
+def test_other_reason_is_written_and_keeps_the_transition_time() -> None:
     old = merged([], [condition("Ready", False, "TrialFailed")], NOW, 1)
     (now,) = merged(old, [condition("Ready", False, "OOMKilled")], LATER, 2)
     assert (now.reason, now.last_transition_time, now.observed_generation) == ("OOMKilled", timestamp(NOW), 2)

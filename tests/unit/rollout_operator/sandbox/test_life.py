@@ -18,6 +18,7 @@ from rollout_operator.cache import Cache
 from rollout_operator.conditions import timestamp
 from rollout_operator.sandbox import observe, plan
 from rollout_operator.world import Memory, World
+from tests.support.full import examples
 from tests.unit.rollout_operator.sandbox.objects import (
     CONFIG,
     KEY,
@@ -186,6 +187,7 @@ class Cluster:
             raise AssertionError(f"still busy after {ROUNDS} rounds: {planned}")
         self.kubelet_catches_up()
         assert not (self.holds("Finished") and self.pod), "the pod of what has ended stays"
+        assert self.policies or self.sandbox is None or self.pod is None, "the pod can reach the cluster"
 
     def has_pod(self) -> bool:
         return self.pod is not None
@@ -291,6 +293,11 @@ class Life(RuleBasedStateMachine):
         self.time_passes(10)
         self.the_watches_catch_up()
 
+    @precondition(lambda self: self.cluster.has_pod())
+    @rule()
+    def somebody_deletes_the_network_policy(self) -> None:
+        self.cluster.policies.clear()
+
     @precondition(lambda self: self.cluster.has_pod() and "deletionTimestamp" in self.cluster.pod["metadata"])
     @rule()
     def the_pod_is_gone(self) -> None:
@@ -328,7 +335,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=80, stateful_step_count=30)
+TestLife.settings = settings(max_examples=examples(80), stateful_step_count=30)
 
 
 def test_a_namespace_that_refuses_overlay_ends_in_a_plain_pod_that_serves() -> None:

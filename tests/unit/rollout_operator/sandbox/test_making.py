@@ -37,7 +37,7 @@ def way(made: tuple[Any, ...]) -> tuple[str, str]:
     return "Overlay" if spec.get("hostUsers") is False else "Plain", "copied" if "initContainers" in spec else "volume"
 
 
-def test_the_policy_is_there_before_the_pod_and_is_made_once_for_all_that_need_the_same() -> None:
+def test_network_policy_precedes_the_pod_and_is_shared() -> None:
     policy, created = make(world(node(), rollout_job()), sandbox(job="j"))
     assert (policy.body["kind"], created.body["kind"]) == ("NetworkPolicy", "Pod")
     assert policy.ref.name == f"j-net-{created.body['metadata']['labels']['rollout.dev/network']}"
@@ -70,7 +70,7 @@ def test_a_sandbox_by_hand_admits_the_pods_that_it_names() -> None:
     assert policy.body["spec"]["podSelector"]["matchLabels"].items() <= created.body["metadata"]["labels"].items()
 
 
-def test_every_way_is_tried_in_order_and_the_refusal_of_the_last_one_is_told() -> None:
+def test_every_mode_is_tried_in_order_and_the_last_refusal_is_reported() -> None:
     tried: list[tuple[Any, bool]] = []
     for expected in [("Overlay", "volume"), ("Overlay", "copied"), ("Plain", "volume"), ("Plain", "copied")]:
         made = make(world(node(), memory=refused(*tried)), sandbox())
@@ -88,10 +88,10 @@ def test_every_way_is_tried_in_order_and_the_refusal_of_the_last_one_is_told() -
     assert told.message == "the API server refuses its pod: runAsNonRoot != true; set spec.user to a uid such as 1000"
 
 
-def test_who_insists_on_overlay_is_told_why_not_instead_of_getting_less() -> None:
+def test_explicit_overlay_fails_with_the_reason() -> None:
     told = make(world(node(user_namespaces=False)), sandbox(workspaces={"mode": "Overlay"}))
     assert isinstance(told, Invalid)
-    assert "Overlay cannot be had here (NodesLackUserNamespaces" in told.message
+    assert "Overlay is unavailable here (NodesLackUserNamespaces" in told.message
     assert told.conditions[0].reason == "NodesLackUserNamespaces"
     refusal = refused(*VARIANTS[:2], words="violates PodSecurity")
     told = make(world(node(), memory=refusal), sandbox(workspaces={"mode": "Overlay"}))
@@ -100,7 +100,7 @@ def test_who_insists_on_overlay_is_told_why_not_instead_of_getting_less() -> Non
 
 
 @pytest.mark.parametrize("asked", ["Auto", "Overlay"])
-def test_a_namespace_that_refused_overlay_is_not_asked_for_every_sandbox(asked: str) -> None:
+def test_refused_overlay_is_remembered_for_the_namespace(asked: str) -> None:
     memory = Memory()
     memory.learn(Remember(overlay_refused("lab"), "violates PodSecurity", 60), NOW.timestamp())
     made = make(world(node(), memory=memory), sandbox(workspaces={"mode": asked}))
@@ -156,7 +156,7 @@ def test_only_what_was_admitted_in_the_end_teaches_of_a_namespace() -> None:
     assert lessons(waiting) == ()
 
 
-def test_a_namespace_that_is_labelled_later_gets_overlay_though_a_plain_sandbox_still_runs_there() -> None:
+def test_namespace_labelled_later_gets_overlay_with_plain_sandboxes_running() -> None:
     now, memory = NOW.timestamp(), Memory()
     for variant in VARIANTS[:2]:
         create = make(world(node(), memory=memory), sandbox())[-1]

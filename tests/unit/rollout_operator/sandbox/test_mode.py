@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_api.on_cluster.nodes import NodeCounts
+from rollout_api.on_cluster.sandbox_pod import Choice, choose
 from rollout_api.sandbox import WorkspaceMode
-from rollout_operator.nodes import NodeCounts
-from rollout_operator.sandbox.pod import Choice, choose
 from tests.unit.rollout_operator.sandbox.objects import Json, node
 
 AUTO, OVERLAY, PLAIN = WorkspaceMode.AUTO, WorkspaceMode.OVERLAY, WorkspaceMode.PLAIN
@@ -34,9 +34,7 @@ def test_auto_is_overlay_when_no_node_is_known_yet() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([ABLE, UNABLE]), max_size=4),
-    st.none() | st.just("refused"),
-    st.none() | st.just("failed"),
+    st.lists(st.sampled_from([ABLE, UNABLE]), max_size=4), st.none() | st.just("refused"), st.none() | st.just("failed")
 )
 def test_plain_is_kept_and_overlay_is_not_chosen_after_a_failure(
     nodes: list[Json], refusal: str | None, failure: str | None

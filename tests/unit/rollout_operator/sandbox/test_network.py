@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.network.rules import METADATA
+from rollout_api.on_cluster.operator_config import KUBE_DNS, DnsServer
 from rollout_api.sandbox import Network
-from rollout_operator.config import KUBE_DNS, DnsServer
 from rollout_operator.sandbox.network import METADATA_V4, METADATA_V6, plain_caveat, policy_spec, problems, reach_of
 
 DNS = [KUBE_DNS]
@@ -122,8 +122,8 @@ def test_a_listed_address_is_reached_at_its_port_alone(address: str, port: int, 
         ("[::1]:8080", "not an address of another machine"),
         ("example.org:99999", "1 to 65535"),
         ("example.org:0", "1 to 65535"),
-        ("10.1.2:80", "no IPv4 address"),
-        ("[fd00:::1]:80", "no IPv6 address"),
+        ("10.1.2:80", "not an IPv4 address"),
+        ("[fd00:::1]:80", "not an IPv6 address"),
     ],
 )
 def test_an_entry_that_can_never_work_is_refused_with_its_field(entry: str, says: str) -> None:
@@ -161,7 +161,7 @@ def test_only_the_jobs_own_runners_get_in_and_only_to_the_executor() -> None:
     assert made["podSelector"] == {"matchLabels": {"a": "b"}}
 
 
-def test_a_sandbox_that_names_no_clients_lets_nobody_in() -> None:
+def test_sandbox_without_clients_admits_no_connection() -> None:
     assert policy_spec({}, None, reach_of(Network()), DNS)["ingress"] == []
 
 

@@ -18,6 +18,7 @@ from tests.unit.rollout_operator.sandbox.objects import (
     ended,
     node,
     pod,
+    policy,
     rollout_job,
     sandbox,
     waiting,
@@ -29,7 +30,9 @@ IP: Json = {"podIP": "10.0.0.1"}
 
 
 def look(asked: Json, *objects: Json, seconds: float = 0, memory: Memory | None = None) -> Plan:
-    return plan(observe(world(*objects, now=NOW + timedelta(seconds=seconds), memory=memory), asked))
+    """Plan it; the NetworkPolicy of a pod exists."""
+    policies = [policy()] if any(each.get("kind") == "Pod" for each in objects) else []
+    return plan(observe(world(*objects, *policies, now=NOW + timedelta(seconds=seconds), memory=memory), asked))
 
 
 def after(asked: Json, *objects: Json, seconds: float = 0) -> Json:
@@ -78,11 +81,25 @@ def test_a_plain_sandbox_says_why_and_what_its_network_cannot_keep() -> None:
     assert (done["status"]["mode"], done["status"]["places"]) == ("Plain", {"total": 1})
     held, reason, message = conditions(done)["Overlay"]
     assert (held, reason) == ("False", "NodesLackUserNamespaces")
-    assert message == "none of 1 nodes. Network in Plain mode: what one phase may reach all phases may reach"
+    assert message == "none of 1 nodes. Network in Plain mode: destinations of one phase are open in all phases"
     assert look(asked, node(), plain).events[0].reason == "NodesLackUserNamespaces"
 
 
-def test_a_missing_image_is_told_once_however_often_it_is_tried() -> None:
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("job", [None, "j"])
+def test_deleted_network_policy_is_created_again_while_the_pod_exists(job: str | None, is_finished: bool) -> None:
+    objects = [node(), rollout_job(), pod(RUNNING, **IP)]
+    asked = after(sandbox(job=job), *objects, seconds=1)
+    if is_finished:
+        asked = after(asked, node(), rollout_job(), pod(ended(0, "Completed"), **IP), seconds=2)
+    first = look(sandbox(job=job), node(), rollout_job()).actions[0]
+    again = plan(observe(world(*objects, now=NOW + timedelta(seconds=9)), asked)).actions[0]
+    assert isinstance(first, Create)
+    assert first.ref.kind == "NetworkPolicy"
+    assert again == first
+
+
+def test_missing_image_is_reported_once_however_often_it_is_tried() -> None:
     first = look(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
     assert first.events[0].reason == "ImagePullBackOff"
     told = after(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
@@ -124,7 +141,7 @@ def refused_in_every_way(seconds: float) -> Memory:
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Overlay", "Plain"])
-def test_a_new_sandbox_is_admitted_when_its_namespace_gets_its_labels_within_a_minute(mode: str) -> None:
+def test_new_sandbox_is_admitted_when_its_namespace_is_labelled_in_time(mode: str) -> None:
     asked, memory = sandbox(workspaces={"mode": mode}), refused_in_every_way(1)
     waits = look(asked, node(), seconds=1, memory=memory)
     told = {**asked, "status": waits.status}
@@ -166,9 +183,7 @@ def test_the_start_deadline_holds_for_a_pod_that_could_never_be_made() -> None:
     ("state", "reason"),
     [(ended(0, "Completed"), "Idle"), (ended(137, "OOMKilled"), "OOMKilled"), (ended(1), "Crashed")],
 )
-def test_the_end_is_written_before_the_pod_is_deleted_and_the_sandbox_stays_to_be_read(
-    state: Json, reason: str
-) -> None:
+def test_end_is_written_before_the_pod_is_deleted(state: Json, reason: str) -> None:
     gone = pod(state, **IP)
     first = look(ready(), node(), gone, seconds=2)
     assert first.actions == ()
@@ -192,7 +207,7 @@ def test_retain_keeps_the_sandbox_and_not_its_pod() -> None:
     assert look(done, node(), seconds=10**6) == Plan()
 
 
-def test_a_ready_sandboxs_pod_is_never_made_again_for_its_state_is_gone() -> None:
+def test_ready_sandboxs_pod_is_never_created_again() -> None:
     asked = ready()
     assert look(asked, node(), seconds=2).actions == ()  # it may only be out of sight
     done = after(asked, node(), seconds=10)
@@ -206,7 +221,7 @@ def test_a_pod_that_vanished_with_its_node_is_lost_and_not_deleted() -> None:
     assert conditions(done)["Finished"][1] == "NodeLost"
 
 
-def test_another_pod_under_the_same_name_is_not_taken_for_the_one_that_callers_know() -> None:
+def test_other_pod_of_the_same_name_is_not_adopted() -> None:
     done = after(ready(), node(), pod(RUNNING, podIP="10.0.0.2"), seconds=10)
     held, reason, message = conditions(done)["Finished"]
     assert (held, reason) == ("True", "PodDeleted")
@@ -214,7 +229,7 @@ def test_another_pod_under_the_same_name_is_not_taken_for_the_one_that_callers_k
     assert "10.0.0.2" in message
 
 
-def test_a_silent_node_loses_its_sandboxes_after_half_a_minute_without_waiting_for_kubernetes() -> None:
+def test_silent_node_loses_its_sandboxes_after_half_a_minute() -> None:
     silent, other = node("n1", ready=False), node("n2")
     waits = look(ready(), silent, other, pod(RUNNING, **IP), seconds=10)
     assert (waits.status, waits.requeue_seconds) == (None, 20)
@@ -251,13 +266,13 @@ def test_a_failed_trial_gives_a_plain_pod_and_the_reason() -> None:
     assert done["status"]["mode"] == "Plain"
 
 
-def test_a_trial_that_fails_just_after_the_pod_was_seen_running_is_no_loss_either() -> None:
+def test_trial_that_fails_after_the_pod_was_running_is_not_a_loss() -> None:
     told = after(ready(), node(), pod(ended(3, message="mount: EPERM"), **IP), seconds=2)
     assert conditions(told)["Ready"][:2] == ("False", "TrialFailed")
     assert SandboxStatus.model_validate(told["status"]).pod_ip is None
 
 
-def test_a_failed_trial_is_told_to_who_insists_on_overlay() -> None:
+def test_failed_trial_of_an_explicit_overlay_is_reported() -> None:
     done = after(sandbox(workspaces={"mode": "Overlay"}), node(), pod(ended(3, message="mount: EPERM")))
     held, reason, message = conditions(done)["Finished"]
     assert (held, reason) == ("True", "Crashed")
@@ -277,8 +292,7 @@ def learned(*nodes: str, cluster: int = 3) -> Memory:
 
 
 @pytest.mark.parametrize(
-    ("failed", "cluster", "mode"),
-    [(("n1", "n1"), 3, "Overlay"), (("n1", "n2"), 3, "Plain"), (("n1",), 1, "Plain")],
+    ("failed", "cluster", "mode"), [(("n1", "n1"), 3, "Overlay"), (("n1", "n2"), 3, "Plain"), (("n1",), 1, "Plain")]
 )
 def test_one_bad_node_of_several_does_not_take_overlay_from_a_job(
     failed: tuple[str, ...], cluster: int, mode: str
@@ -309,7 +323,7 @@ def test_running_overlay_pod_is_kept_when_its_node_is_labelled_later() -> None:
     assert look(ready(), labelled, pod(RUNNING, **IP), seconds=9) == Plan()
 
 
-def test_overlay_by_name_ends_as_evicted_when_its_node_offers_no_user_namespaces() -> None:
+def test_explicit_overlay_ends_as_evicted_without_user_namespaces() -> None:
     done = after(sandbox(workspaces={"mode": "Overlay"}), node(user_namespaces=False), node("n2"), pod())
     held, reason, message = conditions(done)["Finished"]
     assert (held, reason) == ("True", "Evicted")

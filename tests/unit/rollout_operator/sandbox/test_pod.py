@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agent_runtime.executor.config import read_config
 from rollout_api.base import quantity_value
 from rollout_api.cluster import executor_token, token_sha256
+from rollout_api.on_cluster.sandbox_pod import Choice, Identity, pod_for
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
-from rollout_operator.sandbox.pod import Choice, Identity, pod_for
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
 
 WHO = Identity("s", "lab", "uid-s", KEY, {}, "abcd1234")
@@ -45,7 +45,7 @@ def test_the_pod_carries_the_digest_of_the_token_and_neither_token_nor_key() -> 
 
 
 @pytest.mark.parametrize("choice", [OVERLAY, PLAIN])
-def test_the_executor_understands_what_it_is_told(choice: Choice) -> None:
+def test_executor_accepts_the_generated_configuration(choice: Choice) -> None:
     spec: Json = {"resources": {"memory": "1Gi", "disk": "2Gi"}, "user": "1000:1000", "idleSeconds": 60}
     pod = made(choice, **spec)
     config = read_config(json.dumps(told(pod)))

@@ -41,7 +41,7 @@ OWN_STORAGE = [
                 "phase": "Failed",
                 "message": "The node was low on resource: ephemeral-storage. Container sandbox was using 3Gi, request is 0.",
             },
-            "Evicted",
+            "DiskExhausted",
         ),
         (
             None,
@@ -84,9 +84,7 @@ OWN_STORAGE = [
         (waiting("InvalidImageName", 'couldn\'t parse image name "A B"'), {}, "Invalid"),
     ],
 )
-def test_each_end_has_its_own_reason_so_that_no_bad_luck_is_taken_for_the_policys_doing(
-    state: Json | None, status: Json, reason: str
-) -> None:
+def test_each_end_has_its_own_reason(state: Json | None, status: Json, reason: str) -> None:
     ending = ending_of(pod(state, **status))
     assert ending is not None
     assert ending.reason == reason
@@ -103,7 +101,7 @@ def deleted(made: Json) -> Json:
     return made
 
 
-def test_a_pod_that_somebody_deletes_is_not_taken_for_idle_though_its_executor_ends_with_0() -> None:
+def test_deleted_pod_is_not_idle_though_its_executor_exits_with_0() -> None:
     for state in (RUNNING, ended(0, "Completed"), ended(137)):
         ending = ending_of(deleted(pod(state)))
         assert ending is not None
@@ -132,13 +130,13 @@ def test_a_pod_that_was_out_of_memory_before_it_was_deleted_is_still_out_of_memo
     assert ending.reason == "OOMKilled"
 
 
-def test_the_executors_last_words_are_told() -> None:
+def test_executors_last_output_is_reported() -> None:
     ending = ending_of(pod(ended(2, message="config: listen: expected unix:PATH or tcp:HOST:PORT\n")))
     assert ending is not None
     assert ending.message == "the executor ended with exit code 2: config: listen: expected unix:PATH or tcp:HOST:PORT"
 
 
-def test_a_container_on_a_node_that_is_lost_does_not_run_though_its_status_says_so_before() -> None:
+def test_container_on_a_lost_node_does_not_run_whatever_its_status() -> None:
     assert is_running(pod(RUNNING, podIP="10.0.0.1"))
     assert not is_running(pod(RUNNING))
     assert not is_running(pod(waiting("ContainerCreating"), podIP="10.0.0.1"))
@@ -166,9 +164,7 @@ PULL = 'failed to pull and unpack image "x:1": not found'
         ),
     ],
 )
-def test_what_keeps_a_pod_from_starting_is_told_in_the_words_of_who_knows(
-    made: Json, condition: str, reason: str, message: str
-) -> None:
+def test_reason_why_a_pod_does_not_start_is_quoted(made: Json, condition: str, reason: str, message: str) -> None:
     found = waiting_for(made, NOW)
     assert (found.condition, found.reason, found.message, found.is_problem) == (condition, reason, message, True)
 
@@ -187,7 +183,7 @@ def test_the_scheduler_is_quoted() -> None:
 
 
 @pytest.mark.parametrize("state", [None, waiting("ContainerCreating"), waiting("PodInitializing")])
-def test_what_passes_in_a_moment_is_no_problem_and_costs_no_write(state: Json | None) -> None:
+def test_short_problem_is_not_reported(state: Json | None) -> None:
     found = waiting_for(pod(state), NOW)
     assert not found.is_problem
     assert "n1" in found.message
@@ -196,14 +192,14 @@ def test_what_passes_in_a_moment_is_no_problem_and_costs_no_write(state: Json | 
     assert not waiting_for(unscheduled, NOW).is_problem
 
 
-def test_an_init_container_that_cannot_be_pulled_is_not_hidden_by_the_container_that_waits_for_it() -> None:
+def test_unpullable_init_container_is_reported_before_waiting_containers() -> None:
     made = pod(
         waiting("PodInitializing"), initContainerStatuses=[{"name": "executor", "state": waiting("ErrImagePull", PULL)}]
     )
     assert waiting_for(made, NOW).reason == "ImagePullBackOff"
 
 
-def test_an_executor_that_could_not_be_copied_is_not_taken_for_a_node_that_refused_the_pod() -> None:
+def test_failed_executor_copy_is_not_a_node_that_refused_the_pod() -> None:
     init = [{"name": "executor", "state": ended(2, message="--copy-to: no space left")}]
     ending = ending_of(pod(waiting("PodInitializing"), phase="Failed", initContainerStatuses=init))
     assert ending is not None
@@ -224,7 +220,7 @@ def test_a_failed_trial_is_known_by_its_exit_code_in_overlay_pods_alone() -> Non
     assert trial_failure(pod(RUNNING)) is None
 
 
-def test_an_executor_that_ends_with_3_after_a_long_life_has_crashed_for_it_may_have_served_somebody() -> None:
+def test_executor_that_exits_with_3_after_a_long_time_has_crashed() -> None:
     late = pod(ended(3, lived=600))
     assert trial_failure(late) is None
     ending = ending_of(late)
@@ -239,7 +235,7 @@ DENIED = 'exec: "/.rollout/executor/executor": permission denied'
     "state",
     [ended(128, "StartError", DENIED), waiting("RunContainerError", DENIED), ended(126, "ContainerCannotRun", DENIED)],
 )
-def test_a_volume_that_cannot_be_executed_is_told_from_an_executor_that_crashed(state: Json) -> None:
+def test_unexecutable_volume_differs_from_a_crashed_executor(state: Json) -> None:
     made = pod(state)
     assert exec_failure(made) is None, "no image volume is in it"
     made["spec"]["volumes"] = [{"name": "rollout-executor", "image": {"reference": "executor:1"}}]

@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.base import quantity_value
+from rollout_api.on_cluster.sandbox_pod import EXECUTOR_MEMORY, bytes_of, needs_of, quantity
 from rollout_api.sandbox import Resources
-from rollout_operator.sandbox.pod import EXECUTOR_MEMORY, bytes_of, needs_of, quantity
 
 QUANTITIES = st.builds(lambda n, unit: f"{n}{unit}", st.integers(1, 10**4), st.sampled_from(["", "k", "Mi", "Gi", "M"]))
 
 
 @given(QUANTITIES, QUANTITIES, st.integers(1, 1024))
-def test_the_workspaces_can_use_all_they_were_promised_before_the_pods_own_limit_ends_them_all(
-    memory: str, disk: str, places: int
-) -> None:
+def test_workspaces_reach_their_limits_before_the_pods_limit(memory: str, disk: str, places: int) -> None:
     needs = needs_of(Resources(memory=memory, disk=disk), places)
     limits = needs.limits()
     assert needs.memory_bytes is not None
@@ -40,6 +38,6 @@ def test_a_quantity_says_exactly_these_bytes(count: int) -> None:
 
 
 @pytest.mark.parametrize("given_text", ["lots", "", "1Zi", "--1"])
-def test_a_limit_that_is_no_quantity_is_named_with_its_field(given_text: str) -> None:
+def test_invalid_quantity_is_named_with_its_field(given_text: str) -> None:
     with pytest.raises(ValueError, match=r"limits\.memory: .* expected a quantity such as 512Mi"):
         bytes_of(given_text, "limits.memory")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollout_api.on_cluster.sandbox_pod import OVERLAY_CAPABILITIES, Choice, Identity, pod_for
+from rollout_api.on_cluster.template import merge, refusals, well_formed, without_nulls
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
-from rollout_operator.sandbox.pod import OVERLAY_CAPABILITIES, Choice, Identity, pod_for
-from rollout_operator.sandbox.template import merge, refusals, well_formed, without_nulls
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
 
 WHO = Identity("s", "lab", "uid-s", KEY, {"rollout.dev/job": "j", "rollout.dev/job-uid": "uid-j"}, "abcd1234")

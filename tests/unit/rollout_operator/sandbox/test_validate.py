@@ -66,7 +66,7 @@ def test_clients_are_a_label_selector() -> None:
         assert problems[0].startswith(field), problems
 
 
-def test_what_the_api_servers_schema_cannot_check_is_told_by_field() -> None:
+def test_value_that_the_crd_schema_cannot_check_is_reported_by_field() -> None:
     found = parse_spec({"image": "x", "network": {"agent": ["example.org"]}, "env": [{"name": "A"}, {"name": "A"}]})
     assert isinstance(found, list)
     assert any(problem.startswith("spec.network.agent") for problem in found)

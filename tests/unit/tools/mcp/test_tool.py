@@ -17,7 +17,7 @@ def answered(*content: dict[str, Any], **fields: Any) -> Any:
     return result_of(CallToolResult.model_validate({"content": list(content), **fields}))
 
 
-def test_texts_are_shown_and_what_is_none_is_named() -> None:
+def test_texts_are_shown_and_other_content_is_named() -> None:
     image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
     resource = {"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}
     result = answered({"type": "text", "text": "one"}, image, resource)
@@ -41,7 +41,7 @@ def test_any_name_of_a_tool_becomes_one_that_servers_of_models_accept(name: str)
 @pytest.mark.parametrize(
     ("wire_id", "seen"), [("3:0/7", 7), ("3:1/7", None), ("13:0/7", None), (7, None), ("3:0/x", None)]
 )
-def test_the_answer_to_another_call_is_not_taken_for_ones_own(wire_id: Any, seen: int | None) -> None:
+def test_answer_to_another_call_is_ignored(wire_id: Any, seen: int | None) -> None:
     received = _message(json.dumps({"jsonrpc": "2.0", "id": wire_id, "result": {}}).encode(), "3:0")
     if seen is None:
         assert received is None
@@ -52,5 +52,5 @@ def test_the_answer_to_another_call_is_not_taken_for_ones_own(wire_id: Any, seen
 
 
 @given(st.binary())
-def test_a_line_that_is_no_message_is_an_error_of_the_server(line: bytes) -> None:
+def test_invalid_line_is_an_error_of_the_server(line: bytes) -> None:
     assert _message(line, "3:0") is None or isinstance(_message(line, "3:0"), Exception | SessionMessage)

@@ -55,7 +55,7 @@ def test_no_place_is_given_twice(asked: list[Request], there: list[Room], within
 
 
 @given(requests(), rooms(), bounds)
-def test_nobody_waits_while_a_place_is_free(asked: list[Request], there: list[Room], within: Bounds) -> None:
+def test_no_attempt_waits_while_a_place_is_free(asked: list[Request], there: list[Room], within: Bounds) -> None:
     plan = plan_packing(asked, there, within)
     assert len(plan.placed) == len(asked) or not any(free_after(plan, there).values())
 
@@ -134,7 +134,7 @@ def test_the_next_sandbox_is_opened_when_a_new_group_takes_the_last_place() -> N
     assert plan_packing(asked, [Room("one", 4)], alone).opened == 0
 
 
-def test_gradings_at_the_end_of_a_job_open_no_sandboxes_that_nobody_will_use() -> None:
+def test_gradings_at_the_end_of_a_job_open_no_unused_sandboxes() -> None:
     full = Room("one", 4, taken=3, to_come={"a": 0})
     plan = plan_packing([Request(9, "a")], [full], Bounds(4, may_come=60, keep_seconds=30))
     assert (plan.placed, plan.opened) == ({9: "one"}, 0)

@@ -44,7 +44,7 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_no_end_of_a_sandbox_is_missed_and_none_is_told_twice(changes: list[tuple[str, str]]) -> None:
+def test_every_end_of_a_sandbox_is_reported_once(changes: list[tuple[str, str]]) -> None:
     server, told = Server(), dict[str, SandboxView | None]()
 
     def changed(name: str, view: SandboxView | None) -> None:

@@ -25,11 +25,11 @@ def test_every_row_goes_to_one_worker_together_with_its_whole_group(rows: list[d
     assert len({rows[group.rows[0]]["uid"] + str(group.greedy) for group in groups}) == len(groups)
 
 
-def test_a_lost_member_stands_for_the_mean_of_what_a_reward_function_said() -> None:
+def test_lost_member_gets_the_mean_of_the_reward_functions_values() -> None:
     assert mean_info([{"acc": 1.0, "pred": "a"}, {"acc": 0.0, "pred": "b"}]) == {"acc": 0.5, "pred": "a"}
 
 
-def test_rows_of_which_a_reward_function_said_different_things_fit_into_one_batch() -> None:
+def test_rows_with_different_reward_function_keys_fit_into_one_batch() -> None:
     first, second = same_keys([{"pred": "a"}, {"acc": 1.0, "pred": "b"}])
 
     assert list(first) == list(second) == ["acc", "pred"]

@@ -51,7 +51,7 @@ def test_training_validation_and_greedy_baselines_sample_as_verl_says(
     assert sampling.max_tokens == 64
 
 
-def test_all_that_is_wrong_in_the_custom_dict_is_told_at_once_under_verls_own_names() -> None:
+def test_all_errors_of_the_custom_dict_are_reported_under_verls_names() -> None:
     wrong = config(groupSize=4, sampling={"temperature": 1.0}, agent={"maxTurn": 7}, atempts={})
 
     with pytest.raises(ManifestError) as caught:

@@ -80,7 +80,7 @@ def model(server: Server, context: int = 20, call_seconds: float = 60) -> LLMCli
     return LLMClientModel(server.generate, PlainChat(), context=context, call_seconds=call_seconds)
 
 
-async def test_an_answer_that_a_weight_update_cut_is_gone_on_with_and_each_piece_keeps_its_version(
+async def test_answer_cut_by_a_weight_update_continues_with_a_version_for_each_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(verl_model, "RESUME_SECONDS", 0.01)
@@ -96,7 +96,7 @@ async def test_an_answer_that_a_weight_update_cut_is_gone_on_with_and_each_piece
     assert asked.health.held_seconds == pytest.approx(0.02)
 
 
-async def test_tokens_that_a_client_joined_over_an_update_have_no_version_rather_than_a_wrong_one() -> None:
+async def test_tokens_joined_over_an_update_have_no_version() -> None:
     joined = piece(1, 2, version=6, min_global_steps=5, max_global_steps=6)
 
     assert (await model(Server(joined)).complete(request())).policy_spans == []
@@ -110,9 +110,7 @@ async def test_a_server_that_says_no_version_leaves_its_tokens_trainable() -> No
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("a replica died"), ValueError("no room"), Output([1], None)])
-async def test_whatever_a_server_does_wrong_is_infrastructure_and_not_the_policys_doing(
-    answer: Output | Exception,
-) -> None:
+async def test_every_server_error_is_infrastructure(answer: Output | Exception) -> None:
     with pytest.raises(ModelError):
         await model(Server(answer)).complete(request())
 
@@ -128,7 +126,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline() -> None:
         await hanging.complete(request())
 
 
-async def test_a_prompt_that_fills_what_the_trainer_can_hold_ends_the_rollout_as_the_policys_own_doing() -> None:
+async def test_prompt_that_fills_the_trainers_limit_counts_against_the_policy() -> None:
     with pytest.raises(ContextExceeded):
         await model(Server(), context=3).complete(request())
 

@@ -20,7 +20,7 @@ def row(**fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def test_the_task_of_a_row_has_its_verifier_whether_it_comes_as_text_or_as_parquet_gives_objects() -> None:
+def test_task_of_a_row_has_its_verifier_as_text_and_as_parquet_objects() -> None:
     task = {"name": "one", "verifier": {"commands": ["true"]}, "setup": ["make"]}
     as_parquet_gives_it = {
         "name": "one",
@@ -61,12 +61,12 @@ def test_the_system_message_is_kept_apart_for_the_agent() -> None:
             {"raw_prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
             ["user, assistant"],
         ),
-        ({"raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]}, ["row 3 of files", "no text"]),
-        ({"extra_info": {"task": "{"}}, ["row 3 of files", "extra_info.task", "no JSON"]),
+        ({"raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]}, ["row 3 of files", "not text"]),
+        ({"extra_info": {"task": "{"}}, ["row 3 of files", "extra_info.task", "not JSON"]),
         ({"extra_info": {"task": {"verifer": {}}}}, ["row 3 of files", "extra_info.task", "verifer", "verifier"]),
     ],
 )
-def test_what_is_no_task_is_told_with_the_row_and_the_field(fields: dict[str, Any], words: list[str]) -> None:
+def test_invalid_task_is_reported_with_the_row_and_the_field(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(RowError) as caught:
         read_row(row(**fields))
 

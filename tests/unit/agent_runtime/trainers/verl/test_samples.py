@@ -42,7 +42,7 @@ def test_versions_are_those_of_the_tokens_that_are_trained() -> None:
     assert (sample.min_version, sample.max_version) == (7, 9)
 
 
-def test_a_prompt_that_is_too_long_goes_on_in_the_response_and_nothing_of_what_the_policy_saw_is_cut_off() -> None:
+def test_long_prompt_continues_in_the_response_and_is_not_cut_off() -> None:
     (sample,) = samples_of([branch((6, 2, "1"))], 4, 10)
 
     assert sample.prompt_ids == [0, 1, 2, 3]
@@ -50,7 +50,7 @@ def test_a_prompt_that_is_too_long_goes_on_in_the_response_and_nothing_of_what_t
     assert sample.response_mask == [0, 0, 1, 1]
 
 
-def test_a_branch_with_nothing_to_train_on_is_no_sample() -> None:
+def test_branch_without_trainable_tokens_gives_no_sample() -> None:
     untrained, beyond_the_limit = branch((4, 0, None)), branch((20, 3, "1"))
 
     assert samples_of([untrained, beyond_the_limit], 8, 8) == []

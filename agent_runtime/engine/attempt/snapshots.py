@@ -1,0 +1,240 @@
+"""Saved states of a workspace: snapshots for other rollouts, checkpoints for the agent itself (docs/branching.md).
+
+A snapshot is the chain of layers from the image up. A checkpoint is the frozen workspace in `Overlay`, and going back is a
+fork of it; in `Plain` it is a snapshot in object storage, restored in place.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent_runtime.engine.attempt.agent_clock import AgentClock
+from agent_runtime.engine.attempt.attempt_log import AttemptLog
+from agent_runtime.recording.layers import Layers, LayerTooLarge
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import SpoolFull
+from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
+from rollout_api.records import AttemptRecord, CheckpointRecord, Layer, Record, ReturnRecord, SnapshotRecord
+
+
+class SnapshotStore:
+    """Store for the snapshots of one run."""
+
+    def __init__(self, layers: Layers, limit: int) -> None:
+        self.layers, self._limit = layers, limit
+        self._frozen: dict[tuple[str, str], asyncio.Task[Layer]] = {}
+
+    async def chain(self, workspace: Workspace) -> list[Layer]:
+        """Store the workspace's state; return its layers, lowest first. Raises FileError, LayerTooLarge,
+        SandboxFailure.
+        """
+        below = [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
+        return [*below, await self.layers.keep(workspace.snapshot(), self._limit)]
+
+    async def _frozen_layer(self, workspace: Workspace, name: str) -> Layer:
+        key = str(workspace.handle.get("bootId")), name
+        standing = self._frozen.get(key)
+        if standing is None or (standing.done() and (standing.cancelled() or standing.exception() is not None)):
+            standing = asyncio.create_task(self.layers.keep(workspace.snapshot(name), self._limit))
+            self._frozen[key] = standing
+        # A cancelled rollout must not end the work that other rollouts wait for.
+        return await asyncio.shield(standing)
+
+
+class Snapshots:
+    """Takes a rollout's snapshots when they are due.
+
+    `every_turns` is None if only the agent requests them; `recorded` has those already taken.
+    """
+
+    def __init__(self, store: SnapshotStore, every_turns: int | None, recorded: Sequence[Record]) -> None:
+        self._store, self._every = store, every_turns
+        self._taken = {record.turn for record in recorded if isinstance(record, SnapshotRecord)}
+
+    def due(self, turn: int) -> bool:
+        """Whether the state after that turn must be saved."""
+        return self._every is not None and (turn + 1) % self._every == 0 and self.lacks(turn)
+
+    def lacks(self, turn: int) -> bool:
+        """Whether there is a state after that turn that was not saved yet."""
+        return turn >= 0 and turn not in self._taken
+
+    async def take(self, workspace: Workspace, turn: int) -> SnapshotRecord:
+        """Save the state after that turn. Failures that the policy can cause only skip the snapshot.
+
+        Raises SandboxFailure if the workspace is lost, WorkspaceLimit, StorageError.
+        """
+        self._taken.add(turn)
+        started = time.perf_counter()
+        layers: list[Layer] = []
+        message = ""
+        try:
+            layers = await self._store.chain(workspace)
+        except (FileError, LayerTooLarge, SpoolFull) as error:
+            message = str(error)
+        except SandboxFailure as failure:
+            await workspace.layers()  # an incomplete tar proves nothing about the sandbox; this call does
+            message = failure.message
+        return SnapshotRecord(
+            turn=turn,
+            time=time.time(),
+            layers=layers,
+            mode=str(workspace.description.get("mode", "")),
+            seconds=round(time.perf_counter() - started, 6),
+            message=message,
+        )
+
+
+async def restore_layers(workspace: Workspace, chain: Sequence[Layer], layers: Layers, what: str) -> None:
+    """Restore a snapshot's layers into a workspace, the lowest first. Raises SandboxFailure and the errors of
+    `Workspace.restore`.
+    """
+    for number, layer in enumerate(chain):
+        try:
+            await workspace.restore(layers.load(layer), key=f"{LIFECYCLE_TURN}:{what}-{number}")
+        except RecordCorrupt as error:
+            raise SandboxFailure("SnapshotLost", str(error)) from error
+
+
+class NoSuchCheckpoint(Exception):
+    """The agent requested a checkpoint that it never saved."""
+
+
+class Checkpoints:
+    """Checkpoints of one attempt. Calls have the same effect after a crash if the agent repeats them."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._kept: dict[str, CheckpointRecord] = {}
+        self._moves = 0
+        """Number of calls so far, replayed ones included, used in the names of workspaces and in keys."""
+
+    def replayed(self, record: CheckpointRecord | None) -> None:
+        """Record that a call was answered from the journal; `record` if it saved a checkpoint."""
+        self._moves += 1
+        if record is not None:
+            self._kept[record.name] = record
+
+    async def keep(self, workspace: Workspace, turn: int) -> tuple[Workspace, CheckpointRecord]:
+        """Save the workspace's state; return the workspace to continue in, and the record. Processes in it are ended.
+
+        Raises SandboxFailure, WorkspaceLimit; in `Plain` FileError and LayerTooLarge.
+        """
+        self._moves += 1
+        layers: list[Layer] = []
+        going_on = workspace
+        if _is_plain(workspace):
+            await workspace.kill_all(key=f"{LIFECYCLE_TURN}:checkpoint-{self._moves}")
+            layers = await self._store.chain(workspace)
+        else:
+            await workspace.freeze()
+            going_on = await self._forked(workspace, None)
+        record = CheckpointRecord(
+            name=f"checkpoint-{len(self._kept)}",
+            turn=turn,
+            time=time.time(),
+            workspace=str(workspace.handle["workspace"]),
+            layers=layers,
+        )
+        self._kept[record.name] = record
+        return going_on, record
+
+    async def go_back(self, workspace: Workspace, name: str) -> Workspace:
+        """Return a workspace in the state of that checkpoint, and end the current one. Raises NoSuchCheckpoint and the
+        errors of `keep`.
+        """
+        self._moves += 1
+        if (record := self._kept.get(name)) is None:
+            known = ", ".join(self._kept) or "none was kept"
+            raise NoSuchCheckpoint(f"there is no checkpoint {name!r} in this rollout: {known}")
+        if _is_plain(workspace):
+            await workspace.kill_all(key=f"{LIFECYCLE_TURN}:end-{self._moves}")
+            await restore_layers(workspace, record.layers, self._store.layers, f"go-back-{self._moves}")
+            return workspace
+        # A frozen workspace occupies no place, so its successor has one.
+        await workspace.freeze()
+        return await self._forked(workspace, record.workspace)
+
+    async def left(self, workspace: Workspace, following: Workspace) -> None:
+        """Release the previous workspace unless it is saved. Called after the change of workspace is recorded."""
+        kept = {record.workspace for record in self._kept.values()}
+        if workspace is not following and workspace.handle["workspace"] not in kept:
+            await following.discard(str(workspace.handle["workspace"]))
+
+    async def end(self, workspace: Workspace) -> None:
+        """Release everything saved besides `workspace`. Called when the attempt ends."""
+        for name in {record.workspace for record in self._kept.values()} - {str(workspace.handle.get("workspace"))}:
+            await workspace.discard(name)
+        self._kept.clear()
+
+    async def _forked(self, workspace: Workspace, of: str | None) -> Workspace:
+        fork = await workspace.fork(f"agent.{self._moves}", of=of)
+        await fork.enter("agent", key="0:enter-agent")
+        return fork
+
+
+def _is_plain(workspace: Workspace) -> bool:
+    return workspace.description.get("mode") == "Plain"
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How an attempt's states are saved."""
+
+    snapshots: Snapshots
+    checkpoints: Checkpoints
+    moved: Callable[[Workspace], AttemptRecord]
+    """Called with the workspace in which the agent continues; returns the record of it."""
+
+
+class WorkspaceStates:
+    """`keeping` is None if calls are only repeated: no snapshot is taken then."""
+
+    def __init__(self, workspace: Workspace, log: AttemptLog, clock: AgentClock, keeping: Keeping | None) -> None:
+        self.workspace = workspace
+        """The agent's current workspace. Returning to a checkpoint changes it."""
+        self.keeping = keeping
+        self._log, self._clock = log, clock
+
+    async def checkpoint(self, turn: int) -> str:
+        """Save the state as a checkpoint; return its name. Raises the errors of `Checkpoints.keep`."""
+        checkpoints = self._given.checkpoints
+        record = self._log.next(CheckpointRecord, turn)
+        if record is None:
+            following, record = await checkpoints.keep(self.workspace, turn)
+            await self._move(following, record)
+        else:
+            checkpoints.replayed(record)
+        return record.name
+
+    async def go_back(self, name: str, turn: int) -> None:
+        """Return to a checkpoint. Raises the errors of `Checkpoints.go_back`."""
+        checkpoints = self._given.checkpoints
+        if self._log.next(ReturnRecord, turn) is None:
+            following = await checkpoints.go_back(self.workspace, name)
+            await self._move(following, ReturnRecord(checkpoint=name, turn=turn, time=time.time()))
+        else:
+            checkpoints.replayed(None)
+
+    async def snapshot(self, turn: int) -> None:
+        """Save the state after that turn, unless an earlier call has."""
+        if self.keeping is not None and not self._log.replaying and self.keeping.snapshots.lacks(turn):
+            self._log.add(await self._clock.untimed(self.keeping.snapshots.take(self.workspace, turn)))
+
+    async def snapshot_if_due(self, turn: int) -> None:
+        """Save the state after that turn if the manifest requires it."""
+        if self.keeping is not None and self.keeping.snapshots.due(turn):
+            await self.snapshot(turn)
+
+    @property
+    def _given(self) -> Keeping:
+        assert self.keeping is not None, "an agent that cannot keep states is refused before"
+        return self.keeping
+
+    async def _move(self, following: Workspace, why: CheckpointRecord | ReturnRecord) -> None:
+        """Continue in another workspace after that is recorded, so that the next runner finds it."""
+        before, self.workspace = self.workspace, following
+        await self._clock.untimed(self._log.write(why, self._given.moved(following)))
+        await self._given.checkpoints.left(before, following)

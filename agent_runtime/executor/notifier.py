@@ -1,0 +1,65 @@
+"""Waiting for a change with a time limit. Cheaper than conditions and tasks, which matters because each command waits
+once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+
+class Notifier:
+    """Wakes waiters on a change; they check the state themselves."""
+
+    def __init__(self) -> None:
+        self._wakers: set[Callable[[], None]] = set()
+
+    def notify(self) -> None:
+        """Wake all current waiters."""
+        if self._wakers:
+            wakers, self._wakers = self._wakers, set()
+            for wake in wakers:
+                wake()
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called by the next `notify`, directly and not in a later turn of the loop."""
+        self._wakers.add(wake)
+
+    def discard(self, wake: Callable[[], None]) -> None:
+        """Undo an `add` that still waits."""
+        self._wakers.discard(wake)
+
+    @staticmethod
+    async def wait(*notifiers: Notifier, seconds: float | None = None) -> None:
+        """Return when one of the notifiers is notified, or the time is over."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        wake = partial(_wake, waiter)
+        timer = None if seconds is None else loop.call_later(seconds, wake)
+        for notifier in notifiers:
+            notifier.add(wake)
+        try:
+            await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for notifier in notifiers:
+                notifier.discard(wake)
+
+
+async def until_ready(descriptor: int, *, writable: bool = False) -> None:
+    """Return when a descriptor is readable, or writable. A process descriptor is readable when its process has ended."""
+    loop = asyncio.get_running_loop()
+    add, remove = (loop.add_writer, loop.remove_writer) if writable else (loop.add_reader, loop.remove_reader)
+    waiter: asyncio.Future[None] = loop.create_future()
+    add(descriptor, _wake, waiter)
+    try:
+        await waiter
+    finally:
+        remove(descriptor)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,102 @@
+"""Calls for workspaces and their model ports; ROUTES in routes.py lists them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_runtime.executor.errors import ApiError, bad_request
+from agent_runtime.executor.host import Limits, WorkspaceSpec
+from agent_runtime.executor.http.fields import Fields
+from agent_runtime.executor.http.messages import Switched
+from agent_runtime.executor.network.model_port import UPGRADE
+from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule, read_rule
+from agent_runtime.executor.routes.calls import Call
+
+# An id becomes a folder's name and part of paths.
+ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit,"
+
+
+async def create(call: Call) -> dict[str, Any]:
+    fields = call.fields()
+    limits = fields.object("limits")
+    spec = WorkspaceSpec(
+        id=fields.text("id", pattern=ID_PATTERN, expected=ID_EXPECTED),
+        parent=fields.text("parent", None, pattern=ID_PATTERN, expected=ID_EXPECTED),
+        limits=Limits(
+            memory_bytes=limits.whole("memoryBytes", None, least=1),
+            processes=limits.whole("processes", None, least=1),
+            disk_bytes=limits.whole("diskBytes", None, least=1),
+            file_bytes=limits.whole("fileBytes", None, least=1),
+        ),
+        env=fields.environment("env"),
+        user=fields.text("user", None, pattern=r"[^\0]+", expected="a name, a uid or uid:gid"),
+        working_dir=fields.text("workingDir", "/", pattern=r"/[^\0]*", expected="an absolute path"),
+    )
+    rule = _network(fields) if fields.raw("network", None) is not None else NO_NETWORK
+    limits.done()
+    fields.done()
+    entry = await call.sandbox.create(call.attempt, fields.all(), spec, rule)
+    return entry.describe()
+
+
+async def show_all(call: Call) -> dict[str, Any]:
+    return {"workspaces": [entry.describe() for entry in call.sandbox.workspaces.values()]}
+
+
+async def show(call: Call) -> dict[str, Any]:
+    return call.seen().describe()
+
+
+async def freeze(call: Call) -> dict[str, Any]:
+    entry = call.owned()
+    entry.require_working()
+    if not entry.is_frozen:
+        await entry.freeze()
+    return entry.describe()
+
+
+async def end_processes(call: Call) -> dict[str, Any]:
+    entry = call.live()
+    await entry.end_processes()
+    return {}
+
+
+async def switch_network(call: Call) -> dict[str, Any]:
+    fields = call.fields()
+    rule = _network(fields)
+    fields.done()
+    entry = call.live()
+    await entry.switch_network(rule)
+    return {"network": rule.as_json()}
+
+
+async def destroy(call: Call) -> dict[str, Any]:
+    await call.sandbox.destroy(call.owned())
+    return {}
+
+
+def _network(fields: Fields) -> NetworkRule:
+    rule = read_rule(fields.raw("network"))
+    if rule is None:
+        raise bad_request(
+            f'{fields.name_of("network")}: "None", "Public" or a list of host:port expected, like '
+            '["files.example.org:443"]'
+        )
+    return rule
+
+
+async def open_port(call: Call) -> dict[str, Any]:
+    entry = call.live()
+    return {"url": (await entry.open_model_port()).url}
+
+
+async def attach(call: Call) -> Switched:
+    call.upgrade(UPGRADE)
+    entry = call.live()
+    if entry.model_port is None:
+        raise ApiError(
+            "Conflict", f"the model port of workspace {entry.id!r} is not open in this phase; PUT .../model opens it"
+        )
+    assert call.hold is not None
+    return Switched(UPGRADE, entry.model_port.attach(call.hold))

@@ -1,0 +1,96 @@
+"""Token ids of an attempt, and conversion of a model's answer into a record and back. Pure.
+
+Each prompt is stored without the ids that it shares with the previous ones, because a journal would otherwise grow with
+the square of its turns.
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agent_runtime.models.base import ModelReply
+from rollout_api.records import ResponseRecord
+
+
+def common_length(old: Sequence[Any], new: Sequence[Any]) -> int:
+    """Return how many first items are equal."""
+    if len(new) >= len(old) and new[: len(old)] == old:
+        return len(old)
+    length = 0
+    for before, after in zip(old, new, strict=False):
+        if before is not after and before != after:
+            break
+        length += 1
+    return length
+
+
+def split_prompt(known: Sequence[int], prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
+    """Split a prompt for a record: the number of known ids that are kept (`ResponseRecord.prompt_keep`), and the ids
+    after them.
+    """
+    if prompt is None:
+        return 0, None
+    keep = common_length(known, prompt)
+    return keep, list(prompt[keep:])
+
+
+class TokenHistory:
+    """Ids of the latest answer that had any, prompt and completion, and the messages that they represent."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.messages = 0
+        """Number of first messages of the conversation, that answer included; 0 if the ids no longer represent them."""
+
+    def split(self, prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
+        """See `split_prompt`."""
+        return split_prompt(self.ids, prompt)
+
+    def add(self, response: ResponseRecord, messages: int) -> list[int] | None:
+        """Add the next answer; `messages` counts its conversation, the answer included. Returns its whole prompt.
+
+        None for an answer without ids: the earlier ids are kept.
+        """
+        if response.prompt_token_ids is None or response.completion_token_ids is None:
+            return None
+        prompt = [*self.ids[: response.prompt_keep], *response.prompt_token_ids]
+        self.ids, self.messages = [*prompt, *response.completion_token_ids], messages
+        return prompt
+
+    def keep_messages(self, count: int) -> None:
+        """The next call's conversation only shares this many first messages with the previous one."""
+        if count < self.messages:
+            self.messages = 0
+
+
+def answer_record(
+    reply: ModelReply, *, turn: int, seconds: float, known: Sequence[int], agent_seconds: float | None = None
+) -> ResponseRecord:
+    """Return the record of a new answer. `known` are the token ids known before this prompt."""
+    # Ids of half a turn cannot be used.
+    whole = reply.completion_token_ids is not None
+    keep, prompt = split_prompt(known, reply.prompt_token_ids if whole else None)
+    return ResponseRecord(
+        turn=turn,
+        time=time.time(),
+        seconds=seconds,
+        prompt_keep=keep,
+        prompt_token_ids=prompt,
+        agent_seconds=agent_seconds,
+        **_shared(reply),
+    )
+
+
+def recorded_answer(response: ResponseRecord, prompt: list[int] | None) -> ModelReply:
+    """Return the answer in a record; its message may be changed. `prompt` is the whole prompt, of which the record only
+    has the end.
+    """
+    fields = _shared(response) | {"message": copy.deepcopy(response.message)}
+    return ModelReply(prompt_token_ids=prompt, **fields)
+
+
+def _shared(answer: ModelReply | ResponseRecord) -> dict[str, Any]:
+    """Return the fields that an answer and its record share."""
+    names = "message finish_reason model usage completion_token_ids logprobs policy_spans stop_sequence"
+    return {name: getattr(answer, name) for name in names.split()}

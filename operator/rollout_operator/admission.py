@@ -1,0 +1,142 @@
+"""Validating admission: `kubectl apply` refuses what the CRD's schema cannot detect. kopf serves it on every replica.
+
+If the API server cannot reach the webhook, it admits the object (`failurePolicy: Ignore`). The condition `Invalid` then
+reports the same problems.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import kopf
+from aiohttp import web
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
+
+from rollout_api.base import API_VERSION
+from rollout_api.on_cluster.excess import EXCESS, excess
+from rollout_api.on_cluster.model_server_problems import parse
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_api.on_cluster.resolve import resolve
+from rollout_operator.sandbox.validate import parse_spec, problems
+
+Body = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
+
+UNPROCESSABLE: Final = 422
+"""Status code that the API server uses when its own schema refuses an object."""
+
+MOST_FROM_ONE: Final = 8
+"""Most requests of one address at once. They are checked one after the other; of the largest jobs one takes about a
+second, and an API server waits for 5.
+"""
+
+MOST_REQUESTS: Final = 4 * MOST_FROM_ONE
+"""Most requests at once. One pod alone cannot take all places from the API servers."""
+
+READ_SECONDS: Final = 2
+"""Longest time that a request may take to arrive."""
+
+
+def _of_rollout_job(body: Body, config: OperatorConfig) -> list[str]:
+    return [str(problem) for problem in resolve(body, config).problems]
+
+
+def _of_model_server(body: Body, config: OperatorConfig) -> list[str]:
+    if why := excess(body.get("spec")):
+        body = {**body, "spec": {}, EXCESS: why}  # as the operator keeps it
+    return [str(problem) for problem in parse(body, config.privileged_namespaces).problems]
+
+
+def _of_sandbox(body: Body, config: OperatorConfig) -> list[str]:
+    """Check a Sandbox that a person created. A job's Sandboxes are judged with the job, and its runners read the
+    condition.
+    """
+    if any(owner.get("kind") == "RolloutJob" for owner in body["metadata"].get("ownerReferences") or []):
+        return []
+    if why := excess(body.get("spec")):
+        return [f"spec: {why}"]
+    spec = parse_spec(body.get("spec") or {})
+    if isinstance(spec, list):
+        return spec
+    return problems(spec, None, body["metadata"]["namespace"], config.privileged_namespaces)
+
+
+CHECKS: Final[Mapping[str, Callable[[Body, OperatorConfig], list[str]]]] = {
+    "rolloutjobs": _of_rollout_job,
+    "modelservers": _of_model_server,
+    "sandboxes": _of_sandbox,
+}
+"""Checks by the plural name of the resource, which is the last part of the webhook's path."""
+
+
+def refusal(plural: str, new: Body, old: Body | None, config: OperatorConfig) -> str | None:
+    """Return why an object is not admitted; None if it is admitted.
+
+    An update is refused only for problems that it adds: an invalid object can still be labelled, suspended and deleted.
+    A check that fails refuses nothing. The operator then reports the failure in the condition Reconciled.
+    """
+    check = CHECKS[plural]
+    try:
+        before = [] if old is None else check(old, config)
+        return "; ".join(problem for problem in check(new, config) if problem not in before) or None
+    except Exception:
+        log.exception("%s: checking %s failed", plural, new["metadata"].get("name"))
+        return None
+
+
+class Server(kopf.WebhookServer):
+    """Answers at most MOST_REQUESTS at once, MOST_FROM_ONE of each address. Further ones fail unread, and the API server
+    then admits their objects.
+
+    Its port is open to every pod, and a check of a large job takes half a second of processor time. Without a bound a few
+    connections stop the operator for all. A request that does not arrive in time fails too, so that it holds no place.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._requests = Counter[str | None]()
+
+    async def _serve(self, fn: Any, request: web.Request) -> web.Response:  # type: ignore[override]
+        source = request.remote
+        if self._requests.total() >= MOST_REQUESTS or self._requests[source] >= MOST_FROM_ONE:
+            raise web.HTTPServiceUnavailable(text="too many requests at once")
+        self._requests[source] += 1
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                await request.read()  # aiohttp keeps the body that it read
+            return await super()._serve(fn, request)
+        except TimeoutError as error:
+            raise web.HTTPRequestTimeout(text=f"the request did not arrive within {READ_SECONDS} s") from error
+        finally:
+            self._requests -= Counter([source])  # which drops addresses without requests
+
+
+class NoMemories(ResourceMemories):
+    """Remembers no object. kopf would keep an entry for each object that admission has seen updated, and delete it when
+    its own watch sees a deletion; here kopf has no watch.
+    """
+
+    async def recall(self, raw_body: kopf.RawBody, **options: Any) -> ResourceMemory:
+        return await super().recall(raw_body, **{**options, "ephemeral": True})
+
+
+def register(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, config: OperatorConfig) -> None:
+    """Register the checks with kopf if the configuration has a port and a certificate."""
+    if config.admission is None:
+        return
+    folder = config.admission.certificates
+    settings.execution.max_workers = 1
+    settings.admission.server = Server(
+        port=config.admission.port, certfile=folder / "tls.crt", pkeyfile=folder / "tls.key", cafile=folder / "ca.crt"
+    )
+
+    def check(*, resource: kopf.Resource, body: kopf.Body, **more: Any) -> None:
+        if why := refusal(resource.plural, body, more["old"], config):
+            raise kopf.AdmissionError(why, code=UNPROCESSABLE)
+
+    group, version = API_VERSION.split("/")
+    for plural in CHECKS:
+        kopf.on.validate(group, version, plural, id=plural, registry=registry)(check)

@@ -1,0 +1,1 @@
+"""What a cluster makes of manifests: the operator acts by it, and `rolloutctl doctor` foresees it. Pure."""

@@ -1,0 +1,72 @@
+"""Kubernetes objects as JSON: where their kinds are, and the form of those with an owner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_api.base import API_VERSION
+
+Json = dict[str, Any]
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object that is only read."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind's place in the API."""
+
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path of one object, of all in a namespace, or of all."""
+        parts = ["/api" if self.api_version == "v1" else "/apis", self.api_version]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts += [self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+KINDS = {
+    "Sandbox": Kind(API_VERSION, "sandboxes"),
+    "RolloutJob": Kind(API_VERSION, "rolloutjobs"),
+    "ModelServer": Kind(API_VERSION, "modelservers"),
+    "RolloutShard": Kind(API_VERSION, "rolloutshards"),
+    "Pod": Kind("v1", "pods"),
+    "Node": Kind("v1", "nodes", namespaced=False),
+    "Job": Kind("batch/v1", "jobs"),
+    "StatefulSet": Kind("apps/v1", "statefulsets"),
+    "LeaderWorkerSet": Kind("leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
+    "Service": Kind("v1", "services"),
+    "PersistentVolumeClaim": Kind("v1", "persistentvolumeclaims"),
+    "PodDisruptionBudget": Kind("policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": Kind("networking.k8s.io/v1", "networkpolicies"),
+    "Secret": Kind("v1", "secrets"),
+    "ServiceAccount": Kind("v1", "serviceaccounts"),
+    "Role": Kind("rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": Kind("rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Event": Kind("v1", "events"),
+    "Lease": Kind("coordination.k8s.io/v1", "leases"),
+}
+
+
+def owner_reference(kind: str, name: str, uid: str | None) -> Json:
+    """Reference by which garbage collection deletes an object with its owner, whose deletion never waits for it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def owned_object(
+    kind: str, name: str, namespace: str | None, owner: Json, labels: Mapping[str, str], **body: Any
+) -> Json:
+    """An object with a controller. `body`: its fields beside the metadata."""
+    metadata = {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": [owner]}
+    return {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, **body}

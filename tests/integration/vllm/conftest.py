@@ -1,0 +1,195 @@
+"""vLLM itself, on the CPU, and its stand-in: both started by the same command line, and told apart by nothing else."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.tiny_llama import MAX_MODEL_LEN
+
+REPOSITORY = Path(__file__).parents[3]
+MODEL = "policy"
+FLAGS = (
+    *("--served-model-name", MODEL, "--host", "127.0.0.1", "--max-model-len", str(MAX_MODEL_LEN)),
+    *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", "64"),
+    *("--enable-scale-out", "--enable-prompt-tokens-details", "--scheduling-policy", "priority"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-lora", "--max-lora-rank", "8"),
+)
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "STANDIN_ARGS": "--tokens-per-second 200 --weight-versions",
+}
+START_SECONDS = 900.0
+"""On a busy machine: the real one imports torch."""
+ASK_SECONDS = 120.0
+
+
+@dataclass
+class InferenceServer:
+    """A server of the tiny model, and the folders of its versions."""
+
+    real: bool
+    url: str
+    checkpoints: Path
+    first_label: Any = None
+    """What `/weight_info` said before anybody set a label."""
+    log: Path = Path(os.devnull)
+
+    def checkpoint(self, version: int) -> str:
+        return str(self.checkpoints / str(version))
+
+    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        """Status, and the answer: parsed where it is JSON."""
+        timeout = aiohttp.ClientTimeout(total=options.pop("seconds", ASK_SECONDS))
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.request(method, self.url + path, json=body, **options) as response,
+        ):
+            data = await response.read()
+            try:
+                return response.status, json.loads(data)
+            except ValueError:
+                return response.status, data.decode()
+
+    async def get(self, path: str) -> Any:
+        status, answer = await self.ask("GET", path)
+        assert status == 200, answer
+        return answer
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> Any:
+        status, answer = await self.ask("POST", path, body, **options)
+        assert status == 200, answer
+        return answer
+
+    async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
+        """Those of a stream; `[DONE]` ends it."""
+        async with aiohttp.ClientSession() as client, client.post(self.url + path, json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                text = line.decode().strip().removeprefix("data: ")
+                if text == "[DONE]":
+                    return
+                if text:
+                    yield json.loads(text)
+
+    async def render(self, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        answer = await self.post(
+            "/v1/chat/completions/render", {"model": MODEL, "messages": list(messages), "logprobs": True, **fields}
+        )
+        assert isinstance(answer, dict)
+        return answer
+
+    async def generate(self, ids: list[int], **fields: Any) -> dict[str, Any]:
+        """The whole answer, of greedy sampling unless `sampling` says otherwise."""
+        sampling = {
+            "temperature": 0.0,
+            "max_tokens": 16,
+            "logprobs": 0,
+            "ignore_eos": True,
+            **fields.pop("sampling", {}),
+        }
+        answer = await self.post(
+            "/inference/v1/generate", {"model": MODEL, "token_ids": ids, "sampling_params": sampling, **fields}
+        )
+        assert isinstance(answer, dict)
+        return answer
+
+    async def greedy(self, ids: list[int], count: int = 16) -> list[int]:
+        (choice,) = (await self.generate(ids, sampling={"max_tokens": count}))["choices"]
+        return list(choice["token_ids"])
+
+    async def load(self, path: str | None) -> tuple[int, Any]:
+        """As our operator does it. None: without a path."""
+        body = {"method": "reload_weights", "kwargs": {} if path is None else {"weights_path": path}, "timeout": 60}
+        return await self.ask("POST", "/collective_rpc", body)
+
+    async def metric(self, name: str) -> float:
+        """The sum over all labels."""
+        text = await self.get("/metrics")
+        values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        assert values, f"no {name} in /metrics"
+        return sum(map(float, values))
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The Python of an environment with vLLM."""
+    done = subprocess.run([REPOSITORY / "hack/vllm-environment"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session", params=["stand-in", pytest.param("vLLM", marks=pytest.mark.full)])
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceServer]:
+    real = request.param == "vLLM"
+    folder = tmp_path_factory.mktemp(request.param)
+    if real:
+        python: Path = request.getfixturevalue("vllm_python")
+        for version in range(3):
+            _run(python, "-m", "tests.support.tiny_llama", str(folder / str(version)), str(version))
+        program = [str(python.parent / "vllm"), "serve"]
+    else:
+        for version in range(3):
+            (folder / str(version)).mkdir()
+            (folder / str(version) / "version.json").write_text(json.dumps({"version": version}))
+        program = [sys.executable, "-m", "tests.support.vllm_server", "serve"]
+    port = free_port()
+    server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log")
+    command = [*program, server.checkpoint(0), *FLAGS, "--port", str(port)]
+    with server.log.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env=os.environ | ENVIRONMENT,
+            start_new_session=True,
+        )
+        try:
+            asyncio.run(_wait_until_it_serves(server, process))
+            yield server
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+async def server(started: InferenceServer) -> InferenceServer:
+    """Unpaused, awake, and with the weights of version 0."""
+    await started.post("/resume")
+    status, answer = await started.load(started.checkpoint(0))
+    assert status == 200, answer
+    await started.post("/update_weight_version", {"new_version": "0"})
+    await started.post("/reset_prefix_cache")
+    return started
+
+
+async def _wait_until_it_serves(server: InferenceServer, process: subprocess.Popen[bytes]) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            assert process.poll() is None, server.log.read_text()[-5000:]
+            try:
+                status, _ = await server.ask("GET", "/health", seconds=5)
+                if status == 200:
+                    break
+            except (aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(0.2)
+    server.first_label = (await server.get("/weight_info"))["weight_version"]
+
+
+def _run(*command: object) -> None:
+    subprocess.run(list(map(str, command)), cwd=REPOSITORY, check=True)

