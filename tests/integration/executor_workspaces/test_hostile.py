@@ -414,8 +414,9 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
         "kill -KILL $init",
         "kill -STOP $init",
         "kill -KILL $zygote",
-        "kill -KILL $PPID $init $zygote",
-        "kill -STOP $PPID $init $zygote",
+        # Its own subreaper last: init ends a command whose subreaper died or stands still, maybe before the next signal is sent.
+        "kill -KILL $zygote $init $PPID",
+        "kill -STOP $zygote $init $PPID",
     ],
 )
 async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain: Inside, attack: str) -> None:
