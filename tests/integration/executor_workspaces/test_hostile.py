@@ -414,7 +414,7 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
         "kill -KILL $init",
         "kill -STOP $init",
         "kill -KILL $zygote",
-        # Its own subreaper last: init ends a command whose subreaper died or stands still, maybe before the next signal is sent.
+        # Its own subreaper last: init ends a command whose subreaper has ended or stopped, before a later signal is sent.
         "kill -KILL $zygote $init $PPID",
         "kill -STOP $zygote $init $PPID",
     ],
