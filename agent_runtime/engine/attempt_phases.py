@@ -13,6 +13,7 @@ from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollo
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.attribution import Action, Phase, Ruling, Situation, attribute
 from agent_runtime.engine.attempt.grading import (
+    END_TURN,
     GradingLost,
     failed_verdict,
     grade_artifacts,
@@ -417,6 +418,8 @@ class Attempt:
             is_first = first_record(self._records, StepRecord) is None
             if is_first:
                 await self._write(StepRecord(time=time.time(), step=task.name, grading=True))
+                # As in `store_artifacts`: the executor needs room for the keys of the grading.
+                await workspace.acknowledge(END_TURN)
             epoch = self._fence.epoch
             return await grade_in_place(task, verifier, workspace, epoch=epoch, is_first=is_first, watch=self._plugins)
         await self.release()

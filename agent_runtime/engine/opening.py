@@ -139,23 +139,26 @@ async def open_run(
     await store.probe()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(plugins.close)
+        starting = stack.enter_context(contextlib.ExitStack())
+        if not new and job.metadata.uid is None:
+            # Two concurrent first starts would both find no run, and each would create one.
+            starting.enter_context(start_lock(uri, job.metadata.name, surroundings.shard.index))
+        record = await JobRecord.find(store, job, tasks, new=new)
+        stack.enter_context(run_lock(record.uid, surroundings.shard.index, record.folder))
+        if record.resumed:
+            # Before the checks, which may take minutes: `gc` spares the run from now on.
+            await record.begin()
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)
         await check_tasks(job, tasks, environments, has_own_model=surroundings.model is not None)
         place = _place_of_model(job, surroundings)
         # A separate check: a server that answers the short check may still hang at a rollout's prompt.
         model = await _checked_model(job, surroundings, stack, ModelWatch(place, observer))
-        starting = stack.enter_context(contextlib.ExitStack())
-        if not new and job.metadata.uid is None:
-            # Two concurrent first starts would both find no run, and each would create one.
-            starting.enter_context(start_lock(uri, job.metadata.name, surroundings.shard.index))
-        record = await JobRecord.find(store, job, tasks, new=new)
         context: RunContext | None = None
 
         async def close_provider() -> None:
             await provider.close(keep=context is None or not context.finished)
 
-        stack.enter_context(run_lock(record.uid, surroundings.shard.index, record.folder))
         provider = await _open_provider(job, tasks, surroundings, uri, record, origins)
         stack.push_async_callback(close_provider)
         await record.begin()

@@ -190,7 +190,7 @@ async def grade_in_place(
     if not is_first:
         message = "the run was interrupted while this rollout was graded in the agent's own workspace (Shared)"
         raise SandboxFailure(INTERRUPTED, f"{message}; what the verifier had changed there cannot be undone")
-    turn = GRADING_TURN + epoch * TURNS_PER_EPOCH + step
+    turn = END_TURN + epoch * TURNS_PER_EPOCH + step
     try:
         await workspace.kill_all(key=f"{turn}:end-agent")
         await workspace.enter("verifier", key=f"{turn}:enter")

@@ -655,7 +655,8 @@ class RunsManyCommands:
             await context.run_command("count")
 
 
-async def test_agent_that_runs_more_commands_than_the_executor_remembers_is_graded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["Shared", "Separate"])
+async def test_agent_that_runs_more_commands_than_the_executor_remembers_is_graded(tmp_path: Path, mode: str) -> None:
     remembered: set[str] = set()
 
     async def remember(operation: str, attempt: str, key: str | None) -> None:
@@ -670,7 +671,8 @@ async def test_agent_that_runs_more_commands_than_the_executor_remembers_is_grad
 
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": RunsManyCommands, "model": OneCall()}
     provider = DummyProvider(f"outcomes-{next(worlds)}", on_call=remember)
-    ran = Ran(tmp_path, await run_job(a_job(tmp_path, group_size=1), provider=provider, **common), [])
+    job = a_job(tmp_path, group_size=1, verifier={"mode": mode})
+    ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
 
 

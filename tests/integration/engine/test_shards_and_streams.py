@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.plugins.base import GroupInfo
+from agent_runtime.recording import gc
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageUnavailable, Store
@@ -131,6 +133,26 @@ async def test_runners_share_a_job_and_the_last_writes_all_results(tmp_path: Pat
     assert sum(summary.total for summary in summaries) == 8
     assert indexes(tmp_path) == list(range(8))
     assert len(model.asked) == len(set(model.asked)) == 16
+
+
+class DeletesOldRuns(Commands):
+    """`gc` runs while the model is checked."""
+
+    def __init__(self, output: Path) -> None:
+        super().__init__()
+        self._output = output
+
+    async def check(self) -> None:
+        await gc.collect(Store.open(str(self._output), {}), older_than_seconds=gc.LIVE_SECONDS, dry_run=False)
+
+
+async def test_old_run_is_not_deleted_while_a_resume_checks_the_model(tmp_path: Path) -> None:
+    job = a_job(tmp_path, listed(2))
+    assert (await run_shard(job, Shard(1, 2), Commands())).completed
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    assert (await run_shard(job, Shard(0, 2), DeletesOldRuns(tmp_path))).completed
+    assert indexes(tmp_path) == list(range(4))
 
 
 async def test_a_runner_that_comes_back_after_the_others_ended_writes_the_results(tmp_path: Path) -> None:
