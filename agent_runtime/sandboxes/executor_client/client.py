@@ -202,9 +202,8 @@ class ExecutorClient:
 
         Raises as `call`, and ValueError for arguments that no program can have.
         """
-        ends_by = asyncio.get_running_loop().time() + deadline_seconds + DEADLINE_GRACE_SECONDS
         how["deadline_seconds"] = deadline_seconds
-        ended = await self._command(hold, workspace, key, command, ends_by, how)
+        ended = await self._command(hold, workspace, key, command, deadline_seconds + DEADLINE_GRACE_SECONDS, how)
         assert isinstance(ended, CommandResult)  # the stream passes on no other errors
         return ended
 
@@ -221,12 +220,12 @@ class ExecutorClient:
         workspace: str,
         key: str,
         command: str | Sequence[str],
-        ends_by: float | None,
+        seconds: float | None,
         how: Mapping[str, Any],
     ) -> CommandResult | Running:
         what = f"command {key} of {workspace}"
         content = command_content((hold.attempt, hold.fence_text, key, workspace), command, **how)
-        said = answer(await self._tried(what, lambda: self._streams.ask(content, ends_by)))
+        said = answer(await self._tried(what, lambda: self._streams.ask(content, seconds)))
         if isinstance(said, Refused):
             raise await self._believed(refusal(0, said.body, what))
         return said

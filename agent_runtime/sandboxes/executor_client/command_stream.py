@@ -14,8 +14,9 @@ from agent_runtime.executor.commands.frames import HEAD, IS_RUNNING, framed
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.executor_client.connection import KEPT_SECONDS, BrokenReply
 
-# The executor sends a message every 25 s while a command runs; half a minute more means that it hangs.
-SILENCE_SECONDS = 55.0
+# While a command runs, the executor sends a message this often; half a minute more means that it hangs.
+RUNNING_SECONDS = 25.0
+SILENCE_SECONDS = RUNNING_SECONDS + 30.0
 # Head and tail of two streams, of 1 MiB at most each, and the rest.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
@@ -25,8 +26,10 @@ class _Asked(NamedTuple):
 
     answer: asyncio.Future[bytearray]
     until: float
-    ends_by: float | None
-    """Time at which it must have ended; None if it is answered as soon as it runs."""
+    reports: int | None
+    """Most messages that it still runs; None if it is answered as soon as it runs. They count the executor's time: a
+    process that stood still, with the executor or alone, learns late how the command ended.
+    """
 
 
 class CommandStream(asyncio.Protocol):
@@ -50,17 +53,19 @@ class CommandStream(asyncio.Protocol):
             return False
         return bool(self._asked) or self._idle_since > time.monotonic() - KEPT_SECONDS
 
-    async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
-        """Return the answer to a command, the contents of both frames; `ends_by` as in _Asked, in the loop's time.
+    async def ask(self, content: bytes, seconds: float | None) -> bytearray:
+        """Return the answer to a command, the contents of both frames. `seconds`: the longest that it may run, or None
+        if it is answered as soon as it runs.
 
-        Raises OSError, TimeoutError, and SandboxFailure for a command that has not ended by then.
+        Raises OSError, TimeoutError, and SandboxFailure for a command that runs longer.
         """
         if self._is_lost:
             raise BrokenReply("the executor has closed the connection")
         self._count += 1
         answer: asyncio.Future[bytearray] = self._loop.create_future()
         until = self._loop.time() + SILENCE_SECONDS
-        self._asked[self._count] = _Asked(answer, until, ends_by)
+        reports = None if seconds is None else int(seconds / RUNNING_SECONDS)
+        self._asked[self._count] = _Asked(answer, until, reports)
         if self._patience is None:
             self._patience = self._loop.call_at(until, self._end_patience)
         self._transport.write(framed(self._count, content))
@@ -98,10 +103,10 @@ class CommandStream(asyncio.Protocol):
 
     def _take(self, number: int, content: bytearray) -> None:
         asked = self._asked.pop(number)
-        if content[0] == IS_RUNNING and (asked.ends_by is not None or len(content) == 1):
-            now = self._loop.time()
-            if asked.ends_by is None or now < asked.ends_by:
-                self._asked[number] = asked._replace(until=now + SILENCE_SECONDS)
+        if content[0] == IS_RUNNING and (asked.reports is not None or len(content) == 1):
+            if asked.reports is None or asked.reports > 0:
+                left = None if asked.reports is None else asked.reports - 1
+                self._asked[number] = asked._replace(until=self._loop.time() + SILENCE_SECONDS, reports=left)
             elif not asked.answer.done():
                 asked.answer.set_exception(
                     SandboxFailure("ExecutorFailed", "a command still runs long after its deadline")
@@ -137,7 +142,7 @@ class CommandStreams:
         self._stream: CommandStream | None = None
         self._connecting = asyncio.Lock()
 
-    async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
+    async def ask(self, content: bytes, seconds: float | None) -> bytearray:
         stream = self._stream
         if stream is None or not stream.is_usable:
             async with self._connecting:
@@ -145,7 +150,7 @@ class CommandStreams:
                 if stream is None or not stream.is_usable:
                     self.close()
                     stream = self._stream = await self._connect()
-        return await stream.ask(content, ends_by)
+        return await stream.ask(content, seconds)
 
     def close(self) -> None:
         if self._stream is not None:

@@ -226,8 +226,7 @@ class Client:
             lives_on=not waitSeconds,
             terminal=(tty["rows"], tty["columns"]) if tty else None,
         )
-        ends_by = asyncio.get_running_loop().time() + waitSeconds if waitSeconds else None
-        return answer(await self.commands.ask(content, ends_by))
+        return answer(await self.commands.ask(content, waitSeconds or None))
 
     async def run(self, command: str | list[str], key: str | None = None, **fields: Any) -> dict[str, Any]:
         """The status of a command that has ended."""

@@ -1,6 +1,7 @@
 """The client against a scripted server: what breaks, what is repeated, and what each answer becomes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -370,6 +371,20 @@ async def test_a_command_that_runs_on_after_its_deadline_says_that_the_executor_
     with pytest.raises(SandboxFailure, match="after its deadline") as failure:
         await workspace.run("make", key="1:bash", deadline_seconds=0.0)
     assert failure.value.reason == "ExecutorFailed"
+
+
+async def test_command_that_ended_in_time_counts_when_this_process_stood_still(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "DEADLINE_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(sandbox_stream, "RUNNING_SECONDS", 0.1)
+
+    def runs_and_ends(number: int) -> bytes:
+        time.sleep(0.3)  # a process that is stopped reads both messages when it continues
+        return (running("p")(number) or b"") + (ended(2)(number) or b"")
+
+    server.answers = [runs_and_ends]
+    assert (await workspace.run("make", key="1:bash", deadline_seconds=0.1)).exit_code == 2
 
 
 async def test_a_process_that_lives_on_is_known_by_its_id_once_it_is_started(
