@@ -263,12 +263,13 @@ class Turns:
     async def checkpoint(self) -> str:
         """Save the workspace as a checkpoint (see AgentContext)."""
         self._require_turns_alone()
-        return await self._guarded(self._states.checkpoint(self.turn))
+        # Untimed: the end of the agent's time would leave a workspace that is frozen and cannot be graded.
+        return await self._guarded(self._clock.untimed(self._states.checkpoint(self.turn)))
 
     async def go_back(self, checkpoint: str) -> None:
         """Return to a checkpoint (see AgentContext)."""
         self._require_turns_alone()
-        await self._guarded(self._states.go_back(checkpoint, self.turn))
+        await self._guarded(self._clock.untimed(self._states.go_back(checkpoint, self.turn)))
 
     async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work of the engine between two turns. Its time does not count for the agent, and its failures end the

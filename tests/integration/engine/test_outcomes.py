@@ -733,6 +733,20 @@ class _Checkpointing:
         return "done"
 
 
+async def test_agents_time_does_not_end_during_a_checkpoint(tmp_path: Path) -> None:
+    """The policy could leave thousands of processes to end, and so get another attempt."""
+
+    async def end_slowly(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "freeze":
+            await asyncio.sleep(1.3)
+
+    job = a_job(tmp_path, group_size=1, agent_seconds=1)
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": _Checkpointing, "model": OneCall()}
+    provider = DummyProvider(f"outcomes-{next(worlds)}", on_call=end_slowly)
+    ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+
+
 async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
