@@ -6,7 +6,7 @@ with the same key, and continues the journal. Only an answer that was being sent
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -235,7 +235,7 @@ class Program:
                 # An earlier runner started the program. Its model requests may have been unanswered between the two
                 # runners. Check this before the probe of the model, because requests during the probe would be missed.
                 ended = replace(ended, cut=await self._workspace.missed_requests() > 0)
-            if not ended.result.ok and ended.failure is None and given_up_at(self._model.unanswered, self.records):
+            if ended.failure is None and self._gave_up(ended.result, self._model.unanswered):
                 # The program may give up and end before this process gives up a hanging server.
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))
             return stop_of(ended)
@@ -290,11 +290,12 @@ class Program:
                     watch.result()
             if self._cut_short.done():
                 self._cut_short.result()
-            given_up = given_up_at(self._model.failures, self.records)
+            result, failures = program.result(), self._model.failures
+            given_up = self._gave_up(result, failures)
             return Ended(
-                program.result(),
+                result,
                 over=session.over,
-                failure=self._model.failures[given_up[-1]] if given_up else self._model.failure,
+                failure=failures[given_up[-1]] if given_up else self._model.failure,
                 refusal=self._model.refusal,
                 cut=is_cut(self._recorded, self.records),
             )
@@ -303,6 +304,12 @@ class Program:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+
+    def _gave_up(self, result: CommandResult, turns: Container[int]) -> list[int]:
+        """Return which of these unanswered turns may be why the program ended: a success can only be due to the latest
+        call.
+        """
+        return [turn for turn in given_up_at(turns, self.records) if not result.ok or turn == self.turn]
 
     async def _work(self, access: WorkspaceModel) -> CommandResult:
         """Run the program to its end. A repeated request with the same key and body finds the running one."""

@@ -276,14 +276,17 @@ async def test_missing_program_gives_no_reward(tmp_path: Path, server: VllmStand
     assert "no-such-agent" in ran.results[0]["message"]
 
 
-async def test_a_program_that_its_server_failed_is_infrastructure(tmp_path: Path, server: VllmStandIn) -> None:
+@pytest.mark.parametrize("ending", ["sys.exit(status == 502)", "print('sorry')"])
+async def test_a_program_that_its_server_failed_is_infrastructure(
+    tmp_path: Path, server: VllmStandIn, ending: str
+) -> None:
     def break_down(prompt: Prompt) -> Answer | None:
         if prompt.session:
             server.faults = server.engine.faults = Faults(status=500)
         return None
 
     server.script = break_down
-    program = ASK + "first = ask()\nsys.exit([first, ask()] == [200, 502])"
+    program = f"{ASK}ask()\nstatus = ask()\n{ending}"
     model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 5}}
     ran = await run(tmp_path, server, program, python="python3", model=model)
     assert ran.end == ("InfraFailed", "ServerError"), ran.results

@@ -53,17 +53,19 @@ def test_a_prompt_that_is_too_long_for_an_argument_says_what_to_write_instead() 
         filled(["a", "{prompt}"], prompt="x" * (LONGEST_ARGUMENT + 1), prompt_file="", model="m")
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"failure": AWAY}, {"cut": True}, {"over": OVER}, {"refusal": StopReason.CONTEXT_EXCEEDED}]
-)
-def test_exit_code_0_is_finished_whatever_went_before(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [{}, {"cut": True}, {"over": OVER}, {"refusal": StopReason.CONTEXT_EXCEEDED}])
+def test_exit_code_0_is_finished_unless_the_model_failed_the_last_call(how: dict[str, Any]) -> None:
     assert stop_of(Ended(result(), **how)) == (StopReason.FINISHED, "said\nTraceback: boom")
 
 
-@pytest.mark.parametrize("ending", [result(1), result(None, signal=9), result(None, signal=11)])
+@pytest.mark.parametrize("ending", [result(), result(1), result(None, signal=9), result(None, signal=11)])
 def test_a_program_that_was_failed_did_not_fail(ending: CommandResult) -> None:
     with pytest.raises(ModelError, match="connection refused"):
         stop_of(Ended(ending, failure=AWAY, over=OVER))
+
+
+@pytest.mark.parametrize("ending", [result(1), result(None, signal=9), result(None, signal=11)])
+def test_a_program_whose_call_was_cut_off_did_not_fail(ending: CommandResult) -> None:
     with pytest.raises(SandboxFailure) as caught:
         stop_of(Ended(ending, cut=True, over=OVER))
     assert caught.value.reason == "Interrupted"
