@@ -165,8 +165,8 @@ class DeliveryRecord(ApiModel):
     time: float
     delivered: bool
     """False: the connection was closed. Exports omit the answer unless the client continues from it."""
-    abandoned_pieces: int = 0
-    """Pieces of an answer that had been streamed when its client hung up, each at least one token. Such an answer is not
+    abandoned_tokens: int = 0
+    """Tokens of an answer that had arrived when its client hung up in the middle of the text. Such an answer is not
     recorded, and counts as a turn with so many tokens.
     """
 

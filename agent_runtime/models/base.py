@@ -31,6 +31,8 @@ class CallHealth:
     """Called when `failing` changes, so that a user sees within seconds what the call waits for."""
     on_sign: Callable[[bool], None] = lambda answered: None
     """Called when an attempt ends or its answer begins: True for (part of) an answer, False for a failure."""
+    on_tokens: Callable[[int], None] = lambda count: None
+    """Called when tokens of a streamed answer arrive, also those whose text is held back."""
 
     def note(self, why: str | None) -> None:
         """Record that the latest attempt failed for that reason, or (None) received something."""

@@ -25,7 +25,7 @@ MOST_KEPT: Final = 64
 """Answers kept for retries. SDKs retry twice, and an agent has a handful of calls in progress."""
 
 STALLED_SECONDS: Final = 10.0
-"""A client that disconnects after such a pause in an answer does so because of the server."""
+"""A client that disconnects after such a pause in the tokens of an answer does so because of the server."""
 
 T = TypeVar("T")
 
@@ -114,7 +114,8 @@ class Call:
         """The model's answer has arrived and is, or will be, recorded: too late to cancel."""
         self._on_left = on_left
         self._pieces: list[str] = []
-        self._last_piece_at = 0.0
+        self._tokens = 0
+        self._token_at = 0.0
         self._changed: asyncio.Future[None] | None = None
         self._task: asyncio.Future[ModelReply] | None = None
         self._clients = 0
@@ -129,10 +130,12 @@ class Call:
         return self._work.done() and not self.succeeded
 
     @property
-    def abandoned_pieces(self) -> int:
-        """Pieces that arrived until the client left; 0 if the server had stalled, which is a reason to leave."""
-        stalled = time.monotonic() - self._last_piece_at > STALLED_SECONDS
-        return 0 if stalled else len(self._pieces)
+    def abandoned_tokens(self) -> int:
+        """Tokens that arrived until the client left, at least one for each piece of text. 0 if there was no text yet, or
+        if the server had stalled, which is a reason to leave.
+        """
+        stalled = time.monotonic() - self._token_at > STALLED_SECONDS
+        return 0 if stalled or not self._pieces else max(self._tokens, len(self._pieces))
 
     def run(self, work: Coroutine[Any, Any, ModelReply]) -> None:
         self._task = asyncio.ensure_future(work)
@@ -143,9 +146,13 @@ class Call:
         self._task = asyncio.get_running_loop().create_future()
         self._task.set_result(reply)
 
+    def add_tokens(self, count: int) -> None:
+        self._tokens += count
+        self._token_at = time.monotonic()
+
     def add_text(self, piece: str) -> None:
         self._pieces.append(piece)
-        self._last_piece_at = time.monotonic()
+        self._token_at = time.monotonic()
         self._wake()
 
     def enter(self) -> None:

@@ -68,8 +68,8 @@ class History:
         for mark in (record for record in records if isinstance(record, DeliveryRecord)):
             if mark.turn in self.turns:
                 self.turns[mark.turn].delivered = mark.delivered
-            elif mark.abandoned_pieces:
-                self.abandon(mark.abandoned_pieces)
+            elif mark.abandoned_tokens:
+                self.abandon(mark.abandoned_tokens)
 
     def begin(self, intent: IntentRecord) -> None:
         self.next_turn = max(self.next_turn, intent.turn + 1)
@@ -90,12 +90,12 @@ class History:
         self.spent.turns += 1
         self.spent.tokens += response.usage.prompt_tokens + response.usage.completion_tokens
 
-    def abandon(self, pieces: int) -> None:
+    def abandon(self, tokens: int) -> None:
         """Count the tokens of an answer whose client disconnected. Otherwise a client could exceed its budget by
         disconnecting.
         """
         self.spent.turns += 1
-        self.spent.tokens += pieces
+        self.spent.tokens += tokens
 
     def place(self, messages: Sequence[Message], tools: Tools) -> Place:
         """Find the longest stored conversation that a request extends."""

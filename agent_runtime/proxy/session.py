@@ -215,7 +215,7 @@ class Session:
 
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
         began = time.perf_counter()
-        health = CallHealth()
+        health = CallHealth(on_tokens=call.add_tokens)
         try:
             async with self._places:
                 await self._journal.append([*self._take_marks(), intent])
@@ -235,7 +235,7 @@ class Session:
                 self._meter.cancelled()
                 if self._ended:
                     raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
-                if abandoned := call.abandoned_pieces:
+                if abandoned := call.abandoned_tokens:
                     self._history.abandon(abandoned)
             self._mark(intent.turn, delivered=False, abandoned=abandoned)
             if isinstance(error, TimeoutError):
@@ -326,7 +326,7 @@ class Session:
             self._answers.forget(call)
 
     def _mark(self, turn: int, delivered: bool, abandoned: int = 0) -> None:
-        mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, abandoned_pieces=abandoned)
+        mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, abandoned_tokens=abandoned)
         self._marks.append(mark)
         if self._flush_timer is None and not self._ended:
             self._flush_timer = asyncio.get_running_loop().call_later(_MARKS_SECONDS, self._flush_soon)

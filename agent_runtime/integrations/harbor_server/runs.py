@@ -19,7 +19,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from pydantic import BaseModel
 
@@ -45,7 +45,6 @@ CLEAN_UP_SECONDS: Final = 60.0
 """Time limit for opening a run of an earlier server to delete its sandboxes."""
 AGAIN_SECONDS: Final = 30.0
 """Pause before a run is resumed whose storage or disk was unavailable."""
-T = TypeVar("T")
 _REQUEST, _RESULT, _TASK, _INCOMING = "request.json", "result.json", "task", ".incoming-"
 _LOG = logging.getLogger(__name__)
 
@@ -255,29 +254,36 @@ class Runs:
         try:
             planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK)
             work = functools.partial(self._result, run_id, kept, planned)
-            result = await self._repeated(run_id, work, StorageUnavailable)
+            result = await self._completed(run_id, work)
         except Exception as error:  # noqa: BLE001 whatever it is, the client must be told
             _LOG.warning("Run %s has failed: %s: %s", run_id, type(error).__name__, error)
             result = RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"{type(error).__name__}: {error}")
         result = result.model_copy(update={"warnings": kept.warnings})
-        ended = _Ended(digest=kept.digest, result=result)
-        write = functools.partial(asyncio.to_thread, _write, path / _RESULT, ended.model_dump_json())
-        await self._repeated(run_id, write, OSError)
+        await self._written(run_id, _Ended(digest=kept.digest, result=result))
         # The request may contain a model's key; the task is in the job's own record.
         (path / _REQUEST).unlink()
         shutil.rmtree(path / _TASK, ignore_errors=True)
         return result
 
-    async def _repeated(self, run_id: str, work: Callable[[], Awaitable[T]], temporary: type[Exception]) -> T:
-        """Return the result of `work`, which is repeated after temporary errors: the run is not lost to them."""
+    async def _completed(self, run_id: str, work: Callable[[], Awaitable[RunResult]]) -> RunResult:
+        """Return the result of `work`, which is repeated while storage is unavailable unless the run is cancelled."""
         while True:
             try:
                 return await work()
-            except temporary as error:
-                if temporary is StorageUnavailable and self._cancelled[run_id].is_set():
+            except StorageUnavailable as error:
+                if self._cancelled[run_id].is_set():
                     raise
                 _LOG.warning("Run %s is resumed in %g s: %s", run_id, AGAIN_SECONDS, error)
-                await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _written(self, run_id: str, ended: _Ended) -> None:
+        """Write the result of a run, as often as the disk of this machine needs: the run is not lost to it."""
+        while True:
+            try:
+                return await asyncio.to_thread(_write, self._folder / run_id / _RESULT, ended.model_dump_json())
+            except OSError as error:
+                _LOG.warning("The result of run %s is written again in %g s: %s", run_id, AGAIN_SECONDS, error)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _result(self, run_id: str, kept: _Kept, planned: PlannedRun) -> RunResult:
         """Run the job unless the run is cancelled first."""

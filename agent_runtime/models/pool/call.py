@@ -99,4 +99,5 @@ class Call:
                     new, self.said = text[self.said - heard :], heard
                     say(new)
 
-        return replace(self.request, health=CallHealth(on_sign=self.request.health.on_sign), on_text=on_text)
+        health = CallHealth(on_sign=self.request.health.on_sign, on_tokens=self.request.health.on_tokens)
+        return replace(self.request, health=health, on_text=on_text)

@@ -124,6 +124,7 @@ class OpenAIEndpoint:
         try:
             async with asyncio.timeout(options.seconds), self._client.stream(PATH, body, options) as events:
                 async for event in events:
+                    options.health.on_tokens(1)
                     if (piece := parts.add(event)) and request.on_text is not None:
                         request.on_text(piece)
         except TimeoutError:

@@ -42,6 +42,7 @@ async def complete_text(
     try:
         async with asyncio.timeout(options.seconds), client.stream(PATH, body, options) as events:
             async for event in events:
+                options.health.on_tokens(1)
                 if piece := parts.add(event):
                     on_text(piece)
     except TimeoutError:

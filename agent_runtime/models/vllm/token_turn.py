@@ -97,6 +97,7 @@ class TokenTurn:
         def arrived(count: int) -> None:
             if on_tokens is not None:
                 on_tokens(count)
+            self._request.health.on_tokens(count)
             if self._partial is not None:
                 self._partial.grown(progress.ids)
 

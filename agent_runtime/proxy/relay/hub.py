@@ -276,8 +276,11 @@ class Hub:
                 if not isinstance(text, str):
                     raise FormError(f"completion_chunk: text: expected a string, got {text!r:.100}")
                 if call is not None and call.request.on_text is not None:
-                    call.heard = True
-                    call.request.on_text(text)
+                    tokens = message.get("tokens")
+                    call.request.health.on_tokens(tokens if isinstance(tokens, int) else 1)
+                    if text:
+                        call.heard = True
+                        call.request.on_text(text)
             case "completion_response":
                 call = worker.calls.get(str(message.get("request_id")))
                 # A missing call was cancelled in the meantime.

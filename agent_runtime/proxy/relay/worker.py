@@ -191,23 +191,27 @@ class _Connection:
             ask = partial(self._model.complete_prompt, prompt)
         if not message.get("stream"):
             return schemas.reply_message(id, await ask(request))
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        pieces: asyncio.Queue[tuple[str, int] | None] = asyncio.Queue()
+        request.health.on_tokens = lambda count: pieces.put_nowait(("", count))
         sending = asyncio.ensure_future(self._send_text(id, pieces))
         try:
-            reply = await ask(dataclasses.replace(request, on_text=pieces.put_nowait))
+            reply = await ask(dataclasses.replace(request, on_text=lambda text: pieces.put_nowait((text, 0))))
             pieces.put_nowait(None)
             await sending
         finally:
             sending.cancel()
         return schemas.reply_message(id, reply)
 
-    async def _send_text(self, id: str, pieces: "asyncio.Queue[str | None]") -> None:
-        """Send an answer's text until None comes. Text that arrives while a piece is being sent is combined."""
-        while (text := await pieces.get()) is not None:
+    async def _send_text(self, id: str, pieces: "asyncio.Queue[tuple[str, int] | None]") -> None:
+        """Send an answer's text, and the number of tokens, until None comes. What arrives while a piece is being sent is
+        combined.
+        """
+        while (piece := await pieces.get()) is not None:
+            text, tokens = piece
             while not pieces.empty():
                 if (piece := pieces.get_nowait()) is None:
                     pieces.put_nowait(None)
                     break
-                text += piece
-            chunk = {"type": "completion_chunk", "request_id": id, "text": text}
+                text, tokens = text + piece[0], tokens + piece[1]
+            chunk = {"type": "completion_chunk", "request_id": id, "text": text, "tokens": tokens}
             await self._socket.send_str(json.dumps(chunk, separators=(",", ":")))

@@ -286,11 +286,13 @@ async def test_no_text_of_a_tool_call_is_handed_out(
 ) -> None:
     answer = Answer(f"{LONG}\n", [ToolCall("bash", {"command": "echo " + "x" * 300})])
     async with VllmStandIn(script={"s": [answer]}, scale_out=scale_out, tokens_per_second=400) as server:
-        request = make_request(tools=[TOOL], sampling=Sampling(max_tokens=4000))
+        request, arrived = make_request(tools=[TOOL], sampling=Sampling(max_tokens=4000)), list[int]()
+        request.health.on_tokens = arrived.append
         pieces, reply = await pieces_of(await connect(server), request)
         truth = last(server)
     assert "".join(pieces) == reply.text
     assert reply.text.strip() == LONG
+    assert sum(arrived) == (len(truth.ids) if scale_out else 0), "tokens of held back text count, too"
     assert (len(pieces) > 1) == scale_out, "a streamed chat with tools would lose ids"
     assert reply.finish_reason == "tool_calls"
     assert [call.name for call in reply.tool_calls] == ["bash"]

@@ -189,7 +189,7 @@ async def test_a_client_that_hangs_up_during_an_answer_has_used_a_turn_also_afte
         await bench.hang_up()
         await bench.session.flush()
         bench.opened()
-    assert [mark.abandoned_pieces for mark in bench.recorded(DeliveryRecord)] == [1, 1]
+    assert [mark.abandoned_tokens for mark in bench.recorded(DeliveryRecord)] == [1, 1]
     with pytest.raises(Refused, match="turns"):
         bench.begin()
 
@@ -199,6 +199,20 @@ async def test_a_client_that_leaves_a_stalled_answer_has_used_nothing(monkeypatc
     bench = Bench(Limits(turns=1))
     await bench.hang_up()
     bench.begin()
+
+
+async def test_a_client_that_leaves_during_held_back_text_pays_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime.proxy.call.STALLED_SECONDS", 0.05)
+    bench = Bench(Limits(tokens=42))
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    await asyncio.sleep(0.1)
+    bench.model.asked[-1].health.on_tokens(42)
+    call.leave(False)
+    await call.ended()
+    with pytest.raises(Refused, match="tokens"):
+        bench.begin()
 
 
 async def test_equal_requests_side_by_side_are_samples_of_their_own() -> None:
