@@ -1,4 +1,4 @@
-"""Base of the contract's types: frozen, camelCase on the wire, unknown fields refused."""
+"""Base class and shared field types of the API: immutable, camelCase in JSON, unknown fields rejected."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -11,7 +11,7 @@ API_VERSION: Final = "rollout.dev/v1alpha1"
 
 
 class ApiModel(BaseModel):
-    """Base of all types: immutable, camelCase aliases, unknown fields refused, docstrings as descriptions."""
+    """Base class of all API types. Field docstrings become descriptions in the JSON schema."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -25,7 +25,7 @@ class ApiModel(BaseModel):
     )
 
     def wire(self) -> dict[str, Any]:
-        """The JSON form: camelCase, fields that are None left out."""
+        """Return the JSON form: camelCase names, without fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -33,7 +33,7 @@ def exactly_one(fields: Mapping[str, Any]) -> None:
     """Raise ValueError unless exactly one of these fields has a value. The message names the fields that have one."""
     names, given = list(fields), [name for name, value in fields.items() if value is not None]
     if len(given) != 1:
-        found = f"{' and '.join(given)} are" if given else "none is"
+        found = f"{' and '.join(given)} are given" if given else "none is given"
         raise ValueError(f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given; {found}")
 
 

@@ -1,4 +1,4 @@
-"""What operator and runners share beyond the resources themselves: labels, names, ports, paths and the token rule."""
+"""Labels, names, ports, paths and the token derivation that the operator and the runners share."""
 
 import hashlib
 import hmac
@@ -27,7 +27,7 @@ EXECUTOR_STATE = "/.rollout/state"
 RUNNER_METRICS_PORT = 9090
 MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"
 MODEL_SERVER_UID_LABEL = f"{API_GROUP}/model-server-uid"
-"""Label on its pods. A later server may reuse a name."""
+"""Label on a ModelServer's pods. Selectors use the uid, because a later server may reuse a name."""
 MODEL_SERVER_ROLE, MODEL_WORKER_ROLE, MODEL_DOWNLOAD_ROLE = "model-server", "model-worker", "model-download"
 """Roles of the serving pods, of the further pods of a multi-node server, and of the pod that downloads weights."""
 MODEL_PORT = 8000
@@ -86,10 +86,10 @@ def by_hand_name(sandbox: str) -> str:
 
 
 def executor_token(key: str, sandbox: str, uid: str) -> str:
-    """Return the bearer token of a sandbox's executor. It derives from the job's key; the pod only has its digest."""
+    """Return the bearer token of a sandbox's executor, derived from the job's key. The pod has only its digest."""
     return hmac.new(key.encode(), f"{sandbox}/{uid}".encode(), hashlib.sha256).hexdigest()
 
 
 def token_sha256(token: str) -> str:
-    """Return the token's digest, which the executor's configuration has."""
+    """Return the SHA-256 digest of a token. The executor's configuration contains it instead of the token."""
     return hashlib.sha256(token.encode()).hexdigest()

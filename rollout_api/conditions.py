@@ -57,5 +57,5 @@ class Condition(ApiModel):
 
 
 def true_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions of an object's status that are True, by type."""
+    """Return the conditions that are True, by type."""
     return {found["type"]: found for found in status.get("conditions") or () if found["status"] == "True"}

@@ -1,9 +1,11 @@
 """The CustomResourceDefinitions, generated from the models: `python -m rollout_api.crd` writes them into `crds/`.
 
-An API server takes structural schemas only: no references, a type on every node, no unions of types. What pydantic writes
-is turned into that here, and what JSON schema cannot say (exactly one of, cannot change) becomes a CEL rule. Two fields
-stay untyped, because text or a list, and a mapping or text, have no structural type: the entries of `network` and the
-`arguments` of a scripted tool call. Their bounds are kept; the rest of their form is checked where the job runs.
+An API server accepts only structural schemas: no references, a type on every node, no unions of types. This module
+converts pydantic's schemas into structural ones. Constraints that JSON schema cannot express, such as "exactly one of"
+and "cannot be changed", become CEL rules.
+
+Two kinds of fields stay untyped because they are unions: the entries of `network` and the `arguments` of a scripted tool
+call. Their bounds are kept. The runner checks the rest when it loads the job.
 """
 
 import sys
@@ -63,7 +65,7 @@ _ACCELERATORS = "self.parallelism.tensor * self.parallelism.pipeline * self.para
 _MODEL_SERVER_RULES: list[Schema] = [
     {
         "rule": f"!has(self.accelerator.count) || self.accelerator.count in [0, {_ACCELERATORS}]",
-        "message": "accelerator.count is not tensor × pipeline × data of parallelism; leave it out",
+        "message": "accelerator.count must equal tensor × pipeline × data of parallelism, or 0; leave it out",
     },
     {
         "rule": f"({_ACCELERATORS}) % self.parallelism.nodes == 0",
@@ -71,7 +73,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
     },
     {
         "rule": "self.weightTransfer.mode != 'Pull' || self.policy.version == 0 || has(self.policy.uri)",
-        "message": "policy.uri is needed for mode Pull; only version 0, the model's own weights, has none",
+        "message": "policy.uri is needed for mode Pull; only version 0, the model's own weights, needs none",
     },
     {
         "rule": "self.weightTransfer.mode != 'Pull' || self.weightTransfer.pull.form != 'Adapter' || has(self.lora)",
@@ -84,7 +86,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
     },
     {
         "rule": f"!self.extraArgs.exists(argument, argument.matches('^({_OWNED})(=.*)?$'))",
-        "message": "extraArgs has a flag that another field or the operator decides",
+        "message": "extraArgs has a flag that another field or the operator sets; remove it",
         "fieldPath": ".extraArgs",
     },
     {
@@ -136,7 +138,7 @@ RULES: dict[str, list[Schema]] = {
         },
         {
             "rule": "self.agent.type == 'Command' ? !has(self.agent.systemPrompt) : self.agent.install.size() == 0",
-            "message": "agent.install is only for type Command, and agent.systemPrompt is not for it",
+            "message": "agent.install is allowed only for type Command, and agent.systemPrompt only for other types",
         },
     ],
     "SandboxSpec": [_IMMUTABLE],
@@ -237,8 +239,8 @@ def _node(source: Schema, definitions: Schema) -> Schema:
         values = source.get("enum", ())
         if not description or any(f"`{value}`" not in description for value in values):
             # The docstring of an enumeration says what each value means.
-            told = (description, source.get("description") if values or not description else None)
-            description = " ".join(filter(None, dict.fromkeys(told)))
+            texts = (description, source.get("description") if values or not description else None)
+            description = " ".join(filter(None, dict.fromkeys(texts)))
     schema = _untyped(source["anyOf"]) if "anyOf" in source else _typed(source, definitions)
     if description:
         schema = {"description": " ".join(description.split())} | schema
@@ -266,7 +268,7 @@ def _typed(source: Schema, definitions: Schema) -> Schema:
 
 
 def _object(source: Schema, definitions: Schema) -> Schema:
-    # Keys with a pattern come as patternProperties, which a structural schema has no field for.
+    # Pydantic writes keys with a pattern as patternProperties, which structural schemas do not support.
     values = source.get("additionalProperties") or next(iter(source.get("patternProperties", {}).values()), None)
     if "properties" not in source:
         if isinstance(values, dict):

@@ -1,7 +1,7 @@
-"""Read a manifest: YAML or JSON in, a RolloutJob out, or all problems at once, each with its field and line.
+"""Read a manifest in YAML or JSON as a RolloutJob, or report all its problems, each with field and line.
 
-The text is read as strictly as an API server reads it: a number where text belongs is refused and not converted, so a
-manifest that runs on a laptop is one that a cluster takes.
+Parsing is as strict as an API server's. For example, a number in place of text is rejected, not converted. A manifest
+that is valid on a laptop is therefore also valid in a cluster.
 """
 
 import difflib
@@ -30,7 +30,7 @@ MANIFEST_VALUES = 1_000_000
 """Most values in a manifest, with aliases expanded. A few lines of nested aliases can stand for billions of values."""
 
 MANIFEST_DEPTH = 100
-"""Deepest nesting of a manifest; the contract's own types need less than 20."""
+"""Deepest nesting of a manifest. The API's own types need fewer than 20 levels."""
 
 SHOWN_CHARACTERS = 60
 """Most characters of an invalid value that a message repeats."""
@@ -169,7 +169,7 @@ def _parse(text: str, source: str) -> _Document:
         text = _json_as_yaml(text)
     document = _Document()
     try:
-        _refuse_depth(text)
+        _check_depth(text)
         nodes = list(yaml.compose_all(text, Loader=_Loader))
         roots = [node for node in nodes if node is not None and node.tag != f"{_TAG}null"]
         if len(roots) == 1:
@@ -195,14 +195,16 @@ class _Unreadable(Exception):
         self.problem = Problem("", message, line)
 
 
-def _refuse_depth(text: str) -> None:
-    """Check the depth before a tree is built: PyYAML's composer, in C, recurses until the stack overflows."""
+def _check_depth(text: str) -> None:
+    """Raise _Unreadable for a text that is nested too deeply. PyYAML's composer would overflow the C stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MANIFEST_DEPTH:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise _Unreadable(f"is nested more than {MANIFEST_DEPTH} deep; no field of a manifest is", line)
+            raise _Unreadable(
+                f"is nested more than {MANIFEST_DEPTH} levels deep; no field of a manifest needs that many", line
+            )
 
 
 def _json_as_yaml(text: str) -> str:
@@ -224,9 +226,9 @@ def _value(node: yaml.Node, location: Location, document: _Document, depth: int)
     document.lines.setdefault(location, line)
     document.values += 1
     if document.values > MANIFEST_VALUES:
-        raise _Unreadable(f"has more than {MANIFEST_VALUES} values; aliases count as often as they are used", line)
+        raise _Unreadable(f"has more than {MANIFEST_VALUES} values; an alias counts each time that it is used", line)
     if depth > MANIFEST_DEPTH:
-        raise _Unreadable(f"is nested more than {MANIFEST_DEPTH} deep; an alias may not contain itself", line)
+        raise _Unreadable(f"is nested more than {MANIFEST_DEPTH} levels deep; an alias may not contain itself", line)
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*location, i), document, depth + 1) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
@@ -305,17 +307,17 @@ def _header_problems(document: _Document) -> list[Problem]:
     return problems
 
 
-# pydantic's errors in plain words
+# Messages for pydantic's errors
 
 
 def explain(error: ValidationError, model: type[BaseModel], value: Any) -> list[tuple[Location, str]]:
-    """Return field and message of each of pydantic's errors, in plain words."""
+    """Return the field of each of pydantic's errors, with a message that needs no knowledge of pydantic."""
     found: dict[Location, list[str]] = {}
     located = [(_location(details, value), details) for details in error.errors(include_url=False)]
     parents = {location[:length] for location, _ in located for length in range(len(location))}
     for location, details in located:
         if details["type"] in ("literal_error", "enum") and location in parents:
-            continue  # the list was meant, and its errors are reported separately
+            continue  # the user gave a list, whose own errors are reported separately
         message = _wording(details, location, model)
         if message not in found.setdefault(location, []):
             found[location].append(message)
@@ -422,10 +424,10 @@ def _unknown_field(model: type[BaseModel], location: Location) -> str:
     elsewhere = [path_of(path) for path in _fields(model) if path[-1] == name]
     if elsewhere:
         return f"is not a known field here; did you mean {elsewhere[0]}?"
-    return f"is not a known field; known are {', '.join(known)}"
+    return f"is not a known field; known fields are {', '.join(known)}"
 
 
-# The model's JSON schema has the fields and their descriptions
+# Fields and descriptions, read from the model's JSON schema
 
 
 @cache
@@ -434,7 +436,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _alternatives(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return a schema with its references resolved; each member of a union."""
+    """Yield a schema, and first the schemas that its reference or the members of its union resolve to."""
     if reference := schema.get("$ref"):
         name = reference.removeprefix("#/$defs/")
         yield from _alternatives(model, _schema(model)["$defs"][name])

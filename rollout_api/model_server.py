@@ -12,7 +12,9 @@ from rollout_api.selectors import LabelSelector, NetworkPeer
 from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, dotted
 
 RESERVED_SUFFIXES: Final = ("-api", "-download", "-runner", "-sandbox")
-"""Suffixes of the names of further Services and NetworkPolicies. A ModelServer's own name may not end in one."""
+"""Suffixes of the names of Services and NetworkPolicies that are derived from an object's name. A ModelServer's name may
+not end in one, so that names cannot collide.
+"""
 NAME_RULE: Final = (
     f"must begin with a letter and not end in {', '.join(RESERVED_SUFFIXES)}: "
     "Services and NetworkPolicies are named after it"
@@ -36,8 +38,8 @@ _OPERATORS_OWN: Final = (
     *("--config", "--scheduling-policy", "--shutdown-timeout", "--api-server-count"),
 )
 OWNED_FLAGS = {flag: f"use {field}" for field, flags in _FIELDS_OF_FLAGS.items() for flag in flags}
-OWNED_FLAGS |= dict.fromkeys(_OPERATORS_OWN, "the operator decides it")
-"""Flags of vLLM that `extraArgs` may not have, and what to do instead."""
+OWNED_FLAGS |= dict.fromkeys(_OPERATORS_OWN, "the operator sets it")
+"""vLLM flags that `extraArgs` may not contain, each with the end of its error message."""
 
 
 class ModelSource(ApiModel):
@@ -72,18 +74,18 @@ class Engine(ApiModel):
         return int(major), int(minor)
 
 
-Ways = Annotated[int, Field(ge=1, le=1024)]
+ParallelDegree = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Parallelism(ApiModel):
     """How one server is distributed over accelerators."""
 
-    tensor: Ways = 1
+    tensor: ParallelDegree = 1
     """Accelerators over which each layer is split."""
-    pipeline: Ways = 1
+    pipeline: ParallelDegree = 1
     """Stages over which the layers are distributed."""
-    data: Ways = 1
-    """Replicas of the model behind one address."""
+    data: ParallelDegree = 1
+    """Copies of the model behind one address (data parallelism)."""
     nodes: Annotated[int, Field(ge=1, le=64)] = 1
     """Pods of one server. More than one needs LeaderWorkerSet in the cluster."""
 
@@ -97,7 +99,7 @@ class Accelerator(ApiModel):
     """Accelerators of a server."""
 
     count: Annotated[int, Field(ge=0, le=65_536)] | None = None
-    """Accelerators of one server: tensor × pipeline × data, which is also the default; 0: the engine runs on CPUs."""
+    """Accelerators of one server: tensor × pipeline × data, which is also the default. 0 runs the engine on CPUs."""
     resource_name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=253)] = (
         "nvidia.com/gpu"
     )
@@ -224,7 +226,7 @@ class Policy(ApiModel):
     """The weights that servers should have."""
 
     version: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Version of the policy. It must grow with every change; 0: the model's own weights."""
+    """Version of the policy. It must grow with every change. 0 stands for the model's own weights."""
     uri: Annotated[str, StringConstraints(pattern=r"^(s3|gs|az|file)://[^\s]+$", max_length=2048)] | None = None
     """Folder of the weights or the adapter in mode Pull. In mode Push it is passed to the trainer."""
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)] | None = None
@@ -236,10 +238,10 @@ class Policy(ApiModel):
 
 
 class DisruptionBudget(ApiModel):
-    """Limit of servers that node drains may evict at once."""
+    """Limit on servers that node drains may evict at once."""
 
     max_unavailable: Annotated[int, Field(ge=0, le=256)] = 1
-    """Most unavailable servers (pods, if a server spans several nodes); 0: drains evict none."""
+    """Most unavailable servers, or pods if a server spans several nodes. With 0, drains evict none."""
 
 
 class ModelServerSpec(ApiModel):
@@ -295,7 +297,7 @@ class ModelServerSpec(ApiModel):
         wanted, given = self.parallelism.accelerators, self.accelerator.count
         if given is not None and given not in (0, wanted):
             raise ValueError(
-                f"accelerator.count is {given}, and parallelism needs tensor × pipeline × data = {wanted}; "
+                f"accelerator.count is {given}, expected tensor × pipeline × data of parallelism = {wanted}; "
                 "leave count out, or make the two equal"
             )
         if wanted % self.parallelism.nodes:
@@ -305,7 +307,7 @@ class ModelServerSpec(ApiModel):
         if self.weight_transfer.mode is TransferMode.PULL:
             if self.policy.version > 0 and self.policy.uri is None:
                 raise ValueError(
-                    "policy.uri is needed for mode Pull; only version 0, the model's own weights, has none"
+                    "policy.uri is needed for mode Pull; only version 0, the model's own weights, needs none"
                 )
             if self.weight_transfer.has_adapters and self.lora is None:
                 raise ValueError("lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank")
@@ -314,8 +316,8 @@ class ModelServerSpec(ApiModel):
         updates = self.policy.version > 0 or self.weight_transfer.mode is TransferMode.PUSH
         if updates and self.engine.release < SUPPORTS_UPDATES:
             raise ValueError(
-                f"engine.version is {self.engine.version}; vLLM can be given new weights, and asked which it has, from "
-                f"{dotted(SUPPORTS_UPDATES)} on: take a newer image, or leave policy and weightTransfer out"
+                f"engine.version is {self.engine.version}; policy updates need vLLM {dotted(SUPPORTS_UPDATES)} or newer: "
+                "use a newer image, or leave policy and weightTransfer out"
             )
         return self
 
@@ -364,7 +366,7 @@ class PolicyStatus(ApiModel):
     current: Annotated[int, Field(ge=0)] = 0
     """Version that ready servers serve."""
     target: Annotated[int, Field(ge=0)] = 0
-    """Version of the update; equal to `current` without one."""
+    """Version that the update loads; equal to `current` if there is no update."""
     gate: Gate = Gate.OPEN
     """`Shut`: runners start no calls, and servers pause the running ones."""
     update: Annotated[int, Field(ge=0)] = 0
@@ -372,9 +374,11 @@ class PolicyStatus(ApiModel):
     paused: bool = False
     """All servers are paused. A stream that is silent from now on has delivered all its tokens of version `current`."""
     mixed: Annotated[list[Annotated[str, StringConstraints(max_length=128)]], Field(max_length=1024)] = []
-    """Runners (`<job uid>/<index>`) that did not acknowledge in time. Where their calls change version is unknown."""
+    """Runners (`<job uid>/<index>`) that did not acknowledge in time. For tokens of their running calls the version is
+    unknown.
+    """
     step: PolicyStep | None = None
-    """The current step; None without an update."""
+    """The current step; None if there is no update."""
     since: Timestamp | None = None
     """When this step began, RFC 3339."""
     needed: Annotated[int, Field(ge=0)] = 0
@@ -382,7 +386,7 @@ class PolicyStatus(ApiModel):
     failed: Annotated[int, Field(ge=0)] | None = None
     """Version that too few servers could load. It is not retried."""
     failed_because: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """Why they failed."""
+    """Why servers could not load that version."""
     sources: Annotated[list[PolicySource], Field(max_length=2)] = []
     """Sources of the weights of `current` and `target`."""
 

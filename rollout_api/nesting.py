@@ -1,4 +1,4 @@
-"""Limit of JSON nesting, so that everything that is recorded can be read back."""
+"""Limit on JSON nesting, so that every record can be read back."""
 
 import json
 import re
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 DEEPEST: Final = 128
-"""Levels of objects and lists. Pydantic's JSON parser stops at 200 (jiter's recursion limit), and a record adds some.
-"""
+"""Most levels of nested objects and lists. Pydantic's JSON parser (jiter) stops at 200, and a record adds some levels."""
 
 _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]|[^][{}"]+', re.DOTALL)
 
@@ -15,7 +14,7 @@ _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]|[^][{}"]+', re.DOTALL)
 def read_json(data: bytes) -> Any:
     """Parse JSON from an API server, which stores tenants' objects at any depth.
 
-    Where Python's parser gives up, null takes the place of everything below twice DEEPEST levels.
+    If Python's parser exceeds its recursion limit, everything below 2 × DEEPEST levels is read as null.
     """
     try:
         return json.loads(data)

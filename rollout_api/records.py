@@ -1,7 +1,7 @@
-"""The records of a rollout: those of an attempt's journal, and the seal that ends it.
+"""Record types of a rollout: those in an attempt's journal, and the seal that completes the rollout.
 
-A journal is a sequence of records. Nothing is acted on before it is durable, so a runner that takes an attempt over
-replays them and continues (docs/recording.md).
+A journal is a sequence of records. A runner acts on a record only when it is durable. A runner that takes over an attempt
+therefore replays the records and continues (docs/recording.md).
 """
 
 from enum import StrEnum
@@ -20,16 +20,16 @@ Message = dict[str, Any]
 
 
 class Outcome(StrEnum):
-    """How a rollout ended, as a trainer needs it."""
+    """How a rollout ended. It decides whether a trainer uses the rollout."""
 
     COMPLETED = "Completed"
-    """The policy caused the end, whatever it was: trained, with the verifier's reward."""
+    """The policy caused the end, in any way. The rollout is trained on with the verifier's reward."""
     INFRA_FAILED = "InfraFailed"
-    """The policy did not cause the failures, and all attempts are used up: masked, outside its group's mean."""
+    """All attempts failed for reasons that the policy did not cause. Masked: excluded from training and group means."""
     VERIFIER_FAILED = "VerifierFailed"
-    """The rollout could not be graded: masked."""
+    """The rollout could not be graded. Masked."""
     CANCELLED = "Cancelled"
-    """The rollout is no longer needed: masked."""
+    """The rollout is no longer needed. Masked."""
 
 
 class StopReason(StrEnum):
@@ -56,7 +56,7 @@ class Usage(ApiModel):
 
 
 class McpRecord(ApiModel):
-    """An MCP server's introduction, which happens once."""
+    """What an MCP server returned at its initialization."""
 
     server: str
     process: str | None = None
@@ -68,7 +68,7 @@ class McpRecord(ApiModel):
 
 
 class AttemptRecord(ApiModel):
-    """First record of an epoch: where the attempt runs."""
+    """First record that each runner writes when it starts or takes over an attempt (an epoch): where it runs."""
 
     type: Literal["attempt"] = "attempt"
     time: float
@@ -79,7 +79,7 @@ class AttemptRecord(ApiModel):
     sandbox: dict[str, Any] = {}
     """Description of the sandbox: provider, mode, root or image."""
     task: Task | None = None
-    """The task as changed by plugins, used until the rollout ends; None if unchanged."""
+    """The task as changed by plugins; None if unchanged."""
     mcp: list[McpRecord] = []
     """The servers of `agent.mcpServers`."""
     boot_seconds: float = 0
@@ -107,7 +107,7 @@ class IntentRecord(ApiModel):
     and the response's `promptKeep` are relative to it.
     """
     keep: int
-    """Number of messages of the parent turn, its answer included, that begin this call unchanged."""
+    """How many messages at the start of this call equal those of the parent turn, its answer included."""
     messages: list[Message]
     """Messages after the kept ones."""
     tools: list[dict[str, Any]] | None = None
@@ -141,7 +141,7 @@ class ResponseRecord(ApiModel):
     model: str = ""
     usage: Usage = Usage()
     prompt_keep: int = 0
-    """Number of ids of the previous response with ids, prompt and completion, that begin this prompt unchanged."""
+    """How many ids at the start of this prompt equal those of the previous response with ids, its completion included."""
     prompt_token_ids: list[int] | None = None
     """The prompt's ids after the kept ones."""
     completion_token_ids: list[int] | None = None
@@ -156,8 +156,9 @@ class ResponseRecord(ApiModel):
 
 
 class DeliveryRecord(ApiModel):
-    """Whether an answer reached the client of a proxy. The latest record of a turn counts. A call that failed, or that
-    its client cancelled, has one too: it shows that the runner did not die during the call.
+    """Whether an answer reached the client of a proxy. The latest record of a turn counts.
+
+    A call that failed or was cancelled by its client has one too. It shows that the runner did not die during the call.
     """
 
     type: Literal["delivery"] = "delivery"
@@ -166,8 +167,8 @@ class DeliveryRecord(ApiModel):
     delivered: bool
     """False: the connection was closed. Exports omit the answer unless the client continues from it."""
     abandoned_tokens: int = 0
-    """Tokens of an answer that had arrived when its client hung up in the middle of the text. Such an answer is not
-    recorded, and counts as a turn with so many tokens.
+    """Tokens of an answer that had arrived when its client disconnected in the middle of the text. Such an answer is not
+    recorded. It counts as a turn with this many tokens.
     """
 
 
@@ -224,7 +225,7 @@ class PluginsRecord(ApiModel):
 
 
 class Layer(ApiModel):
-    """A tar in object storage, `layers/<digest>.tar.zst` beside the runs, with the changes over the layers below it."""
+    """A tar in object storage with the changes over the layers below it: `layers/<digest>.tar.zst` beside the runs."""
 
     digest: str
     """SHA-256 of the tar, 64 hex characters."""
@@ -312,7 +313,7 @@ class ProgramTrajectory(ApiModel):
 
 
 class StopRecord(ApiModel):
-    """The agent has ended; its artifacts are stored next. The last one counts: storing them may add to it."""
+    """The agent has ended; its artifacts are stored next. The last such record counts, because storing may append one."""
 
     type: Literal["stop"] = "stop"
     time: float
@@ -334,11 +335,11 @@ class ArtifactsRecord(ApiModel):
     """Key of the object; None if there is nothing to carry (`Shared`, or no verifier)."""
     bytes: int = 0
     message: str = ""
-    """Why nothing is left to grade: the verdict is a failed one."""
+    """Why the artifacts cannot be graded; the verdict is then a failure."""
 
 
 class Unexplained(StrEnum):
-    """What failed for an unknown reason after the policy had acted."""
+    """Part that failed for an unknown reason after the policy had acted, so that the policy may be the cause."""
 
     SANDBOX = "Sandbox"
     """A sandbox was lost that contained the policy's work."""
@@ -404,9 +405,9 @@ class Verdict(ApiModel):
 
 
 class StepRecord(ApiModel):
-    """One step of a task, in up to three records: its workspace is ready, its grading begins, its verdict.
+    """Progress of one step of a task. A step has up to three records: workspace ready, grading begins, verdict.
 
-    A task without steps that is graded in place (`Shared`) has the second one alone.
+    A task without steps that is graded in the agent's workspace (`Shared`) has only the second one.
     """
 
     type: Literal["step"] = "step"
@@ -502,10 +503,10 @@ class Result(ApiModel):
     tool_calls: int = 0
     usage: Usage = Usage()
     branches: int = 1
-    """Samples of this rollout: 1, plus one for each fork of its token sequence."""
+    """Number of token sequences of this rollout: 1, plus 1 for each fork."""
     token_forks: int = 0
-    """Forks in which the messages continued but the server's prompt ids did not: a tokenizer or chat template that does
-    not reproduce sampled tokens. Forks by agents that rewrite their history are not counted.
+    """Forks in which the messages continued but the server's prompt ids did not. The cause is a tokenizer or chat
+    template that does not reproduce sampled tokens. Forks by agents that rewrite their history are not counted.
     """
     policy_versions: list[str] = []
     stale: bool = False
@@ -536,7 +537,7 @@ class Result(ApiModel):
 
 
 class Seal(ApiModel):
-    """The create-only end of a rollout. Only the objects that it lists belong to the rollout."""
+    """The object that completes a rollout. It is created once and never changed. Only objects that it lists count."""
 
     version: int = RECORD_VERSION
     result: Result

@@ -42,7 +42,7 @@ class TrajectoryFormat(StrEnum):
 
 
 class AgentTrajectory(ApiModel):
-    """The trajectory file that the program of `Command` writes."""
+    """Location of the trajectory file that the program of `Command` writes."""
 
     path: Path
     """Relative to the working directory."""
@@ -56,7 +56,7 @@ class ContextMethod(StrEnum):
     TRUNCATE = "Truncate"
     """Drop the oldest turns."""
     SUMMARIZE = "Summarize"
-    """The model writes a summary in a turn of its own, which replaces all earlier turns."""
+    """The model writes a summary in a separate turn. The summary replaces all earlier turns."""
 
 
 class ContextLimit(ApiModel):
@@ -151,15 +151,17 @@ class Agent(ApiModel):
         if self.install and not self.is_command:
             raise ValueError("install is only for type Command; use the task's setup instead")
         if len({server.name for server in self.mcp_servers}) < len(self.mcp_servers):
-            raise ValueError("mcpServers: two have the same name; their tools could not be told apart")
+            raise ValueError("mcpServers: two servers have the same name; give each a different name")
         if self.context is not None and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
-            raise ValueError(f"context is not for type {self.type}, whose conversation is not managed here; remove it")
+            raise ValueError(
+                f"context is not for type {self.type}, whose conversation the engine does not manage; remove it"
+            )
         if self.mcp_servers and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
-            raise ValueError(f"mcpServers is not for type {self.type}, which does not call our tools; remove it")
+            raise ValueError(f"mcpServers is not for type {self.type}, which calls no MCP tools; remove it")
         if self.trajectory and not self.is_command:
             raise ValueError("trajectory is only for type Command; other agents are always recorded")
         if self.is_command and self.system_prompt is not None:
-            raise ValueError("systemPrompt is not for type Command, whose program has its own; leave it out")
+            raise ValueError("systemPrompt is not for type Command, whose program has its own prompt; leave it out")
         return self
 
 
@@ -195,8 +197,8 @@ class Completion(ApiModel):
     cancel_stragglers: bool = False
     """Cancel members that still run when their group is complete."""
     max_infra_failure_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Abort the job when more than this fraction of its ended rollouts is lost to infrastructure; judged after 20 ended
-    rollouts.
+    """Abort the job when more than this fraction of its ended rollouts is lost to infrastructure. Checked once 20
+    rollouts have ended.
     """
 
 
@@ -225,12 +227,12 @@ class PluginUse(ApiModel):
     name: ExtensionName
     """`PerformanceStop`, `TrajectoryAnalysis`, `SafetyFilter`, an entry point, or module:Class."""
     config: dict[str, Any] = {}
-    """Time limit of one hook call. A plugin that exceeds it has failed."""
+    """Options of the plugin."""
     timeout_seconds: Seconds = 60
-    """Time that one call of one of its hooks may take; over it the plugin has failed."""
+    """Time limit of one hook call. A call beyond it counts as a failure of the plugin."""
 
 
-_DISTINCT_PLUGINS = distinct("name", "{} is given twice; results are kept by name, keep one of them")
+_DISTINCT_PLUGINS = distinct("name", "{} is given twice, and results are stored by name; keep one of them")
 
 
 class Output(ApiModel):
@@ -301,8 +303,8 @@ class RolloutJobSpec(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_branch_sizes_its_group(cls, value: Any) -> Any:
-        """Set the group size from `count` of `tasks.branch`, unless it is given too; an API server fills in 1."""
+    def _take_group_size_from_branch(cls, value: Any) -> Any:
+        """Set the group size from `count` of `tasks.branch`, unless it is set. An API server sets 1 by default."""
         branch = (
             value.get("tasks", {}).get("branch")
             if isinstance(value, dict) and isinstance(value.get("tasks"), dict)
@@ -334,8 +336,8 @@ class RolloutJobSpec(ApiModel):
             )
         if self.agent.is_command and self.tasks.environments:
             raise ValueError(
-                "agent.type Command runs a program in a sandbox, which cannot act in tasks.environments: use "
-                "Environment (text), ToolCalling (the tool act), or an agent of your own"
+                "agent.type Command runs a program in a sandbox, which cannot act in tasks.environments; use "
+                "Environment (text), ToolCalling (the tool act), or a custom agent"
             )
         if self.agent.type == "Oracle" and self.tasks.inline:
             for index, task in enumerate(self.tasks.inline):
@@ -346,11 +348,13 @@ class RolloutJobSpec(ApiModel):
     def _branches_fit(self) -> None:
         count = (self.tasks.branch or [])[0].count
         if self.group_size != count:
-            raise ValueError(f"groupSize is {self.group_size}, and tasks.branch asks for {count}; leave groupSize out")
+            raise ValueError(
+                f"groupSize is {self.group_size}, and count of tasks.branch is {count}; leave groupSize out"
+            )
         if self.agent.is_command:
             raise ValueError(
-                "agent.type Command cannot branch: its program cannot be brought to the turn at which it would go on; "
-                "use an agent that calls the model through its context"
+                "agent.type Command cannot be used with tasks.branch: its program cannot start from a recorded turn; "
+                "use another agent type"
             )
 
     def verifier_of(self, task: Task) -> Verifier:
@@ -390,7 +394,7 @@ class RunnerState(StrEnum):
 
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
-"""Far more than a job can have. The sum over its runners fits into the API server's 64 bits."""
+"""A count. The limit is far above real values, and sums over all runners fit into 64 bits."""
 
 
 class RunnerReport(ApiModel):
@@ -423,7 +427,7 @@ class RunnerReport(ApiModel):
 
 
 class Restarts(ApiModel):
-    """Failed runner pods, and the number of seals when progress was last observed."""
+    """Failed runner pods and sealed rollouts when progress was last observed."""
 
     failed_pods: Annotated[int, Field(ge=0)] = 0
     """Failed runner pods at that moment."""

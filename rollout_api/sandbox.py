@@ -73,7 +73,7 @@ HostPort = Annotated[
         max_length=259,
     ),
 ]
-# The CRD cannot check a union's members, so the first wrong entry ends the check: 4096 tasks may each have hundreds.
+# The CRD cannot check a union's members. fail_fast limits the errors: 4096 tasks may each have hundreds of entries.
 NetworkAccess = (
     Literal["None", "Public"] | Annotated[list[HostPort], Field(min_length=1, max_length=256, fail_fast=True)]
 )
@@ -84,11 +84,11 @@ class Network(ApiModel):
     """Destinations that a workspace may reach, by phase."""
 
     setup: NetworkAccess = "None"
-    """While the task's files and setup commands run: `None`; `Public`, the open internet alone; or a list of `host:port`."""
+    """During the task's setup: `None`; `Public`, only the public internet; or a list of `host:port`."""
     agent: NetworkAccess = "None"
-    """While the agent works: `None`; `Public`, the open internet alone; or a list of `host:port`."""
+    """While the agent works: `None`; `Public`, only the public internet; or a list of `host:port`."""
     verifier: NetworkAccess = "None"
-    """While the result is graded: `None`; `Public`, the open internet alone; or a list of `host:port`."""
+    """While the result is graded: `None`; `Public`, only the public internet; or a list of `host:port`."""
 
 
 class Workspaces(ApiModel):
@@ -160,7 +160,7 @@ class SandboxTemplate(SandboxBase):
     """The sandbox of every task of a job."""
 
     provider: Provider = Provider.LOCAL
-    """Source of sandboxes when the job runs outside a cluster."""
+    """What creates sandboxes when the job runs outside a cluster."""
     snapshot_every_turns: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Store a snapshot of the workspace every this many turns, for `tasks.branch` to start from; none when left out."""
     snapshot_paths: Annotated[list[AbsolutePath], Field(max_length=64)] = []

@@ -123,8 +123,8 @@ class TaskVerifier(ApiModel):
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the grading workspace, for mode Separate; the task's own when left out."""
     isolated: bool = False
-    """The task's author states that nothing which the verifier's user runs or loads comes from the agent. Without this,
-    every verdict is forgeable (docs/verification.md).
+    """The task's author states that the verifier's user runs and loads nothing from the agent. Without this statement,
+    every verdict counts as forgeable (docs/verification.md).
     """
 
     @field_validator("artifacts")
@@ -144,7 +144,7 @@ class TaskVerifier(ApiModel):
 
 
 class Timeouts(ApiModel):
-    """Time limits of the parts of a rollout, in seconds. Starting the sandbox counts for none of them."""
+    """Time limits of the parts of a rollout, in seconds. The start of the sandbox counts towards none of them."""
 
     setup_seconds: Seconds = 600
     """All setup commands together."""
@@ -177,19 +177,18 @@ class TaskStep(ApiModel):
     verifier: TaskVerifier | None = None
     """How the step is graded."""
     min_rewards: Annotated[dict[str, float], Field(max_length=64)] = {}
-    """The rollout ends after this step unless each of these rewards is at least this high; `reward` is the one that
-    counts.
+    """Least values of named rewards; the rollout ends after this step if one is missed. `reward` is the step's reward.
     """
     verifier_seconds: Seconds | None = None
     """Time limit of this step's verifier; `timeouts.verifierSeconds` when left out."""
 
     @field_validator("verifier")
     @classmethod
-    def _is_graded_where_it_was_worked(cls, verifier: TaskVerifier | None) -> TaskVerifier | None:
+    def _is_graded_in_the_agents_workspace(cls, verifier: TaskVerifier | None) -> TaskVerifier | None:
         given = verifier and (verifier.image or verifier.collect or verifier.artifacts)
         if verifier is not None and (given or verifier.mode is VerifierMode.SEPARATE):
             raise ValueError(
-                "a step is graded in the agent's own workspace; leave mode Separate and what belongs to it out"
+                "a step is graded in the agent's own workspace; leave out mode Separate, image, collect and artifacts"
             )
         return verifier
 
@@ -225,8 +224,7 @@ class Task(ApiModel):
     tags: Annotated[list[ShortText], Field(max_length=64)] = []
     """Labels for statistics."""
     environment: TaskEnvironment | None = None
-    """The task is to act in this environment, whose steps give the reward. `prompt` is used like that of
-    `tasks.environments`.
+    """Environment in which the agent acts. Its steps give the reward. `prompt` is used like that of `tasks.environments`.
     """
     solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Files that the solution needs. Only the Oracle agent gets them."""
@@ -385,7 +383,7 @@ class Tasks(ApiModel):
             seen.add((entry.job, entry.index, entry.turn))
         if len(counts := sorted({entry.count for entry in branch or []})) > 1:
             raise ValueError(
-                f"count is {' and '.join(map(str, counts))}; all groups of a job have one size: give each size a job"
+                f"count is {' and '.join(map(str, counts))}, and all groups of a job have the same size; use separate jobs"
             )
         return branch
 

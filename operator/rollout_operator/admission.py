@@ -15,7 +15,7 @@ from aiohttp import web
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from rollout_api.base import API_VERSION
-from rollout_api.on_cluster.excess import EXCESS, excess
+from rollout_api.on_cluster.excess import EXCESS, size_problem
 from rollout_api.on_cluster.model_server_problems import parse
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.on_cluster.resolve import resolve
@@ -45,7 +45,7 @@ def _of_rollout_job(body: Body, config: OperatorConfig) -> list[str]:
 
 
 def _of_model_server(body: Body, config: OperatorConfig) -> list[str]:
-    if why := excess(body.get("spec")):
+    if why := size_problem(body.get("spec")):
         body = {**body, "spec": {}, EXCESS: why}  # as the operator keeps it
     return [str(problem) for problem in parse(body, config.privileged_namespaces).problems]
 
@@ -56,7 +56,7 @@ def _of_sandbox(body: Body, config: OperatorConfig) -> list[str]:
     """
     if any(owner.get("kind") == "RolloutJob" for owner in body["metadata"].get("ownerReferences") or []):
         return []
-    if why := excess(body.get("spec")):
+    if why := size_problem(body.get("spec")):
         return [f"spec: {why}"]
     spec = parse_spec(body.get("spec") or {})
     if isinstance(spec, list):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from rollout_api.base import API_GROUP
 from rollout_api.model_server import ModelServerStatus
-from rollout_api.on_cluster.excess import EXCESS, excess
+from rollout_api.on_cluster.excess import EXCESS, size_problem
 from rollout_api.on_cluster.nodes import LABEL_PREFIX
 from rollout_api.on_cluster.objects import Manifest
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
@@ -59,7 +59,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             pass
         case "RolloutShard":
             status = obj.get("status")
-            kept["status"] = {} if excess(status) else readable_status(kind, status)
+            kept["status"] = {} if size_problem(status) else readable_status(kind, status)
         case "RolloutJob":
             kept |= _pick(obj, "apiVersion", "kind")
             kept |= {
@@ -70,7 +70,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
         case "Sandbox" | "ModelServer":
             kept |= _pick(obj, "apiVersion", "kind")
             kept |= {"spec": readable_spec(obj.get("spec")), "status": readable_status(kind, obj.get("status"))}
-            if why := excess(kept["spec"]):
+            if why := size_problem(kept["spec"]):
                 kept |= {"spec": {}, EXCESS: why}
     shared: Manifest = _share(kept)
     return shared
@@ -100,10 +100,10 @@ def readable_status(kind: str, status: Any) -> dict[str, Any]:
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kept = _pick(metadata, *_METADATA)
     for field in ("labels", "annotations"):
-        if field in kept and (field == "annotations" or excess(kept[field])):
+        if field in kept and (field == "annotations" or size_problem(kept[field])):
             kept[field] = {key: value for key, value in kept[field].items() if key.startswith(_READ_KEYS)}
     owners = [owner for owner in kept.get("ownerReferences", ()) if owner.get("controller")]
-    kept["ownerReferences"] = [] if excess(owners) else owners
+    kept["ownerReferences"] = [] if size_problem(owners) else owners
     return kept
 
 
@@ -150,7 +150,7 @@ def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     kept = _pick(spec, *_JOB_SPEC)
     template = _pick(spec.get("sandbox") or {}, "podTemplate")  # of every pod of its sandboxes
     kept["sandbox"] = (
-        {} if excess(template) else template
+        {} if size_problem(template) else template
     )  # such a job never starts (rollout_api/on_cluster/resolve.py)
     kept["runners"] = _pick(spec.get("runners") or {}, "replicas")
     model = spec.get("model") or {}

@@ -1,1 +1,1 @@
-"""What a cluster makes of manifests: the operator acts by it, and `rolloutctl doctor` foresees it. Pure."""
+"""How the operator interprets manifests. `rolloutctl doctor` uses the same functions as a prediction. No side effects."""

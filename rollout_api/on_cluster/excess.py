@@ -1,4 +1,4 @@
-"""Checks for objects that are too large to keep and plan."""
+"""Size limits for specs, so that objects of tenants cannot exhaust the operator's memory."""
 
 import json
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from rollout_api.nesting import DEEPEST, too_deep
 
 EXCESS = "excess"
-"""Field of an object whose spec was too large to be kept: why."""
-TOO_DEEP = f"is nested more than {DEEPEST} levels deep; nothing in a manifest has to be"
-"""Why a value is too large that `too_deep` finds."""
+"""Field that the operator's cache adds to an object whose spec was too large to keep. Its value is the reason."""
+TOO_DEEP = f"is nested more than {DEEPEST} levels deep; no field of a manifest needs that many"
+"""Message for a value that `too_deep` rejects."""
 MOST_CHARACTERS = 65_536
-"""Of a spec that is kept whole. Hundreds of one tenant's objects of a megabyte each would fill the operator's memory."""
+"""Longest spec, as JSON, that the operator keeps. Hundreds of objects of a megabyte each would fill its memory."""
 
 
-def excess(value: Any) -> str | None:
-    """Why a value is too large to be kept and planned with; None for what people write."""
+def size_problem(value: Any) -> str | None:
+    """Return why a value is too large to keep; None if it is within the limits."""
     if too_deep(value):
         return TOO_DEEP
     if (size := len(json.dumps(value))) > MOST_CHARACTERS:

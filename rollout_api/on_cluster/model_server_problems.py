@@ -1,4 +1,4 @@
-"""Problems of a ModelServer that the API server's schema does not detect, by field. Pure."""
+"""Problems of a ModelServer that the API server's schema does not detect, by field. No side effects."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from rollout_api.on_cluster.objects import Manifest
 GROUP_NAME_CHARACTERS: Final = 39
 """Longest name of a LeaderWorkerSet. The names of its pods, revisions and labels derive from it."""
 
-LENDS_RIGHTS: Final = frozenset(
+PRIVILEGED_FIELDS: Final = frozenset(
     (
         *("hostNetwork", "hostPID", "hostIPC", "hostUsers", "hostPath", "hostPort", "privileged", "procMount"),
         "hostProcess",
@@ -24,14 +24,14 @@ LENDS_RIGHTS: Final = frozenset(
     )
 )
 """Pod fields that grant rights beyond the namespace, on the node or its kernel."""
-HANDLERS: Final = frozenset(("httpGet", "tcpSocket"))
-"""Requests of probes and lifecycle handlers. With `host`, the kubelet sends them from the node to any address, such as
-the node's loopback.
+NETWORK_HANDLERS: Final = frozenset(("httpGet", "tcpSocket"))
+"""Probe and lifecycle handlers that send requests. With the field `host`, the kubelet sends them from the node to any
+address, such as the node's loopback.
 """
 
 
 class Parsed(NamedTuple):
-    """A ModelServer as far as it can be parsed, and all its problems."""
+    """The result of `parse`: a ModelServer and its problems."""
 
     server: ModelServer | None
     """None if a field is malformed."""
@@ -39,6 +39,7 @@ class Parsed(NamedTuple):
 
 
 def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> Parsed:
+    """Parse a ModelServer's manifest and collect its problems. Invalid fields are problems, not exceptions."""
     why = manifest.get(EXCESS)
     if why and (not manifest["spec"] or too_deep(manifest["spec"])):
         return Parsed(None, (Problem("spec", why),))
@@ -63,17 +64,20 @@ def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> It
         yield from _group_problems(server)
     memory, shared = spec.resources.memory, spec.resources.shared_memory
     if memory is not None and quantity_value(memory) <= quantity_value(shared):
-        message = f"is {memory}, and sharedMemory ({shared}) counts to it; raise it, or lower resources.sharedMemory"
+        message = (
+            f"is {memory}, which must include sharedMemory ({shared}) and more; "
+            "raise it, or lower resources.sharedMemory"
+        )
         yield Problem("spec.resources.memory", message)
     pod_template = template.without_nulls(spec.pod_template or {})
-    malformed = (told.partition(": ") for told in template.well_formed(pod_template, "spec.podTemplate"))
+    malformed = (problem.partition(": ") for problem in template.merge_problems(pod_template, "spec.podTemplate"))
     yield from (Problem(path, message) for path, _, message in malformed)
     if server.metadata.namespace not in privileged_namespaces:
         annotations = _mapping(_mapping(pod_template.get("metadata")).get("annotations"))
-        for told in template.refused_keys(annotations, "spec.podTemplate.metadata.annotations", template.NODE_KEYS):
-            path, _, message = told.partition(": ")
+        for refusal in template.refused_keys(annotations, "spec.podTemplate.metadata.annotations", template.NODE_KEYS):
+            path, _, message = refusal.partition(": ")
             yield Problem(path, message)
-        for path in _lent(pod_template, "spec.podTemplate"):
+        for path in _privileged_paths(pod_template, "spec.podTemplate"):
             message = (
                 "is refused: it grants rights on the node; leave it out, or have the namespace added to the chart's "
                 "`privilegedNamespaces`"
@@ -99,15 +103,15 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _lent(value: Any, path: str) -> Iterator[str]:
+def _privileged_paths(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key in LENDS_RIGHTS:
+            if key in PRIVILEGED_FIELDS:
                 yield f"{path}.{key}"
-            elif key in HANDLERS and "host" in _mapping(inner):
+            elif key in NETWORK_HANDLERS and "host" in _mapping(inner):
                 yield f"{path}.{key}.host"
             else:
-                yield from _lent(inner, f"{path}.{key}")
+                yield from _privileged_paths(inner, f"{path}.{key}")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _lent(inner, f"{path}[{index}]")
+            yield from _privileged_paths(inner, f"{path}[{index}]")

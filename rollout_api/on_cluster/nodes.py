@@ -1,7 +1,8 @@
-"""What nodes offer to sandboxes: the labels by which the scheduler places their pods, and counts over all nodes.
+"""Node features that sandboxes need: user namespaces and image volumes, per node and counted over all nodes.
 
-The kubelet reports in `status.runtimeHandlers` whether a runtime handler supports user namespaces. No node label has it, so
-the operator sets one. Only the node's own report counts: whatever a sandbox says is the word of a tenant.
+The kubelet reports in `status.runtimeHandlers` whether a runtime handler supports user namespaces. Kubernetes sets no node
+label for it, so the operator sets one for the scheduler. Only the kubelet's report counts, because a sandbox's report
+comes from untrusted code.
 """
 
 import re
@@ -14,7 +15,7 @@ from rollout_api.on_cluster.objects import Manifest
 
 LABEL_PREFIX = f"userns.{API_GROUP}/"
 _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""The form of a handler that a RuntimeClass can name; it is also a valid name of a label."""
+"""Form of the handler names that a RuntimeClass can refer to. Such a name is also valid in a label."""
 
 # The first versions with image volumes (their release notes). Any other runtime is assumed to be new enough; where it is
 # not, the pod is refused or cannot start, and the reason is in the Sandbox's conditions.
@@ -23,30 +24,30 @@ WITHOUT_IMAGE_VOLUMES = frozenset({"docker"})
 
 
 def user_namespaces_label(handler: str) -> str:
-    """Key of the label of nodes on which pods of a runtime handler (empty: the default one) get no user namespace."""
+    """Return the label key of nodes that give pods of a runtime handler no user namespace. Empty: the default handler."""
     return f"{LABEL_PREFIX}{handler or 'default'}"
 
 
 def has_user_namespaces(node: Manifest, handler: str) -> bool:
-    """Whether pods of a runtime handler can have a user namespace on a node, or that is not known yet."""
+    """Whether pods of a runtime handler can have a user namespace on a node. True while it is not known yet."""
     return _is_starting(node) or (
         handler in reported_handlers(node)[0] and user_namespaces_label(handler) not in labels_of(node)
     )
 
 
 def is_ready(node: Manifest) -> bool:
-    """Whether the control plane hears from a node that it is well."""
+    """Whether the node's condition Ready is True."""
     return "Ready" in true_conditions(node["status"])
 
 
 def runtime(node: Manifest) -> str:
-    """Name and version of a node's container runtime, as in `containerd://2.1.0`; empty when it is not reported."""
+    """Return name and version of a node's container runtime, as in `containerd://2.1.0`; empty if not reported."""
     version: str = node["status"].get("nodeInfo", {}).get("containerRuntimeVersion", "")
     return version
 
 
 def has_image_volumes(node: Manifest) -> bool:
-    """Whether a node's container runtime can mount images, as far as its version tells."""
+    """Whether a node's container runtime can mount images, judged by its version."""
     name, _, version = runtime(node).partition("://")
     since = IMAGE_VOLUMES_SINCE.get(name)
     numbers = re.match(r"v?(\d+)\.(\d+)", version)
@@ -56,7 +57,7 @@ def has_image_volumes(node: Manifest) -> bool:
 
 
 class NodeCounts:
-    """How many nodes offer what. Kept up to date with every change, so that a plan never has to look at all nodes."""
+    """Counts of nodes by feature, updated with each change of a node, so that a plan need not read all nodes."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -65,8 +66,8 @@ class NodeCounts:
         self._starting = 0
         self._able: dict[str, int] = {}
 
-    def able(self, handler: str) -> int:
-        """The number of nodes where pods of a runtime handler can have user namespaces, as far as is known."""
+    def with_user_namespaces(self, handler: str) -> int:
+        """Return the number of nodes where pods of a runtime handler can have user namespaces, or may have them."""
         return self._able.get(handler, 0) + self._starting
 
     def add(self, node: Manifest) -> None:
@@ -87,7 +88,10 @@ class NodeCounts:
 
 
 def reported_handlers(node: Manifest) -> tuple[set[str], set[str]]:
-    """Names of the runtime handlers with user namespaces, and of those without. A runtime too old to report has none."""
+    """Return the names of the runtime handlers with user namespaces, and of those without.
+
+    A runtime that is too old to report its handlers counts as without.
+    """
     handlers = {
         handler.get("name", ""): bool((handler.get("features") or {}).get("userNamespaces"))
         for handler in node["status"].get("runtimeHandlers") or ()

@@ -1,4 +1,4 @@
-"""Kubernetes objects as JSON: where their kinds are, and the form of those with an owner."""
+"""Kubernetes objects as JSON: the API paths of their kinds, and objects with an owner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind's place in the API."""
+    """API version, plural name and scope of one kind."""
 
     api_version: str
     plural: str
     namespaced: bool = True
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path of one object, of all in a namespace, or of all."""
+        """Return the URL path of one object, of all objects in a namespace, or of all objects."""
         parts = ["/api" if self.api_version == "v1" else "/apis", self.api_version]
         if namespace and self.namespaced:
             parts += ["namespaces", namespace]
@@ -53,7 +53,7 @@ KINDS = {
 
 
 def owner_reference(kind: str, name: str, uid: str | None) -> Json:
-    """Reference by which garbage collection deletes an object with its owner, whose deletion never waits for it."""
+    """Return an owner reference. The object is garbage-collected with its owner and does not block its deletion."""
     return {
         "apiVersion": API_VERSION,
         "kind": kind,
@@ -67,6 +67,6 @@ def owner_reference(kind: str, name: str, uid: str | None) -> Json:
 def owned_object(
     kind: str, name: str, namespace: str | None, owner: Json, labels: Mapping[str, str], **body: Any
 ) -> Json:
-    """An object with a controller. `body`: its fields beside the metadata."""
+    """Return an object whose controller is `owner`. `body` has its fields besides the metadata."""
     metadata = {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": [owner]}
     return {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, **body}

@@ -14,42 +14,42 @@ Rate = Annotated[float, Field(gt=0, le=10_000)]
 
 
 class Images(ApiModel):
-    """Images of this product that pods use."""
+    """Images of agent-rollouts that pods use."""
 
     runtime: ShortText
-    """Of runner pods, unless a job brings its own."""
+    """Image of runner pods whose job sets no `runners.image`."""
     executor: ShortText
-    """Of the executor's bundle: an image volume of every sandbox pod, or its init container."""
+    """Image of the executor's bundle. Sandbox pods mount it as an image volume, or copy it in an init container."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """For both; the images of tasks are always IfNotPresent."""
+    """Pull policy of both images. The images of tasks always have IfNotPresent."""
 
 
 class Defaults(ApiModel):
-    """What fills in for a job that was written for a laptop."""
+    """Values that replace fields of a job that work only on a laptop."""
 
     output: Output | None = None
-    """Where results go when `output.uri` is a local folder; the job's own name is the last part of the path."""
+    """Destination of results if `output.uri` is a local folder. The job's name and uid are appended to the path."""
     model: ModelSpec | None = None
-    """What answers when `model` points to localhost or takes its key from the environment."""
+    """Model to use if `model` points to localhost or takes its key from the environment."""
 
 
 class RunnerDefaults(ApiModel):
-    """What runner pods get unless their job says otherwise."""
+    """Defaults of runner pods."""
 
     cpu: Quantity = "250m"
     memory: Quantity = "256Mi"
-    """Requests, before what the concurrency adds."""
+    """Requests of `cpu` and `memory`, to which the operator adds an amount for the concurrency."""
     service_account_annotations: dict[str, str] = {}
-    """Of the ServiceAccount that the operator creates for a job, as workload identity wants them."""
+    """Annotations of the ServiceAccount that the operator creates for a job, as workload identity needs them."""
 
 
 class DnsServer(ApiModel):
-    """Where sandboxes that may reach names look them up."""
+    """A DNS server for sandboxes that may connect to host names."""
 
     peer: dict[str, Any]
     """A peer of a NetworkPolicy."""
     port: Port = 53
-    """Of the pods behind the DNS service, UDP and TCP."""
+    """Port of the pods behind the DNS service, UDP and TCP."""
 
 
 KUBE_DNS = DnsServer(
@@ -58,44 +58,44 @@ KUBE_DNS = DnsServer(
         "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
     }
 )
-"""CoreDNS and kube-dns alike have this label, but not on OpenShift."""
+"""CoreDNS and kube-dns have this label, except on OpenShift."""
 
 
 class Watch(ApiModel):
-    """Where the operator looks."""
+    """Scope of the operator."""
 
     namespaces: Annotated[list[Namespace], Field(max_length=256)] = []
-    """Only these; all when empty."""
+    """Namespaces to watch; all when empty."""
 
 
 class Budgets(ApiModel):
-    """How fast the operator writes. Creates and deletes have separate budgets: a full cluster must be able to shrink."""
+    """Rate limits of the operator's writes. Creates and deletes have separate budgets, so that a full cluster can shrink."""
 
     creates_per_second: Rate = 50
     deletes_per_second: Rate = 50
     writes_in_flight: Annotated[int, Field(ge=1, le=1000)] = 16
-    """Creates that wait for the API server at once; deletes have as many for themselves."""
+    """Most concurrent creates, and separately most concurrent deletes."""
 
 
 class LeaseSettings(ApiModel):
-    """Who works, when several replicas run. Defaults of the three times are those of Kubernetes' own controllers."""
+    """Leader election among replicas. The defaults of the three times are those of Kubernetes' own controllers."""
 
     namespace: Namespace
     name: ObjectName = "rollout-operator"
     duration_seconds: Annotated[int, Field(ge=7, le=600)] = 15
-    """Others may take over when the holder has not renewed for so long."""
+    """Time without a renewal after which another replica may take the lease."""
     renew_deadline_seconds: Annotated[int, Field(ge=2, le=599)] = 10
-    """A holder that could not renew for so long stops writing."""
+    """Time without a renewal after which the holder stops writing."""
     retry_seconds: Annotated[float, Field(gt=0, le=60)] = 2
-    """Between two looks at the lease."""
+    """Interval between attempts to acquire or renew the lease."""
 
 
 class Admission(ApiModel):
-    """Where the API server asks whether an object may be created or changed."""
+    """The validating admission webhook."""
 
     port: Port = 9443
     certificates: Path
-    """Folder with `tls.crt`, `tls.key` and `ca.crt`. They are read again when they change."""
+    """Folder with `tls.crt`, `tls.key` and `ca.crt`. Changed files are read again."""
 
 
 class OperatorConfig(ApiModel):
@@ -107,14 +107,14 @@ class OperatorConfig(ApiModel):
     runner: RunnerDefaults = RunnerDefaults()
     dns: Annotated[list[DnsServer], Field(min_length=1, max_length=16)] = [KUBE_DNS]
     privileged_namespaces: Annotated[list[Namespace], Field(max_length=256)] = []
-    """Where `security: Privileged` may be asked for."""
+    """Namespaces in which `security: Privileged` is allowed."""
     watch: Watch = Watch()
     admission: Admission | None = None
-    """None: the operator serves no webhook."""
+    """Settings of the webhook; without them the operator serves none."""
     budgets: Budgets = Budgets()
     workers: Annotated[int, Field(ge=1, le=256)] = 16
-    """Objects of one kind that are worked on at once."""
+    """Objects of one kind that are reconciled concurrently."""
     resync_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
-    """Every object is looked at again so often, even if nothing seems to happen."""
+    """Interval at which every object is reconciled even if nothing changes."""
     metrics_port: Port = 8080
     health_port: Port = 8081

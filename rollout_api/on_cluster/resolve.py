@@ -1,7 +1,7 @@
 """Resolve the applied RolloutJob into the one that runners run, or into a list of problems.
 
-What only a laptop has, a local folder, a key in the environment, a model on localhost, is replaced by the chart's
-defaults where it has some.
+The chart's defaults, if set, replace fields that work only on a laptop: a local folder, a key in the environment, a
+model on localhost.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ from rollout_api.model import ApiKeySource, ModelSpec
 from rollout_api.model_server import ModelServer
 from rollout_api.nesting import too_deep
 from rollout_api.on_cluster import template
-from rollout_api.on_cluster.excess import TOO_DEEP, excess
+from rollout_api.on_cluster.excess import TOO_DEEP, size_problem
 from rollout_api.on_cluster.model_server_problems import problems_of
 from rollout_api.on_cluster.objects import Manifest
 from rollout_api.on_cluster.operator_config import Defaults, OperatorConfig
@@ -32,7 +32,7 @@ STORES: Final = ("s3", "gs", "az")
 """Object stores that runners can reach (agent_runtime/recording/store.py)."""
 
 OBJECT_NAME_CHARACTERS: Final = 52
-"""Longest name of our objects (rollout_api.base.ObjectName)."""
+"""Longest name of an object (rollout_api.base.ObjectName)."""
 
 SECRET_BYTES: Final = 1_000_000
 """Most bytes of job.json. A Secret holds 1 MiB, including the key and the names."""
@@ -62,9 +62,10 @@ class Resolved:
 
 
 def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None = None) -> Resolved:
-    """The job with the chart's defaults filled in, with the default `suspend` and `ttlSecondsAfterFinished`.
+    """Return the job with the chart's defaults, or its problems. `suspend` and `ttlSecondsAfterFinished` get their
+    defaults.
 
-    `server`: the ModelServer that the job uses, if it is there.
+    `server` is the ModelServer that `model.serverRef` names, if it exists.
     """
     if too_deep(manifest.get("spec")):
         return Resolved(None, (Problem("spec", TOO_DEEP),))
@@ -84,13 +85,13 @@ def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None 
         spec=spec,
     )
     if (size := len(job_file(resolved).encode())) > SECRET_BYTES:
-        message = f"takes {size} bytes, at most {SECRET_BYTES} fit; put the tasks into a file and use tasks.from"
+        message = f"takes {size} bytes, expected at most {SECRET_BYTES}; put the tasks into a file and use tasks.from"
         return Resolved(None, (Problem("spec", message),))
     return Resolved(resolved)
 
 
 def job_file(job: RolloutJob) -> str:
-    """The job as its runners run it, as JSON."""
+    """Return the resolved job as JSON, for the runners."""
     return json.dumps(job.wire(), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -160,16 +161,18 @@ def _image_problems(spec: RolloutJobSpec) -> Iterator[Problem]:
 def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
     """Return why the API server or the operator would refuse the job's pods."""
     given = {"sandbox": spec.sandbox.pod_template, "runners": spec.runners.pod_template}
-    if too_large := [Problem(f"spec.{where}.podTemplate", why) for where in given if (why := excess(given[where]))]:
+    if too_large := [
+        Problem(f"spec.{where}.podTemplate", why) for where in given if (why := size_problem(given[where]))
+    ]:
         return too_large
     pod_template = template.without_nulls(spec.sandbox.pod_template or {})
-    refuse = template.well_formed if spec.security is Security.PRIVILEGED else template.refusals
+    check = template.merge_problems if spec.security is Security.PRIVILEGED else template.refusals
     runners = template.without_nulls(spec.runners.pod_template or {})
     refused = [
-        *refuse(pod_template, "spec.sandbox.podTemplate"),
+        *check(pod_template, "spec.sandbox.podTemplate"),
         *template.refusals(runners, "spec.runners.podTemplate", RUNNER_PARTS),
     ]
-    return [Problem(path, message) for path, _, message in (told.partition(": ") for told in refused)]
+    return [Problem(path, message) for path, _, message in (refusal.partition(": ") for refusal in refused)]
 
 
 def _model_problems(model: ModelSpec) -> list[Problem]:
@@ -193,9 +196,9 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
         own = ModelServer.model_construct(metadata=named, spec=model.server)
         for found in problems_of(own, config.privileged_namespaces):
             problems.append(Problem(found.path.replace("spec.", "spec.model.server.", 1), found.message))
-    # That a server of the job's own has one, the job's definition sees to.
-    parsed = model.server is not None or server is None or bool(server.get("spec", {}).get("toolCallParser"))
-    if not parsed and job.spec.calls_tools:
+    # RolloutJobSpec checks the parser of a job's own server. A server that does not exist yet cannot be checked.
+    may_parse = model.server is not None or server is None or bool(server.get("spec", {}).get("toolCallParser"))
+    if not may_parse and job.spec.calls_tools:
         needs = f"agent {job.spec.agent.type} calls tools, and vLLM finds calls in answers with a parser for the model"
         where = f"ModelServer {model.server_ref} has no spec.toolCallParser"
         problems.append(Problem("spec.model.serverRef", f"{where}: {needs}; set it there, such as hermes"))
@@ -212,10 +215,10 @@ def _mcp_problems(spec: RolloutJobSpec) -> list[Problem]:
 
 
 def _address_problems(path: str, field: str, url: str, key: ApiKeySource | None, otherwise: str = "") -> list[Problem]:
-    """Return which parts of a model address and its key exist only on a laptop."""
+    """Return problems of an address or a key that works only on a laptop."""
     problems = []
     if _is_this_machine(urlsplit(url).hostname or ""):
-        message = f"{url!r} is the runner pod itself; give an address that pods can reach{otherwise}"
+        message = f"{url!r} is, in a cluster, the runner pod itself; give an address that pods can reach{otherwise}"
         problems.append(Problem(f"{path}.{field}", message))
     if key is not None and key.env is not None:
         message = (

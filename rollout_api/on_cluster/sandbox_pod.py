@@ -1,6 +1,6 @@
-"""The pod of a Sandbox: the unchanged task image with the executor beside it, untrusted and without secrets. Pure.
+"""Build the pod of a Sandbox: the unchanged task image, started with the executor. It is untrusted and has no secrets.
 
-A sandbox of N workspaces asks for N times what one workspace may use, and for what the executor needs itself.
+A sandbox of N workspaces requests N times the limits of one workspace, plus what the executor needs. No side effects.
 """
 
 import json
@@ -115,7 +115,7 @@ class Choice:
     message: str
 
 
-def choose(
+def choose_mode(
     asked: WorkspaceMode,
     nodes: NodeCounts,
     *,
@@ -126,7 +126,7 @@ def choose(
     """Choose the mode of a new pod. The cost does not depend on the number of nodes.
 
     Args:
-        nodes: of the cluster; none: not known yet, as when nodes are made on demand.
+        nodes: counts of the cluster's nodes. With 0 nodes, Overlay is assumed to work: an autoscaler may add nodes.
         handler: runtime handler of the pod; a RuntimeClass has the name of its handler by custom.
         admission_refusal: the API server's message when it refused an Overlay pod in this namespace.
         trial_failure: the executor's message when Overlay failed for this namespace and image.
@@ -137,7 +137,7 @@ def choose(
         return Choice(WorkspaceMode.PLAIN, TRIAL_FAILED, trial_failure)
     if admission_refusal is not None:
         return Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, admission_refusal)
-    if nodes.total and not nodes.able(handler):
+    if nodes.total and not nodes.with_user_namespaces(handler):
         return Choice(
             WorkspaceMode.PLAIN,
             NODES_LACK_USER_NAMESPACES,
@@ -163,7 +163,7 @@ OVERLAY_CAPABILITIES = (
     *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
 )
-# the uid of `nobody` in distroless images; the init container only copies files that every user may read.
+# The uid of `nobody` in distroless images. The init container only copies files that every user may read.
 INIT_USER = 65532
 
 
@@ -193,8 +193,8 @@ def pod_for(
     """Return the pod. Raises ValueError that names the field if the template leaves no memory for the executor.
 
     Args:
-        template: the user's, without nulls, and without anything that is refused.
-        image_volume: mount the executor's image; else an init container copies it.
+        template: the user's pod template, validated and without nulls.
+        image_volume: whether to mount the executor's image; else an init container copies it.
     """
     places = places_of(spec, choice.mode)
     needs = needs_of(spec.resources, places)
@@ -226,7 +226,7 @@ def executor_config(
 
 def _base(spec: SandboxSpec, mode: WorkspaceMode, images: Images, needs: Needs, *, image_volume: bool) -> Json:
     """Return the parts that a template may change."""
-    # Kubernetes expands $(NAME) in values; `$$` is a `$` that it leaves alone.
+    # Kubernetes expands $(NAME) in values; `$$` is an escaped `$`.
     env = [{"name": variable.name, "value": variable.value.replace("$", "$$")} for variable in spec.env]
     container: Json = {
         "name": CONTAINER,
@@ -317,7 +317,7 @@ def _memory_for_workspaces(container: Mapping[str, Any], needs: Needs) -> int | 
         least = quantity(needs.own_memory + LEAST_MEMORY)
         raise ValueError(
             f"containers[{CONTAINER}].resources.limits.memory: {limits['memory']} is too little for {needs.places} "
-            f"workspaces and the executor beside them; give at least {least}, or leave it out"
+            f"workspaces and the executor; give at least {least}, or leave it out"
         )
     return left if needs.memory_bytes is None else min(left, needs.memory_bytes)
 
@@ -325,14 +325,14 @@ def _memory_for_workspaces(container: Mapping[str, Any], needs: Needs) -> int | 
 def _overlay_affinity(spec: SandboxSpec, affinity: Mapping[str, Any]) -> Json:
     """Return the affinity that also keeps an Overlay pod off nodes without user namespaces.
 
-    It is required for mode Overlay. For Auto it is preferred: a job whose template chooses such nodes gets Plain
-    sandboxes there.
+    The affinity is required in mode Overlay and preferred in mode Auto. A job in mode Auto whose template selects nodes
+    without user namespaces gets Plain sandboxes there.
     """
     offers: Json = {"key": user_namespaces_label(spec.runtime_class_name or ""), "operator": "DoesNotExist"}
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     if spec.workspaces.mode == WorkspaceMode.OVERLAY:
         required = node_affinity.get(templates.REQUIRED) or {}
-        # The terms are alternatives, so each of them has to ask for it. The API server takes an empty one to match nothing.
+        # The terms are alternatives, so each one needs the expression. An empty term matches nothing and stays empty.
         terms = [
             {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), offers]} if term else term
             for term in required.get("nodeSelectorTerms") or [{"matchExpressions": []}]

@@ -1,6 +1,6 @@
-"""The user's pod template: which fields are refused, and how the rest is merged into the operator's pod. Pure.
+"""The user's pod template: which fields are refused, and how the others are merged into the operator's pod.
 
-What may be changed is listed; everything else is refused, so that a field that Kubernetes adds tomorrow lends no right.
+Only listed fields are allowed, so that fields that Kubernetes adds later cannot grant rights. No side effects.
 """
 
 import posixpath
@@ -14,7 +14,7 @@ INIT_CONTAINER = "executor"
 BUNDLE_VOLUME = "rollout-executor"
 STATE_VOLUME = "rollout-state"
 OWN_FOLDER = "/.rollout"
-"""Mount folder of both. A pod template cannot mount anything there."""
+"""Mount folder of both volumes. A pod template cannot mount anything there."""
 
 OVERLAY_ANNOTATION = f"{API_GROUP}/overlay"
 """Pod annotation with reason and message of its Sandbox's condition Overlay, as `Reason: message`."""
@@ -63,15 +63,15 @@ ALLOWED: Mapping[str, Json] = {
 """Fields and forms that `security: Standard` allows in a template. A list with one entry means a list of such entries.
 """
 
-_NO_RIGHTS = "a sandbox has no identity in the cluster; runners have spec.runners.serviceAccountName"
+_NO_ACCOUNT = "a sandbox has no identity in the cluster; for runners set spec.runners.serviceAccountName"
 _NODE = "it would join the node's own namespaces"
-_KERNEL = "it decides what the pod may do to the kernel"
-_ONE = "a pod made for a job is one container, and its program is not the template's"
-_CLOCK = "other clocks decide when the pod ends; of a sandbox spec.lifetimeSeconds and spec.idleSeconds"
-WHY: Mapping[str, str] = {
-    "serviceAccountName": _NO_RIGHTS,
-    "serviceAccount": _NO_RIGHTS,
-    "automountServiceAccountToken": _NO_RIGHTS,
+_KERNEL = "it changes the pod's rights towards the kernel"
+_ONE = "the pod has one container, and the operator sets its command"
+_LIFETIME = "the operator decides when the pod ends; for sandboxes set spec.lifetimeSeconds and spec.idleSeconds"
+REFUSAL_REASONS: Mapping[str, str] = {
+    "serviceAccountName": _NO_ACCOUNT,
+    "serviceAccount": _NO_ACCOUNT,
+    "automountServiceAccountToken": _NO_ACCOUNT,
     "hostNetwork": _NODE,
     "hostPID": _NODE,
     "hostIPC": _NODE,
@@ -85,20 +85,20 @@ WHY: Mapping[str, str] = {
     "args": _ONE,
     "lifecycle": _ONE,
     "restartPolicy": "a restart would silently lose the state of all workspaces",
-    "activeDeadlineSeconds": _CLOCK,
-    "terminationGracePeriodSeconds": _CLOCK,
+    "activeDeadlineSeconds": _LIFETIME,
+    "terminationGracePeriodSeconds": _LIFETIME,
     "image": "use spec.image, or spec.runners.image of a job",
     "runtimeClassName": "use spec.runtimeClassName",
     "envFrom": "it would expose Secrets to untrusted code",
     "valueFrom": "it would expose Secrets to untrusted code; give a value",
     "secret": "it would expose a Secret to untrusted code",
     "projected": "it may hold Secrets and service account tokens",
-    "hostPath": "it is the node's own disk",
-    "csi": "a driver decides what it holds and with whose rights",
+    "hostPath": "it gives access to the node's disk",
+    "csi": "its driver could expose any data with any rights",
     "resourceClaims": "it gives access to devices of the node",
     "claims": "it gives access to devices of the node",
 }
-"""Why a field is refused, by its name. Other fields are simply not supported."""
+"""Why a field is refused, by its name. The message for other fields is that they are not supported."""
 
 NODE_KEYS = (
     "container.apparmor.security.beta.kubernetes.io/",
@@ -149,7 +149,6 @@ REFUSED_KEYS = (
 )
 OWN_KEYS = (f"{API_GROUP}/", "app.kubernetes.io/managed-by")
 
-# Which fields identify an entry when two lists are merged; other lists are replaced whole.
 MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -165,7 +164,7 @@ MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "resourceClaims": ("name",),
     "claims": ("name",),
 }
-"""Kubernetes' list-map-keys of these fields."""
+"""Keys that identify an entry when two lists are merged (Kubernetes' list-map-keys). Other lists are replaced whole."""
 _KEY_DEFAULTS = {"protocol": "TCP"}
 
 
@@ -191,8 +190,8 @@ def without_nulls(value: Json) -> Json:
 
 
 def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_PARTS) -> list[str]:
-    """Return why a template (without nulls) is not allowed in `security: Standard`, by field. `where`: its path in the
-    manifest.
+    """Return why a template (without nulls) is not allowed in `security: Standard`, as `path: message`. `where` is the
+    template's path in the manifest.
     """
     found = [*_further_containers(template, where, own.container), *_compare(template, ALLOWED, where)]
     if found:
@@ -215,8 +214,8 @@ def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_P
     return found
 
 
-def well_formed(template: Mapping[str, Json], where: str) -> list[str]:
-    """Return why a template of `security: Privileged` cannot be merged, by field."""
+def merge_problems(template: Mapping[str, Json], where: str) -> list[str]:
+    """Return why a template of `security: Privileged` cannot be merged, as `path: message`."""
     spec = template.get("spec", {})
     found = [
         f"{where}.{name}: expected a mapping"
@@ -252,10 +251,10 @@ def merge(base: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]
 
 def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
     if field == "tolerations":
-        # Ours stay in addition to the user's unless both name the same taint. The API server validates a user's
-        # entries, so they may be anything here.
-        spoken = [(t.get("key"), t.get("effect")) for t in over if isinstance(t, Mapping)]
-        return [t for t in base if isinstance(t, Mapping) and (t.get("key"), t.get("effect")) not in spoken] + over
+        # A user's toleration replaces the operator's for the same taint. The API server validates the user's entries, so
+        # they may have any type here.
+        replaced = [(t.get("key"), t.get("effect")) for t in over if isinstance(t, Mapping)]
+        return [t for t in base if isinstance(t, Mapping) and (t.get("key"), t.get("effect")) not in replaced] + over
     keys = MERGE_KEYS.get(field)
     if keys is None or not all(isinstance(entry, Mapping) for entry in over):
         return list(over)
@@ -270,7 +269,7 @@ def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
 
 
 def _further_containers(template: Mapping[str, Json], where: str, own: str) -> list[str]:
-    """Refuse further containers first: problems inside them would mislead."""
+    """Return a refusal for each further container. Problems inside such containers are not reported."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, Mapping) else None
     return [
@@ -294,7 +293,7 @@ def _compare(value: Json, allowed: Json, path: str) -> list[str]:
         if name in allowed:
             found += _compare(inner, allowed[name], f"{path}.{name}")
         else:
-            why = WHY.get(name, f"not supported here, supported are {', '.join(allowed)}")
+            why = REFUSAL_REASONS.get(name, f"not supported here; supported fields are {', '.join(allowed)}")
             found.append(f"{path}.{name}: refused: {why}")
     return found
 
@@ -315,22 +314,24 @@ def _has_form(value: Json, form: str) -> bool:
 
 
 def refused_keys(keys: Iterable[str], path: str, refused: tuple[str, ...] = REFUSED_KEYS) -> list[str]:
-    """Return the refused labels or annotations and why: those of the operator, and those with these prefixes."""
+    """Return why labels or annotations are refused: the operator's own, and those with a prefix in `refused`."""
     found = []
     for key in keys:
         if key.startswith(OWN_KEYS):
             found.append(
-                f"{path}[{key}]: refused: by these the operator and its policies know the pod; choose another key"
+                f"{path}[{key}]: refused: the operator and its NetworkPolicies identify the pod by it; choose another key"
             )
         elif key.startswith(refused):
-            found.append(f"{path}[{key}]: refused: other software changes the pod's rights or network because of it")
+            found.append(
+                f"{path}[{key}]: refused: it makes other software change the pod's rights or network; remove it"
+            )
     return found
 
 
 def _refused_mount(mount: Mapping[str, Json], names: set[Json], path: str, folder: str) -> list[str]:
     found = []
     if mount.get("name") not in names:
-        found.append(f"{path}.name: {mount.get('name')!r} is not among the template's own volumes")
+        found.append(f"{path}.name: {mount.get('name')!r} is not a volume of this template; add it to spec.volumes")
     target = posixpath.normpath("/" + str(mount.get("mountPath", "/")).lstrip("/"))
     if _is_below(target, folder) or _is_below(folder, target):
         found.append(f"{path}.mountPath: {target} would hide the operator's files in {folder}; choose another folder")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rollout_api.manifest import Problem
 from rollout_api.on_cluster.nodes import NodeCounts, has_image_volumes, has_user_namespaces, is_ready, runtime
 from rollout_api.on_cluster.operator_config import OperatorConfig
-from rollout_api.on_cluster.sandbox_pod import choose
+from rollout_api.on_cluster.sandbox_pod import choose_mode
 from rollout_api.sandbox import WorkspaceMode
 
 OLDEST: Final = (1, 33)
@@ -190,7 +190,7 @@ def nodes(answer: Answer) -> Iterator[Finding]:
     if not known:
         yield Finding(State.FAIL, "nodes", "none is ready and free of taints", "kubectl get nodes")
         return
-    choice = choose(WorkspaceMode.AUTO, counts)
+    choice = choose_mode(WorkspaceMode.AUTO, counts)
     if choice.mode is WorkspaceMode.PLAIN:
         advice = "jobs run with one pod for each rollout; for Overlay, upgrade the nodes"
         yield Finding(State.WARN, "Overlay", choice.message, advice)

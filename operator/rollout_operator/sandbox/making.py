@@ -16,7 +16,7 @@ from rollout_api.cluster import (
 )
 from rollout_api.conditions import Condition
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
-from rollout_api.on_cluster.sandbox_pod import ADMISSION_REFUSED, Choice, Identity, choose, pod_for
+from rollout_api.on_cluster.sandbox_pod import ADMISSION_REFUSED, Choice, Identity, choose_mode, pod_for
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
 from rollout_operator.conditions import condition, find
@@ -95,7 +95,7 @@ def lessons(seen: Observed) -> tuple[Remember, ...]:
 def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
     """Return the first way that was not refused: Overlay before Plain, an image volume before an init container."""
     asked = spec.workspaces.mode
-    choice = choose(
+    choice = choose_mode(
         asked,
         seen.nodes,
         handler=spec.runtime_class_name or "",

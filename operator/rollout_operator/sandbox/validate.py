@@ -57,7 +57,7 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
                 f"{security_field}: Privileged is not allowed in namespace {namespace}; "
                 f"the chart's privilegedNamespaces say where it is ({listed})"
             )
-        return found + template.well_formed(merged, where)
+        return found + template.merge_problems(merged, where)
     refused = template.refusals(merged, where)
     if refused:
         refused.append(f"({security_field}: Privileged allows it, in a namespace of the chart's privilegedNamespaces)")

@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "an install of another agent": (
         lambda spec: spec.update(agent={"install": ["a"]}),
-        "install is only for type Command",
+        "install is allowed only for type Command",
     ),
     "no parser for an agent that calls tools": (
         lambda spec: spec.update(model={"server": NO_PARSER}),
@@ -250,7 +250,7 @@ def test_two_conditions_of_one_type_are_refused() -> None:
 
 SMALL = MODEL_SERVERS["smallest"]
 REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
-    "more accelerators than ways": ({"accelerator": {"count": 4}}, "accelerator.count is not tensor"),
+    "more accelerators than ways": ({"accelerator": {"count": 4}}, "accelerator.count must equal tensor"),
     "nodes that do not divide": ({"parallelism": {"tensor": 4, "nodes": 3}}, "nodes does not divide"),
     "an engine that is too old": ({"engine": SMALL["engine"] | {"version": "0.9.1"}}, "expected 0.14 or newer"),
     "an update of an old engine": (

@@ -263,10 +263,14 @@ def test_the_count_of_a_branch_is_the_size_of_its_group() -> None:
 @pytest.mark.parametrize(
     ("branch", "spec", "message"),
     [
-        ([ENTRY], {"groupSize": 3}, "groupSize is 3, and tasks.branch asks for 4; leave groupSize out"),
+        ([ENTRY], {"groupSize": 3}, "groupSize is 3, and count of tasks.branch is 4; leave groupSize out"),
         ([ENTRY, ENTRY], {}, "is branched twice; raise its count"),
-        ([ENTRY, ENTRY | {"turn": 2, "count": 2}], {}, "count is 2 and 4; all groups of a job have one size"),
-        ([ENTRY], {"agent": {"type": "Command", "command": ["a"]}}, "agent.type Command cannot branch"),
+        ([ENTRY, ENTRY | {"turn": 2, "count": 2}], {}, "count is 2 and 4, and all groups of a job have the same size"),
+        (
+            [ENTRY],
+            {"agent": {"type": "Command", "command": ["a"]}},
+            "agent.type Command cannot be used with tasks.branch",
+        ),
     ],
 )
 def test_branches_that_do_not_fit_are_refused(branch: list[dict[str, Any]], spec: dict[str, Any], message: str) -> None:

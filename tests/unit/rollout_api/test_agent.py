@@ -19,7 +19,7 @@ TIME = {"name": "time", "command": ["mcp-server-time"]}
         ({**COMMAND, "mcpServers": [TIME]}, "mcpServers is not for type Command"),
         ({"type": "Nop", "mcpServers": [TIME]}, "mcpServers is not for type Nop"),
         ({**COMMAND, "context": {"maxMessages": 10}}, "context is not for type Command"),
-        ({"mcpServers": [TIME, TIME]}, "two have the same name"),
+        ({"mcpServers": [TIME, TIME]}, "two servers have the same name"),
         ({"mcpServers": [{"name": "time"}]}, "exactly one of command"),
         ({"mcpServers": [{**TIME, "url": "http://time"}]}, "exactly one of command"),
         ({"mcpServers": [{**TIME, "name": "a b"}]}, "pattern"),

@@ -147,7 +147,7 @@ def test_file_other_than_a_manifest_is_refused_in_one_line(text: str, message: s
 def test_nested_aliases_do_not_fill_the_memory() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    assert "aliases count as often as they are used" in only("\n".join(lines) + "\n").message
+    assert "an alias counts each time that it is used" in only("\n".join(lines) + "\n").message
 
 
 def test_wrong_kind_is_reported_and_its_fields_are_not_checked() -> None:

@@ -108,4 +108,4 @@ def test_counts_equal_those_of_the_nodes_in_the_cache_after_any_changes(changes:
         sum(not has_image_volumes(each) for each in nodes),
     )
     for handler in ("", "kata"):
-        assert cache.nodes.able(handler) == sum(has_user_namespaces(each, handler) for each in nodes)
+        assert cache.nodes.with_user_namespaces(handler) == sum(has_user_namespaces(each, handler) for each in nodes)

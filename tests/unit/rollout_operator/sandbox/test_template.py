@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_api.on_cluster.sandbox_pod import OVERLAY_CAPABILITIES, Choice, Identity, pod_for
-from rollout_api.on_cluster.template import merge, refusals, well_formed, without_nulls
+from rollout_api.on_cluster.template import merge, merge_problems, refusals, without_nulls
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
 
@@ -246,14 +246,14 @@ def test_no_template_that_passes_gives_a_pod_any_right(template: Json, mode: tup
 
 @given(TEMPLATES)
 def test_any_template_at_all_is_answered_and_none_breaks_the_operator(template: Json) -> None:
-    for problem in [*refused(template), *well_formed(without_nulls(template), "spec.podTemplate")]:
+    for problem in [*refused(template), *merge_problems(without_nulls(template), "spec.podTemplate")]:
         assert problem.startswith("spec.podTemplate")
 
 
 @given(TEMPLATES)
 def test_even_a_privileged_template_keeps_the_executor_and_whose_pod_it_is(template: Json) -> None:
     cleaned = without_nulls(template)
-    if well_formed(cleaned, "t"):
+    if merge_problems(cleaned, "t"):
         return
     if (pod := made_if_it_fits(template)) is None:
         return
