@@ -1,9 +1,8 @@
-"""Pack files of a workspace, or its own layer, as tars; `unpacking.py` does the reverse.
+"""Pack files of a workspace, or its overlay layer, as tars; `unpacking.py` unpacks them.
 
-A layer's tar uses the marks of OCI image layers: `.wh.NAME` says that
-NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it; a file that has such a name
-itself says so in a PAX header of our own. Times are kept to the
-nanosecond, as decimals of PAX headers.
+A layer's tar uses the markers of OCI image layers: `.wh.NAME` means that NAME of the lower layer is deleted,
+`.wh..wh..opq` that a folder hides the lower layer's entries. A real file with such a name has our PAX header
+`ROLLOUT.ownName`. PAX headers keep times to the nanosecond.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ OPAQUE = ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
 OWN_NAME = "ROLLOUT.ownName"
 SECOND = 1_000_000_000  # in nanoseconds
-# No program opens a longer path in one call. Each entry of a tar has its whole path, so without a bound thousands of nested
-# folders would make a tar of gigabytes.
+# The kernel's limit for a path. Each entry of a tar has its whole path, so without a limit thousands of nested folders
+# would make a tar of gigabytes.
 PATH_BYTES = 4096
 
 
@@ -148,7 +147,7 @@ class _Writer:
 
 
 def _is_closed(info: os.stat_result, rights: int) -> bool:
-    """Whether this process's user removed these permissions from itself. Root needs none."""
+    """Whether this process's user owns the entry but lacks these permissions. Root needs none."""
     return info.st_mode & rights != rights and info.st_uid == os.geteuid() != 0
 
 
@@ -158,10 +157,9 @@ def walk(
     """Yield (parent descriptor, name, name below `prefix`, lstat) of all entries below `folder`, parents first, names
     sorted.
 
-    A folder that its owner, who runs this, may not read is made readable.
-
-    `enters` is asked for each folder after it was given; with it, folders that this process may not read are passed over.
-    Raises Refused for a path of `PATH_BYTES` or more, and when folders are nested deeper than descriptors reach.
+    A folder that this process's user owns but may not read is made readable. `enters` decides, for each folder after it
+    was yielded, whether to walk it; with `enters`, folders that this process may not read are skipped. Raises Refused
+    for a path of `PATH_BYTES` or more, and when folders are nested deeper than the limit of open files.
     """
     levels = [(folder, prefix, iter(sorted(os.listdir(folder))))]
     try:
@@ -273,7 +271,7 @@ def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
 
 
 def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> None:
-    """Add everything below a folder; for a layer's own folder its marks too."""
+    """Add everything below a folder; for an overlay layer also its deletion markers."""
     for parent, name, stored, info in walk(folder, prefix):
         if of_layer and stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
             writer.mark(f"{stored[: len(stored) - len(name)]}{DELETED}{name}")

@@ -1,10 +1,10 @@
 """Unpack the tar of an agent's tree into a prepared folder, without files that would let the agent decide its own
 verdict.
 
-docs/verification.md has the steps, and the table of what is dropped. A tar may hold several files and folders of the
-agent, the roots: each goes into its place by itself. When all are there, what the agent planted where modules and
-commands are looked for is removed, because a link of one root may lead into another. Until then no link is followed, so
-a name in the tar is the place of its file. No process of the agent runs during this time.
+docs/verification.md has the steps, and the table of dropped files. A tar may have several roots: files and folders of
+the agent that are unpacked one by one. Afterwards, files that the agent planted where modules and commands are searched
+are removed; this comes last because a link of one root may lead into another. Until then no link is followed, so a file
+is written exactly at its name in the tar. No process of the agent runs during this time.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from agent_runtime.executor.init.unpacking import Target, members, time_of
 if TYPE_CHECKING:
     from agent_runtime.executor.init.tree_rules import Kind
 
-# Most bytes of the line of rules: enough for 10,000 hidden files with the longest paths.
+# Limit of the line of rules: enough for 10,000 hidden files with the longest paths.
 _RULES_BYTES = 64 * 1024 * 1024
-# The report names at most so many of the dropped paths.
-_TOLD = 100
+# The report lists at most this many dropped paths.
+_MAX_REPORTED = 100
 
 
 class _Dropped:
     """Files that are not carried, with the reasons for the verdict."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._more = 0
 
     def add(self, path: str, reason: str) -> None:
         """Record a reason for the verdict, if there is one."""
-        # Every agent that runs Python leaves compiled code, and reporting it would hide planted files.
+        # Every agent that runs Python leaves compiled code. Reporting it would push planted files out of the list.
         if reason in ("", COMPILED):
             return
-        if len(self._told) < _TOLD:
-            self._told[path] = reason
+        if len(self._reported) < _MAX_REPORTED:
+            self._reported[path] = reason
         else:
             self._more += 1
 
     def report(self) -> Message:
-        return {"dropped": [f"{shown(path)} {reason}" for path, reason in self._told.items()], "more": self._more}
+        return {"dropped": [f"{shown(path)} {reason}" for path, reason in self._reported.items()], "more": self._more}
 
 
 class _Carrying(Tree):
@@ -91,9 +91,9 @@ class _Carrying(Tree):
         if reason is not None:
             self._drop(path, reason)
             return
-        standing = _lstat(os.path.join(self.location, path))
+        existing = _lstat(os.path.join(self.location, path))
         try:
-            if content is not None and standing is not None and _may_be_as_it_was(member, standing):
+            if content is not None and existing is not None and _may_be_unchanged(member, existing):
                 with open(os.path.join(self.location, path), "rb") as file:
                     compared = _Compared(file, content)
                     if not compared.is_same:
@@ -101,9 +101,9 @@ class _Carrying(Tree):
             else:
                 self.target.put(member, parts, content)
         except PermissionError:
-            # The agent had the same rights, so it did not change this entry either; it may have moved it.
-            stands = standing is not None and (standing.st_size == member.size or not member.isreg())
-            self._drop(path, "" if stands else "cannot be written by the user of the workspace")
+            # The agent had the same rights, so it cannot have changed this entry; but it may have moved it.
+            is_unchanged = existing is not None and (existing.st_size == member.size or not member.isreg())
+            self._drop(path, "" if is_unchanged else "cannot be written by the user of the workspace")
         kind: Kind = "folder" if member.isdir() else "link" if member.issym() else "file"
         self.placed[path] = kind
         for folder in parents(path):
@@ -123,7 +123,7 @@ class _Carrying(Tree):
             if not _is_same(os.path.join(self.location, path), member, content):
                 return reason
             if member.isreg():
-                self.placed[path] = "file"  # other names of it may follow
+                self.placed[path] = "file"  # hard links to it may follow
             return ""
         if path in prepared.ways and not member.isdir():
             return IN_PLACE_OF_FOLDER
@@ -135,7 +135,7 @@ class _Carrying(Tree):
                     return None
                 return LEADS_OUT % shown(member.linkname)
             return COMPILED if rules.loaded(path, "link") == COMPILED else None
-        # A hard link to a link would be a link in another place, where it may lead out.
+        # A hard link to a symbolic link would be a symbolic link elsewhere, and may lead out of the folder from there.
         if member.islnk() and self.placed.get(os.path.normpath(member.linkname)) != "file":
             return f"is a hard link to {shown(member.linkname)}, which is not carried"
         if not (member.isreg() or member.islnk()):
@@ -146,7 +146,7 @@ class _Carrying(Tree):
         """Remove files that the agent deleted, and files that are loaded automatically, wherever they are."""
         rules, prepared = self.rules, self.prepared
         for parent, name, path, kind in self.walk(prepared.enters):
-            # Sockets and devices are in no tar; the agent's cannot be here.
+            # A tar has no sockets and devices, so those that exist here are not the agent's.
             if path in prepared.kept or path in prepared.ways or not rules.is_declared(path) or kind == "other":
                 continue
             if kind == "folder" and name in OF_PACKAGES:
@@ -159,7 +159,7 @@ class _Carrying(Tree):
             if path in self.placed:
                 self._drop(path, reason or "")
             elif not _may_read(parent, name):
-                continue  # a missing entry may be one that the agent cannot read, which the tar leaves out
+                continue  # the tar leaves out entries that the agent cannot read, so a missing entry may not be deleted
             _remove(parent, name)
 
     def remove(self, path: str, reason: str) -> None:
@@ -172,8 +172,8 @@ class _Carrying(Tree):
 
 
 def _remove(parent: int, name: str) -> None:
-    """Remove an entry if this process may. The agent runs as the same user, so what may not be removed is not the
-    agent's.
+    """Remove an entry if this process may. The agent runs as the same user, so an entry that cannot be removed is not
+    the agent's.
     """
     try:
         remove_entry(parent, name, missing_ok=True)
@@ -187,50 +187,50 @@ def _lstat(place: str) -> os.stat_result | None:
     return None
 
 
-def _may_be_as_it_was(member: tarfile.TarInfo, standing: os.stat_result) -> bool:
-    """Whether it is another user's file with the same size and time, which that user keeps if the content is the same
-    too.
+def _may_be_unchanged(member: tarfile.TarInfo, existing: os.stat_result) -> bool:
+    """Whether the existing file belongs to another user and has the same size and time. It then stays if its content is
+    the same too.
 
     The agent may have moved another file there. All files of an image layer may have the same time, and its unit is
     seconds.
     """
     known = (member.isreg(), member.uid, member.size, time_of(member))
-    found = (stat.S_ISREG(standing.st_mode), standing.st_uid, standing.st_size, standing.st_mtime_ns)
-    return standing.st_uid != os.geteuid() and known == found
+    found = (stat.S_ISREG(existing.st_mode), existing.st_uid, existing.st_size, existing.st_mtime_ns)
+    return existing.st_uid != os.geteuid() and known == found
 
 
 class _Compared:
     """A member whose content is first compared with a file of the same size and can then be read from its beginning."""
 
-    def __init__(self, standing: IO[bytes], content: IO[bytes]) -> None:
-        self._standing, self._content = standing, content
+    def __init__(self, existing: IO[bytes], content: IO[bytes]) -> None:
+        self._existing, self._content = existing, content
         self._same = 0
         self._block = content.read(COPY_BYTES)
-        while self._block and standing.read(len(self._block)) == self._block:
+        while self._block and existing.read(len(self._block)) == self._block:
             self._same += len(self._block)
             self._block = content.read(COPY_BYTES)
         self.is_same = not self._block
-        standing.seek(0)
+        existing.seek(0)
 
     def read(self, size: int) -> bytes:
         if self._same:
-            block = self._standing.read(min(size, self._same))
+            block = self._existing.read(min(size, self._same))
             self._same -= len(block)
         else:
             block, self._block = self._block or self._content.read(size), b""
         return block
 
 
-def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> bool:
+def _is_same(existing: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> bool:
     """Whether a member equals the existing entry."""
     try:
-        info = os.lstat(standing)
+        info = os.lstat(existing)
         if member.issym():
-            return stat.S_ISLNK(info.st_mode) and os.readlink(standing) == member.linkname
+            return stat.S_ISLNK(info.st_mode) and os.readlink(existing) == member.linkname
         if content is None or not stat.S_ISREG(info.st_mode):
             # The content of a hard link was reported under its first name.
             return stat.S_ISDIR(info.st_mode) if member.isdir() else member.islnk() and stat.S_ISREG(info.st_mode)
-        with open(standing, "rb") as file:
+        with open(existing, "rb") as file:
             return info.st_size == member.size and _Compared(file, content).is_same
     except OSError:
         return False
@@ -248,9 +248,9 @@ def _may_read(parent: int, name: str) -> bool:
 def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Sequence[str] = ()) -> Message:
     """Read a line of rules and the tar after it, and write its files into folders below `location`, an absolute path.
 
-    The line is a list: the rules for each `root`, a file or folder below `location`. `searched` are the absolute paths from
-    which Python imports in this workspace, `programs` those of its `PATH`. Returns `dropped`, what of the agent's was left
-    out and why, and `more`, how many are not listed. Raises Refused.
+    The line is a list: the rules for each `root`, a file or folder below `location`. `searched` are the absolute paths
+    from which Python imports in this workspace, `programs` those of its `PATH`. Returns `dropped`, the agent's files
+    that were left out with the reasons, and `more`, the number of dropped files that are not listed. Raises Refused.
     """
     with open(stream, "rb", closefd=False) as file:
         line = file.readline(_RULES_BYTES)
@@ -266,10 +266,10 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
         places, dropped, begun = [*roots, *map(os.path.realpath, roots)], _Dropped(), list[_Carrying]()
 
         def begin(root: str, *, is_folder: bool) -> tuple[_Carrying, list[str]]:
-            """Return the carrying for a root, and the root's own path in it."""
+            """Return the `_Carrying` of a root, and the root's path in it."""
             place, form, path = os.path.realpath(os.path.join(location, root)), forms[root], list[str]()
             if not is_folder:
-                # A file is carried into the folder that it lies in, under its name alone.
+                # A single file is carried into its folder, as the only allowed file.
                 root, (place, name) = os.path.dirname(root), os.path.split(place)
                 form = {**form, "artifacts": [name], "hidden": [], "importRoots": [], "programFolders": []}
                 path = [name]
@@ -285,7 +285,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             return begun[-1], path
 
         left = set(forms)
-        entries = ((root, *entry) for entry in members(file) for root in forms if _lies_in("/".join(entry[1]), root))
+        entries = ((root, *entry) for entry in members(file) for root in forms if _is_below("/".join(entry[1]), root))
         for root, group in itertools.groupby(entries, lambda entry: entry[0]):
             if root not in left:
                 raise Refused(errno.EINVAL, root, f"the tar's entries of {shown(root)} do not follow one another")
@@ -301,7 +301,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
                 if path or inside:
                     carrying.put(member, [*path, *inside], content)
             begun[-1].sweep()
-        for root in left:  # the agent left nothing of this root
+        for root in left:  # the agent deleted everything in this root
             place = os.path.join(location, root)
             if os.path.lexists(place):
                 begin(root, is_folder=os.path.isdir(place))[0].sweep()
@@ -312,5 +312,5 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
         return dropped.report()
 
 
-def _lies_in(path: str, root: str) -> bool:
+def _is_below(path: str, root: str) -> bool:
     return root == "." or path == root or path.startswith(f"{root}/")

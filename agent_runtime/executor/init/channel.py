@@ -1,9 +1,10 @@
-"""Numbered messages over a sequenced-packet socket pair, between the executor, the zygote and the inits of workspaces.
+"""Numbered messages over a sequenced-packet socket pair, between the executor, the zygote and the init processes of
+workspaces.
 
-A message is one JSON object (but for a command to start: start_request.py), cut into packets; each packet names the request
-that it belongs to, so several processes may answer over one socket at once (an init's children do). Descriptors travel with
-a message's last packet. Messages from a workspace are untrusted and limited: a message over a limit raises
-ProtocolError and never uses unbounded memory.
+A message is one JSON object, split into packets. Only a request to start a command is not JSON (start_request.py). Each
+packet has the number of its request, so several processes, such as init's children, can answer over one socket at once.
+Descriptors travel with a message's last packet. Messages from a workspace are untrusted and limited: a message over a
+limit raises ProtocolError and never uses unbounded memory.
 """
 
 from __future__ import annotations

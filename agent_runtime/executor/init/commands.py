@@ -1,9 +1,9 @@
 """Start commands, each under its own subreaper. Runs in a process forked by init.
 
-The subreaper is the parent to which everything the command leaves behind falls back, setsid and double forks included,
-so "this command's tree" stays well defined, and no other command's server is ever hit. It reports the end of the
-command itself, even if descendants still run. When its last descendant has ended, it takes the next command, because
-forking another one would cost more.
+The kernel makes the subreaper the parent of all orphaned descendants of the command, also after setsid and double
+forks. So a signal to a command's process tree never reaches another command's processes. The subreaper reports the end
+of the command itself, even if descendants still run. When its last descendant has ended, it takes the next command,
+because forking another subreaper would cost more.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ NOTE = struct.Struct("=II")
 # linux/threads.h: process ids are below 4 Mi.
 _PROCESS_IDS = 1 << 22
 _PEEKED_BYTES = 65_536
-# A small program ends within 1 to 2 ms. For longer ones, this delay of the start's report is not noticeable.
+# Delay of a start's report. A small program ends within 1 to 2 ms, so its start and end are one message.
 _SOON_SECONDS = 0.005
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # Python ignores these two; a command expects their defaults.
 _RESTORED_SIGNALS = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
-class Surroundings(NamedTuple):
-    """Facts about the workspace that init needs."""
+class WorkspaceSettings(NamedTuple):
+    """Settings of the workspace that init and its children need."""
 
     isolated: bool
     root: str = ""
@@ -54,7 +54,7 @@ class Surroundings(NamedTuple):
     layer: tuple[tuple[str, int], ...] = ()
 
     def locate(self, path: str) -> str:
-        """Return the location of a workspace path in this process. Relative ones start at the working folder."""
+        """Return the path in this process of a path in the workspace. Relative paths start at the working folder."""
         return (
             self.root + os.path.normpath("/" + os.path.join(self.working_dir, path))
             if self.root
@@ -64,7 +64,7 @@ class Surroundings(NamedTuple):
     def make_working_folder(self) -> None:
         """Create the working folder if it is missing, for the default user, who may lack the rights to create it.
 
-        A failure is reported to the command that needs the folder.
+        Ignores failures: a command that needs the folder reports them.
         """
         folder = os.path.normpath(self.locate("."))
         missing = []
@@ -78,7 +78,7 @@ class Surroundings(NamedTuple):
                 identity = Accounts((os.geteuid(), os.getegid())).look_up(self.user)
                 os.chown(missing[0], identity.uid, identity.gid)
 
-    def bound(self) -> None:
+    def apply_limits(self) -> None:
         """Apply the workspace's per-process limits to this process and its children."""
         for which, value in self.rlimits.items():
             hard = resource.getrlimit(which)[1]
@@ -90,43 +90,43 @@ class SubreaperState:
     """State that init and the subreapers of its workspace share.
 
     Subreapers report to `channel`. Requests come from `starts`, which one process reads at a time: the one with the
-    lock on `turn`, which the kernel releases when that process dies. `pid_table`, in shared memory, has the request of
-    each subreaper. A write to the pipe `notes` wakes init when a subreaper is busy for longer than a moment, and when
-    it waits again.
+    lock on `turn`. The kernel releases the lock when that process dies. `pid_table`, in shared memory, has the request
+    number of each subreaper. A subreaper notifies init through the pipe `note_writer` when a command runs longer than
+    _SOON_SECONDS, and when it waits for requests again.
     """
 
     def __init__(self, channel: Channel, starts: Channel) -> None:
         self.channel, self.starts = channel, starts
-        self.news, self.notes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.note_reader, self.note_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.turn = os.memfd_create("turn", os.MFD_CLOEXEC)
-        # Most of it is never touched, and takes no memory.
+        # Most pages are never written, and use no memory.
         self.pid_table = memoryview(mmap.mmap(-1, _PROCESS_IDS * 4)).cast("I")
 
-    def tell(self, is_busy: bool) -> None:
-        """Notify init that this process is busy, or waits again."""
-        os.write(self.notes, NOTE.pack(os.getpid(), is_busy))
+    def notify(self, is_busy: bool) -> None:
+        """Notify init that this process is busy, or waits for requests again."""
+        os.write(self.note_writer, NOTE.pack(os.getpid(), is_busy))
 
-    def told(self) -> Iterator[tuple[int, bool]]:
-        """Return the notifications since init last looked."""
+    def notifications(self) -> Iterator[tuple[int, bool]]:
+        """Yield the notifications since the last call."""
         with contextlib.suppress(BlockingIOError):
-            while note := os.read(self.news, NOTE.size):
+            while note := os.read(self.note_reader, NOTE.size):
                 pid, is_busy = NOTE.unpack(note)
                 yield pid, bool(is_busy)
 
 
-def fork_native(state: SubreaperState, where: Surroundings) -> int | NativeSubreaper | None:
+def fork_native(state: SubreaperState, workspace: WorkspaceSettings) -> int | NativeSubreaper | None:
     """Fork a subreaper that handles ordinary commands in C; `fork_subreaper` describes the result."""
-    variables = [f"{name}={value}" for name, value in where.environment.items()]
+    variables = [f"{name}={value}" for name, value in workspace.environment.items()]
     return fork_subreaper(
         (
-            *(state.channel.end.fileno(), state.starts.end.fileno(), state.notes, state.turn),
+            *(state.channel.end.fileno(), state.starts.end.fileno(), state.note_writer, state.turn),
             kernel.address(state.pid_table),
-            # The C code may only start commands in a folder that has the same path for this process.
-            int(not where.root),
-            where.nice,
-            where.user,
-            where.locate("."),
-            *(len(where.rlimits), *itertools.chain.from_iterable(where.rlimits.items())),
+            # The C code supports absolute folders only if workspace paths are also this process's paths.
+            int(not workspace.root),
+            workspace.nice,
+            workspace.user,
+            workspace.locate("."),
+            *(len(workspace.rlimits), *itertools.chain.from_iterable(workspace.rlimits.items())),
             *(len(_SHELLS), *_SHELLS),
             *(len(variables), *variables),
         )
@@ -134,89 +134,93 @@ def fork_native(state: SubreaperState, where: Surroundings) -> int | NativeSubre
 
 
 def run(
-    state: SubreaperState, where: Surroundings, own: tuple[int, int], native: NativeSubreaper | None = None
+    state: SubreaperState,
+    workspace: WorkspaceSettings,
+    forked_as: tuple[int, int],
+    native: NativeSubreaper | None = None,
 ) -> NoReturn:
-    """Start commands one after the other and report on each; with `native`, only those that it does not handle.
+    """Start commands one after the other and report on each; with `native`, only those that the C code does not
+    support.
 
-    `own` are uid and gid of this process when it was forked.
+    `forked_as` are uid and gid of this process when it was forked.
     """
-    accounts = Accounts(own)
+    accounts = Accounts(forked_as)
     if native is None:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        where.bound()
-        _rehearse(accounts, where)
+        workspace.apply_limits()
+        _touch_memory(accounts, workspace)
         fcntl.lockf(state.turn, fcntl.LOCK_EX)
     while True:
         refused = native.not_started() if native else None
-        number, pid, news = _refused(*refused) if refused else _next(state, where, accounts)
-        if not _follow(state, number, pid, news):
+        number, pid, report = _report_not_executable(*refused) if refused else _next(state, workspace, accounts)
+        if not _report_and_reap(state, number, pid, report):
             os._exit(0)
         if native and not native.serve():
             os._exit(0)
 
 
-def _next(state: SubreaperState, where: Surroundings, accounts: Accounts) -> tuple[int, int, Message]:
-    """Wait for a request and start its command; return its number, the command (0: it cannot be started) and its
+def _next(state: SubreaperState, workspace: WorkspaceSettings, accounts: Accounts) -> tuple[int, int, Message]:
+    """Wait for a request and start its command; return its number, the command's process id (0: not started) and its
     report.
     """
-    received = state.starts.receive_content() if _suits(state.starts, accounts, where) else None
+    received = state.starts.receive_content() if _can_serve_next(state.starts, accounts, workspace) else None
     if received is None:
         os._exit(0)
     number, content, descriptors = received
     state.pid_table[os.getpid()] = number
     fcntl.lockf(state.turn, fcntl.LOCK_UN)
     try:
-        pid = _start(unpack(content), descriptors, where, accounts)
+        pid = _start(unpack(content), descriptors, workspace, accounts)
         return number, pid, {"pid": pid}
     except Refused as refusal:
-        return number, 0, _told(refusal)
+        return number, 0, _refusal_report(refusal)
     finally:
         close_all(descriptors)
 
 
-def _refused(number: int, request: StartRequest, error: int) -> tuple[int, int, Message]:
-    return number, 0, _told(_not_executable(OSError(error, os.strerror(error)), request.argv))
+def _report_not_executable(number: int, request: StartRequest, error: int) -> tuple[int, int, Message]:
+    return number, 0, _refusal_report(_not_executable(OSError(error, os.strerror(error)), request.argv))
 
 
-def _told(refusal: Refused) -> Message:
+def _refusal_report(refusal: Refused) -> Message:
     return {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}
 
 
-def _follow(state: SubreaperState, number: int, command: int, news: Message) -> bool:
-    """Report the command's start (`news`) and end; return when all its descendants have ended, with whether this
-    process waits for the next request.
+def _report_and_reap(state: SubreaperState, number: int, command: int, report: Message) -> bool:
+    """Report the command's start (`report`) and end. When all its descendants have ended, return whether this process
+    waits for the next request.
 
-    Most commands end soon and leave nothing behind. Their start and end are one message, sent last: its receiver may
-    start the next command at once, and init would fork another process if this one did not wait yet.
+    Most commands end soon without descendants. Their start and end are one message, sent after this process has begun
+    to wait: the receiver may start the next command at once, and init would otherwise fork another subreaper.
     """
     is_busy = False
     if command:
         signal.sigtimedwait({signal.SIGCHLD}, _SOON_SECONDS)
     while True:
         try:
-            ended, status = os.waitpid(-1, os.WNOHANG if news else 0)
+            ended, status = os.waitpid(-1, os.WNOHANG if report else 0)
         except ChildProcessError:
             is_next = _take_turn(state)
             state.pid_table[os.getpid()] = 0
             if is_next and is_busy:
-                state.tell(False)
-            if news:
-                state.channel.send(number, news)
+                state.notify(False)
+            if report:
+                state.channel.send(number, report)
             return is_next
         if ended == command:
             code = os.waitstatus_to_exitcode(status)
-            news |= {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
+            report |= {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
         elif not ended:
             if not is_busy:
                 is_busy = True
-                state.tell(True)
-            state.channel.send(number, news)
-            news = {}
+                state.notify(True)
+            state.channel.send(number, report)
+            report = {}
 
 
 def _take_turn(state: SubreaperState) -> bool:
-    """Return False if another process waits already."""
+    """Become the process that reads the next request; False if another process already is."""
     try:
         fcntl.lockf(state.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -224,7 +228,7 @@ def _take_turn(state: SubreaperState) -> bool:
     return True
 
 
-def _suits(starts: Channel, accounts: Accounts, where: Surroundings) -> bool:
+def _can_serve_next(starts: Channel, accounts: Accounts, workspace: WorkspaceSettings) -> bool:
     """Wait for a request; return whether this process can become the command's user.
 
     A process that has given up root can only start commands of the same user, and cannot hand over a terminal. It
@@ -235,40 +239,40 @@ def _suits(starts: Channel, accounts: Accounts, where: Surroundings) -> bool:
     packet = starts.end.recv(_PEEKED_BYTES, socket.MSG_PEEK)
     try:
         request = unpack(packet[HEADER_BYTES:])
-        identity = accounts.look_up(request.user or where.user)
+        identity = accounts.look_up(request.user or workspace.user)
     except (ValueError, Refused):
         return False
-    return not request.tty and _is_itself(identity)
+    return not request.tty and _runs_as(identity)
 
 
-def _is_itself(identity: Identity) -> bool:
+def _runs_as(identity: Identity) -> bool:
     """Whether this process already runs as that user."""
-    own = os.getegid()
-    groups = [own, *sorted(set(os.getgroups()) - {own})]
-    return (identity.uid, identity.gid, list(identity.groups)) == (os.geteuid(), own, groups)
+    forked_as = os.getegid()
+    groups = [forked_as, *sorted(set(os.getgroups()) - {forked_as})]
+    return (identity.uid, identity.gid, list(identity.groups)) == (os.geteuid(), forked_as, groups)
 
 
-def _rehearse(accounts: Accounts, where: Surroundings) -> None:
-    """Touch the memory that a request will need before there is one, so that it is already this process's own."""
+def _touch_memory(accounts: Accounts, workspace: WorkspaceSettings) -> None:
+    """Copy the memory pages that a request will need before one arrives, to save time later."""
     with contextlib.suppress(Refused):
         packets(0, encode({"code": 0, "signal": None}))
-        _find("true", _environment({}, accounts.look_up(where.user), where)["PATH"])
+        _find("true", _environment({}, accounts.look_up(workspace.user), workspace)["PATH"])
 
 
-def _start(request: StartRequest, descriptors: list[int], where: Surroundings, accounts: Accounts) -> int:
-    identity = accounts.look_up(request.user or where.user)
+def _start(request: StartRequest, descriptors: list[int], workspace: WorkspaceSettings, accounts: Accounts) -> int:
+    identity = accounts.look_up(request.user or workspace.user)
     terminal = None
     if request.tty:
         terminal = os.ttyname(descriptors[0])
         os.fchown(descriptors[0], identity.uid, -1)
     become(identity)
-    folder = where.locate(request.cwd or ".")
+    folder = workspace.locate(request.cwd or ".")
     try:
         os.chdir(folder)
     except OSError as error:
-        shown = request.cwd or where.working_dir
+        shown = request.cwd or workspace.working_dir
         raise Refused(error.errno or errno.ENOENT, shown, f"working folder {shown!r}: {error.strerror}") from None
-    environment = _environment(request.env, identity, where)
+    environment = _environment(request.env, identity, workspace)
     if isinstance(request.argv, str):
         argv = [next((shell for shell in _SHELLS if os.access(shell, os.X_OK)), _SHELLS[-1]), "-c", request.argv]
     else:
@@ -287,13 +291,13 @@ def _start(request: StartRequest, descriptors: list[int], where: Surroundings, a
         )
     except OSError as error:
         raise _not_executable(error, request.argv) from None
-    with contextlib.suppress(OSError):  # a tool has raised the nice value of this process
-        os.setpriority(os.PRIO_PGRP, pid, where.nice)
+    with contextlib.suppress(OSError):  # a tool has raised this process's nice value
+        os.setpriority(os.PRIO_PGRP, pid, workspace.nice)
     return pid
 
 
 def _not_executable(error: OSError, argv: Sequence[str] | str) -> Refused:
-    """Return why the kernel would not execute the file."""
+    """Return the error for a program that the kernel refused to execute."""
     program = "the shell" if isinstance(argv, str) else repr(argv[0])
     reason = error.strerror
     if error.errno == errno.E2BIG:
@@ -305,9 +309,9 @@ def _not_executable(error: OSError, argv: Sequence[str] | str) -> Refused:
     )
 
 
-def _environment(given: Mapping[str, str], identity: Identity, where: Surroundings) -> dict[str, str]:
-    own = {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
-    return {"PATH": DEFAULT_PATH, **where.environment, **own, **given}
+def _environment(given: Mapping[str, str], identity: Identity, workspace: WorkspaceSettings) -> dict[str, str]:
+    account = {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
+    return {"PATH": DEFAULT_PATH, **workspace.environment, **account, **given}
 
 
 def _find(program: str, path: str) -> str:

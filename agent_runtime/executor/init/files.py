@@ -1,11 +1,11 @@
 """File operations inside a workspace. Each runs in a child of init, with the rights of the workspace's default user.
 
-With an `owner`, in `Overlay`, it has the rights of the workspace's root, and what it makes belongs to that user: so a
-verifier is prepared where neither the agent's user nor its own may write.
+With an `owner`, in `Overlay`, an operation has the rights of the workspace's root, and new files belong to that user.
+So a verifier can be prepared in folders where neither the agent's user nor its own may write.
 
-The folder tree belongs to the tools, so it may hold anything: FIFOs (opening one to read waits for ever, so everything is
-opened O_NONBLOCK and must be a regular file), links to anywhere, names that are not UTF-8, trees deeper than a path may
-be long. A path is followed as the tools themselves would follow it; nothing here can reach more than they can.
+Tools control the folder tree, so it may have anything: FIFOs, links to anywhere, names that are not UTF-8, trees deeper
+than the longest path. Files are opened with O_NONBLOCK and must be regular, because opening a FIFO to read would block.
+Paths are resolved as for the tools themselves, so an operation reaches no more than they do.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from agent_runtime.executor.init import archives, carrying, unpacking
 from agent_runtime.executor.init.channel import Channel, Message
-from agent_runtime.executor.init.commands import DEFAULT_PATH, Surroundings
+from agent_runtime.executor.init.commands import DEFAULT_PATH, WorkspaceSettings
 from agent_runtime.executor.init.identity import Accounts, Refused, become
 from agent_runtime.executor.init.trees import NO_WAIT, remove_entry
 
-# `list` answers in one message; with the longest names and JSON escapes this stays below the channel's bound.
+# `list` answers in one message. With this limit it stays below MAX_MESSAGE_BYTES, even with the longest names.
 _MAX_ENTRIES = 5_000
 _DEFAULT_MODE = 0o644
 
@@ -38,7 +38,9 @@ _KINDS = {
 }
 
 
-def run(channel: Channel, number: int, request: Message, descriptors: list[int], where: Surroundings) -> NoReturn:
+def run(
+    channel: Channel, number: int, request: Message, descriptors: list[int], workspace: WorkspaceSettings
+) -> NoReturn:
     """Run the operation of `request`, answer as request `number`, and exit."""
     arguments = request["arguments"]
     path = arguments.get("path", "/")
@@ -46,19 +48,19 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
     try:
         if descriptors:
             os.set_blocking(stream, True)
-        where.bound()
+        workspace.apply_limits()
         os.umask(0o022)
-        if not (where.layer and request["operation"] in _WHOLE_LAYER):
+        if not (workspace.layer and request["operation"] in _WHOLE_LAYER):
             accounts = Accounts((os.geteuid(), os.getegid()))
             # Carry with root's rights: in the grading's image, another user may own folders that the agent could write
             # to.
             owner = "" if request["operation"] == "carry" else arguments.get("owner")
-            # Elsewhere the workspace's root would be root of the machine.
-            if owner is None or not where.isolated:
-                become(accounts.look_up(where.user))
+            # In `Plain`, the workspace's root would be the machine's root.
+            if owner is None or not workspace.isolated:
+                become(accounts.look_up(workspace.user))
             else:
-                become(accounts.look_up(owner or where.user), keep_capabilities=True)
-        reply = _OPERATIONS[request["operation"]](where, arguments, stream)
+                become(accounts.look_up(owner or workspace.user), keep_capabilities=True)
+        reply = _OPERATIONS[request["operation"]](workspace, arguments, stream)
     except Refused as refusal:
         reply = {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}
     except BrokenPipeError:
@@ -83,9 +85,9 @@ def _refuse_unless_regular(path: str, info: os.stat_result) -> None:
         raise Refused(errno.EINVAL, path, f"{path!r} is a {kind}, not a regular file; remove it, or write with replace")
 
 
-def _read(where: Surroundings, arguments: Message, stream: int) -> Message:
+def _read(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
     path, offset, limit = arguments["path"], arguments.get("offset") or 0, arguments.get("limit")
-    location = where.locate(path)
+    location = workspace.locate(path)
     # Checked before opening: opening a socket fails with an unspecific errno.
     _refuse_unless_regular(path, os.stat(location))
     source = os.open(location, os.O_RDONLY | NO_WAIT)
@@ -101,10 +103,10 @@ def _read(where: Surroundings, arguments: Message, stream: int) -> Message:
     return {"size": info.st_size, "sent": sent}
 
 
-def _write(where: Surroundings, arguments: Message, stream: int) -> Message:
+def _write(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
     path, mode = arguments["path"], arguments.get("mode")
-    location = where.locate(path)
-    standing: os.stat_result | None = None
+    location = workspace.locate(path)
+    existing: os.stat_result | None = None
     if arguments.get("replace"):
         folder, name = os.path.split(location)
         if not name:
@@ -113,32 +115,34 @@ def _write(where: Surroundings, arguments: Message, stream: int) -> Message:
         location = os.path.realpath(location)
         folder, name = os.path.split(location)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            standing = os.stat(location, follow_symlinks=False)
-            _refuse_unless_regular(path, standing)
+            existing = os.stat(location, follow_symlinks=False)
+            _refuse_unless_regular(path, existing)
     os.makedirs(folder, exist_ok=True)
     parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    # In the same folder, so that the rename is atomic; a name of 255 bytes leaves no room for a suffix.
-    beside = f".{os.getpid()}.{os.urandom(6).hex()}.partial"
-    target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    # In the same folder, so that the rename is atomic. Not the name with a suffix: it may already have 255 bytes.
+    temporary = f".{os.getpid()}.{os.urandom(6).hex()}.partial"
+    target = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
+    )
     try:
         size = archives.copy(stream, target, None)
-        if standing is not None:
+        if existing is not None:
             with contextlib.suppress(PermissionError):
-                os.fchown(target, standing.st_uid, standing.st_gid)
-        kept = stat.S_IMODE(standing.st_mode) if standing is not None else _DEFAULT_MODE
+                os.fchown(target, existing.st_uid, existing.st_gid)
+        kept = stat.S_IMODE(existing.st_mode) if existing is not None else _DEFAULT_MODE
         os.fchmod(target, kept if mode is None else mode)
         if arguments.get("replace"):
             remove_entry(parent, name, missing_ok=True)
-        os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
-        os.unlink(beside, dir_fd=parent)
+        os.unlink(temporary, dir_fd=parent)
         raise
     return {"size": size}
 
 
-def _remove(where: Surroundings, arguments: Message, _stream: int) -> Message:
+def _remove(workspace: WorkspaceSettings, arguments: Message, _stream: int) -> Message:
     path = arguments["path"]
-    folder, name = os.path.split(where.locate(path).rstrip("/"))
+    folder, name = os.path.split(workspace.locate(path).rstrip("/"))
     if name in ("", ".", ".."):
         raise Refused(errno.EINVAL, path, f"{path!r} cannot be removed; name a file or folder below the root")
     parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -158,14 +162,14 @@ def _describe(info: os.stat_result, target: str | None) -> dict[str, Any]:
     }
 
 
-def _stat(where: Surroundings, arguments: Message, _stream: int) -> Message:
-    location = where.locate(arguments["path"])
+def _stat(workspace: WorkspaceSettings, arguments: Message, _stream: int) -> Message:
+    location = workspace.locate(arguments["path"])
     info = os.lstat(location)
     return _describe(info, os.readlink(location) if stat.S_ISLNK(info.st_mode) else None)
 
 
-def _list(where: Surroundings, arguments: Message, _stream: int) -> Message:
-    folder = os.open(where.locate(arguments["path"]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _list(workspace: WorkspaceSettings, arguments: Message, _stream: int) -> Message:
+    folder = os.open(workspace.locate(arguments["path"]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     limit = min(arguments.get("limit") or _MAX_ENTRIES, _MAX_ENTRIES)
     names = sorted(os.listdir(folder))
     entries = []
@@ -177,45 +181,45 @@ def _list(where: Surroundings, arguments: Message, _stream: int) -> Message:
     return {"entries": entries, "truncated": len(names) > limit}
 
 
-def _tar(where: Surroundings, arguments: Message, stream: int) -> Message:
-    location, parts = where.locate(arguments["path"]), arguments.get("parts")
+def _tar(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
+    location, parts = workspace.locate(arguments["path"]), arguments.get("parts")
     return archives.pack_parts(location, stream, tuple(parts)) if parts else archives.pack(location, stream)
 
 
-def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
-    location = where.locate(arguments["path"])
+def _untar(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
+    location = workspace.locate(arguments["path"])
     os.makedirs(location, exist_ok=True)
     return unpacking.unpack(location, stream, arguments.get("ancestors") or "refuse")
 
 
-def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
-    location = os.path.normpath(where.locate(arguments["path"]))
-    # An empty entry is the command's working folder.
+def _carry(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
+    location = os.path.normpath(workspace.locate(arguments["path"]))
+    # An empty entry means the command's working folder.
     searched, programs = (
         [
             known
             for path in value.split(":")
-            for known in (os.path.normpath(where.locate(path)), os.path.realpath(where.locate(path)))
+            for known in (os.path.normpath(workspace.locate(path)), os.path.realpath(workspace.locate(path)))
         ]
-        for value in (where.environment.get("PYTHONPATH", "."), where.environment.get("PATH", DEFAULT_PATH))
+        for value in (workspace.environment.get("PYTHONPATH", "."), workspace.environment.get("PATH", DEFAULT_PATH))
     )
     return carrying.carry(location, stream, searched, programs)
 
 
-def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:
-    if where.layer:
-        return archives.snapshot(where.layer, stream)
-    paths = tuple(where.locate(path) for path in (".", *(arguments.get("paths") or ())))
-    return archives.snapshot_folders(where.locate("/"), paths, stream)
+def _snapshot(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
+    if workspace.layer:
+        return archives.snapshot(workspace.layer, stream)
+    paths = tuple(workspace.locate(path) for path in (".", *(arguments.get("paths") or ())))
+    return archives.snapshot_folders(workspace.locate("/"), paths, stream)
 
 
-def _restore(where: Surroundings, arguments: Message, stream: int) -> Message:
-    return unpacking.restore("/" if where.layer else where.locate("/"), stream)
+def _restore(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Message:
+    return unpacking.restore("/" if workspace.layer else workspace.locate("/"), stream)
 
 
 # A layer belongs to its workspace, so its root may read all of it. In `Plain` the files are the machine's.
 _WHOLE_LAYER = frozenset({"snapshot", "restore"})
-_OPERATIONS: dict[str, Callable[[Surroundings, Message, int], Message]] = {
+_OPERATIONS: dict[str, Callable[[WorkspaceSettings, Message, int], Message]] = {
     "read": _read,
     "write": _write,
     "remove": _remove,

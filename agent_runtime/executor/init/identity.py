@@ -14,7 +14,7 @@ from typing import NamedTuple
 from agent_runtime.executor import kernel
 
 _PASSWD, _GROUP = "/etc/passwd", "/etc/group"
-# A larger file is not a user list; a tool may replace it, and init's children read it.
+# A larger file is not a user list. Tools can replace the file, and init's children read it.
 _MAX_DATABASE_BYTES = 1024 * 1024
 _MAX_ID = 2**32 - 2
 # Linux allows 65,536 groups a process; real accounts have only a few.
@@ -68,8 +68,8 @@ def resolve(user: str, passwd: bytes, group: bytes, own: tuple[int, int] = ROOT)
         )
     name, home = (account[0], account[5]) if account else (str(uid), "/")
     groups = _rows(group, 4)
-    # A uid without an account gets a group with its own number: group 0 would be the machine's where ids are not
-    # mapped. A process that already is that user, and not root, keeps the group from the container runtime.
+    # A uid without an account gets the group of the same number: where ids are not mapped, group 0 would be the
+    # machine's. A process that already runs as that user, and is not root, keeps the group from the container runtime.
     gid = _number(account[3]) if account else own[1] if uid == own[0] != 0 else uid
     if wanted_group:
         named = next((row[2] for row in groups if row[0] == wanted_group), wanted_group)
@@ -96,24 +96,24 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 class Accounts:
     """User lists of this process's root folder, read again when they have changed.
 
-    `own` are uid and gid of this process, which may have changed since.
+    `own` are uid and gid of this process when it was forked.
     """
 
     def __init__(self, own: tuple[int, int]) -> None:
         self._own = own
         self._seen: tuple[object, object] | None = None
         self._passwd = self._group = b""
-        self._known: dict[str, Identity] = {}
+        self._cache: dict[str, Identity] = {}
 
     def look_up(self, user: str) -> Identity:
         """Resolve a user with these lists."""
         seen = (_signature(_PASSWD), _signature(_GROUP))
         if seen != self._seen:
             self._seen, self._passwd, self._group = seen, _database(_PASSWD), _database(_GROUP)
-            self._known.clear()
-        identity = self._known.get(user)
+            self._cache.clear()
+        identity = self._cache.get(user)
         if identity is None:
-            identity = self._known[user] = resolve(user, self._passwd, self._group, self._own)
+            identity = self._cache[user] = resolve(user, self._passwd, self._group, self._own)
         return identity
 
 

@@ -1,8 +1,8 @@
 """The process that serves one workspace from inside: forks a child for each command and file operation, and reaps them.
 
-In `Overlay` it is PID 1 of the workspace's own namespaces, in `Plain` an ordinary process and subreaper. It never executes
-anything itself, loads no module after it has entered a workspace (imports would come from the image), and holds nothing
-secret. When the executor's end of its channel closes, it ends, and so does every process of the workspace.
+In `Overlay` it is PID 1 of the workspace's own namespaces, in `Plain` an ordinary process and subreaper. It executes no
+programs, imports no modules inside a workspace (they would come from the image), and has no secrets. When the executor
+closes its end of the channel, this process and all processes of the workspace end.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from typing import NoReturn
 from agent_runtime.executor import kernel
 from agent_runtime.executor.init import commands, files, processes
 from agent_runtime.executor.init.channel import Channel, Message, close_all
-from agent_runtime.executor.init.commands import SubreaperState, Surroundings
+from agent_runtime.executor.init.commands import SubreaperState, WorkspaceSettings
 
 _BACKLOG = 128
-# The number of an init's own failure message; requests are numbered from 1, and below 2**32 - 1.
+# The number of init's message about its own failure. Requests have numbers from 1 to 2**32 - 2.
 CRASHED = 2**32 - 1
 
 
 class Init:
-    """The main loop, and which child works for which request."""
+    """The main loop, with a record of which child works for which request."""
 
-    def __init__(self, channel: Channel, starts: Channel, where: Surroundings, proc: int) -> None:
+    def __init__(self, channel: Channel, starts: Channel, workspace: WorkspaceSettings, proc: int) -> None:
         self._channel = channel
         self._starts = starts
-        self._where = where
+        self._workspace = workspace
         self._proc = proc
         self._state = SubreaperState(channel, starts)
-        # Which child does which file operation; and the subreapers, those that wait (or have just begun) apart.
+        # Request number by child process, for file operations; then the subreapers that wait or have just started; then
+        # the busy ones.
         self._helpers: dict[int, int] = {}
         self._waiting: set[int] = set()
         self._busy: set[int] = set()
@@ -47,23 +48,23 @@ class Init:
 
     def serve(self) -> NoReturn:
         """Answer requests until the executor disconnects."""
-        if not self._where.isolated:
+        if not self._workspace.isolated:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         sys.path.clear()
         sys.meta_path.clear()
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._state.news, wake_read):
+        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._state.note_reader, wake_read):
             self._poll.register(source, select.POLLIN)
         try:
             self._serve(wake_read)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would ever know
+        except Exception as error:  # noqa: BLE001 - nothing else would report the failure
             self._channel.send(CRASHED, {"crashed": f"{type(error).__name__}: {error}"})
             os._exit(1)
 
     def _serve(self, wake_read: int) -> NoReturn:
-        self._where.make_working_folder()
+        self._workspace.make_working_folder()
         self._fork_subreaper()
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
@@ -77,11 +78,11 @@ class Init:
             if self._channel.end.fileno() in ready:
                 received = self._channel.receive()
                 if received is None:
-                    self._leave()
+                    self._shut_down()
                 self._handle(*received)
 
-    def _leave(self) -> NoReturn:
-        if not self._where.isolated:
+    def _shut_down(self) -> NoReturn:
+        if not self._workspace.isolated:
             self._kill_all()
         os._exit(0)
 
@@ -127,29 +128,29 @@ class Init:
             os._exit(1)
 
     def _fork_helper(self, number: int, request: Message, descriptors: list[int]) -> None:
-        pid = self._fork(lambda: files.run(self._channel, number, request, descriptors, self._where))
+        pid = self._fork(lambda: files.run(self._channel, number, request, descriptors, self._workspace))
         self._helpers[pid] = number
 
     def _fork_subreaper(self) -> None:
         """Fork a subreaper for the next command; it reads the request itself."""
         own = os.geteuid(), os.getegid()
-        forked = commands.fork_native(self._state, self._where)
+        forked = commands.fork_native(self._state, self._workspace)
         if forked is None:
-            forked = self._fork(lambda: commands.run(self._state, self._where, own))
+            forked = self._fork(lambda: commands.run(self._state, self._workspace, own))
         elif not isinstance(forked, int):
-            self._in_child(lambda: commands.run(self._state, self._where, own, forked))
+            self._in_child(lambda: commands.run(self._state, self._workspace, own, forked))
         self._set_waiting(self._waiting | {forked})
 
     def _read_notes(self) -> None:
-        """Read which subreapers are busy, and which wait again."""
+        """Update which subreapers are busy and which wait."""
         waiting = set(self._waiting)
-        for pid, is_busy in self._state.told():
+        for pid, is_busy in self._state.notifications():
             (self._busy if is_busy else waiting).add(pid)
             (waiting if is_busy else self._busy).discard(pid)
         self._set_waiting(waiting)
 
     def _set_waiting(self, waiting: set[int]) -> None:
-        """While a subreaper waits, this process ignores requests."""
+        """Set the waiting subreapers. While one waits, this process does not poll for requests."""
         if waiting and not self._waiting:
             self._poll.unregister(self._starts.end)
         elif self._waiting and not waiting:
@@ -167,8 +168,7 @@ class Init:
                 break
             self._read_notes()
             if os.WIFSTOPPED(status):
-                # Only a tool can stop our children. Then nothing can be started or reported, so the workspace ends
-                # here.
+                # Only a tool can stop our children. A stopped one can neither start commands nor report, so kill all.
                 if pid in self._helpers or pid in self._subreapers():
                     self._kill_all()
                 continue
@@ -177,7 +177,7 @@ class Init:
             self._busy.discard(pid)
             self._set_waiting(self._waiting - {pid})
             if number and status != 0:
-                # A subreaper or helper that a tool ended: its command's processes are ours now, and are killed too.
+                # A tool ended a subreaper or helper. Its command's processes are now our children, and are killed too.
                 orphaned = True
                 signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGKILL
                 self._channel.send(number, {"lost": int(signal_number)})
@@ -189,25 +189,25 @@ class Init:
 
     def _spared(self) -> frozenset[int]:
         """Return the live helpers and subreapers with all their descendants."""
-        known = processes.all_processes(self._proc)
+        all_processes = processes.all_processes(self._proc)
         ours = {*self._helpers, *self._subreapers()}
-        return frozenset(ours) | {process.pid for pid in ours for process in processes.descendants(known, pid)}
+        return frozenset(ours) | {process.pid for pid in ours for process in processes.descendants(all_processes, pid)}
 
     def _signal(self, command: int, pid: int, number: int, tree: bool) -> bool:
         """Signal the command that request `command` started; False if it has ended."""
         subreaper = next((pid for pid in self._subreapers() if self._state.pid_table[pid] == command), None)
         if subreaper is None:
             return False
-        # While it is stopped it cannot start the next command, which the kill would hit too. It is continued afterwards
-        # in every case.
+        # A stopped subreaper cannot start the next command, which the signal would reach too. It is always continued
+        # afterwards.
         processes.hold(self._proc, subreaper)
         try:
             if self._state.pid_table[subreaper] != command:
                 return False
             if tree and number == signal.SIGKILL:
                 return processes.kill_below(self._proc, subreaper)
-            known = processes.all_processes(self._proc)
-            below = processes.descendants(known, subreaper)
+            all_processes = processes.all_processes(self._proc)
+            below = processes.descendants(all_processes, subreaper)
             chosen = below if tree else [found for found in below if found.pid == pid and found.parent == subreaper]
             for process in chosen:
                 processes.send(process.pid, number)
@@ -216,8 +216,8 @@ class Init:
             processes.send(subreaper, signal.SIGCONT)
 
     def _kill_all(self) -> bool:
-        if self._where.isolated:
-            # One call reaches every other process of the namespace; none can escape it by forking.
+        if self._workspace.isolated:
+            # One call signals every other process of the namespace; none can escape by forking.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         # Wait until all have ended: a dying subreaper may still take a request.

@@ -1,6 +1,7 @@
-"""Subreapers in C (subreaper.c), if compiled: in the executor's bundle, or if the package found a compiler.
+"""Python interface of the subreaper in C (subreaper.c). The executor's bundle has it compiled; elsewhere it needs a
+compiler at installation.
 
-Without it, commands.py does everything; with it, only unusual cases.
+Without it, commands.py handles all commands; with it, only those that the C code does not support.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from agent_runtime.executor.init.start_request import StartRequest, unpack
 
 # subreaper.c: HEADER_BYTES, and enum result.
 _HEADER_BYTES = 5
-_GONE, _NOT_STARTED = 1, 3
+_DISCONNECTED, _NOT_STARTED = 1, 3
 
 
-def _compiled() -> ctypes.PyDLL | None:
-    """Return the library unless its source has changed since. A fork must keep the interpreter's lock, hence PyDLL."""
+def _load_library() -> ctypes.PyDLL | None:
+    """Return the library; None if it is missing or older than its source. A fork must keep the interpreter's lock,
+    hence PyDLL.
+    """
     folder = os.path.dirname(__file__)
     source = f"{folder}/subreaper.c"
     for name in os.listdir(folder):
@@ -26,13 +29,13 @@ def _compiled() -> ctypes.PyDLL | None:
             library = f"{folder}/{name}"
             if not os.path.exists(source) or os.path.getmtime(source) <= os.path.getmtime(library):
                 found = ctypes.PyDLL(library, use_errno=True)
-                # Resolved before the first fork, because the first use in a process copies pages.
+                # Look the function up before the first fork, because the first use in a process copies memory pages.
                 found.fork_subreaper.restype = ctypes.c_int32
                 return found
     return None
 
 
-_library = _compiled()
+_library = _load_library()
 
 
 def is_compiled() -> bool:
@@ -40,38 +43,38 @@ def is_compiled() -> bool:
 
 
 class NativeSubreaper:
-    """The forked subreaper process in Python, for a request that the C code does not handle."""
+    """Access to the C code from a forked subreaper, when Python must handle a request."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
 
     def serve(self) -> bool:
         """Continue in C; False if the executor has disconnected."""
-        return bool(self._library.serve() != _GONE)
+        return bool(self._library.serve() != _DISCONNECTED)
 
     def not_started(self) -> tuple[int, StartRequest, int] | None:
-        """Return number, request and errno of a request whose program the kernel refused to execute; None if it still
-        waits.
+        """Return number, request and errno if the kernel refused to execute the program; None if the request is still
+        queued.
         """
-        if self._whole("result") != _NOT_STARTED:
+        if self._read_int("result") != _NOT_STARTED:
             return None
         packet = ctypes.addressof(ctypes.c_char.in_dll(self._library, "packet"))
-        request = unpack(ctypes.string_at(packet, self._whole("packet_bytes"))[_HEADER_BYTES:])
-        return self._whole("failed_number"), request, self._whole("failed_errno")
+        request = unpack(ctypes.string_at(packet, self._read_int("packet_bytes"))[_HEADER_BYTES:])
+        return self._read_int("failed_number"), request, self._read_int("failed_errno")
 
-    def _whole(self, name: str) -> int:
+    def _read_int(self, name: str) -> int:
         return ctypes.c_int32.in_dll(self._library, name).value
 
 
-def fork_subreaper(told: Iterable[object]) -> int | NativeSubreaper | None:
-    """Fork a subreaper: return its process id; or, in the child, its state when C leaves a request to Python. None
-    without a library.
+def fork_subreaper(arguments: Iterable[object]) -> int | NativeSubreaper | None:
+    """Fork a subreaper and return its process id; None without a library. In the child, return a NativeSubreaper when C
+    leaves a request to Python.
 
-    `told` has the arguments of `listen_to` in subreaper.c, in order. Raises OSError.
+    `arguments` are the values that `parse_settings` in subreaper.c reads, in order. Raises OSError.
     """
     library = _library
     if library is None:
         return None
-    packed = "\0".join(map(str, (*told, ""))).encode("utf-8", "surrogateescape")
+    packed = "\0".join(map(str, (*arguments, ""))).encode("utf-8", "surrogateescape")
     pid = kernel.fork_by(lambda: int(library.fork_subreaper(packed, len(packed))), "a subreaper")
     return pid or NativeSubreaper(library)

@@ -1,8 +1,7 @@
 """Process trees and their resources, read from /proc.
 
-Processes appear and end while /proc is read: those that have vanished are left out. `proc` is a folder or an open
-descriptor of one, so that the executor can read the process list of a workspace through a descriptor that it got before
-any tool ran.
+Processes that end while /proc is read are left out. `proc` is an open descriptor of a /proc folder, so that the
+executor can read the process list of a workspace through a descriptor from before any tool ran.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 # /proc/PID/stat and statm are a line of some 300 bytes, smaps_rollup has less than 1,000.
 _READ_BYTES = 4096
-# A signal takes effect immediately, or when a running exec is complete.
+# Limit of the wait for SIGSTOP, which takes effect immediately or after a running exec.
 _HOLD_SECONDS = 5.0
 _PAUSE_SECONDS = 0.0005
 
@@ -122,10 +121,10 @@ def hold(proc: int, pid: int) -> None:
 def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), seconds: float = 10.0) -> bool:
     """Kill all descendants of `ancestor` except itself and `spared`; False if some still live after `seconds`.
 
-    Only necessary processes are stopped: if the killer is killed, stopped processes would remain forever. But where
-    some were forked since the round before, as by a fork bomb, all are, so that it runs out of forkers. The ancestor,
-    or a process between, must reap them. Dead processes do not count. Orphans stay below the ancestor only if it is a
-    subreaper.
+    Usually processes are killed without being stopped first: if the killer is killed, stopped processes would remain
+    forever. If new ones were forked since the previous round, as by a fork bomb, all are stopped first, so that none
+    can fork. The ancestor, or a process between, must reap them. Dead processes do not count. Orphans stay below the
+    ancestor only if it is a subreaper.
     """
 
     def alive() -> list[int]:

@@ -1,9 +1,9 @@
-/* A subreaper as in commands.py, for commands that need nothing special. It costs a fifth of the processor time: hardly a page
- * of the interpreter from which it is forked is copied.
+/* The subreaper of commands.py in C, for ordinary commands. It needs a fifth of the processor time of the Python version,
+ * because it copies hardly any memory page of the interpreter from which it is forked.
  *
- * commands.py says what a subreaper is, and has its words for what goes wrong. This one looks at each request before it takes
- * it, and leaves what it is not made for, or could not do, to the interpreter: `fork_subreaper` then returns in the child. Each
- * function that has a twin in Python names it.
+ * commands.py explains subreapers and has all error messages. This code inspects each request before it removes it from the
+ * queue. It leaves requests that it does not support, or that fail, to Python: `fork_subreaper` then returns in the child.
+ * A comment names the Python counterpart of a function, where there is one.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* channel.py: the header of a packet, and the largest packet. */
+/* channel.py: bytes of a packet's header, and of the largest packet. */
 #define HEADER_BYTES 5
 #define PACKET_BYTES (30000 + HEADER_BYTES)
 /* commands.py: _SOON_SECONDS, DEFAULT_PATH. */
@@ -34,23 +34,23 @@
 #define MAX_DATABASE_BYTES (1024 * 1024)
 #define MAX_ID (UINT32_MAX - 1)
 #define MAX_GROUPS 256
-/* Of a user list; a longer one is unusual. */
+/* Longest supported line of /etc/passwd and /etc/group. */
 #define LINE_BYTES 8192
-/* Arguments, and variables, of one command; more is unusual. */
+/* Most arguments of one command, and most environment variables. */
 #define MAX_STRINGS 4096
 #define MAX_LIMITS 8
 #define STREAMS 3
 
-/* What `fork_subreaper` is told of the workspace. */
+/* The arguments of `fork_subreaper`. */
 static struct {
-    int channel, starts, notes, turn;
+    int channel, starts, note_writer, turn;
     uint32_t *pid_table;
-    /* Whether an absolute folder of a request is the same one for this process. */
-    int own_root;
-    /* Of each command; this process stays as it is. */
+    /* Whether absolute paths of the workspace are valid in this process. */
+    int has_same_paths;
+    /* The priority of commands. This process keeps its own. */
     int nice;
     const char *user, *folder;
-    uid_t uid; /* this process, when it was started */
+    uid_t uid; /* of this process when it was forked */
     gid_t gid;
     int limit_count, variable_count, shell_count;
     struct {
@@ -58,9 +58,9 @@ static struct {
         rlim_t value;
     } limits[MAX_LIMITS];
     char *variables[MAX_STRINGS], *shells[8];
-} here;
+} workspace;
 
-/* A user list as it was when it was read. */
+/* The cached content of a user list. */
 struct database {
     const char *path;
     struct stat info;
@@ -69,17 +69,17 @@ struct database {
 };
 static struct database passwd = {.path = "/etc/passwd"}, group = {.path = "/etc/group"};
 
-/* identity.Identity, of the user who is named so; and the variables that it brings. */
+/* identity.Identity of `user`, with the environment variables that depend on it. */
 static struct {
     char user[256];
-    int is_ours; /* this process has become it */
+    int is_current; /* this process runs as this user */
     uid_t uid;
     gid_t groups[MAX_GROUPS];
     int group_count;
     char home[PATH_MAX], name[256 + 5], logname[256 + 8];
 } identity;
 
-/* The request that was looked at last. */
+/* The last parsed request. */
 static struct {
     uint32_t number;
     const char *user, *folder;
@@ -87,15 +87,15 @@ static struct {
     int variable_count;
 } request;
 
-/* What is to be told of that request: the inside of a JSON object. */
-static char news[128];
+/* The next report on that request: the members of a JSON object, without braces. */
+static char report[128];
 
-/* For Python: why it is asked, and about what. */
-enum result { GONE = 1, UNUSUAL = 2, NOT_STARTED = 3 };
+/* Read by native.py: why `serve` returned, and the request that failed. */
+enum result { DISCONNECTED = 1, LEFT_TO_PYTHON = 2, NOT_STARTED = 3 };
 int32_t result, failed_number, failed_errno, packet_bytes;
 char packet[PACKET_BYTES];
 
-/* The next string of a packed list that ends at `end`, as start_request.py packs them; NULL when there is none. */
+/* Return the next string of a list packed as in start_request.py, which ends at `end`; NULL at the end. */
 static char *next_string(char **at, char *end) {
     char *start = *at, *stop = start < end ? memchr(start, 0, end - start) : NULL;
     if (stop)
@@ -108,7 +108,7 @@ static long next_number(char **at, char *end) {
     return text ? strtol(text, NULL, 10) : -1;
 }
 
-/* So many strings into `found`; 0 where there are fewer, or no room. */
+/* Store the next `count` strings in `found`, which has space for `room`. Return 0 if that is impossible. */
 static int next_strings(char **at, char *end, char **found, long count, long room) {
     if (count < 0 || count > room)
         return 0;
@@ -118,7 +118,7 @@ static int next_strings(char **at, char *end, char **found, long count, long roo
     return 1;
 }
 
-/* identity._number: -1 for what is no id. */
+/* identity._number; -1 if `text` is not an id. */
 static int64_t id_number(const char *text) {
     if (!*text || text[strspn(text, "0123456789")])
         return -1;
@@ -129,8 +129,8 @@ static int64_t id_number(const char *text) {
     return number <= MAX_ID ? number : -1;
 }
 
-/* identity._database, when the file has changed. Whether it had. */
-static int read_again(struct database *list) {
+/* identity._database, only if the file has changed. Return whether it has. */
+static int reload_if_changed(struct database *list) {
     struct stat now = {0}, *before = &list->info;
     if (stat(list->path, &now) < 0)
         now = (struct stat){0};
@@ -153,7 +153,7 @@ static int read_again(struct database *list) {
     return 1;
 }
 
-/* Whether a list has nothing in it that `next_row` cannot read. */
+/* Return whether `next_row` supports every line of the list. */
 static int is_readable(const struct database *list) {
     for (const char *at = list->content; *at; at += strspn(at, "\n")) {
         size_t bytes = strcspn(at, "\n");
@@ -164,7 +164,7 @@ static int is_readable(const struct database *list) {
     return strlen(list->content) == list->bytes;
 }
 
-/* The next line that has so many columns, copied out, each of them ended; NULL when there is none. */
+/* Return the cells of the next line with at least `columns` columns, or NULL. The next call overwrites them. */
 static char **next_row(const char **at, int columns) {
     static char line[LINE_BYTES];
     static char *cells[8];
@@ -197,7 +197,7 @@ static int is_member(const char *name, char *members) {
     return 0;
 }
 
-/* identity.resolve, into `identity`; 0 for what Python has to say something about. */
+/* identity.resolve, into `identity`. Return 0 if Python must handle the user, for instance to report an error. */
 static int resolve(const char *user) {
     char wanted[sizeof identity.user], name[256];
     const char *at = passwd.content, *home = "/", *wanted_group = strchr(user, ':');
@@ -219,7 +219,7 @@ static int resolve(const char *user) {
     snprintf(name, sizeof name, "%lld", (long long)uid);
     if (row && (size_t)snprintf(name, sizeof name, "%s", row[0]) >= sizeof name)
         return 0;
-    int64_t gid = row ? id_number(row[3]) : uid && uid == here.uid ? here.gid : uid;
+    int64_t gid = row ? id_number(row[3]) : uid && uid == workspace.uid ? workspace.gid : uid;
 
     int count = 1;
     int64_t named = wanted_group && wanted_group[1] ? id_number(wanted_group + 1) : gid;
@@ -248,14 +248,14 @@ static int resolve(const char *user) {
 
 /* identity.Accounts.look_up */
 static int look_up(const char *user) {
-    if (read_again(&passwd) + read_again(&group) == 0 && !strcmp(identity.user, user))
+    if (reload_if_changed(&passwd) + reload_if_changed(&group) == 0 && !strcmp(identity.user, user))
         return 1;
-    identity.user[0] = identity.is_ours = 0;
+    identity.user[0] = identity.is_current = 0;
     return resolve(user);
 }
 
-/* commands._is_itself */
-static int is_itself(void) {
+/* commands._runs_as */
+static int runs_as_identity(void) {
     gid_t held[MAX_GROUPS], others[MAX_GROUPS];
     int count = getgroups(MAX_GROUPS, held), kept = 0;
     if (count < 0 || geteuid() != identity.uid || getegid() != identity.groups[0])
@@ -270,7 +270,7 @@ static int is_itself(void) {
 /* identity.become */
 static int become(void) {
     gid_t gid = identity.groups[0];
-    if (identity.is_ours)
+    if (identity.is_current)
         return 1;
     if (geteuid() != identity.uid || getegid() != gid || geteuid() == 0) {
         if (setgroups(identity.group_count, identity.groups) < 0 && errno != EPERM)
@@ -278,30 +278,30 @@ static int become(void) {
         if (setresgid(gid, gid, gid) < 0 || setresuid(identity.uid, identity.uid, identity.uid) < 0)
             return 0;
     }
-    identity.is_ours = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0;
-    return identity.is_ours;
+    identity.is_current = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0;
+    return identity.is_current;
 }
 
-/* Whether the packet of so many bytes is a whole request that is nothing special; `request` is it then. */
-static int understand(ssize_t bytes) {
+/* Parse `packet` into `request`. Return 0 if the request is incomplete or Python must handle it. */
+static int parse_request(ssize_t bytes) {
     if (bytes < HEADER_BYTES || !packet[0])
         return 0;
     memcpy(&request.number, packet + 1, sizeof request.number);
     char *at = packet + HEADER_BYTES, *end = packet + bytes;
-    char *user = next_string(&at, end), *folder = next_string(&at, end), *how = next_string(&at, end);
+    char *user = next_string(&at, end), *folder = next_string(&at, end), *kind = next_string(&at, end);
     long count = next_number(&at, end);
-    if (count < 1 || (*folder && (*folder != '/' || !here.own_root)))
+    if (count < 1 || (*folder && (*folder != '/' || !workspace.has_same_paths)))
         return 0;
-    request.user = *user ? user : here.user;
-    request.folder = *folder ? folder : here.folder;
+    request.user = *user ? user : workspace.user;
+    request.folder = *folder ? folder : workspace.folder;
     char **arguments = request.arguments;
-    if (!strcmp(how, "shell")) {
+    if (!strcmp(kind, "shell")) {
         int shell = 0;
-        while (shell < here.shell_count - 1 && access(here.shells[shell], X_OK) < 0)
+        while (shell < workspace.shell_count - 1 && access(workspace.shells[shell], X_OK) < 0)
             shell++;
-        *arguments++ = here.shells[shell];
+        *arguments++ = workspace.shells[shell];
         *arguments++ = "-c";
-    } else if (strcmp(how, "program"))
+    } else if (strcmp(kind, "program"))
         return 0;
     if (!next_strings(&at, end, arguments, count, MAX_STRINGS))
         return 0;
@@ -312,7 +312,7 @@ static int understand(ssize_t bytes) {
     return 1;
 }
 
-/* Add NAME=VALUE to the environment of so many, in place of another of that name. The new count; -1: no room. */
+/* Set NAME=VALUE in the environment, which has `count` variables. Return the new count, or -1 if it is full. */
 static int set_variable(int count, char *variable) {
     size_t bytes = strcspn(variable, "=") + 1;
     for (int i = 0; i < count; i++)
@@ -329,8 +329,8 @@ static int set_variable(int count, char *variable) {
 /* commands._environment */
 static int make_environment(void) {
     int count = set_variable(0, DEFAULT_PATH);
-    for (int i = 0; i < here.variable_count; i++)
-        count = set_variable(count, here.variables[i]);
+    for (int i = 0; i < workspace.variable_count; i++)
+        count = set_variable(count, workspace.variables[i]);
     count = set_variable(count, identity.home);
     count = set_variable(count, identity.name);
     count = set_variable(count, identity.logname);
@@ -346,7 +346,7 @@ static int is_program(const char *path) {
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) && access(path, X_OK) == 0;
 }
 
-/* commands._find: the path of the program; NULL for what Python has to say something about. */
+/* commands._find: return the program's path, or NULL if Python must report an error. */
 static const char *find_program(void) {
     static char found[PATH_MAX];
     const char *name = request.arguments[0], *path = "";
@@ -364,15 +364,15 @@ static const char *find_program(void) {
     return NULL;
 }
 
-/* Take the request that was looked at, with its streams. */
-static int take(int streams[STREAMS]) {
+/* Remove the parsed request from the queue and receive its streams. */
+static int receive_streams(int streams[STREAMS]) {
     union {
         char space[CMSG_SPACE(STREAMS * sizeof(int))];
         struct cmsghdr aligned;
     } control;
     struct iovec content = {packet, sizeof packet};
     struct msghdr message = {.msg_iov = &content, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    ssize_t bytes = recvmsg(here.starts, &message, MSG_CMSG_CLOEXEC);
+    ssize_t bytes = recvmsg(workspace.starts, &message, MSG_CMSG_CLOEXEC);
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     if (bytes < 0 || !header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(STREAMS * sizeof(int)))
         return 0;
@@ -380,36 +380,36 @@ static int take(int streams[STREAMS]) {
     return 1;
 }
 
-/* commands.SubreaperState.tell */
-static void tell(uint32_t is_busy) {
+/* commands.SubreaperState.notify */
+static void notify_init(uint32_t is_busy) {
     uint32_t note[] = {getpid(), is_busy};
-    (void)!write(here.notes, note, sizeof note);
+    (void)!write(workspace.note_writer, note, sizeof note);
 }
 
 static int lock_turn(int command, short type) {
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET};
     int locked;
     do
-        locked = fcntl(here.turn, command, &lock);
+        locked = fcntl(workspace.turn, command, &lock);
     while (locked < 0 && errno == EINTR);
     return locked == 0;
 }
 
-static void send_news(void) {
-    char sent[HEADER_BYTES + sizeof news + 2] = {1};
+static void send_report(void) {
+    char sent[HEADER_BYTES + sizeof report + 2] = {1};
     memcpy(sent + 1, &request.number, sizeof request.number);
-    int bytes = HEADER_BYTES + sprintf(sent + HEADER_BYTES, "{%s}", news);
-    (void)!send(here.channel, sent, bytes, MSG_NOSIGNAL);
-    news[0] = 0;
+    int bytes = HEADER_BYTES + sprintf(sent + HEADER_BYTES, "{%s}", report);
+    (void)!send(workspace.channel, sent, bytes, MSG_NOSIGNAL);
+    report[0] = 0;
 }
 
-static void add_news(const char *key, int value, const char *more) {
-    size_t held = strlen(news);
-    snprintf(news + held, sizeof news - held, "%s\"%s\": %d%s", held ? ", " : "", key, value, more);
+static void add_to_report(const char *key, int value, const char *more) {
+    size_t held = strlen(report);
+    snprintf(report + held, sizeof report - held, "%s\"%s\": %d%s", held ? ", " : "", key, value, more);
 }
 
-/* Start the program: its process, or 0 with errno. */
-static pid_t start(const char *program, const int streams[STREAMS]) {
+/* Start the program. Return its process id, or 0 and set errno. */
+static pid_t start_program(const char *program, const int streams[STREAMS]) {
     volatile int failure = 0;
     pid_t pid = vfork();
     if (pid == 0) {
@@ -418,7 +418,7 @@ static pid_t start(const char *program, const int streams[STREAMS]) {
         for (int target = 0; target < STREAMS; target++)
             dup2(streams[target], target);
         setsid();
-        setpriority(PRIO_PROCESS, 0, here.nice);
+        setpriority(PRIO_PROCESS, 0, workspace.nice);
         /* commands.py: _RESTORED_SIGNALS. */
         sigaction(SIGPIPE, &standard, NULL);
         sigaction(SIGXFSZ, &standard, NULL);
@@ -436,77 +436,78 @@ static pid_t start(const char *program, const int streams[STREAMS]) {
     return failure ? 0 : pid;
 }
 
-/* commands._follow: whether it is this process that waits for the next request. */
-static int follow(pid_t command) {
+/* commands._report_and_reap: return whether this process waits for the next request. */
+static int report_and_reap(pid_t command) {
     const struct timespec soon = {0, SOON_NANOSECONDS};
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     int is_busy = 0;
-    add_news("pid", command, "");
+    add_to_report("pid", command, "");
     while (sigtimedwait(&child, NULL, &soon) < 0 && errno == EINTR)
         ;
     for (;;) {
         int status;
-        pid_t ended = waitpid(-1, &status, news[0] ? WNOHANG : 0);
+        pid_t ended = waitpid(-1, &status, report[0] ? WNOHANG : 0);
         if (ended < 0 && errno == EINTR)
             continue;
         if (ended < 0) {
             int is_next = lock_turn(F_SETLK, F_WRLCK);
-            here.pid_table[getpid()] = 0;
+            workspace.pid_table[getpid()] = 0;
             if (is_next && is_busy)
-                tell(0);
-            if (news[0])
-                send_news();
+                notify_init(0);
+            if (report[0])
+                send_report();
             return is_next;
         }
         if (!ended && !is_busy)
-            tell(is_busy = 1);
+            notify_init(is_busy = 1);
         if (ended == command && WIFEXITED(status))
-            add_news("code", WEXITSTATUS(status), ", \"signal\": null");
+            add_to_report("code", WEXITSTATUS(status), ", \"signal\": null");
         else if (ended == command)
-            add_news("signal", WTERMSIG(status), ", \"code\": null");
+            add_to_report("signal", WTERMSIG(status), ", \"code\": null");
         else if (!ended)
-            send_news();
+            send_report();
     }
 }
 
-static enum result work(void) {
+static enum result serve_requests(void) {
     for (;;) {
-        ssize_t bytes = recv(here.starts, packet, sizeof packet, MSG_PEEK);
+        ssize_t bytes = recv(workspace.starts, packet, sizeof packet, MSG_PEEK);
         if (bytes < 0 && errno == EINTR)
             continue;
         if (bytes <= 0)
-            return GONE;
-        if (!understand(bytes) || !look_up(request.user) || (!identity.is_ours && geteuid() && !is_itself()) || !become())
-            return UNUSUAL;
+            return DISCONNECTED;
+        if (!parse_request(bytes) || !look_up(request.user) ||
+            (!identity.is_current && geteuid() && !runs_as_identity()) || !become())
+            return LEFT_TO_PYTHON;
         const char *program = chdir(request.folder) == 0 && make_environment() ? find_program() : NULL;
         if (!program)
-            return UNUSUAL;
+            return LEFT_TO_PYTHON;
         int streams[STREAMS];
-        if (!take(streams))
-            return GONE;
-        here.pid_table[getpid()] = request.number;
+        if (!receive_streams(streams))
+            return DISCONNECTED;
+        workspace.pid_table[getpid()] = request.number;
         lock_turn(F_SETLK, F_UNLCK);
-        pid_t command = start(program, streams);
+        pid_t command = start_program(program, streams);
         failed_number = request.number, failed_errno = errno, packet_bytes = bytes;
         for (int i = 0; i < STREAMS; i++)
             close(streams[i]);
         if (!command)
             return NOT_STARTED;
-        if (!follow(command))
-            return GONE;
+        if (!report_and_reap(command))
+            return DISCONNECTED;
     }
 }
 
-/* Begins with the turn, and ends with it when it leaves a request in the queue: UNUSUAL. */
+/* Handle requests. The caller holds the lock `turn`, and still holds it after the result LEFT_TO_PYTHON. */
 int32_t serve(void) {
-    /* Python may have become somebody else meanwhile. */
-    identity.is_ours = 0;
-    return result = work();
+    /* Python may have changed this process's user meanwhile. */
+    identity.is_current = 0;
+    return result = serve_requests();
 }
 
-static void settle(void) {
+static void prepare_process(void) {
     struct sigaction standard = {.sa_handler = SIG_DFL};
     sigset_t child;
     sigemptyset(&child);
@@ -515,46 +516,48 @@ static void settle(void) {
     sigaction(SIGCHLD, &standard, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    for (int i = 0; i < here.limit_count; i++) {
+    for (int i = 0; i < workspace.limit_count; i++) {
         struct rlimit limit;
-        getrlimit(here.limits[i].which, &limit);
-        if (here.limits[i].value < limit.rlim_max)
-            limit.rlim_max = here.limits[i].value;
+        getrlimit(workspace.limits[i].which, &limit);
+        if (workspace.limits[i].value < limit.rlim_max)
+            limit.rlim_max = workspace.limits[i].value;
         limit.rlim_cur = limit.rlim_max;
-        setrlimit(here.limits[i].which, &limit);
+        setrlimit(workspace.limits[i].which, &limit);
     }
 }
 
-/* What Python tells of the workspace, in the order of fork_native in commands.py. */
-static int listen_to(char *told, char *end) {
-    here.uid = geteuid(), here.gid = getegid();
-    here.channel = next_number(&told, end), here.starts = next_number(&told, end);
-    here.notes = next_number(&told, end), here.turn = next_number(&told, end);
-    here.pid_table = (uint32_t *)next_number(&told, end);
-    here.own_root = next_number(&told, end), here.nice = next_number(&told, end);
-    here.user = next_string(&told, end), here.folder = next_string(&told, end);
-    here.limit_count = next_number(&told, end);
-    for (int i = 0; i < here.limit_count && i < MAX_LIMITS; i++) {
-        here.limits[i].which = next_number(&told, end);
-        here.limits[i].value = strtoull(next_string(&told, end), NULL, 10);
+/* Read the arguments in the order of fork_native in commands.py. Return 0 if they exceed a limit. */
+static int parse_settings(char *packed, char *end) {
+    workspace.uid = geteuid(), workspace.gid = getegid();
+    workspace.channel = next_number(&packed, end), workspace.starts = next_number(&packed, end);
+    workspace.note_writer = next_number(&packed, end), workspace.turn = next_number(&packed, end);
+    workspace.pid_table = (uint32_t *)next_number(&packed, end);
+    workspace.has_same_paths = next_number(&packed, end), workspace.nice = next_number(&packed, end);
+    workspace.user = next_string(&packed, end), workspace.folder = next_string(&packed, end);
+    workspace.limit_count = next_number(&packed, end);
+    for (int i = 0; i < workspace.limit_count && i < MAX_LIMITS; i++) {
+        workspace.limits[i].which = next_number(&packed, end);
+        workspace.limits[i].value = strtoull(next_string(&packed, end), NULL, 10);
     }
-    here.shell_count = next_number(&told, end);
-    if (!next_strings(&told, end, here.shells, here.shell_count, sizeof here.shells / sizeof *here.shells))
+    workspace.shell_count = next_number(&packed, end);
+    if (!next_strings(&packed, end, workspace.shells, workspace.shell_count,
+                      sizeof workspace.shells / sizeof *workspace.shells))
         return 0;
-    here.variable_count = next_number(&told, end);
-    return here.limit_count <= MAX_LIMITS && next_strings(&told, end, here.variables, here.variable_count, MAX_STRINGS);
+    workspace.variable_count = next_number(&packed, end);
+    return workspace.limit_count <= MAX_LIMITS &&
+           next_strings(&packed, end, workspace.variables, workspace.variable_count, MAX_STRINGS);
 }
 
-/* As fork(2). The child comes back only when there is something that Python has to do; `result` says what. */
-int32_t fork_subreaper(char *told, int32_t bytes) {
+/* Fork, with the results of fork(2). In the child, return only when Python must act; `result` says why. */
+int32_t fork_subreaper(char *packed, int32_t bytes) {
     pid_t pid = fork();
     if (pid)
         return pid;
-    if (!listen_to(told, told + bytes))
+    if (!parse_settings(packed, packed + bytes))
         _exit(1);
-    settle();
+    prepare_process();
     lock_turn(F_SETLKW, F_WRLCK);
-    if (serve() == GONE)
+    if (serve() == DISCONNECTED)
         _exit(0);
     return 0;
 }

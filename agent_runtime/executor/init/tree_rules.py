@@ -1,7 +1,7 @@
 """Rules for the agent's files that would let it decide its own verdict; docs/verification.md has the table.
 
-The executor judges the tar of an agent's tree by these rules (`carrying.py`). In the sandbox of a repository task,
-`apply_patch.py` judges a patch by them. So this file needs the standard library alone, and has the syntax of Python 3.5.
+The executor applies these rules to the tar of an agent's tree (`carrying.py`). In the sandbox of a repository task,
+`apply_patch.py` applies them to a patch. So this file uses only the standard library, in the syntax of Python 3.5.
 """
 # ruff: noqa: UP031
 
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
     Kind = Literal["file", "folder", "link", "other"]
 
-# No program opens a longer path in one call.
+# The kernel's limit for a path.
 PATH_BYTES = 4096
-# Most characters of a path that a verdict shows: an agent can leave millions, each 4,096 long.
+# Limit of a path's characters in a verdict: an agent can leave millions of paths of 4,096 characters.
 _SHOWN_CHARACTERS = 300
 # The kernel's limit of followed links.
 _MOST_LINKS = 40
-# The limit of paths that are checked to follow the agent's links: about 100,000 links of ordinary depth. The system
-# checks each folder of a path again, so one chain of links through folders 1,000 deep uses up the limit, and seconds.
+# Limit of the bytes of paths that are checked when the agent's links are followed: about 100,000 links of ordinary
+# depth. Each folder of a path is checked again, so one chain of links through 1,000 nested folders reaches the limit,
+# after seconds.
 _LINKS_BYTES = 1 << 26
 _EXTENSIONS = (".so", ".pyd")
 _COMPILED = (".pyc", ".pyo")
 _CACHE = "__pycache__"
-# Either makes a folder a Python environment; so does a Python in `bin` with its library in `lib`.
+# A folder with one of these is a Python environment. So is one with a Python in `bin` and its library in `lib`.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
-# Entries of an environment that shares the carried folder with the agent's work.
+# Entries of an environment whose root is the carried folder itself.
 _OF_ROOT_ENVIRONMENT = ("bin", "conda-meta", "include", "lib", "lib64", "pyvenv.cfg")
 
-# Folders of installed packages; those below a home are imported from before the system's.
+# Folders of installed packages. Python searches those below a home folder before the system's.
 OF_PACKAGES = ("site-packages", "dist-packages")
 
-# Names of folders that hold nothing but tests.
+# Names of folders that contain only tests.
 _TEST_FOLDERS = ("test", "tests")
 # Packages that Python tries everywhere but has only on other systems (Windows, Java). Modules in folders with these
 # names are imported, even without an `__init__.py`.
 _OF_OTHER_SYSTEMS = ("_winapi", "msvcrt", "nt", "org/python")
 _IN_OTHER_SYSTEMS = re.compile(r"(.*/)?(%s)(/[^/]+)?" % "|".join(_OF_OTHER_SYSTEMS))
-# Modules of names that vary: pytest's plugins, and the settings that Python was built with.
+# Prefixes of modules whose full names vary: pytest's plugins, and Python's build settings.
 _SHADOWED_PREFIXES = ("pytest_", "_sysconfigdata_")
-# pytest's option for the files that it collects, in a configuration file or on a command line; and the most bytes of
-# such a file that are read.
+# pytest's option for the files that it collects, in a configuration file or on a command line.
 _PYTHON_FILES = re.compile(r"python_files\s*=\s*(\[[^]]*\]|[^\n]*(?:\n[ \t]+[^\n]*)*)")
 _CONFIGURATIONS = (".cfg", ".ini", ".toml")
 _CONFIGURATION_BYTES = 1024 * 1024
@@ -61,16 +61,16 @@ _OF_GIT_USERS = (".gitconfig", ".config/git")
 
 COMPILED = "is compiled code, which Python prefers to its source"
 ENVIRONMENT = "belongs to the prepared Python environment"
-LOADED = "is loaded by Python, pytest or their tools by itself"
+LOADED = "is loaded automatically by Python, pytest or their tools"
 METADATA = "is package metadata, which can register pytest plugins"
 SHADOWS_HIDDEN = "would be imported in place of a hidden file"
-TEST = "is a test file, which pytest would run in the process of the verdict"
-RUN_FIRST = "would be run before the tests beside it"
+TEST = "is a test file, which pytest would run in the verifier's process"
+RUN_FIRST = "would be run before the tests in its folder"
 OF_TESTS = "is a module in a folder of tests, which they may import"
 GIT = "holds settings or hooks of git, which run programs"
-LINKED = "is what a protected link of the prepared state leads to"
+LINKED = "is the target of a protected link of the prepared state"
 LEADS_OUT = "links to %s, outside of the working directory"
-IN_PLACE_OF_FOLDER = "stands in place of a folder with protected files of the prepared state"
+IN_PLACE_OF_FOLDER = "replaces a folder with protected files of the prepared state"
 LINKS_TO_HIDDEN = "links to a hidden file, or to a folder of hidden files"
 
 
@@ -101,13 +101,13 @@ def joined(folder: str, name: str) -> str:
     return name if folder in ("", ".") else folder + "/" + name
 
 
-# A verifier's own PATH may name them where that of the workspace does not.
+# A verifier's PATH may contain them even if the workspace's PATH does not.
 _SYSTEM_PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 class Rules:
-    """Rules for what may be carried. Pure; paths are normalised and relative to the carried folder, `.` is the folder
-    itself.
+    """Rules for what may be carried. Without I/O. Paths are normalised and relative to the carried folder; `.` is the
+    folder itself.
     """
 
     def __init__(self, form: "Mapping[str, Any]") -> None:
@@ -116,7 +116,7 @@ class Rules:
         self._at_start = {name[:-3] for name in self._names if name.endswith(".py")}
         self._metadata = re.compile(r"(%s)(/|\Z)" % "|".join(map(re.escape, form["metadata"])))
         self._seen_as = os.path.normpath(form.get("seenAs", "."))
-        """The folder's path, which determines how its own name and its parents' names count."""
+        """The folder's path in the task. Rules for folder names also apply to its name and its parents' names."""
         self.tests = set(form["tests"]).union(*map(python_files, form["options"]))
         """Patterns of file names that pytest collects."""
         self.programs = ()  # type: Sequence[str]
@@ -148,7 +148,7 @@ class Rules:
     def note_test(self, path: str) -> None:
         """Record a test at this path that the agent cannot change."""
         self.has_tests = True
-        # Not folders of other names: the solution may be a package with tests in it.
+        # Only folders with these names: the solution may be a package that contains tests.
         of_tests = [folder for folder in parents(path) if os.path.basename(folder) in _TEST_FOLDERS]
         self.test_folders.update(["."] if self._is_of_tests else of_tests[-1:])
 
@@ -195,7 +195,7 @@ class Rules:
         return GIT if is_of_git and not self.is_named(path) else None
 
     def _is_test(self, path: str) -> bool:
-        """Whether pytest collects a file with this name. A pattern for every name means every file of the test folders."""
+        """Whether pytest collects a file with this name. A pattern that matches every name counts only in test folders."""
         name, whole = os.path.basename(path), "/" + joined(self._seen_as, path)
         found = [
             test
@@ -222,7 +222,7 @@ class Rules:
             return None
         return folder or "." if stem == "__init__" else joined(folder, stem)
 
-    def stands_for_tests(self, module: str) -> bool:
+    def replaces_tests(self, module: str) -> bool:
         """Whether a module with this path is run, or imported, instead of a folder that contains hidden files."""
         return module in self.run_first or module in self.hidden_folders or module in self.above_hidden
 
@@ -292,8 +292,8 @@ class Prepared:
             return None
         return self.kept.get(path) or self._reason_above(path.rpartition("/")[0])
 
-    def stands_for(self, path: str, kind: "Kind") -> "str | None":
-        """Return why an entry is not allowed: it would be imported instead of a protected file."""
+    def why_it_shadows(self, path: str, kind: "Kind") -> "str | None":
+        """Return a reason if the entry would be imported instead of a protected file; None if not."""
         file = "%s.py" % self.rules.imported_as(path, kind)
         return SHADOWS_HIDDEN if file != path and file in self.kept and not self.rules.is_named(path) else None
 
@@ -332,14 +332,14 @@ class Prepared:
             reason = reason or self.rules.of_git(path, parent)
             if reason not in (None, COMPILED):
                 self.kept[path] = reason or ""
-            if module is not None and (rules.is_shadowed(module) or rules.stands_for_tests(module)):
+            if module is not None and (rules.is_shadowed(module) or rules.replaces_tests(module)):
                 self.modules.add(path)
         for link in self.links:
-            found = (below(self.location, place) for place in steps(self.location, link))
+            found = (below(self.location, place) for place in followed_links(self.location, link))
             way = [path for path in found if path not in (None, ".")]
             # A protected link is useless if the agent may change its target. So is an environment that is reached
             # through a link of the agent.
-            is_protected = link in self.kept and (self._tree.protects_behind_tests or self.kept[link] != OF_TESTS)
+            is_protected = link in self.kept and (self._tree.protects_test_link_targets or self.kept[link] != OF_TESTS)
             if is_protected or (way and self.reason(way[-1]) == ENVIRONMENT):
                 for place in way:
                     self.kept.setdefault(place, LINKED)
@@ -359,10 +359,10 @@ class Prepared:
         return any(os.path.lexists(os.path.join(self.location, folder, name)) for name in names)
 
 
-def steps(location: str, path: str, look: "Callable[[str], None]" = lambda path: None) -> "list[str]":
-    """Return the links on the way from `path`, below the absolute `location`, and its final target, as absolute paths.
-
-    Raises OSError if the way is too long, and errors of `look`.
+def followed_links(location: str, path: str, look: "Callable[[str], None]" = lambda path: None) -> "list[str]":
+    """Return the links that are followed to resolve `path`, relative to the absolute `location`, and then the final
+    target, all as absolute paths. Raises OSError if a path is too long or there are too many links, and errors of
+    `look`, which is called for each path.
     """
     found = []  # type: list[str]
     here, left = location, list(reversed(path.split("/")))
@@ -372,7 +372,7 @@ def steps(location: str, path: str, look: "Callable[[str], None]" = lambda path:
             continue
         here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
         if len(os.fsencode(here)) >= PATH_BYTES:
-            raise OSError(errno.ENAMETOOLONG, "leads through links to a path of %d bytes" % PATH_BYTES, shown(path))
+            raise OSError(errno.ENAMETOOLONG, "links lead to a path of %d bytes or more" % PATH_BYTES, shown(path))
         look(here)
         if part != ".." and os.path.islink(here):
             found.append(here)
@@ -396,8 +396,8 @@ def _read(parent: int, name: str) -> str:
 class Tree:
     """A folder that receives an agent's work. It must be constructed before the agent's files are added."""
 
-    protects_behind_tests = True
-    """Also keep the targets of links in test folders."""
+    protects_test_link_targets = True
+    """Whether targets of links in test folders are protected too."""
 
     def __init__(self, location: str, rules: Rules) -> None:
         self.location, self.rules = location, rules
@@ -410,8 +410,8 @@ class Tree:
         self.prepared_programs = {entry for folder in self._programs for entry, _ in self._entries(folder)}
 
     def walk(self, enters: "Callable[[str], bool]") -> "Iterator[tuple[int, str, str, Kind]]":
-        """Yield (parent descriptor, name, path, kind) of all entries; `enters` is asked for a folder after it was
-        yielded.
+        """Yield (parent descriptor, name, path, kind) of all entries; `enters` decides, for a folder after it was
+        yielded, whether to walk it.
         """
         raise NotImplementedError
 
@@ -421,7 +421,7 @@ class Tree:
 
     def reason(self, parent: int, path: str, kind: "Kind") -> "str | None":
         """Return why an entry must not come from the agent, wherever it is; None if it may."""
-        reason = self.rules.loaded(path, kind) or self.prepared.stands_for(path, kind)
+        reason = self.rules.loaded(path, kind) or self.prepared.why_it_shadows(path, kind)
         return reason or self.rules.of_git(path, parent)
 
     def remove_planted(self, roots: "Sequence[Tree]") -> None:
@@ -430,33 +430,33 @@ class Tree:
         self._remove_planted_modules(roots)
         self._remove_planted_programs(roots)
 
-    def plant_found(self, path: str, reason: str) -> None:
-        """Remove an entry that may be the agent's and that the task does not name."""
+    def remove_unless_named(self, path: str, reason: str) -> None:
+        """Remove an entry that may be the agent's, unless the task names it."""
         may_be_planted = self.rules.is_declared(path) and not self.rules.is_named(path)
         if may_be_planted and self.prepared.reason(path) is None:
             self.remove(path, reason)
 
     def _remove_links_to_hidden(self, roots: "Sequence[Tree]") -> None:
-        """Remove links that would make a hidden file pass for the agent's work or be overwritten with it."""
+        """Remove links of the agent through which a hidden file would count as the agent's work, or be overwritten."""
         for path in [path for path, kind in self.placed.items() if kind == "link"]:
             place = os.path.join(self.location, path)
             if not os.path.islink(place) or os.readlink(place) == self.prepared.links.get(path):
                 continue
             try:
-                way = steps(self.location, path, self._look)[1:]
+                way = followed_links(self.location, path, self._look)[1:]
             except OSError:
-                self.plant_found(path, "leads too far")
+                self.remove_unless_named(path, "links through too many links or folders")
                 continue
             if any(root._is_of_hidden(there) for root in roots for there in way):
-                self.plant_found(path, LINKS_TO_HIDDEN)
+                self.remove_unless_named(path, LINKS_TO_HIDDEN)
 
     def _look(self, path: str) -> None:
         self._bytes_to_look_at -= len(path)
         if self._bytes_to_look_at < 0:
-            raise OSError(errno.ELOOP, "the links lead through more folders than can be looked at")
+            raise OSError(errno.ELOOP, "the links lead through too many folders")
 
     def _is_of_hidden(self, place: str) -> bool:
-        """Whether hidden files will be at this path. One of their folders replaces a link as well."""
+        """Whether hidden files will be placed at this path. A folder of hidden files also replaces a link."""
         path = below(self.location, place)
         return path in self.prepared.hidden or (path in self.rules.above_hidden and os.path.islink(place))
 
@@ -466,7 +466,7 @@ class Tree:
         for folder in rules.run_first:
             for entry, kind in self._entries(folder):
                 if rules.imported_as(entry, kind) == folder and entry not in prepared.modules:
-                    self.plant_found(entry, RUN_FIRST)
+                    self.remove_unless_named(entry, RUN_FIRST)
         for folder in (rules.hidden_folders | rules.above_hidden) - {"."}:
             # Next to a folder without `__init__.py`, `import tests` finds `tests.py`.
             for entry, kind in self._entries(os.path.dirname(folder) or "."):
@@ -476,13 +476,13 @@ class Tree:
                     and rules.imported_as(entry, kind) == folder
                     and entry not in prepared.modules
                 ):
-                    self.plant_found(entry, SHADOWS_HIDDEN)
+                    self.remove_unless_named(entry, SHADOWS_HIDDEN)
         above = {folder for folder in rules.above_hidden if not self._is_package(folder)}
         first = prepared.import_roots | rules.import_roots | rules.hidden_folders | above
         left = [*first]
         while left:
             root = left.pop()
-            # The folder may be a link now, so the check uses what Python finds under the folder's name.
+            # The folder may be a link now, so check the folder that Python finds under this name.
             for there, folder in self._found(root, roots):
                 for entry, kind in there._entries(folder):
                     name = os.path.basename(entry)
@@ -496,7 +496,7 @@ class Tree:
                                 self._judge_module(there, inner, inner_kind, known)
 
     def _found(self, folder: str, roots: "Sequence[Tree]") -> "Iterator[tuple[Tree, str]]":
-        """Return the real location of a folder: the root, or roots, and its path there. Folders outside belong to the
+        """Yield (root, path in it) for the real location of a folder. Folders outside of all roots belong to the
         prepared state.
         """
         place = os.path.realpath(os.path.join(self.location, folder))
@@ -509,7 +509,7 @@ class Tree:
         """Remove programs of the agent that would be found before a program of the system."""
         given = [path for path in self.rules.programs if below(self.location, path) is None]
         others = [*given, *_SYSTEM_PROGRAMS]
-        # As with modules, the folder may be a link now.
+        # The folder may be a link now.
         folders = [found for path in self._programs for found in self._found(path, roots)]
         for there, folder in dict.fromkeys(folders):
             for entry, _ in there._entries(folder):
@@ -517,13 +517,13 @@ class Tree:
                 if entry not in there.prepared_programs and any(
                     os.path.lexists(os.path.join(other, name)) for other in others
                 ):
-                    there.plant_found(entry, "would be run in place of " + name)
+                    there.remove_unless_named(entry, "would be run in place of " + name)
 
     def _judge_module(self, there: "Tree", path: str, kind: "Kind", known_as: str) -> None:
         module = self.rules.imported_as(known_as, kind)
         if module is None or not self.rules.is_shadowed(module) or known_as in self.prepared.modules:
             return
-        there.plant_found(path, "would be imported in place of " + self.rules.module_name(module))
+        there.remove_unless_named(path, "would be imported in place of " + self.rules.module_name(module))
 
     def _is_package(self, folder: str) -> bool:
         return os.path.exists(os.path.join(self.location, folder, "__init__.py"))
@@ -543,6 +543,6 @@ class Tree:
 
 
 def shown(path: str) -> str:
-    """Return a path for a verdict: of limited length, and plain text whatever its bytes."""
+    """Return a path for a verdict, shortened and escaped if it is not printable."""
     path = path[:_SHOWN_CHARACTERS]
     return path if path.isprintable() else ascii(path)

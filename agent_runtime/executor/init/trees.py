@@ -20,11 +20,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Flags for opening untrusted paths: no wait on FIFOs, no controlling terminal.
 NO_WAIT = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
-# How often an entry is searched again after a rename. Only a program that renames it without pause exceeds this.
+# Limit of searches for a renamed entry. Only a program that renames it without pause exceeds this.
 _SEARCHES = 64
 # The kernel's limit of followed links.
 _MOST_LINKS = 40
-# Numbers for temporary names. An interrupted removal may leave such names, so a number can be in use.
+# Numbers of temporary names. An interrupted removal may leave such names, so a name can already exist.
 _lifted = itertools.count()
 
 
@@ -93,7 +93,8 @@ def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[
         try:
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
         except PermissionError:
-            # A move changes its `..` entry, so a user other than root must be able to write to the folder itself.
+            # Moving a folder changes its `..` entry, so a user other than root needs write permission for the folder
+            # itself.
             make_writable(source, name)
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
     except OSError as error:
@@ -110,8 +111,8 @@ def _open_for_removal(parent: int, name: str) -> int:
 
 
 def make_writable(parent: int, name: str, mode: int = 0) -> None:
-    """Give the owner of a file or folder all permissions, if its `mode` lacks some and this process may; not for a
-    link.
+    """Give the owner of a file or folder all permissions if its `mode` lacks some. Links, and entries that this process
+    may not change, stay as they are.
     """
     if mode & stat.S_IRWXU == stat.S_IRWXU:
         return
@@ -162,13 +163,15 @@ def resolve_below(root: str, path: str) -> str:
 
 
 class DiskUse(NamedTuple):
-    """Bytes of disk that a tree uses, at least."""
+    """A lower bound of the disk space that a tree uses, in bytes."""
 
     bytes: int
     is_disturbed: bool = False
-    """Whether something left its folder before it was counted. It was deleted, or moved."""
+    """Whether an entry left its folder before it was counted: it was deleted or moved."""
     is_evaded: bool = False
-    """Whether the tree cannot be counted: names change faster than they can be looked up, or it has too many levels."""
+    """Whether the tree cannot be counted, because names change faster than they can be looked up or it has too many
+    levels.
+    """
 
 
 def disk_use(
@@ -179,7 +182,7 @@ def disk_use(
 
     With `since`, in nanoseconds since 1970, count only later writes and skip other mounts below. With `makes_readable`,
     make folders readable that their owner may not list. The tree may change during the walk. Each level with uncounted
-    folders stays open, so that a move elsewhere does not end the count.
+    folders stays open, so that moving a folder does not end the count.
     """
     total = 0
     is_disturbed = False
@@ -202,7 +205,7 @@ def disk_use(
                         with contextlib.suppress(OSError):
                             make_writable(current, name)
                     folders[info.st_ino] = name
-                # The time of the last change, which no tool can set.
+                # Tools cannot set the time of the last status change.
                 if since is not None and info.st_ctime_ns < since:
                     continue
                 if not is_folder and info.st_nlink > 1:
@@ -218,7 +221,7 @@ def disk_use(
                 level, folders = levels[-1]
                 if folders:
                     inode, name = folders.popitem()
-                    # A tool that hides a folder from our user hides it until the disk is full.
+                    # Otherwise a tool could hide a folder from this count until the disk is full.
                     with contextlib.suppress(PermissionError):
                         current = _open_inode(level, inode, name)
                         is_disturbed |= current is None
@@ -238,7 +241,8 @@ def disk_use(
 
 
 def _entries(folder: int) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Return the entries with their states, also if they are renamed meanwhile; one without state has left the folder.
+    """Yield the entries with their states, even if they are renamed meanwhile. The state is None if the entry has left
+    the folder.
 
     Raises OSError (ESTALE) if an entry is renamed again and again.
     """
@@ -285,7 +289,7 @@ def _open_inode(parent: int, inode: int, name: str) -> int | None:
 
 
 def _open_quietly(parent: int, name: str) -> int:
-    """Open a folder without a trace in its access time, by which a tool could time its moves, where the kernel allows it."""
+    """Open a folder without changing its access time if the kernel allows it: a tool could time its moves by that."""
     try:
         return os.open(name, _FOLDER | os.O_NOATIME, dir_fd=parent)
     except PermissionError:

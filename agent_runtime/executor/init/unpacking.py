@@ -33,7 +33,11 @@ def time_of(member: tarfile.TarInfo) -> int:
     # Without Python's decimal, which the executor's bundle leaves out.
     found = re.fullmatch(r"(-?)(\d{1,100})(?:\.(\d+))?", written, re.ASCII)
     if found is None:
-        raise Refused(errno.EINVAL, member.name, f"tar member {member.name!r}: {written[:60]!r} is no time")
+        raise Refused(
+            errno.EINVAL,
+            member.name,
+            f"tar member {member.name!r}: the time {written[:60]!r} is not a number of seconds",
+        )
     nanoseconds = min(_LATEST, int(found[2]) * SECOND + int((found[3] or "").ljust(9, "0")[:9]))
     return -nanoseconds if found[1] else nanoseconds
 
@@ -46,7 +50,7 @@ def members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, list[str], IO[by
                 tar.members = []  # type: ignore[attr-defined]
                 yield member, parts_of(member.name), tar.extractfile(member) if member.isreg() else None
         while file.read(COPY_BYTES):
-            pass  # padding after the end mark; a writer must not meet a closed pipe
+            pass  # read the padding after the end mark, so that the writer does not fail with EPIPE
     except (tarfile.TarError, EOFError, OverflowError, LookupError) as error:
         raise Refused(
             errno.EINVAL, "tar", f"the body is not a tar that can be read: {error}; send an uncompressed tar"
@@ -191,9 +195,7 @@ class Target:
     def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         source_parts = parts_of(member.linkname)
         if not source_parts:
-            raise Refused(
-                errno.EINVAL, member.name, f"tar member {member.name!r} is a hard link to the target folder itself"
-            )
+            raise Refused(errno.EINVAL, member.name, f"tar member {member.name!r} is a hard link to the target folder")
         source = self.parent(source_parts)
         try:
             beside = f".{os.getpid()}.{os.urandom(6).hex()}.link"
@@ -261,7 +263,8 @@ def _unpack(target: Target, stream: int, *, of_layer: bool) -> Message:
             entries += 1
             if of_layer and parts and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers:
                 folder = target.parent(parts)
-                # Our own snapshots put OPAQUE before anything of the folder, so all that is there is the parent's.
+                # Our snapshots put OPAQUE before the folder's other entries, so all existing entries are the lower
+                # layer's.
                 for name in os.listdir(folder) if parts[-1] == OPAQUE else [parts[-1].removeprefix(DELETED)]:
                     remove_entry(folder, name, missing_ok=True)
                 os.close(folder)

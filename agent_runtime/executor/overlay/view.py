@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from agent_runtime.executor import kernel
 from agent_runtime.executor.init.channel import Channel, Message
-from agent_runtime.executor.init.commands import Surroundings
+from agent_runtime.executor.init.commands import WorkspaceSettings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import remove
 from agent_runtime.executor.overlay.base_layers import HOSTNAME, BaseLayers, write
@@ -184,7 +184,7 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
     layer = tuple(
         (part.strip("/") + "/" if part != "/" else "", upper) for part, upper in zip(base.parts, uppers, strict=True)
     )
-    where = Surroundings(
+    where = WorkspaceSettings(
         isolated=True,
         user=request["user"] or "0",
         working_dir=request["workingDir"],

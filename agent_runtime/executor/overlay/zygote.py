@@ -25,7 +25,7 @@ from typing import NoReturn
 from agent_runtime.executor import kernel
 from agent_runtime.executor.init import processes
 from agent_runtime.executor.init.channel import Channel, Message
-from agent_runtime.executor.init.commands import Surroundings
+from agent_runtime.executor.init.commands import WorkspaceSettings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import disk_use, removal, remove
 from agent_runtime.executor.overlay.base_layers import BaseLayers, Impossible, prepare, write_maps
@@ -344,7 +344,7 @@ class _Zygote:
         channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
         channel.send(HELLO, {})
         root = request["root"].rstrip("/")
-        where = Surroundings(
+        where = WorkspaceSettings(
             isolated=False,
             root=root,
             user=request["user"] or str(os.geteuid()),

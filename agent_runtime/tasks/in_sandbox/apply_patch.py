@@ -45,7 +45,7 @@ class Repository(Tree):
     """The repository to which an agent's patch is applied."""
 
     # Tests reach the code under test through such links: the solution lies there.
-    protects_behind_tests = False
+    protects_test_link_targets = False
 
     def __init__(self, prepared: str, rules: Rules) -> None:
         self._prepared_tree = prepared

@@ -45,7 +45,7 @@ def test_a_file_in_place_of_a_folder_with_protected_files_is_taken_back(tmp_path
     grading, told = graded(
         tmp_path, "mkdir data && touch data/conftest.py", "rm -r data; echo > data; echo new > package/code.py"
     )
-    assert "data stands in place of a folder" in told
+    assert "data replaces a folder" in told
     assert (grading / "data" / "conftest.py").is_file()
     assert (grading / "package" / "code.py").read_text() == "new\n"
 

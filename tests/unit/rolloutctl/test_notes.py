@@ -23,11 +23,11 @@ def test_an_ordinary_run_has_nothing_to_explain() -> None:
 
 def test_files_left_out_of_the_grading_are_named_and_explained() -> None:
     dropped = {
-        0: Verdict(reward=0, passed=False, dropped=["conftest.py is loaded by itself"]),
-        3: Verdict(reward=0, passed=False, dropped=["conftest.py is loaded by itself", "evil.pth is, too"]),
+        0: Verdict(reward=0, passed=False, dropped=["conftest.py is loaded automatically"]),
+        3: Verdict(reward=0, passed=False, dropped=["conftest.py is loaded automatically", "evil.pth is, too"]),
     }
     (note,) = notes([result(0), result(1), result(3)], dropped)
-    assert "conftest.py is loaded by itself ×2; evil.pth is, too. " in note
+    assert "conftest.py is loaded automatically ×2; evil.pth is, too. " in note
     assert "Rollouts 0, 3." in note
 
 
