@@ -1,4 +1,6 @@
-"""One attempt at a rollout: agent, artifacts, grading, seal. Each step is done once, whichever runner does it."""
+"""One attempt of a rollout: agent, artifacts, grading, seal. Each phase is done once, even if the runner changes in
+between.
+"""
 
 import contextlib
 import logging
@@ -11,7 +13,7 @@ from agent_runtime.agents.base import Agent
 from agent_runtime.engine.attempt.agent_clock import agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
-from agent_runtime.engine.attempt.attribution import Action, Phase, Ruling, Situation, attribute
+from agent_runtime.engine.attempt.attribution import Action, Decision, Phase, Situation, attribute
 from agent_runtime.engine.attempt.grading import (
     END_TURN,
     GradingLost,
@@ -24,7 +26,7 @@ from agent_runtime.engine.attempt.grading import (
 from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.attempt.results import build_result, first_record, last_record
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots
-from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
+from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS, StepwiseAgent, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.context import RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
@@ -97,15 +99,15 @@ class Attempt:
 
     @classmethod
     async def claim(cls, context: RunContext, rollout: Rollout, number: int, failures: Failures) -> "Attempt":
-        """Take the attempt over in the store. Later writes of an earlier runner no longer count."""
+        """Take the attempt over in the store. Further writes of an earlier runner are ignored."""
         journal = await Journal.claim(context.record, rollout.index, number)
         return cls(context, rollout, number, failures, journal)
 
     async def run(self) -> Result | FailedRecord:
         """Continue the attempt from its current state to its seal or to the record of its failure.
 
-        Raises Superseded and Fenced if another runner took it over, and StorageError if the store is lost for good;
-        then nothing is decided here.
+        Raises Superseded and Fenced if another runner took it over, and StorageError if the store is lost permanently.
+        In these cases the attempt stays undecided.
         """
         try:
             await self._resume()
@@ -116,17 +118,17 @@ class Attempt:
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
         except Exception as error:
-            ruling = attribute(error, self._situation())
-            if ruling.action is not Action.END_RUN and self._work is None:
-                # If the error came before `begin`, nothing can be appended yet.
+            decision = attribute(error, self._situation())
+            if decision.action is not Action.END_RUN and self._work is None:
+                # Records can only be appended after `begin`, which the error may have prevented.
                 self._records = await self._journal.begin()
-            match ruling.action:
+            match decision.action:
                 case Action.CANCEL:
-                    return await self.seal(Outcome.CANCELLED, reason=ruling.reason, message=ruling.message)
+                    return await self.seal(Outcome.CANCELLED, reason=decision.reason, message=decision.message)
                 case Action.FAIL | Action.COMPLETE:
-                    return await self._seal_ungraded(ruling)
+                    return await self._seal_ungraded(decision)
                 case Action.RETRY_ATTEMPT | Action.RETRY_GRADING:
-                    return await self._fail(ruling)
+                    return await self._fail(decision)
             raise
 
     def _situation(self) -> Situation:
@@ -164,15 +166,15 @@ class Attempt:
         await self._write()
         return await self._seal(outcome, None, reason=reason, message=message)
 
-    async def _seal_ungraded(self, ruling: Ruling) -> Result:
-        """Seal with a failed verdict a rollout whose policy left nothing to grade. A resume seals the same."""
+    async def _seal_ungraded(self, decision: Decision) -> Result:
+        """Seal a rollout whose policy left nothing to grade, with a failed verdict. A resumed attempt does the same."""
         records = self._all_records()
         stop = last_record(records, StopRecord) or StopRecord(
             time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, agent_seconds=agent_seconds_of(records)
         )
-        if ruling.stop_reason is not None:
-            stop = stop.model_copy(update={"stop_reason": ruling.stop_reason, "message": ruling.message})
-        nothing = nothing_to_grade(ruling.message)
+        if decision.stop_reason is not None:
+            stop = stop.model_copy(update={"stop_reason": decision.stop_reason, "message": decision.message})
+        nothing = nothing_to_grade(decision.message)
         await self._write(stop, nothing)
         return await self._grade_and_seal(stop, nothing)
 
@@ -180,7 +182,7 @@ class Attempt:
         """Close the environment and the tools, and release the workspace; each even if another fails."""
         environment, self._environment = self._environment, None
         workspace, self._workspace = self._workspace, None
-        async with contextlib.AsyncExitStack() as stack:  # calls back in reverse order
+        async with contextlib.AsyncExitStack() as stack:  # callbacks run in reverse order
             if workspace is not None:
                 stack.push_async_callback(workspace.release)
                 stack.push_async_callback(self._checkpoints.end, workspace)
@@ -228,7 +230,7 @@ class Attempt:
         """Run the agent until its artifacts are stored; phases that the journal already has are skipped."""
         stop, artifacts = last_record(self._records, StopRecord), last_record(self._records, ArtifactsRecord)
         if stop is None:
-            # Must be durable before the workspace changes: a resumed agent must not continue in a partly changed
+            # Make the stop durable before the workspace changes, because a resumed agent must not continue in a changed
             # workspace.
             stop = await self._run_agent()
             await self._write(stop)
@@ -240,7 +242,7 @@ class Attempt:
     async def _run_agent(self) -> StopRecord:
         workspace = await self._prepare_work()
         self._work, running = await self._start_work(workspace, self._records)
-        self._records = []  # the work holds the records from here on
+        self._records = []  # from here on, the agent's part has the records
         self._phase = Phase.AGENT
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
@@ -256,7 +258,7 @@ class Attempt:
         )
 
     async def _prepare_work(self) -> Workspace:
-        """Return the workspace, with its environment if the task has one, and with the source's turns if it branches."""
+        """Return the workspace. Open the environment if the task has one, and copy the source's turns for a branch."""
         if self._workspace is None and (changed := await self._plugins.begin(self._rollout.task)) is not None:
             self._use_task(changed)
         workspace = self._workspace or await self._acquire()
@@ -286,7 +288,7 @@ class Attempt:
     async def _store_artifacts(self, stop: StopRecord) -> tuple[StopRecord, ArtifactsRecord]:
         """Store the artifacts. Returns `stop`, or the reason why the artifacts cannot be graded."""
         task, spec, workspace = self._rollout.task, self._context.job.spec, self._workspace
-        assert workspace is not None  # the rollout has a workspace, or `_resume` raised
+        assert workspace is not None  # otherwise `_resume` has raised
         ended = stop
         if spec.agent.trajectory is not None:
             session = f"{self._context.record.folder}/{self._rollout.index}"
@@ -300,7 +302,7 @@ class Attempt:
 
     async def _run_steps(self, turns: Turns, make_agent: Callable[[], Agent]) -> tuple[StopReason, str]:
         """Run the agent step by step. A step in which a limit ended the agent is graded as well."""
-        agent = InSteps(make_agent, self._context.job.spec, epoch=self._fence.epoch, watch=self._plugins)
+        agent = StepwiseAgent(make_agent, self._context.job.spec, epoch=self._fence.epoch, watch=self._plugins)
         ended = await turns.run_agent(agent)
         turns.next_step()
         await agent.grade(turns)
@@ -332,7 +334,7 @@ class Attempt:
 
         def model() -> Model:
             found = current()
-            assert found is not None  # a job of this agent has a model
+            assert found is not None  # validation requires a model for this agent
             return found
 
         return Program(
@@ -413,7 +415,7 @@ class Attempt:
             return failed_verdict(artifacts.message)
         if verifier.mode is VerifierMode.SHARED:
             begun = last_record(self._records, AttemptRecord)
-            assert begun is not None  # an agent has worked in its workspace
+            assert begun is not None  # the agent has worked in a workspace
             workspace = self._workspace or await self._reattach_to(begun)
             is_first = first_record(self._records, StepRecord) is None
             if is_first:
@@ -467,13 +469,13 @@ class Attempt:
         except Exception:
             log.exception("rollout %d: its workspace could not be released", self._rollout.index)
 
-    async def _fail(self, ruling: Ruling) -> FailedRecord:
+    async def _fail(self, decision: Decision) -> FailedRecord:
         failure = FailedRecord(
             time=time.time(),
-            reason=ruling.reason,
-            message=ruling.message,
-            counted=ruling.counted,
-            unexplained=ruling.unexplained,
+            reason=decision.reason,
+            message=decision.message,
+            counted=decision.counted,
+            unexplained=decision.unexplained,
             alone=self._situation().alone,
         )
         await self._write(*self._plugins.take_record(), failure)
@@ -487,7 +489,7 @@ class Attempt:
         return stale_message(first, self._context.newest_policy.version, self._max_policy_lag) is not None
 
     async def _write(self, *records: Record) -> None:
-        """Journal what the agent's work has not written yet, then these records. The work is over."""
+        """Journal the agent's unwritten records, then these. Called after the agent has ended."""
         unwritten = self._work.take_unwritten() if self._work is not None else []
         await self._journal.append([*unwritten, *records])
         self._records, self._work = [*self._all_records(), *records], None

@@ -1,11 +1,11 @@
-"""Check a dataset before a model sees it: the task's own solution must score 1, doing nothing must score less."""
+"""Check a dataset without a model: each task's own solution must score 1, and doing nothing must score less."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_runtime.engine.opening import Surroundings, missing_programs
+from agent_runtime.engine.opening import RunEnvironment, missing_programs
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
@@ -32,7 +32,7 @@ class CheckRow:
     ok: bool
     message: str
     only_shared: bool = False
-    """Right only in the agent's own workspace (mode Shared), where an agent can forge its reward."""
+    """The row is only ok in the agent's own workspace (mode Shared), where an agent can forge its reward."""
     output: str = ""
     """The end of the verifier's output, if the row is not ok."""
 
@@ -49,7 +49,7 @@ async def check_job(
 
     An environment is sound if it can be reset.
     """
-    missing = await missing_programs(job, tasks, Surroundings(base_dir, environ, provider))
+    missing = await missing_programs(job, tasks, RunEnvironment(base_dir, environ, provider))
     broken = {
         found.task: CheckRow(found.task, "-", None, "-", False, str(found)) for found in missing if not found.has_setup
     }
@@ -67,7 +67,7 @@ async def check_job(
             run = await open_run(Store.open(folder, {}), job.metadata.name)
         return {seal.result.task: seal for seal in run.seals.values()}
 
-    # Only a trial shows whether a task needs Shared. Separate goes first, because an agent can reach less there.
+    # Only a trial shows whether a task needs Shared. Try Separate first, because it is safer.
     oracle = await seals("Oracle", [_in_separate(job, task) for task in solvable])
     only_shared = {
         task.name
@@ -77,7 +77,7 @@ async def check_job(
     oracle |= await seals("Oracle", [task for task in solvable if task.name in only_shared])
     nop = await seals("Nop", tasks)
     for task in tasks:
-        if task.environment is not None:  # a reset succeeded, which does not show that it can be solved
+        if task.environment is not None:  # the reset succeeded; that does not prove that the task can be solved
             rows.append(_row(task, "Nop", nop.get(task.name)))
             continue
         row = _row(task, "Oracle", oracle.get(task.name))
@@ -118,12 +118,12 @@ def _checked_by(agent: str, job: RolloutJob, tasks: Sequence[Task], folder: str)
 
 def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:
     if seal is None:
-        message = "" if task.environment else "has no solution to check it with; add one"
+        message = "" if task.environment else "has no solution to check the verifier with; add one"
         return CheckRow(task.name, agent, None, "-", False, message)
     result, verdict = seal.result, seal.verdict
     ok, message, reward = False, "", result.reward
     if not task.is_graded:
-        message, reward = "has no verifier, so it can have no reward", None
+        message, reward = "has no verifier, so it gets no reward", None
     elif result.outcome is not Outcome.COMPLETED or (reward is None and task.environment is None):
         message, reward = f"{result.reason}: {result.message}", None
     elif task.environment is not None or reward is None:

@@ -49,8 +49,8 @@ class RunContext:
     results: SealedResults
     """Results of this shard's sealed rollouts, from any process."""
     begun: Set[int] = frozenset()
-    """Unsealed rollouts of which earlier processes have claimed an attempt."""
-    told_groups: Set[int] = frozenset()
+    """Unsealed rollouts for which earlier processes have claimed an attempt."""
+    reported_groups: Set[int] = frozenset()
     """Groups whose end earlier processes have reported to plugins."""
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
@@ -66,7 +66,7 @@ class RunContext:
     check_holder: Callable[[], Awaitable[None]] | None = None
     """Called before an attempt is claimed; raises Superseded if a later session has the run."""
     finished: bool = False
-    """The run is complete: live sandboxes need not wait for another process."""
+    """Whether the run is complete, so that sandboxes need not be kept for another process."""
 
     def current_model(self) -> Model | None:
         """Return the current model."""

@@ -149,9 +149,7 @@ class ToolEnded:
 
 @dataclass(frozen=True)
 class StorageRequested:
-    """One request to object storage has ended; a retry is a separate request. `failed`: it must be retried or
-    abandoned.
-    """
+    """One request to object storage has ended; a retry is a separate request. `failed`: it had no usable response."""
 
     operation: str
     """create, put, get, list, delete, head."""

@@ -1,8 +1,4 @@
-"""Groups of rollouts, concurrent up to the limit of the run: when members start, are cancelled, and when a group is
-finished.
-
-A rollout takes attempts until one is sealed.
-"""
+"""Groups of rollouts, concurrent up to the run's limit. A rollout makes attempts until one is sealed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -37,7 +33,7 @@ class RolloutRun:
         self._has_read_earlier = False
 
     async def run(self) -> Result:
-        """Return the rollout's sealed result. Cancelling this leaves it to be resumed, or sealed by `cancel`."""
+        """Return the rollout's sealed result. If this is cancelled, the rollout can be resumed, or sealed by `cancel`."""
         while True:
             await self._context.drain.gate()
             self._attempt = await self._claim()
@@ -141,7 +137,7 @@ class Groups:
             await group.plugins.begin()
             await group.plugins.judge(group.results)
         if self._apply_plan(group):
-            await self._tell_plugins(group)
+            await self._notify_plugins(group)
             await self._finish(group, earlier=True)
         for member in waiting:
             await self.unless_failed(self._places.acquire(), undo=self._places.release)
@@ -159,7 +155,7 @@ class Groups:
         if self.failure.done():
             self.failure.result()
 
-    async def come_to_a_stop(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Return when a drain is requested and every running rollout has parked or ended."""
         drain = self._context.drain
         await drain.wait()
@@ -177,14 +173,14 @@ class Groups:
     async def _run_member(self, group: _Group, member: int, run: RolloutRun) -> None:
         at_work = asyncio.current_task()
         assert at_work is not None
-        # Cancel it only after it has begun: an asyncio task that is cancelled before never runs, and has no result.
+        # Register the job only now, because an asyncio task that is cancelled before it begins never runs.
         group.running[member] = at_work
         try:
             result = await self._result_of(group, member, run)
             group.results[member] = result
             await self._context.results.add(result)
             self._context.observer(RolloutSealed(result))
-            # Call this before the place is freed, because the next rollout may no longer be needed.
+            # Call this before the place becomes free: it may cancel the rollout that would start next.
             await group.plugins.judge(group.results)
         finally:
             self._places.release()
@@ -197,18 +193,18 @@ class Groups:
             raise JobAborted(reason)
         if self._apply_plan(group):
             await self._context.provider.forget_group(f"g{group.number}")
-            await self._tell_plugins(group)
+            await self._notify_plugins(group)
             await self._finish(group)
 
     def _results_of(self, group: _Group) -> tuple[Result, ...]:
         return tuple(group.results[member] for member in range(self._size))
 
-    async def _tell_plugins(self, group: _Group) -> None:
+    async def _notify_plugins(self, group: _Group) -> None:
         """Report the group's end to plugins unless an earlier process has; the report is recorded."""
         context = self._context
-        if context.plugins.have("after_group") and group.number not in context.told_groups:
+        if context.plugins.have("after_group") and group.number not in context.reported_groups:
             await group.plugins.end(self._results_of(group))
-            await context.record.note_told(group.number)
+            await context.record.record_report(group.number)
 
     async def _finish(self, group: _Group, *, earlier: bool = False) -> None:
         results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))

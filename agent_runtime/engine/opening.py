@@ -1,4 +1,4 @@
-"""Open everything that a run needs before its first rollout, and check whether its verifiers can start."""
+"""Open the resources of a run before its first rollout, and check whether its verifiers can start."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ from rollout_api.tasks import Task
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunEnvironment:
     """The environment of a job. `model` and a SandboxProvider as `provider` replace those of the manifest."""
 
     base_dir: Path
@@ -74,7 +74,8 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
     if job.spec.mode is Mode.TRAIN and model.token_capture == "TextOnly" and not allowed:
         raise ModelConfigError(
             "TextOnly",
-            f"mode: Train needs token ids with their logprobs, and model {model.name} gives none. Serve it with vLLM 0.10.2 "
+            f"mode: Train needs token ids with logprobs, but model {model.name} returns none. Serve it with vLLM "
+            "0.10.2 "
             "or newer, set mode: Eval, or set model.allowTextOnly: true to train on text alone",
         )
 
@@ -111,7 +112,7 @@ async def check_tasks(
 async def open_run(
     job: RolloutJob,
     tasks: Sequence[Task],
-    surroundings: Surroundings,
+    run_environment: RunEnvironment,
     *,
     new: bool,
     observer: Observer,
@@ -123,18 +124,18 @@ async def open_run(
     Raises the errors of all parts.
     """
     is_command = job.spec.agent.is_command
-    make_agent = None if is_command else surroundings.agent or find_agent(job.spec.agent.type)
-    keys = server_keys(job.spec.agent, surroundings.environ)
-    tools = open_tools([] if is_command else job.spec.agent.tools, surroundings.tools)
+    make_agent = None if is_command else run_environment.agent or find_agent(job.spec.agent.type)
+    keys = server_keys(job.spec.agent, run_environment.environ)
+    tools = open_tools([] if is_command else job.spec.agent.tools, run_environment.tools)
     plugins = Plugins.open(
         job.spec.plugins,
-        surroundings.plugins,
+        run_environment.plugins,
         lambda call, key: observer(PluginFailed(call.plugin, call.hook, key, call.message)),
         is_command=is_command,
     )
-    uri = output_uri(job, surroundings.base_dir)
+    uri = output_uri(job, run_environment.base_dir)
     store = replace(
-        Store.open(uri, surroundings.environ), on_request=lambda *request: observer(StorageRequested(*request))
+        Store.open(uri, run_environment.environ), on_request=lambda *request: observer(StorageRequested(*request))
     )
     await store.probe()
     async with contextlib.AsyncExitStack() as stack:
@@ -150,36 +151,36 @@ async def open_run(
             await record.begin()
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)
-        await check_tasks(job, tasks, environments, has_own_model=surroundings.model is not None)
-        place = _place_of_model(job, surroundings)
+        await check_tasks(job, tasks, environments, has_own_model=run_environment.model is not None)
+        place = _place_of_model(job, run_environment)
         # A separate check: a server that answers the short check may still hang at a rollout's prompt.
-        model = await _checked_model(job, surroundings, stack, ModelWatch(place, observer))
+        model = await _checked_model(job, run_environment, stack, ModelWatch(place, observer))
         context: RunContext | None = None
 
         async def close_provider() -> None:
             await provider.close(keep=context is None or not context.finished)
 
-        provider = await _open_provider(job, tasks, surroundings, uri, record, origins)
+        provider = await _open_provider(job, tasks, run_environment, uri, record, origins)
         stack.push_async_callback(close_provider)
         await record.begin()
         starting.close()
-        shard, group_size = surroundings.shard, job.spec.group_size
+        shard, group_size = run_environment.shard, job.spec.group_size
         results = SealedResults(record.store, lambda index: shard.has(index // group_size))
         stack.callback(results.close)
-        begun, told_groups = set[int](), set[int]()
+        begun, reported_groups = set[int](), set[int]()
         if record.resumed:
             _, claimed = await asyncio.gather(results.load(), record.begun())
             begun = {index for index in claimed if index not in results}
-            told_groups = await record.told_groups() if plugins.have("after_group") else told_groups
+            reported_groups = await record.reported_groups() if plugins.have("after_group") else reported_groups
 
             def is_unwanted(attempt: str, name: str) -> bool:
                 """Unfinished gradings of an earlier process run again; its sealed rollouts need no workspace."""
                 index = int(attempt.split("-")[0])
-                # Runners of other shards may be at work in the same executor.
+                # Runners of other shards may use the same executor.
                 return shard.has(index // group_size) and (name.split(".")[0] != "agent" or index in results)
 
             await provider.sweep(is_unwanted)
-        fixed = await fix_origins(record, origins, surroundings.environ)
+        fixed = await fix_origins(record, origins, run_environment.environ)
         layers = Layers(store, record.store)
         context = RunContext(
             job=job,
@@ -195,9 +196,9 @@ async def open_run(
             results=results,
             newest_policy=NewestPolicy(results.newest_policy),
             begun=begun,
-            told_groups=told_groups,
-            shard=surroundings.shard,
-            drain=surroundings.drain,
+            reported_groups=reported_groups,
+            shard=run_environment.shard,
+            drain=run_environment.drain,
             plugins=plugins,
             environments=environments,
             snapshots=SnapshotStore(layers, int(quantity_value(job.spec.sandbox.snapshot_limit))),
@@ -208,21 +209,21 @@ async def open_run(
         yield context
 
 
-def _place_of_model(job: RolloutJob, surroundings: Surroundings) -> str:
-    """Describe where to look if the model does not answer."""
+def _place_of_model(job: RolloutJob, run_environment: RunEnvironment) -> str:
+    """Return the model's location for messages: where to look if it does not answer."""
     model = job.spec.model
-    if surroundings.model is None and model is not None and model.endpoint is not None:
+    if run_environment.model is None and model is not None and model.endpoint is not None:
         return model.endpoint.base_url
     return "the model"
 
 
 async def _checked_model(
-    job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack, watch: ModelWatch
+    job: RolloutJob, run_environment: RunEnvironment, stack: contextlib.AsyncExitStack, watch: ModelWatch
 ) -> Model | None:
-    """Return a model that has answered a trial call; the stack closes it. None if the agent needs none."""
-    model = surroundings.model
+    """Return a model that has answered a test call; the stack closes it. None if the agent does not use a model."""
+    model = run_environment.model
     if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
-        model = open_model(job.spec.model, surroundings.environ)
+        model = open_model(job.spec.model, run_environment.environ)
         stack.push_async_callback(model.close)
     if model is not None:
         with watch.call(CallHealth()):
@@ -234,19 +235,19 @@ async def _checked_model(
 async def _open_provider(
     job: RolloutJob,
     tasks: Sequence[Task],
-    surroundings: Surroundings,
+    run_environment: RunEnvironment,
     uri: str,
     record: JobRecord,
     origins: Sequence[Origin],
 ) -> SandboxProvider:
-    provider = surroundings.provider
+    provider = run_environment.provider
     if tasks and not any(task.needs_sandbox for task in tasks):
         provider = NoSandboxes()
     if provider is None or isinstance(provider, Provider):
         placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
-        private = (*surroundings.private, *(Path(origin.task_file) for origin in origins if origin.task_file))
+        private = (*run_environment.private, *(Path(origin.task_file) for origin in origins if origin.task_file))
         provider = open_provider(
-            placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir, private=private
+            placed, run_folder(record.uid), provider, base_dir=run_environment.base_dir, private=private
         )
     await provider.open()
     return provider
@@ -254,7 +255,7 @@ async def _open_provider(
 
 PREFLIGHT = Fence(epoch=1, holder="preflight")
 SANDBOXES_LOOKED_UP = 16
-"""Most sandboxes that are tried: a dataset may have an image for each of ten thousand tasks."""
+"""Limit of sandboxes that are tested, because a dataset may have thousands of images."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,9 @@ class MissingProgram:
         return f"{where} before the task's setup" if self.has_setup else f"{where}; install it, or change the command"
 
 
-async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings) -> list[MissingProgram]:
+async def missing_programs(
+    job: RolloutJob, tasks: Sequence[Task], run_environment: RunEnvironment
+) -> list[MissingProgram]:
     """Return the tasks whose verifier could not start, among those of the first sandboxes and commands.
 
     Raises SandboxFailure if no sandbox starts at all.
@@ -280,9 +283,9 @@ async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings:
     if not any(task.verifier for task in tasks):
         return []
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-preflight-") as folder:
-        provider = surroundings.provider
+        provider = run_environment.provider
         if provider is None or isinstance(provider, Provider):
-            provider = open_provider(job.spec, Path(folder), provider, base_dir=surroundings.base_dir)
+            provider = open_provider(job.spec, Path(folder), provider, base_dir=run_environment.base_dir)
         await provider.open()
         try:
             return await _look_up(job, tasks, provider)

@@ -11,7 +11,7 @@ from agent_runtime.engine.branching.sources import Origin, find_origins
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
 from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
-from agent_runtime.engine.opening import Surroundings, open_run
+from agent_runtime.engine.opening import RunEnvironment, open_run
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
@@ -27,13 +27,13 @@ from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task, TaskStream
 
 SHORTEST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 1.0
-"""Interval between checks for the next group. One request a second is a negligible load for a store; a training step
-takes minutes.
-"""
+"""Bounds of the interval between checks for the next group. One request a second is a negligible load for a store."""
 
 
 class StreamFeed:
-    """This shard's groups of a stream job: read from storage as they are submitted, published there when finished."""
+    """This shard's groups of a stream job. It reads them from storage when they are submitted, and publishes them when
+    finished.
+    """
 
     def __init__(self, context: RunContext, stream: TaskStream) -> None:
         self._context = context
@@ -96,8 +96,8 @@ async def run_job(
     the manifest; so do agents from `agent`, and `tools` by their names in `agent.tools`, in this process only.
     `plugins` are called after the manifest's. All checks run before the first rollout: tasks, tools, agent, plugins,
     model, storage. Raises the errors of those parts. Setting `stop` ends the run at once, requesting a `drain` ends it
-    after the running turns; both leave the rest resumable.
-    Workspaces on this machine see nothing of the files and folders in `private`.
+    after the running turns; both leave the rest resumable. Workspaces on this machine cannot see the files and folders
+    in `private`.
     """
     origins: Sequence[Origin] = ()
     if job.spec.tasks.branch is not None:
@@ -107,10 +107,10 @@ async def run_job(
         loaded = LoadedTasks([origin.task for origin in origins])
     else:
         loaded = LoadedTasks([]) if job.spec.tasks.stream else load_tasks(job.spec.tasks, base_dir, environ)
-    surroundings = Surroundings(
+    run_environment = RunEnvironment(
         base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private
     )
-    async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer, origins=origins) as context:
+    async with open_run(job, loaded.tasks, run_environment, new=new, observer=observer, origins=origins) as context:
         return await _run(context, loaded, stop or asyncio.Event())
 
 
@@ -130,13 +130,13 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             results=context.results.values(),
         )
     )
-    groups = Groups(context, _nothing_more if stream is None else stream.group_finished)
+    groups = Groups(context, _ignore_finished_group if stream is None else stream.group_finished)
     aborted = await abort_message(context.record.store)
     if aborted is None:
         aborted = await _work(context, groups, stream.groups() if stream else _listed(tasks), stop)
     if stream is not None:
         total = stream.total
-    # The run may have stopped after the last seal but before the last group was published.
+    # An earlier process may have stopped after the last seal but before the last group was published.
     context.finished = aborted is not None or groups.given_out * job.spec.group_size == total
     return await _summary(context, total, aborted)
 
@@ -147,7 +147,7 @@ async def _work(
     """Run all groups until they are finished, or `stop` or a drain ends it; return why the job was aborted, or None."""
     work = asyncio.create_task(_all_groups(context, groups, source))
     aborting = asyncio.create_task(_aborted_by_another(context))
-    stopping = [asyncio.create_task(stop.wait()), asyncio.create_task(groups.come_to_a_stop()), aborting]
+    stopping = [asyncio.create_task(stop.wait()), asyncio.create_task(groups.wait_until_drained()), aborting]
     try:
         await asyncio.wait({work, *stopping}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -184,8 +184,8 @@ async def _aborted_by_another(context: RunContext) -> str:
             return aborted
 
 
-async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> None:
-    """Do nothing: results of a fixed list of tasks are read from the seals; only a stream has a feed."""
+async def _ignore_finished_group(group: int, task: Task, results: Sequence[Result]) -> None:
+    """Do nothing: only a stream publishes its groups."""
 
 
 async def _summary(context: RunContext, total: int | None, aborted: str | None) -> JobSummary:

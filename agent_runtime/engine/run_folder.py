@@ -1,4 +1,4 @@
-"""Files of a run that belong to this machine only: the sockets and tokens of its live sandboxes, and its lock."""
+"""Files of a run on this machine: the sockets and tokens of its live sandboxes, and its lock."""
 
 import contextlib
 import fcntl

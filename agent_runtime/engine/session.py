@@ -11,7 +11,7 @@ from typing import Any, Self
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
-from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_only
+from agent_runtime.engine.opening import RunEnvironment, open_run, refuse_text_only
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.attempt_folder import AttemptFolder
@@ -41,9 +41,8 @@ class RolloutSession:
     """An open run of a job with `tasks: {stream: {}}`. Sandboxes and connections persist between submissions.
 
     What was submitted is durable before `submit` returns. A session that is opened again under the same name continues
-    the unfinished groups, and delivers the finished groups again, oldest first: skip those up to the `sequence` that
-    the
-    trainer's own checkpoint has.
+    the unfinished groups, and yields the finished groups again, oldest first. Skip those up to the `sequence` in the
+    trainer's checkpoint.
     """
 
     def __init__(
@@ -59,13 +58,13 @@ class RolloutSession:
         plugins: Sequence[object] = (),
         private: Sequence[Path] = (),
     ) -> None:
-        """Workspaces on this machine see nothing of `private`; the rest is as for `run_job`."""
+        """Workspaces on this machine cannot see `private`. The other arguments are those of `run_job`."""
         if job.spec.tasks.stream is None:
             raise ValueError(
                 "a session needs a job with tasks: {stream: {}}; a job with a list of tasks is run as a whole"
             )
-        surroundings = Surroundings(base_dir, environ, provider, model, plugins=plugins, private=private)
-        self._run = open_run(job, [], surroundings, new=new, observer=observer)
+        run_environment = RunEnvironment(base_dir, environ, provider, model, plugins=plugins, private=private)
+        self._run = open_run(job, [], run_environment, new=new, observer=observer)
         self._environ = environ
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
         self._finished: deque[FinishedGroup] = deque()
@@ -82,8 +81,8 @@ class RolloutSession:
         self._closed = self._resumed = False
 
     async def __aenter__(self) -> Self:
-        """Open storage, sandboxes and model, and resume what an earlier session left. Raises JobAborted if the run was
-        aborted.
+        """Open storage, sandboxes and model, and resume the groups of an earlier session. Raises JobAborted if the run
+        was aborted.
         """
         self._context: RunContext = await self._run.__aenter__()
         self._stream = StreamRecord(self._context.record.store)
@@ -120,7 +119,7 @@ class RolloutSession:
         """
         task = Task.model_validate(task)
         if self._closed:
-            raise ValueError("the session is closed; nothing can be submitted any more")
+            raise ValueError("the session is closed and accepts no further tasks")
         await self._groups.unless_failed(self._in_flight.acquire(), undo=self._in_flight.release)
         return await asyncio.shield(self._submit(task, label))
 
@@ -138,10 +137,10 @@ class RolloutSession:
             return sequence
 
     async def _take_in(self, end: int) -> None:
-        """Begin the groups before that number that other clients, such as `rolloutctl stream submit`, have submitted."""
+        """Begin groups with lower numbers that other clients, such as `rolloutctl stream submit`, have submitted."""
         for number in range(self._next, end):
             entry = await self._stream.entry(number)
-            assert entry is not None, "numbers have no gaps, and nothing removes an entry"
+            assert entry is not None, "sequence numbers have no gaps, and entries are never removed"
             self._begin(number, entry.task, entry.label, in_flight=False)
 
     async def close(self) -> None:

@@ -25,8 +25,8 @@ Found = tuple[Location, str]
 
 
 async def wrong_fields(job: RolloutJob, base_dir: Path, environ: Mapping[str, str]) -> list[Found]:
-    """Return the fields that cannot be used here, without running or writing anything. Secrets and ModelServers are not
-    checked: only a cluster has them.
+    """Return the fields that cannot be used on this machine, without running or writing anything. Secrets and
+    ModelServers are not checked, because they exist only in a cluster.
     """
     found: list[Found] = []
     for location, check in _checks(job, environ):
@@ -70,7 +70,8 @@ async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:
     except StorageError as error:
         answer = str(error).rpartition("The last answer: ")[2]
         return (
-            f"{uri} cannot be read: {answer}. Set the store's credentials in the environment, such as AWS_ACCESS_KEY_ID. "
+            f"{uri} cannot be read: {answer}. Set the store's credentials in the environment, such as "
+            "AWS_ACCESS_KEY_ID. "
             "For a cluster, name the Secret that holds them in output.secretRef"
         )
     return None

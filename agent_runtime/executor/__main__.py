@@ -11,11 +11,11 @@ from agent_runtime.executor.overlay import HostFailure, start_zygote
 
 USAGE_ERROR = 2
 MODE_IMPOSSIBLE = 3
-# The launcher passes its environment after this option: commands get it, interpreter and loader must not.
+# The launcher passes its environment after this option: commands get it, the interpreter and the loader must not.
 ENVIRONMENT = "--environment"
 USAGE = (
     "usage: executor --config FILE (- for standard input) | --config-json JSON | --copy-to FOLDER (of the bundle)\n"
-    f"       then, at most: {ENVIRONMENT} NAME=VALUE ... (what every command gets)"
+    f"       then, at most: {ENVIRONMENT} NAME=VALUE ... (the environment of every command)"
 )
 
 
@@ -49,8 +49,8 @@ def _copy_to(folder: str) -> int:
 def _serve(option: str, value: str, variables: Sequence[str]) -> int:
     if option == "--config-json":
         name_process("executor")
-    # Before any input is read, so that the process from which workspaces are forked has never seen a token, a request
-    # or a secret.
+    # Before any input is read, so that the process from which workspaces are forked has no token, request or secret in
+    # its memory.
     start_zygote()
 
     import asyncio

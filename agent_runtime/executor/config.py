@@ -11,17 +11,15 @@ from agent_runtime.executor.http.fields import Fields
 from agent_runtime.executor.overlay.config import MODES, Bind, HostConfig
 
 _ABSOLUTE = r"/[^\0]*"
-# Variables that the kubelet and the runtime add to a container's environment: the API server's address, and the pod's
-# name, which is not the workspace's.
-_NOT_THE_IMAGES = ("KUBERNETES_", "HOSTNAME=")
+# Variables that the kubelet and the container runtime add to a container's environment: the API server's address, and
+# the pod's host name, which is not the workspace's.
+_RUNTIME_VARIABLES = ("KUBERNETES_", "HOSTNAME=")
 _ADDRESS = r"unix:[^\0]{1,100}|tcp:(\[[0-9A-Fa-f:.]+\]|[^:\0]*):[0-9]{1,5}"
 
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """The executor's configuration. Without `ready_file` nothing is written, without `remove_at_end` nothing is
-    removed.
-    """
+    """The executor's configuration. `ready_file` and `remove_at_end` are optional."""
 
     listen: str
     token_sha256: str
@@ -32,11 +30,11 @@ class ExecutorConfig:
 
 
 def image_environment(variables: Iterable[str]) -> dict[str, str]:
-    """Return the variables of a container's environment that commands get; given as `NAME=VALUE` each."""
+    """Return those of a container's variables, given as `NAME=VALUE`, that commands get."""
     return {
         name: value
         for name, equals, value in (variable.partition("=") for variable in variables)
-        if name and equals and not f"{name}=".startswith(_NOT_THE_IMAGES)
+        if name and equals and not f"{name}=".startswith(_RUNTIME_VARIABLES)
     }
 
 

@@ -22,9 +22,10 @@ from agent_runtime.executor.overlay.hosts import Host
 from agent_runtime.executor.routes.application import Application
 from agent_runtime.executor.sandbox import Sandbox, empty
 
-# Ten times Python's own: some megabytes at most, and a collection every few hundred commands instead of every few dozen.
+# Ten times Python's default threshold: a collection every few hundred commands instead of every few dozen, for some
+# megabytes.
 _GC_OBJECTS = 7000
-# siginfo(7): sent by kill(2), whose sender the kernel fills in.
+# sigaction(2): `si_code` of a signal sent by kill(2). The kernel sets the sender's pid.
 _SI_USER = 0
 
 
@@ -57,7 +58,7 @@ class Daemon:
         }
 
     async def run(self) -> None:
-        """Serve until a signal, or until no request has come for `idleSeconds`."""
+        """Serve until a signal, or until no authenticated request has come for `idleSeconds`."""
         told_to_end = asyncio.Event()
         _on_stop_signal(told_to_end.set)
         address = await self.server.listen(self._config.listen)
@@ -99,7 +100,8 @@ class Daemon:
 
 
 def _on_stop_signal(call: Callable[[], None]) -> None:
-    """Call a function in this loop when this process is asked to end; as PID 1 of a container only from outside it.
+    """Call a function in this loop when this process gets a stop signal; as PID 1 of a container, only for signals from
+    outside the container.
 
     The kernel ignores signals from inside for a container's PID 1 without a handler; with a SIGTERM handler, a tool
     could end it too.
@@ -127,8 +129,7 @@ async def serve(config: ExecutorConfig) -> None:
     """Open the host and run. Raises HostFailure if the requested mode is unavailable, and OSError."""
     # This comes first, because it refuses a state folder that another executor uses.
     host, mode_reason = await open_host(config.host)
-    # Few objects created from here on are cyclic garbage. So the collector runs a tenth as often, and skips the objects
-    # loaded so far.
+    # Few objects created from here on are cyclic garbage, so collect less often, and skip the objects that exist now.
     gc.freeze()
     gc.set_threshold(_GC_OBJECTS)
     try:

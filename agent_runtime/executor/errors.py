@@ -23,7 +23,7 @@ STATUS_OF_CODE = {
     "InternalError": 500,
     "NoPlace": 503,
 }
-# These requests were refused without effect and may succeed later, so the refusal is not stored under the call's key.
+# Errors that are not stored under the call's key: the request had no effect and may succeed later.
 NOT_REMEMBERED = frozenset({"BadRequest", "Fenced", "NoPlace"})
 
 

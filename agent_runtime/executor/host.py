@@ -1,4 +1,4 @@
-"""Types that callers and hosts of workspaces (overlay/) share: specifications, ends and failures."""
+"""Types that callers and hosts of workspaces (overlay/) share: specifications, results and failures."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ class Exit(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Is notified of a command's progress, immediately and not in a later turn of the loop. A short command only
-    reports its end.
-    """
+    """Receives notifications of a command's progress, synchronously. A short command only reports its end."""
 
     def started(self) -> None:
         """The command runs."""
@@ -61,8 +59,8 @@ class FileFailure(Exception):
 
 
 class WorkspaceFailure(Exception):
-    """The workspace itself was lost; `cause` says why (Memory, Disk, Processes, Attacked, WorkspaceEnded,
-    CreateFailed), or the disk has no room (DiskFull).
+    """The workspace has ended or cannot be used; `cause` is one of Memory, Disk, DiskFull, Processes, Attacked, Frozen,
+    WorkspaceEnded and CreateFailed.
     """
 
     def __init__(self, cause: str, message: str) -> None:

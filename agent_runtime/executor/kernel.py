@@ -90,7 +90,7 @@ CAP_SYS_NICE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
 # Calls made this way keep the interpreter's lock, as a fork must.
 _locked = ctypes.PyDLL(None, use_errno=True)
-# Resolved once before the first fork, because the first use in a process copies pages.
+# Looked up before the first fork, because the first use in a process copies memory pages.
 _before_fork, _after_fork_in_child = _locked.PyOS_BeforeFork, _locked.PyOS_AfterFork_Child
 _after_fork_in_parent, _locked_call = _locked.PyOS_AfterFork_Parent, _locked.syscall
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
@@ -110,10 +110,9 @@ def unshare(flags: int, what: str) -> None:
 
 
 def fork_into(flags: int, what: str) -> int:
-    """Like `os.fork`, with the child in new namespaces from its start; `what` names them in the error.
-
-    unshare and fork cannot do that: after unsharing a PID namespace, a process can only fork into that one, so that an
-    intermediate process would be needed. The C library's fork hooks are skipped, which is safe with a single thread.
+    """Like `os.fork`, with the child in new namespaces; `what` names them in the error. With unshare and fork, an
+    intermediate process would be needed, because a process that has unshared its PID namespace can only fork into the
+    new one. The C library's fork hooks are skipped, which is safe with a single thread.
     """
     # struct clone_args of linux/sched.h: flags, three pointers, the signal at its end, and three for a stack.
     arguments = struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
@@ -164,7 +163,7 @@ def prctl(option: int, value: int = 0) -> None:
 def hide_from_tools() -> None:
     """Make this process non-dumpable: no ptrace, and no /proc/PID/mem, environ or fd for processes of the same user.
 
-    A change of user ids undoes it (or not, depending on fs.suid_dumpable), so call it again after one.
+    Call it again after a change of user ids, which may undo it (depending on fs.suid_dumpable).
     """
     prctl(PR_SET_DUMPABLE, 0)
 
@@ -173,8 +172,8 @@ def name_process(title: str) -> None:
     """Show `title` in `ps` for this process and its forks, and hide its arguments, which tools could read."""
     with open("/proc/self/stat", "rb") as status:
         fields = status.read().rpartition(b")")[2].split()
-    # arg_start and arg_end of proc(5), which counts from 1 and has two fields before these. Python keeps its own
-    # copies.
+    # arg_start and arg_end, which are fields 48 and 49 in proc(5); `fields` lacks the first two and counts from 0.
+    # Python keeps its own copies of the arguments.
     start, end = int(fields[48 - 3]), int(fields[49 - 3])
     content = title.encode()[: end - start - 1]
     ctypes.memset(start, 0, end - start)

@@ -1,5 +1,5 @@
-"""Waiting for a change with a time limit. Cheaper than conditions and tasks, which matters because each command waits
-once.
+"""Waiting for a change with a time limit. Cheaper than asyncio's conditions and tasks, which matters because every
+command waits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Notifier:
                 wake()
 
     def add(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called by the next `notify`, directly and not in a later turn of the loop."""
+        """Have the next `notify` call `wake` synchronously."""
         self._wakers.add(wake)
 
     def discard(self, wake: Callable[[], None]) -> None:
-        """Undo an `add` that still waits."""
+        """Undo an `add` if `wake` was not called yet."""
         self._wakers.discard(wake)
 
     @staticmethod

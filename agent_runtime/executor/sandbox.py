@@ -47,10 +47,10 @@ class WorkspaceEntry:
         """Raise WorkspaceFailed, Conflict or NotFound unless the workspace is live."""
         self.require_working()
         if self.is_frozen:
-            raise ApiError("Conflict", f"workspace {self.id!r} is frozen: it can be read and forked, nothing else")
+            raise ApiError("Conflict", f"workspace {self.id!r} is frozen: it can only be read and forked")
 
     def require_working(self) -> None:
-        """Raise WorkspaceFailed or NotFound unless the workspace works."""
+        """Raise WorkspaceFailed or NotFound if the workspace has failed or is being destroyed."""
         if self.failure is not None:
             message = f"workspace {self.id!r} has failed: {self.failure.message}"
             raise ApiError("WorkspaceFailed", message, cause=self.failure.cause)
@@ -110,10 +110,10 @@ class WorkspaceEntry:
         async with self._opening_model_port:
             if self.model_port is None:
                 with translating(missing_is_not_found=False):
-                    # Use any free port, because other programs of the machine (`Plain`) or of the workspace (`Overlay`)
-                    # may use fixed ones.
+                    # Any free port: other programs of the machine (`Plain`) or of the workspace (`Overlay`) may use any
+                    # fixed one.
                     descriptor = await self.workspace.listen(0)
-                # Without a separate network, the workspace shares the executor's.
+                # Without its own network namespace, the workspace shares the executor's.
                 shared = descriptor is None
                 listener = socket.create_server(("127.0.0.1", 0)) if shared else socket.socket(fileno=descriptor)
                 port = await ModelPort.open(listener, self._folder)
@@ -139,7 +139,7 @@ class WorkspaceEntry:
             raise
 
     async def end_processes(self) -> None:
-        """Kill all its processes, including those of no known command. Raises WorkspaceFailed."""
+        """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailed."""
         with translating():
             await self.workspace.end_processes("Signal")
 
@@ -152,7 +152,7 @@ class WorkspaceEntry:
 
     def forget_processes(self, turn: int) -> None:
         """Forget processes of earlier turns that have ended and whose streams are closed."""
-        for process in [process for process in self.processes.values() if process.turn < turn and process.is_silent]:
+        for process in [process for process in self.processes.values() if process.turn < turn and process.is_complete]:
             process.discard()
             del self.processes[process.id]
 
@@ -216,8 +216,8 @@ class Sandbox:
         return attempt
 
     def attempt(self, attempt_id: str) -> Attempt:
-        """Return an attempt, new or known. Attempts are never forgotten, so that old runners stay fenced; each takes 1
-        KiB.
+        """Return an attempt; create it if it is new. Attempts are never forgotten, so that old runners stay fenced;
+        each uses about 1 KiB.
         """
         return self.attempts.setdefault(attempt_id, Attempt(attempt_id))
 
@@ -230,7 +230,7 @@ class Sandbox:
             return known
         if known is not None or spec.id in self._being_made:
             raise ApiError(
-                "Conflict", f"workspace {spec.id!r} exists already, with another content or of another attempt"
+                "Conflict", f"workspace {spec.id!r} exists already, with another specification or in another attempt"
             )
         if spec.parent is not None:
             parent = self.workspace(spec.parent)
@@ -263,7 +263,7 @@ class Sandbox:
         above = [other.id for other in self.workspaces.values() if entry.id in other.workspace.layers()]
         if above:
             raise ApiError(
-                "Conflict", f"workspace {entry.id!r} is a layer below {', '.join(sorted(above))}; delete these first"
+                "Conflict", f"workspace {entry.id!r} is a parent of {', '.join(sorted(above))}; delete these first"
             )
         if entry.ending is None:
             entry.ending = asyncio.get_running_loop().create_task(entry.destroy())
@@ -303,7 +303,7 @@ class Sandbox:
         return process
 
     def stored(self, reply: Reply) -> StoredReply:
-        """Convert a reply for storage."""
+        """Return a reply in the form in which it is remembered."""
         return StoredReply(reply, self._path("reply"))
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
 """The seccomp filter of a workspace, as a classic BPF program. Pure; `kernel.set_syscall_filter` installs it.
 
-All workspaces of an executor have the same users. So the kernel counts the memory of io_uring, keys and fanotify groups for
-all of them together, and one workspace could use up what its neighbours need. The filter refuses the system calls that reach
-such a counter, and others that expose much of the kernel. Docker's default profile (github.com/moby/profiles,
-`seccomp/default.json`) refuses each of them to a container with the same capabilities, with the same error (EPERM). So what
-runs in a container runs here.
+All workspaces of an executor have the same users. So the kernel has one limit for the memory of io_uring, keys and
+fanotify groups of all of them, and one workspace could use it up. The filter refuses the system calls that count
+against such a limit, and others that expose much of the kernel. Docker's default profile (github.com/moby/profiles,
+`seccomp/default.json`) refuses the same calls with the same error (EPERM) to a container with these capabilities. So
+programs that run in a container run here.
 
 A 64-bit kernel also accepts the system calls of 32-bit ABIs, which have other numbers: each ABI has a table. The numbers
 come from the kernel's `syscall*.tbl` and `asm-generic/unistd.h`, the AUDIT_ARCH values from `linux/audit.h`.
@@ -27,8 +27,9 @@ _UNKNOWN = 0x00050000 | errno.ENOSYS
 # x32 uses the numbers of x86-64 with this bit set, and has further ones.
 _X32_BIT = 0x40000000
 
-# AF_ALG and AF_VSOCK: no network namespace holds these sockets. i386 can still make them by `socketcall`, as in a container:
-# its arguments are in memory, which a filter cannot read, and 32-bit programs need it.
+# AF_ALG and AF_VSOCK: network namespaces do not isolate these sockets. i386 programs can still create them by
+# `socketcall`, as in a container: 32-bit programs need that call, and its arguments are in memory, which a filter
+# cannot read.
 REFUSED_FAMILIES: Final = (38, 40)
 
 

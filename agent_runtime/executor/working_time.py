@@ -1,11 +1,13 @@
-"""Time without standstills, for deadlines of commands and of agents. The engine imports it too."""
+"""A clock that leaves out times when this process was stopped, for deadlines of commands and agents. The engine imports
+it too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 TICK_SECONDS = 5.0
-"""A `WorkingTime` that measures something is read at least this often."""
+"""Callers must read a `WorkingTime` at least this often while they measure."""
 
 
 class WorkingTime:

@@ -1,4 +1,4 @@
-"""Calls of a runner to the Kubernetes API, retried for long enough to survive an API server's restart.
+"""Calls of a runner to the Kubernetes API, retried until an API server has restarted.
 
 Authentication, TLS and token renewal are those of the official client. Objects stay plain JSON, because only a few
 fields of most are read.
@@ -27,12 +27,12 @@ JsonObject = dict[str, Any]
 # An API server that is restarted answers again after 20 to 60 s.
 PATIENCE_SECONDS = 120.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
-# Longer than a healthy API server ever takes, and short enough that a connection which swallows packets costs one try.
+# Longer than a healthy API server takes. On a connection that drops packets, only one attempt is lost.
 REQUEST_SECONDS = 15.0
 # The API server ends a watch after this time, and a connection that is silent for longer is dead. So a connection that
 # drops packets is detected within 90 s, without bookmarks.
 WATCH_SECONDS, WATCH_GRACE_SECONDS = 60, 15.0
-# For a create: a starting API server denies requests until it has read the roles.
+# How long a denied create is retried: a starting API server denies requests until it has read the roles.
 DENIAL_PATIENCE_SECONDS = 5.0
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -72,7 +72,8 @@ class KubeApi:
             raise ApiError(
                 0,
                 "NotConfigured",
-                f"there is no {SERVICE_ACCOUNT_TOKEN} here, and the kubeconfig cannot be used ({error}); set KUBECONFIG",
+                f"there is no {SERVICE_ACCOUNT_TOKEN} here, and the kubeconfig cannot be used ({error}); set "
+                "KUBECONFIG",
             ) from error
         return cls(configuration, namespace)
 
@@ -238,7 +239,7 @@ def retry_pause(tries: int, luck: float) -> float:
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]:
     async for line in response.content:
         if not line.endswith(b"\n"):
-            # Cut off in the middle: the rest comes with the next watch.
+            # The connection broke within an event; the next watch yields it again.
             return
         event: JsonObject = read_json(line)
         if event["type"] == "ERROR":
@@ -261,14 +262,14 @@ def _unanswered(error: Exception) -> ApiError:
 
 
 def _patience(method: str, error: ApiError, patience_seconds: float) -> float:
-    """Return for how long a response may still change, so that the call is retried."""
+    """Return for how long to retry the call after this response."""
     if error.status in TRANSIENT_STATUSES or _is_of_quota(error):
         return patience_seconds
     return DENIAL_PATIENCE_SECONDS if method == "POST" and is_denied_role(error) else 0.0
 
 
 def _is_of_quota(error: ApiError) -> bool:
-    """Whether a quota is the cause: until other objects of the namespace are deleted, a new ResourceQuota has been
+    """Whether a quota is the cause. That ends when objects of the namespace are deleted, a new ResourceQuota has been
     counted, or concurrent updates of its count have ended.
     """
     quota = ("exceeded quota:", "status unknown for quota:", "cannot be fulfilled on resourcequotas")

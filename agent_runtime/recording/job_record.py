@@ -172,11 +172,11 @@ class JobRecord:
         """Return the claimed attempts of a rollout, in order."""
         return await read_attempt_numbers(self.store, index)
 
-    async def note_told(self, group: int) -> None:
+    async def record_report(self, group: int) -> None:
         """Record that plugins were notified of that group's end."""
         await self.store.create(f"groups/{group}", b"")
 
-    async def told_groups(self) -> set[int]:
+    async def reported_groups(self) -> set[int]:
         """Return the groups whose end was reported to plugins."""
         return {int(found.key.rpartition("/")[2]) for found in await self.store.list("groups")}
 

@@ -121,7 +121,8 @@ class SpoolFull(StorageError):
 
     def __init__(self, bytes_: int, total: int, problem: str) -> None:
         super().__init__(
-            f"{tempfile.gettempdir()}: {bytes_} bytes wait there for storage, on a disk of {total} bytes, and {problem}; "
+            f"{tempfile.gettempdir()}: {bytes_} bytes wait there for storage, on a disk of {total} bytes, and "
+            f"{problem}; "
             "make room or set TMPDIR"
         )
         self.is_own = 2 * bytes_ > total > 0
@@ -391,7 +392,7 @@ class Store:
         except FileNotFoundError as error:
             if _code(error) in _ABSENT_CODES:
                 return None
-            raise self._judged(key, error) from error  # NoSuchBucket: the object itself may exist
+            raise self._classified(key, error) from error  # NoSuchBucket: the object itself may exist
 
     async def _retried(self, name: str, key: str, operation: Callable[[], Awaitable[T]], answers: Answers = ()) -> T:
         """Return the operation's result, retried while storage is unavailable. Exceptions in `answers` are raised."""
@@ -403,15 +404,15 @@ class Store:
             except answers:
                 raise
             except (BaseError, OSError) as error:
-                failure = self._judged(key, error)
+                failure = self._classified(key, error)
                 if not isinstance(failure, StorageUnavailable):
                     raise failure from error
             finally:
                 self.on_request(name, time.perf_counter() - started, failure is not None)
             await pauses.wait(str(failure))
 
-    def _judged(self, key: str, error: Exception) -> StorageError:
-        return judged(f"{self.uri}/{key}", error, on_disk=isinstance(self.objects, LocalStore))
+    def _classified(self, key: str, error: Exception) -> StorageError:
+        return classified(f"{self.uri}/{key}", error, on_disk=isinstance(self.objects, LocalStore))
 
     def _pauses(self, key: str) -> "_Pauses":
         return _Pauses(f"{self.uri}/{key}", self.patience_seconds, time.monotonic() + self.patience_seconds)
@@ -431,7 +432,8 @@ class _Pauses:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise StorageUnavailable(
-                f"{self.where}: storage did not accept the request for {self.patience_seconds:.0f} seconds, and the run "
+                f"{self.where}: storage did not accept the request for {self.patience_seconds:.0f} seconds, and "
+                "the run "
                 f"stops. Run the same command again to resume. The last answer: {reason}"
             )
         await asyncio.sleep(min(left, random.uniform(0, self.pause)))
@@ -451,7 +453,7 @@ def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> Non
         raise SpoolFull(size, disk.total, f"more cannot be written ({error})") from error
 
 
-def judged(where: str, error: Exception, *, on_disk: bool) -> StorageError:
+def classified(where: str, error: Exception, *, on_disk: bool) -> StorageError:
     """Classify a failure: StorageUnavailable if a retry may help, StorageError if not.
 
     The store's own code decides, then the status, then the operating system's error number.

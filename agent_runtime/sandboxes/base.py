@@ -1,4 +1,4 @@
-"""The interface of sandbox providers, whether processes, a container engine or a cluster."""
+"""The interface of sandbox providers: local processes, a container engine, or a cluster."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Ancestors = Literal["refuse", "replace", "follow"]
 INTERRUPTED = "Interrupted"
 """Reason of an attempt that was lost because it had no runner for a while."""
 ACCESS_DENIED = "AccessDenied"
-"""Reason of a sandbox that this runner may not request from the cluster, whatever the task. The run cannot continue."""
+"""Reason when this runner may not create sandboxes in the cluster. The run cannot continue."""
 NETWORK_LOST = "NetworkLost"
 """Reason of a sandbox whose kernel acknowledges no packets, although its pod and its node run."""
 DISK_FULL = "DiskFull"
-"""Reason of a workspace that is unreliable, because others have filled its disk."""
+"""Reason of a workspace that is unreliable, because other programs have filled its disk."""
 
 
 class Evidence(StrEnum):
@@ -43,10 +43,10 @@ _EVIDENCE = {
         *(INTERRUPTED, DISK_FULL),
     ),
     Evidence.OWN_LIMIT: ("StorageExceeded",),
-    # Kubernetes also reports OOMKilled when a node has run out of memory, whoever used it up; the same holds for inodes
-    # and processes. A sandbox may be old when a rollout gets it, and a rollout that is alone in one can exceed its
-    # lifetime by sleeping. In `Plain` a command of the executor's user can take the executor's descriptors or memory
-    # (prlimit), so that its calls fail.
+    # These have several possible causes. Kubernetes also reports OOMKilled when another pod used up the node's memory;
+    # the same holds for inodes and processes. A sandbox may be old when a rollout gets it, or a rollout may exceed its
+    # lifetime by sleeping. In `Plain`, a command of the executor's user can limit the executor's descriptors or memory
+    # (prlimit), so that calls fail.
     Evidence.UNEXPLAINED: (
         *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "InternalError"),
         *("OOMKilled", "DeadlineExceeded", "DiskExhausted", "InodesExhausted", "ProcessesExhausted"),
@@ -78,7 +78,7 @@ class SetupFailed(SandboxFailure):
 
 
 class Fenced(Exception):
-    """Another runner has taken the attempt over; this one must stop touching it."""
+    """Another runner has taken the attempt over; this one must make no further calls for it."""
 
 
 class WorkspaceLimit(Exception):
@@ -116,14 +116,14 @@ WORKSPACE_USER = ""
 
 
 class StartState(Protocol):
-    """An initial state of a workspace, such as that of a turn of another rollout."""
+    """An initial state of a workspace, such as the state after a turn of another rollout."""
 
     name: str
     """Equal for equal states."""
 
-    async def bring(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
-        """Bring a bare workspace into this state; may be repeated. Its keys use the turn of a workspace's own
-        operations, or turns before all others. Raises SandboxFailure.
+    async def apply_to(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
+        """Bring a bare workspace into this state; may be repeated. Its idempotency keys use LIFECYCLE_TURN, or turns
+        before all others. Raises SandboxFailure.
         """
 
 
@@ -230,17 +230,17 @@ class Workspace(Protocol):
     Calls that change something take a `key`, `TURN:NAME`: the same key again gives the same result, or joins the call that
     still runs, also after a crash of the caller. A read with a key gives the same bytes again as well.
 
-    File operations have the rights of the workspace's user, and what they make belongs to it. With an `owner` they have,
-    in `Overlay`, the rights of the workspace's root, and what they make belongs to that user, `WORKSPACE_USER` or another.
-    Give one only where the policy chooses neither path nor content.
+    File operations have the rights of the workspace's user, which owns new files. With an `owner`, in `Overlay`, they
+    have the rights of the workspace's root, and new files belong to that user, `WORKSPACE_USER` or another. Give an
+    `owner` only if the policy controls neither path nor content.
 
-    Every call may raise SandboxFailure (the sandbox is lost), WorkspaceLimit (the policy ended it) and Fenced.
+    Every call may raise SandboxFailure (the sandbox is lost), WorkspaceLimit (the policy exceeded a limit) and Fenced.
     """
 
     handle: Mapping[str, Any]
     """JSON with which another process reattaches (`SandboxProvider.reattach`)."""
     description: Mapping[str, Any]
-    """Actual implementation for the record: provider, mode, root or image."""
+    """Facts about the workspace that are recorded: provider, mode, root or image."""
     alone: bool
     """Whether its sandbox hosts no workspace of another attempt."""
     working_dir: str
@@ -272,7 +272,7 @@ class Workspace(Protocol):
     def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """Yield a tar of a file or folder with relative names.
 
-        With `parts`, only of these files and folders in it, as far as they exist and are readable.
+        With `parts`, only these files and folders in it, if they exist and are readable.
         """
 
     async def untar(
@@ -286,8 +286,8 @@ class Workspace(Protocol):
     ) -> None:
         """Unpack a tar below a path; names that leave it are refused with FileError.
 
-        `ancestors` determines the handling of a link or file in place of a folder: `replace` creates a folder instead,
-        `follow` follows links and refuses files. In both cases, files get the current time and not that of the tar.
+        `ancestors` determines the handling of a link or file in place of a folder: `refuse` raises FileError, `replace`
+        creates a folder instead, `follow` follows links and refuses files.
         """
 
     async def carry(
@@ -351,7 +351,7 @@ class Workspace(Protocol):
         """Kill every process that tools left running."""
 
     async def acknowledge(self, turn: int) -> None:
-        """Report that results of earlier turns are durable, so that their keys may be forgotten."""
+        """Report that results of earlier turns are durable, so that the executor may forget their keys."""
 
     async def release(self) -> None:
         """Destroy the workspace and its forks with all their processes. Idempotent; a lost sandbox is accepted."""
@@ -389,7 +389,7 @@ class Output:
 class LiveProcesses(Protocol):
     """Optional interface of workspaces in which processes can outlive a call and be used by several calls.
 
-    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write adds nothing twice. All calls
+    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write has no effect. All calls
     raise FileError if the request itself is invalid.
     """
 
@@ -425,7 +425,7 @@ class SandboxProvider(Protocol):
 
     name: str
     warnings: Sequence[str]
-    """What is not isolated here, one line each; filled in by `open`."""
+    """Isolation that this provider lacks, one line each; set by `open`."""
 
     async def open(self) -> None:
         """Prepare the provider. Raises SandboxFailure if it cannot work here."""

@@ -13,7 +13,7 @@ from agent_runtime.tasks.place import SourcePlace
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
 
-# Imported when a job names them, because their dependencies are optional.
+# Imported on demand, because their dependencies are optional.
 registry = Registry(
     "sandbox.provider",
     "agent_rollouts.sandbox_providers",
@@ -34,14 +34,14 @@ def open_provider(
 ) -> SandboxProvider:
     """Return the job's provider, or `override`, not opened yet. Raises SandboxFailure if it is unavailable here.
 
-    `run_dir` is where a provider keeps what the next process needs to find live sandboxes; paths of images start at
-    `base_dir`. Workspaces on this machine's root see nothing of `private`, of the job's output and of its tasks' source.
+    `run_dir` has the records with which the next process finds live sandboxes; paths of images start at `base_dir`.
+    Workspaces on this machine's root cannot see `private`, the job's output and its tasks' source.
     """
     wanted = override or job.sandbox.provider
     run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
     places = job.runners.concurrency * PLACES_PER_ROLLOUT
     if wanted is Provider.LOCAL:
-        # Only an existing path can be masked. A run creates its output folder before it opens its provider.
+        # Only existing paths can be masked; a run creates its output folder before it opens its provider.
         output = local_path(job.output.uri, base_dir)
         branched = (local_path(each.job, base_dir) for each in job.tasks.branch or ())
         tasks = SourcePlace(job.tasks.from_, base_dir, {}).local_path if job.tasks.from_ else None
@@ -50,7 +50,8 @@ def open_provider(
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
-            "sandbox.provider Cluster is for runners in a cluster; apply the job there (docs/jobs-on-a-cluster.md), or set "
+            "sandbox.provider Cluster is for runners in a cluster; apply the job there "
+            "(docs/jobs-on-a-cluster.md), or set "
             "it to Local or Container, which run sandboxes on this machine",
         )
     provider: SandboxProvider = registry.find(wanted.value)(run_dir, job.sandbox, places=places, base_dir=base_dir)

@@ -77,7 +77,7 @@ class Placement:
 
 @dataclass
 class _Sandbox:
-    """One executor, and what needs it."""
+    """One executor, with its leases and groups."""
 
     free: asyncio.Semaphore
     leases: int = 0
@@ -148,8 +148,8 @@ class HostedProvider:
                     sandbox.leases -= 1
             await _end_if_unneeded(sandbox, stops=False)
 
-    async def _let_go(self) -> None:
-        """Leave all workspaces unchanged, and close the connections."""
+    async def _release(self) -> None:
+        """Close the connections; all workspaces stay."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close()
@@ -183,7 +183,7 @@ class HostedProvider:
                 sandbox.is_lost = sandbox.is_lost or (has_tried and failure.reason == "SandboxLost")
                 raise
             finally:
-                # Before the place is free: in `Plain` the next lease starts another executor.
+                # Do this before the place becomes free, because in `Plain` the next lease starts another executor.
                 sandbox.leases -= 1
                 if is_own:
                     self._sandboxes.pop(name, None)
@@ -198,7 +198,7 @@ async def _running(sandbox: _Sandbox, name: str, placement: Placement, lease: Le
     async with sandbox.changing:
         if sandbox.running is None or sandbox.is_lost:
             if len(sandbox.failures) > failures:
-                # A start that others waited for failed for them, too.
+                # A failed start also fails for the leases that waited for it.
                 raise SandboxFailure(sandbox.failures[-1].reason, sandbox.failures[-1].message)
             executor = await placement.executors.find(name)
             if executor is None and lease.handle is not None:

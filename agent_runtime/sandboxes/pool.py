@@ -1,6 +1,5 @@
-"""Leases: who holds a place in a sandbox, from the request to the end of the workspace.
-
-One coroutine holds each lease and leaves workspace and place as nested contexts, so that no place is lost.
+"""Leases of places in sandboxes, from the request to the end of the workspace. One coroutine holds each lease, with
+place and workspace as nested contexts, so that places are always released.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease, no_place, workspace_id
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 
-# The wait between two tries at an executor whose places another process took: the time to create a workspace.
+# Pause between attempts at an executor whose places another process uses: the time to create a workspace.
 NO_PLACE_PAUSE_SECONDS = 0.01
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class LeasePool:
     async def _take(self, wanted: Lease) -> ExecutorWorkspace:
         while (held := self._leases.get(wanted.identity)) is not None:
             if await held.is_held():
-                assert held.sandbox is not None  # while it is held
+                assert held.sandbox is not None  # set while the lease is held
                 return await held.sandbox.enter(held, wanted)
         self._leases[wanted.identity] = wanted
         wanted.life = asyncio.create_task(self._live(wanted))
@@ -86,7 +85,7 @@ class LeasePool:
                             raise no_place(lease.identity, lease.spec.start_seconds) from failure
                     elif was_lost or failure.reason != "SandboxLost" or lease.handle is not None:
                         raise
-                    # The sandbox had ended before this workspace was made: that costs no attempt.
+                    # If the sandbox had ended before the workspace was created, try once more.
                     was_lost = was_lost or failure.reason == "SandboxLost"
                 await asyncio.sleep(NO_PLACE_PAUSE_SECONDS)
         finally:

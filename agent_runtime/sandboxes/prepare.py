@@ -22,11 +22,12 @@ from agent_runtime.sandboxes.base import (
     WorkspaceSpec,
 )
 
-# Keys of a workspace's own life carry this turn: higher than any real one, so no watermark ever makes them forgotten.
+# Turn in the keys of operations on the workspace itself. It is above all real turns, so these keys are never
+# acknowledged.
 LIFECYCLE_TURN = 10**9
-# The most of a failed setup command's output in its message: enough for a traceback, short enough for a status line.
+# Limits of a failed setup command's output in the message: enough for a traceback, short enough for a status.
 LAST_LINES, LAST_CHARACTERS = 20, 4000
-# The most of the command itself: enough to recognise it; a whole script would hide its output.
+# Limit of the command in the message: enough to recognise it.
 COMMAND_CHARACTERS = 500
 # The executor's own deadline comes first, because it has the command's output.
 SETUP_GRACE_SECONDS = 5.0
@@ -51,13 +52,13 @@ def prepared_id(spec: WorkspaceSpec) -> str:
 
 
 async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
-    """Create the working folder, write the files and run the setup, or bring `spec.start`. Raises SetupFailed."""
+    """Create the working folder, write the files and run the setup, or apply `spec.start`. Raises SetupFailed."""
     if spec.start is not None:
-        await spec.start.bring(workspace, spec)
+        await spec.start.apply_to(workspace, spec)
         return
     try:
         async with asyncio.timeout(spec.setup_seconds + SETUP_GRACE_SECONDS):
-            # An empty archive makes the folder, without a program of the image.
+            # Unpacking an empty archive creates the folder without a program of the image.
             await workspace.untar(
                 spec.working_dir, _empty_tar(), key=f"{LIFECYCLE_TURN}:working-dir", owner=WORKSPACE_USER
             )
@@ -76,7 +77,7 @@ async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
     except FileError as error:
         raise SetupFailed(_refused(error, spec)) from error
     except WorkspaceLimit as limit:
-        raise SetupFailed(f"the setup went over a limit of sandbox.resources: {limit.message}") from limit
+        raise SetupFailed(f"the setup exceeded a limit of sandbox.resources: {limit.message}") from limit
     except TimeoutError as error:
         raise SetupFailed(
             f"the {len(spec.setup)} setup commands took more than {spec.setup_seconds:g} s in all; "
@@ -89,8 +90,9 @@ def _refused(error: FileError, spec: WorkspaceSpec) -> str:
         return f"the task's files could not be written: {error.message}"
     user = f"user {spec.user!r}" if spec.user else "the image's user"
     return (
-        f"sandbox.workingDir could not be made: {error.message}; where {user} has no right to make it, choose a folder that "
-        "is in the image and may be written to, such as /tmp/workspace"
+        f"sandbox.workingDir could not be created: {error.message}; if {user} may not create it, choose a "
+        "writable folder "
+        "of the image, such as /tmp/workspace"
     )
 
 
@@ -119,9 +121,9 @@ class PreparedGroups:
             task = self._states.get(name)
             if task is None:
                 task = self._states[name] = asyncio.create_task(self._make_once(name, spec))
-                # Passed to the waiting callers; if all of them were cancelled, it has no reader, which is not an error.
+                # Retrieve the exception, so that asyncio does not log it if all waiting callers were cancelled.
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # One impatient member must not end the preparation that others wait for.
+            # A cancelled member must not end the preparation that others wait for.
             await asyncio.shield(task)
         except BaseException:
             await self.fork_ended(name)
@@ -149,7 +151,7 @@ class PreparedGroups:
             self._forgotten.discard(name)
             self._forks.pop(name, None)
             if (task := self._states.pop(name, None)) is not None:
-                # All who waited for it were cancelled.
+                # All waiting callers were cancelled.
                 task.cancel()
                 await asyncio.wait({task})
             if name not in self._states:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agent_runtime.engine.branching.sources import find_origins
 from agent_runtime.engine.check import check_job
-from agent_runtime.engine.opening import Surroundings, check_tasks, missing_programs
+from agent_runtime.engine.opening import RunEnvironment, check_tasks, missing_programs
 from agent_runtime.engine.validation import wrong_fields
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.plugins.registry import load_plugins, unheard
@@ -65,7 +65,7 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
     plugins = load_plugins(job.spec.plugins)
     deaf = [TaskProblem(str(manifest), None, text) for text in unheard(plugins)] if job.spec.agent.is_command else []
     warnings = [*loaded.warnings, *deaf]
-    missing = asyncio.run(missing_programs(job, loaded.tasks, Surroundings(base_dir, os.environ, provider)))
+    missing = asyncio.run(missing_programs(job, loaded.tasks, RunEnvironment(base_dir, os.environ, provider)))
     valid = all(found.has_setup for found in missing)
     size, count = job.spec.group_size, len(loaded.tasks)
     if form is Form.JSON:

@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class AgentClock:
-    """Counts from `start`. All times are seconds; `used_before` was used under earlier runners (`agent_seconds_of`)."""
+    """Counts from `start`. All times are in seconds. `used_before` is the time used under earlier runners
+    (`agent_seconds_of`).
+    """
 
     def __init__(self, seconds: float, used_before: float = 0.0, now: Callable[[], float] | None = None) -> None:
         self.seconds = seconds
@@ -54,7 +56,7 @@ class AgentClock:
             if self._tick is not None:
                 self._tick.cancel()
             self.expired, self._timeout = timeout.expired(), None
-            self.wait(self)
+            self.begin_wait(self)
 
     def used(self) -> float:
         """Return the seconds that count so far."""
@@ -71,23 +73,23 @@ class AgentClock:
     async def untimed(self, waiting: Awaitable[T]) -> T:
         """Wait for something without using the agent's time."""
         reason = object()
-        self.wait(reason)
+        self.begin_wait(reason)
         try:
             return await waiting
         finally:
-            self.go_on(reason)
+            self.end_wait(reason)
 
-    def wait(self, reason: object) -> None:
+    def begin_wait(self, reason: object) -> None:
         """Begin a wait that does not count."""
         self._waits.setdefault(reason, self.now())
         self._reschedule()
 
-    def go_on(self, reason: object) -> None:
+    def end_wait(self, reason: object) -> None:
         """End that wait if it has begun."""
         if (since := self._waits.pop(reason, None)) is not None:
-            self.excuse(since, self.now())
+            self.exclude(since, self.now())
 
-    def excuse(self, begin: float, end: float) -> None:
+    def exclude(self, begin: float, end: float) -> None:
         """Exclude a span of time from the agent's time."""
         if self._started is not None and end > (begin := max(begin, self._started)):
             self._lost = union([*self._lost, (begin, end)])
@@ -99,7 +101,8 @@ class AgentClock:
 
     def _reschedule(self) -> None:
         if self._timeout is not None and not self._timeout.expired():
-            # A single timer for the whole remaining time would fire as soon as a stopped process continues.
+            # A process may be stopped and continued. A timer for the whole remaining time would then expire
+            # immediately.
             is_set = not self._waits and (left := self.seconds - self.used()) <= TICK_SECONDS
             self._timeout.reschedule(asyncio.get_running_loop().time() + left if is_set else None)
 

@@ -1,4 +1,4 @@
-"""What an attempt's agent works with: its assignment, its budgets, and its observers."""
+"""The inputs of an attempt's agent: its assignment, budgets and observers."""
 
 from dataclasses import dataclass, field, replace
 

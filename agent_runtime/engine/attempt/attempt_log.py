@@ -16,7 +16,7 @@ from rollout_api.records import (
 )
 
 REPLAYED = IntentRecord | ResponseRecord | ObservationsRecord | StepRecord | CheckpointRecord | ReturnRecord
-"""Records that answer a call of the agent, so that it is not made again."""
+"""Records that answer a call of the agent in a replay."""
 R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord, StepRecord, CheckpointRecord, ReturnRecord)
 
 
@@ -25,13 +25,13 @@ class NotReplayable(Exception):
 
 
 class AttemptLog:
-    """`recorded` are the journaled records of the attempt, `unwritten` the records that the first write begins with."""
+    """`recorded` are the journaled records of the attempt; `unwritten` are records that the first write must include."""
 
     def __init__(
         self, journal: SessionJournal, recorded: Sequence[Record] = (), unwritten: Sequence[Record] = ()
     ) -> None:
         self.records: list[Record] = [*(r for r in recorded if not isinstance(r, REPLAYED)), *unwritten]
-        """The attempt's records so far, journaled or about to be; while replaying, only those that were reached."""
+        """The attempt's records so far, written or not; during a replay, only those that it has reached."""
         self.recorded = recorded
         self._journal = journal
         self._replay = [record for record in reversed(recorded) if isinstance(record, REPLAYED)]

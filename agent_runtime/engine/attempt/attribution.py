@@ -1,7 +1,6 @@
-"""Decide what an error means for its rollout. Pure and total; the only place that decides.
-
-docs/attribution.md shows the decisions as a table. Two rules are behind all of them: an infrastructure failure never becomes
-a reward, and the policy (the model under training) can choose neither to be masked nor to be retried without end.
+"""Decide what an error means for its rollout. Only this module decides, for every error. docs/attribution.md shows the
+decisions as a table. They follow two rules. An infrastructure failure never becomes a reward. And the policy (the model
+under training) can cause neither its own masking nor endless retries.
 """
 
 from dataclasses import dataclass
@@ -35,11 +34,14 @@ from agent_runtime.sandboxes.base import (
 from rollout_api.records import StopReason, Unexplained
 
 UNEXPLAINED_LIMIT = 2
-"""Unexplained failures of one kind after which the policy is held responsible: losses of a sandbox that hosted this
-rollout alone, failures of the model at its requests, of the environment at its actions. A single one may be chance.
+"""After this many unexplained failures of one kind, the policy is held responsible. The kinds are: losses of a sandbox
+that hosted only this rollout, failures of the model at its requests, and failures of the environment at its actions. A
+single failure may be chance.
 """
 UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
-"""Reasons of a SandboxFailure that use up no attempt, because a cluster may reclaim its nodes at any time."""
+"""Reasons of a SandboxFailure that do not count towards `attempts.limit`, because a cluster may reclaim its nodes at
+any time.
+"""
 REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
 """Reasons of a ModelError that depend on the content of the request, which the policy may have written."""
 REQUEST_TOO_LARGE = "TooLarge"
@@ -94,7 +96,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class Decision:
     """Decision about an error. `reason` is one CamelCase word."""
 
     action: Action
@@ -122,7 +124,7 @@ class OutOfTime(Exception):
     """The agent's time is over."""
 
 
-def attribute(error: BaseException, situation: Situation) -> Ruling:
+def attribute(error: BaseException, situation: Situation) -> Decision:
     """Decide the consequence of an error. An unknown error fails this attempt, or this grading, never the run."""
     match error:
         case AgentRaised():
@@ -136,13 +138,13 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
         case OutOfTime():
             return _complete(StopReason.AGENT_TIMEOUT, str(error))
         case StalePolicy():
-            return Ruling(Action.CANCEL, "StalePolicy", str(error))
+            return Decision(Action.CANCEL, "StalePolicy", str(error))
         case SpoolFull(is_own=True) if situation.exposed:
             return _used_up(str(error), situation, is_gone=False)
         case SpoolFull():
             return _retry("RunnerDiskFull", str(error), situation)
         case Fenced() | Superseded() | StorageError() | RecordCorrupt():
-            return Ruling(Action.END_RUN, type(error).__name__, str(error))
+            return Decision(Action.END_RUN, type(error).__name__, str(error))
         case ModelError():
             return _of_model(error, situation)
         case WorkspaceLimit() if situation.exposed:
@@ -158,8 +160,8 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
         case EnvironmentFailure():
             return _of_environment(error, situation)
         case SandboxFailure(reason=reason) if reason == ACCESS_DENIED:
-            # Every rollout would fail like this until the runner's permissions are restored.
-            return Ruling(Action.END_RUN, reason, error.message)
+            # Every rollout would fail like this until an administrator restores the runner's permissions.
+            return Decision(Action.END_RUN, reason, error.message)
         case SandboxFailure():
             return _of_sandbox(error, situation)
         case WorkspaceLimit():
@@ -172,28 +174,27 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _retry("VerifierUnavailable", str(error), situation)
         case Exception():
             return _retry("InternalError", f"{described(error)}\n{traceback_of(error)}", situation)
-    return Ruling(Action.END_RUN, type(error).__name__, described(error))
+    return Decision(Action.END_RUN, type(error).__name__, described(error))
 
 
-def _of_agent(error: Exception) -> Ruling:
+def _of_agent(error: Exception) -> Decision:
     """The agent's code belongs to the job, but the policy's answers can make it raise. Therefore the rollout is graded."""
     if isinstance(error, Stop | ContextExceeded | ContentFiltered):
         meant = attribute(error, Situation(Phase.AGENT))
         if meant.action is Action.COMPLETE:
             return meant
     message = described(error)
-    return Ruling(Action.COMPLETE, "AgentError", message, StopReason.AGENT_ERROR, traceback=traceback_of(error))
+    return Decision(Action.COMPLETE, "AgentError", message, StopReason.AGENT_ERROR, traceback=traceback_of(error))
 
 
-def _of_model(error: ModelError, situation: Situation) -> Ruling:
+def _of_model(error: ModelError, situation: Situation) -> Decision:
     of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
     answered = situation.answered or error.after_tokens
     if of_request and answered and situation.phase is Phase.AGENT:
-        # The request repeats the policy's answers. A request that is refused because of them must not mask the rollout.
+        # The request contains the policy's answers, so a refused request must not mask the rollout.
         return _complete(StopReason.AGENT_ERROR, str(error))
     if error.answers_others:
-        # The model answered other calls, so neither the key nor the server is at fault: the cause is the request, or
-        # chance.
+        # The model answered other calls, so the key and the server work: the cause is the request, or chance.
         message = f"{error.message}; the model answered another request right afterwards"
         if not answered or situation.phase is not Phase.AGENT:
             return _retry(error.reason, message, situation)
@@ -201,33 +202,33 @@ def _of_model(error: ModelError, situation: Situation) -> Ruling:
             return _complete(StopReason.AGENT_ERROR, f"{UNEXPLAINED_LIMIT} attempts ended like this: {message}")
         return _retry(error.reason, message, situation, unexplained=Unexplained.REQUEST)
     if isinstance(error, ModelConfigError) and not of_request:
-        return Ruling(Action.END_RUN, error.reason, error.message)
+        return Decision(Action.END_RUN, error.reason, error.message)
     return _retry(error.reason, error.message, situation)
 
 
-def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Ruling:
+def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Decision:
     """An environment should accept every action, and did so in a trial before the run. The cause of a failure is
     unknown.
     """
     if failure.reason not in frozenset(EnvironmentFault) or not (situation.exposed and situation.phase is Phase.AGENT):
         return _retry(failure.reason, failure.message, situation)
     if situation.actions_failed + 1 >= UNEXPLAINED_LIMIT:
-        message = f"its actions made the environment fail in {UNEXPLAINED_LIMIT} attempts: {failure.message}"
+        message = f"the environment failed at the policy's actions in {UNEXPLAINED_LIMIT} attempts: {failure.message}"
         return _complete(StopReason.RESOURCE_LIMIT, message)
     return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.ACTION)
 
 
-def _of_files(error: Exception, situation: Situation) -> Ruling:
+def _of_files(error: Exception, situation: Situation) -> Decision:
     """Files that the policy left cannot be read, packed or unpacked."""
     match situation.phase:
         case Phase.GRADING | Phase.GRADING_IN_PLACE:
-            return _fail(f"the artifacts cannot be brought into the grading workspace: {error}", situation)
+            return _fail(f"the artifacts cannot be copied into the grading workspace: {error}", situation)
         case Phase.COLLECTING:
-            return Ruling(Action.COMPLETE, "FileError", f"the working directory cannot be packed: {error}")
+            return Decision(Action.COMPLETE, "FileError", f"the working directory cannot be packed: {error}")
     return _complete(StopReason.AGENT_ERROR, described(error))
 
 
-def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
+def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Decision:
     evidence = failure.evidence
     if isinstance(failure, SetupFailed) and situation.exposed and situation.phase is Phase.AGENT:
         # The setup of a later step runs in the state that the policy left.
@@ -246,8 +247,8 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
         return _used_up(f"{failure.reason}: {failure.message}", situation, is_gone=True)
     if situation.alone and situation.losses_alone + 1 >= UNEXPLAINED_LIMIT:
         losses = (
-            f"it lost its sandbox {UNEXPLAINED_LIMIT} times while no other rollout was in it, and nothing else "
-            "explains it"
+            f"it lost its sandbox {UNEXPLAINED_LIMIT} times without another known cause, while no other rollout "
+            "was in it"
         )
         return _used_up(f"{losses}: {failure.message}", situation, is_gone=True)
     # This retry does not count, but retries are still bounded: the next sandbox hosts the rollout alone, and losses
@@ -255,25 +256,25 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
     return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.SANDBOX)
 
 
-def _used_up(message: str, situation: Situation, *, is_gone: bool) -> Ruling:
+def _used_up(message: str, situation: Situation, *, is_gone: bool) -> Decision:
     """The policy used up its workspace's resources, or destroyed it."""
     if is_gone or situation.phase not in (Phase.AGENT, Phase.COLLECTING):
         return _fail(message, situation)
     return _complete(StopReason.RESOURCE_LIMIT, message)
 
 
-def _complete(reason: StopReason, message: str) -> Ruling:
-    return Ruling(Action.COMPLETE, reason.value, message, reason)
+def _complete(reason: StopReason, message: str) -> Decision:
+    return Decision(Action.COMPLETE, reason.value, message, reason)
 
 
-def _fail(message: str, situation: Situation) -> Ruling:
+def _fail(message: str, situation: Situation) -> Decision:
     is_graded_now = situation.phase in (Phase.GRADING, Phase.GRADING_IN_PLACE)
     stop_reason = None if is_graded_now else StopReason.RESOURCE_LIMIT
-    return Ruling(Action.FAIL, StopReason.RESOURCE_LIMIT.value, message, stop_reason)
+    return Decision(Action.FAIL, StopReason.RESOURCE_LIMIT.value, message, stop_reason)
 
 
 def _retry(
     reason: str, message: str, situation: Situation, *, counted: bool = True, unexplained: Unexplained | None = None
-) -> Ruling:
+) -> Decision:
     action = Action.RETRY_GRADING if situation.phase is Phase.GRADING else Action.RETRY_ATTEMPT
-    return Ruling(action, reason, message, counted=counted and unexplained is None, unexplained=unexplained)
+    return Decision(action, reason, message, counted=counted and unexplained is None, unexplained=unexplained)

@@ -1,4 +1,4 @@
-"""One conversation of an attempt with the model: what is new in its next call."""
+"""One conversation of an attempt with the model. It determines which messages of the next call are new."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,6 @@
-"""Grading of an attempt: in a new workspace that gets only its artifacts, or, forgeable, in the agent's own."""
+"""Grading of an attempt: in a new workspace with only its artifacts, or in the agent's workspace, where it can be
+forged.
+"""
 
 import asyncio
 import random
@@ -25,14 +27,14 @@ END = f"{END_TURN}:end"
 GRADING_TURN = 1_000_000
 """Turn of a grading's idempotency keys: above every turn of an agent, so that no watermark forgets them."""
 TURNS_PER_EPOCH = 1_000
-"""Each epoch, and each retry in it, grades under its own keys: a grading is repeated, never continued."""
+"""Each epoch, and each retry in it, uses its own keys, because a grading is repeated, never continued."""
 
 ROOM_SECONDS = 600.0
-"""Longest wait for space on the runner's disk, which becomes free as other rollouts' artifacts are stored. The policy
-can choose their size, so a lack of space must not cost it an attempt.
+"""Longest wait for space on the runner's disk, which becomes free when other rollouts' artifacts are stored. The policy
+controls the size of artifacts, so a lack of space must not cause a new attempt.
 """
 ROOM_PAUSE_SECONDS = 5.0
-"""Mean pause before a retry. The random pauses differ, so that one waiting rollout gets all the space it needs."""
+"""Mean pause before a retry. Pauses are random, so that waiting rollouts do not retry at the same time."""
 
 
 class GradingLost(Exception):
@@ -44,7 +46,7 @@ class GradingLost(Exception):
 
 
 def failed_verdict(message: str) -> Verdict:
-    """Return a verdict of 0 for damage that the policy did to its workspace, or its code to the verifier's."""
+    """Return a verdict of 0 for a policy that damaged its workspace, or the verifier's through its code."""
     return Verdict(reward=0.0, passed=False, message=message)
 
 
@@ -57,8 +59,8 @@ async def collect(task: Task, workspace: Workspace) -> str | None:
     """Run `verifier.collect` in the agent's workspace, after its processes have ended. Return why it failed, or None.
 
     A failure is attributed to the policy: the same commands succeeded in the initial state. Files that the commands did
-    not write are not graded. Raises SandboxFailure for a command that cannot be started, whoever caused it, and
-    WorkspaceLimit and SandboxFailure from the workspace.
+    not write are not graded. Raises SandboxFailure for a command that cannot be started, and WorkspaceLimit and
+    SandboxFailure from the workspace.
     """
     for number, command in enumerate(task.verifier.collect if task.verifier else ()):
         seconds = task.timeouts.verifier_seconds
@@ -75,14 +77,14 @@ async def collect(task: Task, workspace: Workspace) -> str | None:
 async def store_artifacts(
     task: Task, verifier: Verifier, workspace: Workspace, journal: Journal, stop: StopRecord
 ) -> tuple[StopRecord, ArtifactsRecord]:
-    """Store the artifacts that grading needs, after the agent's processes have ended. Return a stop that says so if the
-    policy made it impossible.
+    """Store the artifacts that grading needs, after the agent's processes have ended. Return also the stop record,
+    changed if the policy made storing impossible.
     """
     if task.verifier is None or verifier.mode is VerifierMode.SHARED:
         return stop, ArtifactsRecord(time=time.time())
     try:
-        # The agent's calls are never repeated now. Forget their keys, so that the executor has room for the keys of the
-        # following calls.
+        # The agent's calls are not repeated any more. Acknowledge them, so that the executor has space for further
+        # keys.
         await workspace.acknowledge(END_TURN)
         await workspace.kill_all(key=f"{END}-agent")
         if failed := await collect(task, workspace):
@@ -92,12 +94,12 @@ async def store_artifacts(
             journal, lambda: workspace.tar(folder, parts=paths), int(quantity_value(verifier.artifacts_limit))
         )
     except Exception as error:
-        ruling = attribute(error, Situation(Phase.COLLECTING, exposed=True))
-        if ruling.action is not Action.COMPLETE:
+        decision = attribute(error, Situation(Phase.COLLECTING, exposed=True))
+        if decision.action is not Action.COMPLETE:
             raise
-        is_known = ruling.stop_reason in (None, stop.stop_reason)
-        message = (stop.message or ruling.message) if is_known else ruling.message
-        stop = stop.model_copy(update={"stop_reason": ruling.stop_reason or stop.stop_reason, "message": message})
+        is_known = decision.stop_reason in (None, stop.stop_reason)
+        message = (stop.message or decision.message) if is_known else decision.message
+        stop = stop.model_copy(update={"stop_reason": decision.stop_reason or stop.stop_reason, "message": message})
         return stop, nothing_to_grade(message)
     return stop, stored
 
@@ -144,7 +146,7 @@ async def grade_artifacts(
             )
             apart = await require_startable(task, workspace, key_turn=turn)
             await require_preparable(task, verifier, workspace, key_turn=turn)
-            # From here on, a failed start or a loss may be caused by the policy's work.
+            # From here on, the policy's files may have caused a failed start or a loss.
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
@@ -153,18 +155,18 @@ async def grade_artifacts(
             return await grade(task, verifier, workspace, key_turn=turn, apart=apart, dropped=dropped, watch=watch)
         except Exception as error:
             is_alone = workspace is not None and workspace.alone
-            ruling = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
-            if ruling.action is Action.FAIL:
-                return failed_verdict(ruling.message)
-            failed += ruling.counted
-            if ruling.action is not Action.RETRY_GRADING:
+            decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
+            if decision.action is Action.FAIL:
+                return failed_verdict(decision.message)
+            failed += decision.counted
+            if decision.action is not Action.RETRY_GRADING:
                 raise
             if failed >= attempts.limit:
-                raise GradingLost(ruling.reason, ruling.message) from error
-            is_unexplained = ruling.unexplained is not None
+                raise GradingLost(decision.reason, decision.message) from error
+            is_unexplained = decision.unexplained is not None
             losses_alone += is_unexplained and is_alone
             spec = replace(spec, alone=spec.alone or is_unexplained)
-            pause = backoff(failed, attempts, jitter) if ruling.counted else 0.0
+            pause = backoff(failed, attempts, jitter) if decision.counted else 0.0
         finally:
             if workspace is not None:
                 await workspace.release()
@@ -196,7 +198,7 @@ async def grade_in_place(
         await workspace.enter("verifier", key=f"{turn}:enter")
         return await grade(task, verifier, workspace, key_turn=turn, watch=watch)
     except Exception as error:
-        ruling = attribute(error, Situation(Phase.GRADING_IN_PLACE, answered=True, exposed=True))
-        if ruling.action is not Action.FAIL:
+        decision = attribute(error, Situation(Phase.GRADING_IN_PLACE, answered=True, exposed=True))
+        if decision.action is not Action.FAIL:
             raise
-        return failed_verdict(ruling.message).model_copy(update={"mode": VerifierMode.SHARED, "forgeable": True})
+        return failed_verdict(decision.message).model_copy(update={"mode": VerifierMode.SHARED, "forgeable": True})

@@ -1,7 +1,6 @@
-"""The model calls of one attempt, their contents, and which part of their time counts for the agent.
-
-`ModelCalls` are those of an agent that is driven turn by turn. `AttemptModel` is the model of a program; calls come through
-the session proxy, and may run side by side. `probe` finds out whether a model that failed at a request answers another one.
+"""The model calls of one attempt, and which part of their time counts for the agent. `ModelCalls` makes the calls of an
+agent that works in turns. `AttemptModel` is the model of a program, whose concurrent calls come through the session
+proxy. `probe` tests whether a model that failed at one request answers another one.
 """
 
 import asyncio
@@ -42,11 +41,11 @@ PROBE_TOKENS = 16  # OpenAI's reasoning models refuse a lower limit
 UPDATED = "OtherPolicy"
 """Reason that only a policy update causes, never a request."""
 
-SILENT = "a call had no answer when the agent's time ran out or the agent gave it up, and no other call had one"
+SILENT = "a call had no answer when the agent's time ran out or the agent gave it up, and no other call was answered"
 
 HELD_SHARE = 0.9
 """If an abandoned call was on hold for at least this share of its time, the lack of a server is the cause."""
-NO_PLACE = "a policy update or the load of the servers kept a call waiting until the agent gave it up after {:.0f} s"
+NO_PLACE = "a call waited for a policy update or for free servers until the agent gave it up after {:.0f} s"
 
 
 async def probe(error: ModelError, model: Model | None, assignment: Assignment, session: str) -> None:
@@ -71,7 +70,7 @@ async def probe(error: ModelError, model: Model | None, assignment: Assignment, 
         group=assignment.model_group,
     )
     error.answers_others = await _is_answered(model, request)
-    # With capture Tokens, it is already known whether any token arrived.
+    # With token capture, the error already says whether any token arrived.
     is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens"
     if error.answers_others and is_unclear and error.request is not None:
         short = replace(error.request, max_tokens=PROBE_TOKENS, on_text=None, health=CallHealth())
@@ -79,8 +78,8 @@ async def probe(error: ModelError, model: Model | None, assignment: Assignment, 
 
 
 async def _is_answered(model: Model, request: ModelRequest) -> bool:
-    """Whether it is answered in time. Time on hold does not count, unless no server can be asked. A server that limits
-    the rate names the time of the next call, for which the model waits within its own deadline.
+    """Whether the request is answered in time. Time on hold does not count, unless no server is available. If a server
+    limits the rate, the model waits, within its own deadline, until the time that the server gives.
     """
     now, health, left, is_held = asyncio.get_running_loop().time, request.health, PROBE_SECONDS, False
     try:
@@ -123,7 +122,7 @@ def _watched(
     call = object()
 
     def hold(held: bool) -> None:
-        (clock.wait if held else clock.go_on)(call)
+        (clock.begin_wait if held else clock.end_wait)(call)
 
     health.on_hold, health.on_failing = hold, on_failing
     try:
@@ -204,7 +203,7 @@ class ModelCalls:
         except ModelError as error:
             error.request = request
             raise
-        self._clock.excuse(began, began + health.lost_seconds)
+        self._clock.exclude(began, began + health.lost_seconds)
         return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds
 
 
@@ -226,11 +225,11 @@ class AttemptModel:
         self._current, self._group, self._clock, self._drain = current, group, clock, drain
         self.name, self.token_capture = current().name, current().token_capture
         self.failure: ModelError | None = None
-        """Why the latest call has no answer; None after one that has, and where the request itself was to blame."""
+        """Why the latest call has no answer; None if it has one, or if the request was the cause."""
         self.failures: dict[int, ModelError] = {}
-        """Why calls had no answer, by turn, in so far as the request itself was not to blame."""
+        """Why calls had no answer, by turn, except calls whose request was the cause."""
         self.unanswered: set[int] = set()
-        """Turns of the calls that were given up before there was an answer, without a failure."""
+        """Turns of calls that the program gave up before an answer or a failure."""
         self.refusal: StopReason | None = None
         """Why the model refused the latest call; None if it was answered."""
         self.parked = 0
@@ -238,7 +237,7 @@ class AttemptModel:
         self._failing_since: float | None = None
         self._under_way: dict[object, CallHealth] = {}
         self._lost: list[tuple[Sequence[Message], float, float]] = []
-        """Messages, begin and end of calls that failed, and were not repeated with success so far."""
+        """Messages, begin and end of failed calls that no later call has repeated successfully."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See Model."""
@@ -249,7 +248,7 @@ class AttemptModel:
 
         def ask(model: Model, asked: ModelRequest) -> Awaitable[ModelReply]:
             if not isinstance(model, PromptModel):
-                raise RequestRefused("BadRequest", f"model {model.name} takes chat messages only, no bare prompt")
+                raise RequestRefused("BadRequest", f"model {model.name} supports chat messages only, not a bare prompt")
             return answered(model.complete_prompt(prompt, asked))
 
         return await self._ask(request, ask)
@@ -261,7 +260,7 @@ class AttemptModel:
         """Do nothing: the run closes the model."""
 
     def trouble(self) -> ModelError | None:
-        """Return why a call has had no answer so far, or at all; None while nothing fails."""
+        """Return why a call has no answer; None if no call fails."""
         failing = next((health.failing for health in self._under_way.values() if health.failing is not None), None)
         return self.failure if failing is None else ModelError("Unreachable", failing)
 
@@ -311,15 +310,17 @@ class AttemptModel:
         finally:
             del self._under_way[call]
         self.failure, self.refusal, self._failing_since = None, None, None
-        self._clock.excuse(began, began + health.lost_seconds + health.held_seconds)
+        self._clock.exclude(began, began + health.lost_seconds + health.held_seconds)
         repeated = [lost for lost in self._lost if lost[0] == request.messages]
         for lost in repeated:
             self._lost.remove(lost)
-            self._clock.excuse(*lost[1:])
+            self._clock.exclude(*lost[1:])
         return reply
 
     def _failed(self, request: ModelRequest, error: ModelError, began: float, now: float) -> None:
-        """Exclude all of the call's time if the request is answered later. One that never is may itself be the cause."""
+        """Exclude the whole time of the call if a later call answers the same request. Otherwise the request may be the
+        cause.
+        """
         error.request = request
         self.failure = self.failures[request.turn] = error
         if self._failing_since is None:

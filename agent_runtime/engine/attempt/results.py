@@ -51,7 +51,7 @@ def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float)
         "agent": agent_seconds_of(records) if stop is None else stop.agent_seconds,
         "verifier": verifier,
     }
-    # The wall clock may be set back; the phases use a monotonic clock.
+    # The wall clock can be set back, but the phases are measured with a monotonic clock.
     total = max(ended - begun.time + begun.boot_seconds, sum(phases.values()))
     within = {
         "model": sum(end - begin for begin, end in calling),

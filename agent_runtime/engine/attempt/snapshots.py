@@ -1,7 +1,7 @@
 """Saved states of a workspace: snapshots for other rollouts, checkpoints for the agent itself (docs/branching.md).
 
-A snapshot is the chain of layers from the image up. A checkpoint is the frozen workspace in `Overlay`, and going back is a
-fork of it; in `Plain` it is a snapshot in object storage, restored in place.
+A snapshot is the chain of layers above the image. In `Overlay`, a checkpoint is the frozen workspace, and returning to
+it forks it. In `Plain`, a checkpoint is a snapshot in object storage, which is restored in place.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Snapshots:
         except (FileError, LayerTooLarge, SpoolFull) as error:
             message = str(error)
         except SandboxFailure as failure:
-            await workspace.layers()  # an incomplete tar proves nothing about the sandbox; this call does
+            await workspace.layers()  # raises if the sandbox is lost, which an incomplete tar does not prove
             message = failure.message
         return SnapshotRecord(
             turn=turn,
@@ -109,7 +109,7 @@ class Checkpoints:
         self._store = store
         self._kept: dict[str, CheckpointRecord] = {}
         self._moves = 0
-        """Number of calls so far, replayed ones included, used in the names of workspaces and in keys."""
+        """Number of calls so far, including replayed ones. It is part of workspace names and keys."""
 
     def replayed(self, record: CheckpointRecord | None) -> None:
         """Record that a call was answered from the journal; `record` if it saved a checkpoint."""
@@ -153,7 +153,7 @@ class Checkpoints:
             await workspace.kill_all(key=f"{LIFECYCLE_TURN}:end-{self._moves}")
             await restore_layers(workspace, record.layers, self._store.layers, f"go-back-{self._moves}")
             return workspace
-        # A frozen workspace occupies no place, so its successor has one.
+        # Freezing releases the workspace's place, which its successor needs.
         await workspace.freeze()
         return await self._forked(workspace, record.workspace)
 
@@ -190,7 +190,7 @@ class Keeping:
 
 
 class WorkspaceStates:
-    """`keeping` is None if calls are only repeated: no snapshot is taken then."""
+    """The states of an agent's workspace. `keeping` is None in a rerun, which takes no snapshots."""
 
     def __init__(self, workspace: Workspace, log: AttemptLog, clock: AgentClock, keeping: Keeping | None) -> None:
         self.workspace = workspace
@@ -230,7 +230,7 @@ class WorkspaceStates:
 
     @property
     def _given(self) -> Keeping:
-        assert self.keeping is not None, "an agent that cannot keep states is refused before"
+        assert self.keeping is not None, "agents without states are refused earlier"
         return self.keeping
 
     async def _move(self, following: Workspace, why: CheckpointRecord | ReturnRecord) -> None:

@@ -1,7 +1,7 @@
 """Tasks with steps: each step has its own prompt and verdict, one after another in the same workspace.
 
-A step's begin and its verdict are records, so a runner that takes over neither prepares nor grades a step again. If it
-takes over during a grading, the attempt ends, because the grading may have changed the workspace.
+The begin of a step and its verdict are recorded, so the next runner does not prepare or grade a step again. If a runner
+dies during a grading, the attempt ends, because the grading may have changed the workspace.
 """
 
 import posixpath
@@ -20,15 +20,15 @@ from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Ver
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
 
-GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
+NEXT_STEP_AFTER = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 """Stop reasons after which the next step begins. The others are limits of the whole rollout."""
 
-NOT_FOR_PROGRAMS = "has steps, and a program (agent Command) cannot take them one by one"
+NOT_FOR_PROGRAMS = "has steps, which an agent of type Command does not support"
 """Message for a task with steps under a program agent, at the start or from a stream."""
 
 
-class InSteps:
-    """Implements Agent: runs the job's own agent anew for each step of the task, and grades each step in place."""
+class StepwiseAgent:
+    """Implements Agent: runs a new agent of the job for each step of the task, and grades each step in place."""
 
     def __init__(
         self, make: Callable[[], Agent], spec: RolloutJobSpec, *, epoch: int, watch: CommandWatch | None = None
@@ -52,14 +52,14 @@ class InSteps:
                 with contained():
                     await self._make().run(context)
             except Exception as error:
-                _, ruling = await context.ruling_of(error)
-                if ruling.action is not Action.COMPLETE or ruling.stop_reason not in GOES_ON:
+                _, decision = await context.decision_about(error)
+                if decision.action is not Action.COMPLETE or decision.stop_reason not in NEXT_STEP_AFTER:
                     raise
                 context.next_step()
             context.stop_callers()
             verdict = await self.grade(context)
-            if (missed := missed_gate(step, verdict)) is not None:
-                return f"step {step.name}: {missed}; the steps after it were not taken"
+            if (missed := missed_minimum(step, verdict)) is not None:
+                return f"step {step.name}: {missed}; the following steps were skipped"
         return f"took {len(task.steps)} steps"
 
     async def grade(self, context: Turns) -> Verdict | None:
@@ -78,7 +78,9 @@ class InSteps:
         async def grade() -> StepRecord:
             verdict = None
             if step.verifier is not None:
-                verdict = await context.beside_turns(self._grade_and_clear(context.workspace, number, task, is_first))
+                verdict = await context.run_between_turns(
+                    self._grade_and_clear(context.workspace, number, task, is_first)
+                )
             return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
 
         if step.verifier is not None:
@@ -90,7 +92,7 @@ class InSteps:
     async def _begin(self, context: Turns, number: int, step: TaskStep, task: Task) -> None:
         async def prepare() -> StepRecord:
             key = f"{max(context.turn, 0) + 1}:step-{number}"
-            await context.beside_turns(_prepare(context.workspace, key, step, task))
+            await context.run_between_turns(_prepare(context.workspace, key, step, task))
             return StepRecord(time=time.time(), step=step.name)
 
         await context.recorded_once(prepare)
@@ -102,7 +104,7 @@ class InSteps:
         )
         key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
         try:
-            for place, path in enumerate(traces(task)):
+            for place, path in enumerate(grading_leftovers(task)):
                 await workspace.remove(path, key=f"{key}-{place}", owner=WORKSPACE_USER)
             await workspace.enter("agent", key=f"{key}-enter")
         except WorkspaceLimit:
@@ -137,8 +139,8 @@ def task_of_step(task: Task, step: TaskStep) -> Task:
     )
 
 
-def traces(task: Task) -> list[str]:
-    """Return files of a grading that the next step's agent must not find: hidden files, and files created beside them."""
+def grading_leftovers(task: Task) -> list[str]:
+    """Return paths that the next step's agent must not find: hidden files, and files that the grading created."""
     files = [file.path for file in task.verifier.files] if task.verifier else []
     outside = [
         path for path in files if posixpath.commonpath([TESTS_FOLDER, posixpath.join("/.", path)]) != TESTS_FOLDER
@@ -146,7 +148,7 @@ def traces(task: Task) -> list[str]:
     return [TESTS_FOLDER, FOLDER, *outside] if len(outside) < len(files) else [FOLDER, *outside]
 
 
-def missed_gate(step: TaskStep, verdict: Verdict | None) -> str | None:
+def missed_minimum(step: TaskStep, verdict: Verdict | None) -> str | None:
     """Return which of `minRewards` the step misses; None if the next may begin. A missing reward counts as missed."""
     got = rewards_of(verdict) if verdict is not None else {}
     for name, least in step.min_rewards.items():
@@ -164,7 +166,7 @@ def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
     """Return the rollout's verdict from its steps' verdicts; None if no step has a verifier.
 
     After a missed `minRewards`, the remaining steps are left out, as in Harbor. Steps that were skipped for any other
-    reason count as 0, so that stopping early never pays.
+    reason count as 0, so that stopping early is never rewarded.
     """
     graded = [step for step in task.steps if step.verifier is not None]
     verdicts: Mapping[str, Verdict] = {
@@ -176,7 +178,7 @@ def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
     if not graded:
         return None
     ended = {record.step for record in records if isinstance(record, StepRecord) and record.ended}
-    missed = any(missed_gate(step, verdicts.get(step.name)) for step in task.steps if step.name in ended)
+    missed = any(missed_minimum(step, verdicts.get(step.name)) for step in task.steps if step.name in ended)
     missing = 0 if missed else len(graded) - len(taken)
     all_rewards = [rewards_of(verdict) for _, verdict in taken]
     names = dict.fromkeys(name for rewards in all_rewards for name in rewards)

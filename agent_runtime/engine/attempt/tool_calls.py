@@ -109,8 +109,7 @@ class KeyedWorkspace:
 
 
 MOST_CALLS = 128
-"""Most executed tool calls of one answer; OpenAI allows as many tools. Each has keys that the executor must remember.
-"""
+"""Limit of executed tool calls in one answer. The executor must remember the keys of each."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class CallsOfTurn:
     key: str
     """Prefix of the idempotency keys of all of them."""
     first: int
-    """Number of earlier calls under that prefix: agents may run the calls of one answer one after another."""
+    """Number of earlier calls with that prefix, because agents may run the calls of one answer separately."""
     interrupted: bool
     """An earlier process may have run them: it died between the answer and their results."""
 
@@ -183,7 +182,7 @@ class ToolRunner:
             return Observation(call_id=call.id, tool=call.name, content=refusal, error=True)
         is_agents_time = takes_agents_time(tool)
         seconds_left, limit = self._clock.left(), float(turn.task.timeouts.command_seconds)
-        # A hanging sandbox must not be reported as an agent that ran out of time, nor the reverse.
+        # Distinguish a hanging sandbox from an agent that ran out of time.
         seconds = min(limit, seconds_left) if is_agents_time else limit
         workspace = KeyedWorkspace(self._states.workspace, f"{turn.key}{turn.first + number}", seconds)
         context = ToolContext(workspace=workspace, task=turn.task, call_id=call.id, seconds_left=seconds_left)

@@ -1,8 +1,8 @@
 """The turns of one attempt. Every model call and tool call is journaled before it takes effect, and answered from the
 journal when a later process continues the attempt.
 
-A turn costs two writes. Tool results wait for the next model call and are written together with that call's intent,
-while the call already runs. The answer takes effect when both are durable.
+A turn needs two writes. Tool results are written together with the intent of the next model call, while that call
+already runs. The answer takes effect when it and these records are durable.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from agent_runtime.engine.attempt.attribution import (
     AGENTS_TO_HANDLE,
     Action,
     AgentRaised,
+    Decision,
     OutOfTime,
     Phase,
-    Ruling,
     attribute,
 )
 from agent_runtime.engine.attempt.conversation import Conversation
@@ -51,9 +51,11 @@ from rollout_api.records import (
 from rollout_api.tasks import TaskFile
 
 ACKNOWLEDGE_EVERY = 8
-"""Turns between two watermarks. Each is a request, and the executor can remember a few keys cheaply."""
+"""Turns between two acknowledgements to the executor, which are requests. Remembering a few more keys is cheap."""
 ACKNOWLEDGE_CALLS = 64
-"""Tool calls after which a watermark is set earlier: each has some keys, and the executor remembers 4,096."""
+"""After this many tool calls, turns are acknowledged earlier: each call has some keys, and the executor remembers
+4,096.
+"""
 
 _REPLAY = object()
 """Reason for which the agent's clock stops while its calls are answered from the journal."""
@@ -64,7 +66,7 @@ Rerun = Callable[[ObservationsRecord, Sequence[ToolCall], Mapping[str, Tool]], A
 class Turns:
     """Implements `agent_runtime.agents.base.AgentContext` with the attempt's log, a model and a workspace.
 
-    `rerun` repeats the calls of replayed turns; `keeping` is left out if it is given.
+    `rerun` repeats the calls of replayed turns; with it, `keeping` is None.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Turns:
         self.fault: Exception | None = None
         """The error that ended the agent's work. Every further call raises it again, even if the agent catches it."""
         self.exposed = has_own_answer(log.recorded)
-        """A tool call or a command has run in the workspace, or may have before this process took over."""
+        """Whether a tool call or a command may have run in the workspace, in this process or an earlier one."""
         self.traceback: str | None = None
         """Traceback of the agent's own exception, after `run_agent`."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
@@ -100,7 +102,7 @@ class Turns:
         )
         self._definitions = [openai_definition(tool) for tool in tools.values()]
         self._talking = [Conversation()]
-        """The agent's own conversation, and those of running sub-agents, each started by the previous one."""
+        """The agent's conversation, then those of running sub-agents, each started by the previous one."""
         self._tools_may_have_run = False
         self._calls_since_answer = 0
         """Number of tool calls, used in their idempotency keys."""
@@ -114,7 +116,7 @@ class Turns:
         self._callers: set[asyncio.Task[Any] | None] = set()
         """Coroutines that wait for a call of this context."""
         self._has_ended = False
-        """The agent has ended. Its coroutines may still make calls."""
+        """Whether the agent has ended. Its coroutines may still make calls."""
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
 
     @property
@@ -141,7 +143,7 @@ class Turns:
         try:
             async with self._clock.running():
                 if self._log.replaying:
-                    self._clock.wait(_REPLAY)
+                    self._clock.begin_wait(_REPLAY)
                 with contained():
                     message = await agent.run(self)
             if not isinstance(message, str | None):  # the agent may pass a value from the model's answer, of any type
@@ -156,13 +158,13 @@ class Turns:
             self.stop_callers()
         if raised is None and self.fault is None:
             return StopReason.FINISHED, message or ""
-        cause, ruling = await self.ruling_of(raised)
-        if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
+        cause, decision = await self.decision_about(raised)
+        if decision.action is not Action.COMPLETE or decision.stop_reason is None:
             raise cause
-        self.traceback = ruling.traceback
-        return ruling.stop_reason, ruling.message
+        self.traceback = decision.traceback
+        return decision.stop_reason, decision.message
 
-    async def ruling_of(self, raised: Exception | None) -> tuple[Exception, Ruling]:
+    async def decision_about(self, raised: Exception | None) -> tuple[Exception, Decision]:
         """Return the decision about the agent's error and the error that caused it. The first error of its context
         takes precedence.
         """
@@ -172,10 +174,10 @@ class Turns:
         elif isinstance(raised, TimeoutError) and self._clock.expired:
             cause = OutOfTime(f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out")
             if (trouble := await self._clock.untimed(self._models.trouble())) is not None:
-                # The time ran out on a server that failed, not on the policy.
+                # A failing server used up the time, not the policy.
                 cause = trouble
         else:
-            assert raised is not None, "an agent that returned, and no error"
+            assert raised is not None, "there is no error: the agent returned"
             cause = AgentRaised(raised)
         if isinstance(cause, ModelError):
             await self._clock.untimed(self._models.probe(cause))
@@ -196,14 +198,14 @@ class Turns:
     ) -> ModelReply:
         """Make one turn's model call (see AgentContext); `conversation` is that of the calling sub-agent.
 
-        Raises RuntimeError while one of its sub-agents runs, and TypeError or ValueError for values that no record can
-        hold.
+        Raises RuntimeError while one of its sub-agents runs, and TypeError or ValueError for values that cannot be
+        recorded.
         """
         conversation = conversation or self._talking[0]
         tools = self._definitions if tools is None else tools
         self._require_latest(conversation)
         record_json([*conversation.unrecorded(messages), *tools])
-        async with self._one_model_call:  # a replay answers calls in the order in which they were made
+        async with self._one_model_call:  # one at a time, because a replay answers calls in their recorded order
             return await self._guarded(self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
@@ -226,15 +228,13 @@ class Turns:
     ) -> list[Observation]:
         """Run the tool calls of the turn (see AgentContext). Those of a sub-agent never end the rollout."""
         asked, given = conversation or self._talking[0], self.tools if tools is None else tools
-        async with self._one_tool_call:  # in the order in which they were made, in which a replay answers them
+        async with self._one_tool_call:  # one at a time, because a replay answers calls in their recorded order
             return await self._guarded(self._call_tools(asked, calls, given, may_stop=conversation is None))
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside any turn (see AgentContext). Repeated after a crash, it gives the same result."""
         if self._rerun is not None:
-            self.fault = NotReplayable(
-                "the agent runs commands outside of its turns, and their results are not recorded"
-            )
+            self.fault = NotReplayable("the agent runs commands outside of its turns, whose results are not recorded")
             raise self.fault
         self.exposed = True
         key, seconds = self._next_key("command"), self._clock.seconds
@@ -271,9 +271,9 @@ class Turns:
         self._require_turns_alone()
         await self._guarded(self._clock.untimed(self._states.go_back(checkpoint, self.turn)))
 
-    async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work of the engine between two turns. Its time does not count for the agent, and its failures end the
-        attempt.
+    async def run_between_turns(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the engine between two turns. Its time does not count for the agent, and its errors end
+        the attempt.
         """
         return await self._guarded(self._clock.untimed(work))
 
@@ -302,21 +302,23 @@ class Turns:
                 caller.cancel()
 
     def _next_key(self, kind: str) -> str:
-        # No record has the result, so a replay requests it from the executor. No watermark may delete its key.
+        # The result is not recorded, so a replay requests it from the executor. This key must not be acknowledged.
         self._commands += 1
         return f"{LIFECYCLE_TURN}:{kind}.{self._commands}"
 
     def _require_latest(self, conversation: Conversation) -> None:
         if conversation is not self._talking[-1]:
             raise RuntimeError(
-                "an agent called the model, or started a second sub-agent, while a sub-agent of its runs; await that first: "
-                "calls side by side could not be answered in the same order after a crash"
+                "an agent called the model, or started a second sub-agent, while its sub-agent runs; await the "
+                "first one: "
+                "concurrent calls could not be replayed in the same order after a crash"
             )
 
     def _require_turns_alone(self) -> None:
         if self._commands or self._states.keeping is None:
             raise RuntimeError(
-                "checkpoints are only for agents that work in turns: calls of run_command cannot be told apart after a crash"
+                "checkpoints are only for agents that work in turns: calls of run_command cannot be distinguished "
+                "after a crash"
             )
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
@@ -324,7 +326,7 @@ class Turns:
             call.close()
             raise self.fault or RuntimeError("the agent has ended; it must await every call before it returns")
         if not self._log.replaying:
-            self._clock.go_on(_REPLAY)
+            self._clock.end_wait(_REPLAY)
         caller = asyncio.current_task()
         self._callers.add(caller)
         try:
@@ -345,7 +347,7 @@ class Turns:
         if not self._log.replaying:
             self.policy_lag.refuse_if_stale()
             if self._drain.requested:
-                await self._clock.untimed(self._come_to_a_stop())
+                await self._clock.untimed(self._stop_for_drain())
             await self._states.snapshot_if_due(self.turn)
         self.turn += 1
         intent = conversation.intent(self.turn, messages, tools, self.agent_seconds)
@@ -364,7 +366,7 @@ class Turns:
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> ResponseRecord:
         """Call the model while the unwritten records are written; return the durable answer."""
-        self._clock.go_on(_REPLAY)
+        self._clock.end_wait(_REPLAY)
         writing = self._log.begin_write()
         try:
             reply, seconds = await self._models.ask(self.turn, conversation.tokens, messages, tools, self._budget)
@@ -388,7 +390,7 @@ class Turns:
         self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))
         return recorded_answer(response, conversation.tokens.add(response, messages))
 
-    async def _come_to_a_stop(self) -> None:
+    async def _stop_for_drain(self) -> None:
         await self._log.write()
         await self._drain.park()
 
@@ -402,10 +404,10 @@ class Turns:
         if record is None:
             self.exposed = self.exposed or bool(calls)
             turn = self.turn if conversation.turn is None else conversation.turn
-            # Calls of an earlier turn that waited for a sub-agent get other keys, because the executor may have
-            # forgotten that turn's.
+            # Calls of an earlier turn, which waited for a sub-agent, get keys of this turn, because the earlier turn
+            # may be acknowledged.
             key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
-            self._clock.go_on(_REPLAY)
+            self._clock.end_wait(_REPLAY)
             started = time.perf_counter()
             observations = await self._tool_runner.run(
                 CallsOfTurn(turn, calls, tools, self.task, key, first, interrupted=self._tools_may_have_run)
@@ -428,15 +430,16 @@ class Turns:
 
 
 class SubAgent:
-    """Implements `AgentContext` for it. Its turns count for the attempt's budgets, and are recorded in the attempt's
-    journal.
+    """Implements `AgentContext` for a sub-agent. Its turns count towards the attempt's budgets, and are recorded in the
+    attempt's journal.
     """
 
     def __init__(self, turns: Turns, conversation: Conversation, part: SubTask) -> None:
         names = turns.tools if part.tools is None else part.tools
         if unknown := [name for name in names if name not in turns.tools]:
             raise ValueError(
-                f"sub-agent: there is no tool {', '.join(unknown)} in this job; it has {', '.join(turns.tools) or 'none'}"
+                f"sub-agent: there is no tool {', '.join(unknown)} in this job; it has "
+                f"{', '.join(turns.tools) or 'none'}"
             )
         self.task = turns.task.model_copy(update={"prompt": part.prompt})
         changes = {"system_prompt": part.system_prompt, "max_turns": part.max_turns or turns.spec.max_turns}
@@ -487,5 +490,5 @@ def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:
     if any(getattr(recorded, field) != getattr(now, field) for field in fields):
         raise NotReplayable(
             f"turn {now.turn}: the agent's messages differ from the recorded ones; "
-            "an agent must be a function of what its context returned (no clock, no random numbers, no state of its own)"
+            "an agent must be a function of what its context returned (without clock, random numbers and its own state)"
         )

@@ -1,7 +1,7 @@
 """Rollouts that continue from a turn of another one (`tasks.branch`).
 
 The source's records are read when the run starts, and written to `branches/<group>.json.zst` of that run, with the
-layers of the snapshot. From then on the source may change or be deleted.
+layers of the snapshot. Afterwards the source may change or be deleted.
 """
 
 import asyncio
@@ -68,17 +68,17 @@ class _Run:
         if tasks.branch is not None:
             origin = await read_origin(store, group)
             if origin is None:
-                raise ValueError(f"group {group} of it, itself a branch, has never begun")
+                raise ValueError(f"its group {group} is a branch that has never begun")
             return origin.task
         if tasks.stream is not None:
             submitted = await StreamRecord(store).entry(group)
             if submitted is None:
-                raise ValueError(f"group {group} was never submitted to it")
+                raise ValueError(f"group {group} was never submitted to the source")
             return submitted.task
         if self._listed is None:
             loaded = await asyncio.to_thread(load_tasks, tasks, self._base_dir, self._environ)
             if task_list(loaded.tasks) != self.reader.job_file.tasks:
-                raise ValueError("its tasks have changed since it began")
+                raise ValueError("the source's tasks have changed since it began")
             self._listed = loaded.tasks
         if group >= len(self._listed):
             raise ValueError(
@@ -96,7 +96,8 @@ class _Run:
         spec = self.reader.job.spec
         if spec.agent.is_command:
             raise ValueError(
-                "its agent is of type Command: the program's processes are not restored, so it cannot be branched; use an "
+                "its agent is of type Command: the program's processes are not restored, so it cannot be "
+                "branched; use an "
                 "agent that calls the model through its context"
             )
         if spec.agent.mcp_servers:
@@ -120,8 +121,9 @@ class _Run:
         last = last_turn(records)
         if any(isinstance(record, CheckpointRecord) and record.turn <= entry.turn for record in records):
             raise ValueError(
-                f"its agent kept checkpoints of its workspace up to turn {entry.turn}: which of them it worked in cannot be "
-                "brought back; branch it at an earlier turn"
+                f"its agent kept checkpoints of its workspace up to turn {entry.turn}, and the workspace that it "
+                "used then "
+                "cannot be restored; branch it at an earlier turn"
             )
         if entry.turn > last:
             known = "no turn with its tool results yet" if last < 0 else f"turns 0 to {last} to branch from"
@@ -170,8 +172,8 @@ class _Runs:
 async def find_origins(
     job: RolloutJob, base_dir: Path, environ: Mapping[str, str], run: Store | None = None
 ) -> list[Origin]:
-    """Return the origin of each group of a job with `tasks.branch`: from `run`, its own, if it has it, else from the
-    source.
+    """Return the origin of each group of a job with `tasks.branch`: from `run`, the job's own run, if recorded there,
+    else from the source.
 
     Raises TaskSourceError with all problems.
     """
@@ -221,7 +223,7 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
                     await own.keep(source.load(layer), layer.bytes)
             await record.store.create(_key(group), compress(json_bytes(origin)))
             standing = await read_origin(record.store, group)
-            assert standing is not None, "it was just written"
+            assert standing is not None, "written above"
         origins[group] = standing
     return origins
 
@@ -258,7 +260,7 @@ def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Rec
     found: list[Record] = []
     for record in records:
         if isinstance(record, IntentRecord) and record.turn > turn:
-            break  # results of earlier turns that come later are not known yet at that turn
+            break  # later results of earlier turns do not exist yet at that turn
         if isinstance(record, IntentRecord | ObservationsRecord) and record.turn <= turn:
             found.append(record.model_copy(update={"agent_seconds": None}))
         elif isinstance(record, ResponseRecord) and record.turn <= turn:
@@ -304,7 +306,7 @@ def _refuse_other_agent(source: RolloutJob, own: RolloutJob, turn: int) -> None:
 
 
 def _refuse_spent_budget(origin: Origin, own: RolloutJob) -> None:
-    """Raise ValueError where the copied turns, which count for the budget of a branch, leave nothing of it."""
+    """Raise ValueError if the copied turns use up the branch's budget."""
     budget = own.spec.agent.token_budget
     usages = [record.usage for record in origin.prefix if isinstance(record, ResponseRecord)]
     copied_tokens = sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)

@@ -1,7 +1,7 @@
 """The start state of a branch: a restored snapshot, after which later tool calls are repeated.
 
-It replaces a group's setup. In `Overlay` it is made once, frozen, and forked for each branch. The agent itself repeats
-the calls, replayed over the source's records, because only it knows which calls its answers meant.
+It replaces a group's setup. In `Overlay` it is created once, frozen, and forked for each branch. To repeat the calls,
+the agent is replayed over the source's records, because only the agent derives tool calls from answers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
 SHOWN_CHARACTERS = 200
-"""Most characters of each side of a difference in a line of results."""
+"""Limit of the characters of each result in the description of a difference."""
 
 
 class Branching:
@@ -51,7 +51,7 @@ class Branching:
         self._restored: dict[str, int | None] = {}
         self.name = hashlib.sha256(origin.model_dump_json(exclude={"task"}).encode()).hexdigest()
 
-    async def bring(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
+    async def apply_to(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
         """See StartState."""
         snapshot = self.origin.snapshot
         if snapshot is not None and snapshot.mode == workspace.description.get("mode"):
@@ -68,7 +68,8 @@ class Branching:
         if found and self.origin.strict:
             raise SandboxFailure(
                 "BranchDiffers",
-                f"{len(found)} tool calls that were run again differ from the record, and the branch is strict: {found[0]}",
+                f"{len(found)} tool calls that were run again differ from the record, and the branch is strict: "
+                f"{found[0]}",
             )
         name = str(workspace.handle["workspace"])
         self._differences[name], self._restored[name] = found, restored
@@ -113,7 +114,7 @@ class Branching:
             raise SandboxFailure(
                 "RerunFailed", f"the tool calls up to turn {origin.turn} took longer than timeouts.agentSeconds"
             ) from error
-        except Exception as error:  # noqa: BLE001 what ended it is known better than what the agent made of it
+        except Exception as error:  # noqa: BLE001 `turns.fault` has the cause, which the agent may have replaced
             turns.fault = turns.fault or error
         if isinstance(turns.fault, SandboxFailure):
             raise turns.fault
@@ -124,9 +125,7 @@ class Branching:
 
 
 class _Reached(ModelError):
-    """The agent's call goes beyond the copied turns. Of a model's errors, only a ModelError reaches the caller
-    unchanged.
-    """
+    """The agent's call goes beyond the copied turns. It is a ModelError, because other errors of a model are converted."""
 
     def __init__(self) -> None:
         super().__init__("Reached", "the turn to branch from is reached")
@@ -163,7 +162,7 @@ class Rerun:
         self._times = 0
 
     async def run(self, record: ObservationsRecord, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> None:
-        """Run what ran for one record. Calls that run in the runner changed nothing here and are skipped."""
+        """Repeat the calls of one record. Calls that ran in the runner did not change the workspace, and are skipped."""
         if record.turn <= self._after:
             return
         self._times += 1

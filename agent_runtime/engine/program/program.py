@@ -1,7 +1,7 @@
 """The agent that is an unmodified program in the workspace and uses the session proxy as its model.
 
-It is not replayed, because it outlives its runner. The next runner finds it by its idempotency key, serves the same URL
-with the same key, and continues the journal. Only an answer that was being sent when the runner died is cut off.
+The program outlives its runner, so it is not replayed. The next runner finds it by its idempotency key, serves the same
+URL with the same key, and continues the journal. Only an answer that was being sent when the runner died is incomplete.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ async def serve_model(
     """Let programs in the workspace call the model while the context is open; `session` identifies the attempt.
 
     `recorded` are the journaled records of the attempt, to which calls and answers are appended. At the end, calls
-    whose answer has not begun are held for the next runner; others are cut off.
+    whose answer has not begun are kept for the next runner; answers in progress are cut off.
     """
     key = key_of(session, workspace.secret(KEY_PURPOSE))
     begun = next((record.time for record in recorded if isinstance(record, AttemptRecord)), time.time())
@@ -124,11 +124,11 @@ async def serve_model(
 PROGRAM_KEY = "1:agent"
 _PROMPT_PATH = "/tmp/.rollout/prompt.md"
 _NO_DEADLINE = 1e9
-"""Longest time limit, in seconds, that the executor accepts. Its deadlines cannot exclude waiting time: the runner ends
-the program, and a sandbox without a runner ends itself.
+"""Longest deadline, in seconds, that the executor accepts. Its deadlines cannot exclude waiting time, so the runner
+ends the program itself; a sandbox without a runner ends itself when it is idle.
 """
 _TICK_SECONDS = 0.05
-"""Shortest wait for the deadline, and the interval of checks for ended calls, which no model call reports."""
+"""Shortest wait for the deadline, and the polling interval for ended calls."""
 
 
 class Program:
@@ -154,7 +154,7 @@ class Program:
         """The attempt's records so far, journaled or about to be."""
         self.turn = max((r.turn for r in recorded if isinstance(r, IntentRecord)), default=-1)
         self.exposed = any(isinstance(record, IntentRecord) for record in recorded)
-        """The program has been started in the workspace and has acted on the model's answers."""
+        """Whether the program may have acted in the workspace on the model's answers."""
         self.traceback: str | None = None
         self._rollout, self._task, self._spec = assignment.rollout, assignment.rollout.task, assignment.agent
         self._sampling, self._session = assignment.sampling, session
@@ -176,10 +176,12 @@ class Program:
             lambda why: self._observer(ModelCallFailing(self._rollout.index, why)),
             assignment.watch,
         )
-        self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""
+        self._forced_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets an exception if the attempt must end while the program still runs: a limit, or a failure of
+        infrastructure.
+        """
         self._was_asked = False
-        """A call waited for its answer when the program's time ran out."""
+        """Whether a call waited for its answer when the program's time ran out."""
 
     @property
     def agent_seconds(self) -> float:
@@ -201,20 +203,20 @@ class Program:
         self.records += timed
         self.turn = max((self.turn, *(record.turn for record in timed if isinstance(record, IntentRecord))))
         wait = object()
-        self._clock.wait(wait)
+        self._clock.begin_wait(wait)
         try:
             await self._journal.append(timed)
-            await self._tell_plugins(timed)
+            await self._notify_plugins(timed)
         except Exception as error:
             self._fail(error)
             raise
         finally:
-            self._clock.go_on(wait)
+            self._clock.end_wait(wait)
         for record in timed:
             if isinstance(record, ResponseRecord):
                 self._answered(record)
 
-    async def _tell_plugins(self, records: Sequence[Record]) -> None:
+    async def _notify_plugins(self, records: Sequence[Record]) -> None:
         if self._plugins is None:
             return
         for record in records:
@@ -227,13 +229,13 @@ class Program:
     async def run(self) -> tuple[StopReason, str]:
         """Start the program, or find it again, and wait for its end. Raises errors that end this runner's part."""
         if unwritten := self.take_unwritten():
-            # The next runner must know where the program runs.
+            # Make the workspace's record durable before the program starts, so that the next runner finds it.
             await self._journal.append(unwritten)
         try:
             ended = await self._run()
             if not ended.result.ok and not ended.cut and self._recorded:
-                # An earlier runner started the program. Its model requests may have been unanswered between the two
-                # runners. Check this before the probe of the model, because requests during the probe would be missed.
+                # An earlier runner started the program, whose model requests may have got no answer between the two
+                # runners. Check this before the probe, because requests during the probe count as missed too.
                 ended = replace(ended, cut=await self._workspace.missed_requests() > 0)
             if ended.failure is None and self._gave_up(ended.result, self._model.unanswered):
                 # The program may give up and end before this process gives up a hanging server.
@@ -243,17 +245,17 @@ class Program:
             error = await self._cause_of(raised)
             answered = any(isinstance(record, ResponseRecord) for record in self.records)
             situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
-            ruling = attribute(error, situation)
-            if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
+            decision = attribute(error, situation)
+            if decision.action is not Action.COMPLETE or decision.stop_reason is None:
                 raise error from None
-            return ruling.stop_reason, ruling.message
+            return decision.stop_reason, decision.message
 
     async def _cause_of(self, error: Exception) -> Exception:
-        """Why the program was ended. The test request is sent after the program's own calls have ended, because they
-        may have used all places of the server.
+        """Return the error that ended the program. The probe is sent after the program's calls have ended, because they
+        may have used the server's whole capacity.
         """
         if isinstance(error, OutOfTime):
-            # With `trouble`, the failing server used up the time, not the policy.
+            # If the model failed, the server used up the time, not the policy.
             error = await trouble_of(self._model.trouble(), self._was_asked, self._probe) or error
         if isinstance(error, ModelError):
             await self._probe(error)
@@ -270,26 +272,26 @@ class Program:
                 member=self._rollout.member, seed=self._rollout.seed, sampling=fixed, limits=limits,
                 on_over_budget=self._over_budget,
             ) as access:  # fmt: skip
-                return await self._beside(self._work(access), access.session)
+                return await self._wait_for_end(self._work(access), access.session)
         finally:
-            if self._cut_short.done():
-                self._cut_short.exception()  # retrieved, so that asyncio does not log it
+            if self._forced_end.done():
+                self._forced_end.exception()  # mark it as retrieved, so that asyncio does not log it
 
-    async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> Ended:
+    async def _wait_for_end(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> Ended:
         """Wait for the program's end, a limit or a failure, whichever comes first."""
         program = asyncio.ensure_future(work)
         watching: list[asyncio.Future[None]] = [
             asyncio.ensure_future(self._run_out_of_time()),
-            asyncio.ensure_future(self._come_to_a_stop(session)),
+            asyncio.ensure_future(self._stop_for_drain(session)),
         ]
         try:
-            first: list[asyncio.Future[Any]] = [program, *watching, self._cut_short]
+            first: list[asyncio.Future[Any]] = [program, *watching, self._forced_end]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             for watch in watching:
                 if watch.done():
                     watch.result()
-            if self._cut_short.done():
-                self._cut_short.result()
+            if self._forced_end.done():
+                self._forced_end.result()
             result, failures = program.result(), self._model.failures
             given_up = self._gave_up(result, failures)
             return Ended(
@@ -344,14 +346,14 @@ class Program:
 
     async def _over_budget(self, over: Exhausted) -> None:
         if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:
-            self._fail(self._model.failure)  # it made so many calls because none was answered
+            self._fail(self._model.failure)  # it exceeded the limit with retries, because no call was answered
         else:
             self._fail(Stop(over.reason, over.message))
 
-    async def _come_to_a_stop(self, session: Session) -> None:
+    async def _stop_for_drain(self, session: Session) -> None:
         """After a drain request: wait until running calls are answered, then wait to be cancelled."""
         await self._drain.wait()
-        while session.calls > self._model.parked:  # noqa: ASYNC110 this happens once in a runner's life
+        while session.calls > self._model.parked:  # noqa: ASYNC110 this happens once per runner
             await asyncio.sleep(_TICK_SECONDS)
         await self._drain.park()
 
@@ -364,12 +366,12 @@ class Program:
             self._fail(stale)
 
     def _fail(self, error: Exception) -> None:
-        if not self._cut_short.done():
-            self._cut_short.set_exception(error)
+        if not self._forced_end.done():
+            self._forced_end.set_exception(error)
 
 
 FILE_BYTES = 32 << 20
-"""Most bytes of the file: some hundred turns with full server responses. It is parsed in memory."""
+"""Limit of the file's size: some hundred turns with full server responses. It is parsed in memory."""
 
 Store = Callable[[bytes, bytes | None], Awaitable[tuple[ObjectDigest, ObjectDigest | None]]]
 
@@ -384,7 +386,7 @@ async def collect(workspace: Workspace, wanted: AgentTrajectory, session: str, s
         if found is None:
             return ProgramTrajectory(note=f"{wanted.path}: the program did not write this file")
         if found.type != "file":
-            return ProgramTrajectory(note=f"{wanted.path}: a file was expected, and it is a {found.type}")
+            return ProgramTrajectory(note=f"{wanted.path}: expected a file, found a {found.type}")
         if found.size > FILE_BYTES:
             return ProgramTrajectory(
                 bytes=found.size, note=f"{wanted.path}: {found.size} bytes, but at most {FILE_BYTES} are kept"

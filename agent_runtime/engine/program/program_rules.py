@@ -1,4 +1,4 @@
-"""Rules for program agents: how they are called, and what their end means. Pure."""
+"""Rules for program agents: how their command is formed, and how their end is interpreted."""
 
 import re
 from collections.abc import Container, Sequence
@@ -17,29 +17,28 @@ LONGEST_ARGUMENT = 131_071
 """Bytes of the longest argument in Linux (MAX_ARG_STRLEN, 32 pages, with the terminating zero)."""
 CALLS_A_TURN = 10
 """Calls for each turn of `maxTurns`. The packages of OpenAI and Anthropic make up to three attempts, and some agents
-retry around them. A program that retries forever must not fill the journal.
+retry these. The limit keeps a program that retries forever from filling the journal.
 """
 
 
 def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str) -> list[str]:
-    """Return the command with its fields filled in, each once: braces in a prompt are kept. Raises SandboxFailure."""
+    """Return the command with its fields replaced; braces in a prompt are kept. Raises SandboxFailure."""
     values = {"prompt": prompt, "promptFile": prompt_file, "model": model}
     arguments = [_FIELD.sub(lambda found: values[found[1]], argument) for argument in command]
     for position, argument in enumerate(arguments):
         if (size := len(argument.encode(errors="replace"))) > LONGEST_ARGUMENT:
             raise SandboxFailure(
                 "AgentNotStarted",
-                f"agent.command[{position}] has {size} bytes with its fields filled in, and an argument can have "
+                f"agent.command[{position}] has {size} bytes with its fields replaced; the longest argument has "
                 f"{LONGEST_ARGUMENT}; give the prompt as {PROMPT_FILE}",
             )
     return arguments
 
 
 def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
-    """Whether an earlier runner's death may have cut off a call, without evidence that the program recovered from that.
-
-    `recorded` are records of earlier runners, `now` all of the attempt. Calls of the program's other workers are no
-    evidence.
+    """Whether an earlier runner's death may have cut off a call, and no record shows that the program retried it.
+    `recorded` are the records of earlier runners, `now` all records of the attempt. Calls of the program's other
+    workers do not count as retries.
     """
     told = {record.turn for record in recorded if isinstance(record, DeliveryRecord)}
     open_calls = [record for record in recorded if isinstance(record, IntentRecord) and record.turn not in told]
@@ -48,8 +47,8 @@ def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
 
 
 def given_up_at(turns: Container[int], now: Sequence[Record]) -> list[int]:
-    """Return which of these unanswered turns the program has not visibly recovered from. Calls of the program's other
-    workers are no evidence.
+    """Return those of these unanswered turns that the program has not retried. Calls of the program's other workers do
+    not count as retries.
     """
     intents = _intents(now)
     return [call.turn for call in intents if call.turn in turns and _is_given_up(call, intents)]
@@ -87,8 +86,8 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
     if result.cause == "NotStarted":
         raise SandboxFailure("AgentNotStarted", f"agent.command cannot be started: {output}")
     if result.cause == "Signal":
-        # Only runners kill with that cause, at a limit. This runner did not, so an earlier one did, and died before it
-        # recorded the reason.
+        # Only runners kill with that cause, at a limit. An earlier runner did it, and died before it recorded the
+        # reason.
         over = ended.over or Exhausted(
             StopReason.AGENT_TIMEOUT, "an earlier runner ended the agent: its time had run out"
         )

@@ -20,8 +20,8 @@ def plan_group(
     """Decide after a member ended. `ended` has members by outcome; all others are waiting or running.
 
     A group is complete with `min_completed` Completed members. Stragglers continue unless they must be cancelled. A
-    member lost to infrastructure is replaced by its own next attempt, without affecting the others. No member of a
-    `stopped` group is needed any more.
+    member lost to infrastructure is replaced by its own next attempt, without affecting the others. A `stopped` group
+    needs no further members.
     """
     completed = sum(outcome is Outcome.COMPLETED for outcome in ended.values())
     waiting = tuple(member for member in range(size) if member not in ended)
@@ -46,7 +46,9 @@ def versions_of(records: Iterable[Record]) -> list[int]:
 
 
 def stale_message(first: int | None, newest: int | None, max_lag: int | None) -> str | None:
-    """Return why a rollout is stale, or None. `first` is the version of its first token with a known version."""
+    """Return why a rollout is stale, or None. `first` is the version that sampled its first token, among known
+    versions.
+    """
     if first is None or newest is None or max_lag is None or newest - first <= max_lag:
         return None
     return (
@@ -56,7 +58,7 @@ def stale_message(first: int | None, newest: int | None, max_lag: int | None) ->
 
 
 class NewestPolicy:
-    """The newest version that any rollout of this process, or a sealed one, has seen at work."""
+    """The newest policy version in the answers of this process's rollouts and of sealed rollouts."""
 
     def __init__(self, version: int | None = None) -> None:
         self.version = version
@@ -88,7 +90,7 @@ class PolicyLag:
 
 
 FEWEST_ENDED = 20
-"""With fewer ended rollouts, a fraction says little: one bad node would abort the job."""
+"""With fewer ended rollouts, one bad node would exceed the fraction and abort the job."""
 
 LOST = frozenset({Outcome.INFRA_FAILED, Outcome.VERIFIER_FAILED})
 

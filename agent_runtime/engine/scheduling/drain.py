@@ -42,7 +42,7 @@ class Drain:
             await asyncio.Event().wait()
         finally:
             self.parked -= 1
-        raise AssertionError("that event is never set")
+        raise AssertionError("unreachable: the event is never set")
 
     async def unless_requested(self, waiting: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine that may take minutes. If a stop is requested, cancel it and wait to be

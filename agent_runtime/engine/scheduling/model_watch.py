@@ -1,6 +1,4 @@
-"""Detects a model server that accepts calls but answers none. Such a server refuses nothing, so no error appears for
-minutes.
-"""
+"""Detects a model server that accepts calls but does not answer them. Without this, no error appears for minutes."""
 
 import asyncio
 import contextlib
@@ -10,9 +8,9 @@ from agent_runtime.engine.events import ModelSilent, Observer
 from agent_runtime.models.base import CallHealth
 
 SILENT_SECONDS = 10.0
-"""Limit before the first answer: longer than a loaded server needs, and short for a waiting person."""
+"""Limit before the first answer: longer than a loaded server needs, but acceptable for a waiting person."""
 PATIENCE_SECONDS = 60.0
-"""Limit once the server has answered; at least three times its slowest answer, because a long answer is not silence."""
+"""Limit after the first answer; it is raised to three times the slowest answer so far."""
 
 
 class ModelWatch:

@@ -1,4 +1,4 @@
-"""When a rollout, or its grading, that was lost to infrastructure is tried again."""
+"""When to retry a rollout, or its grading, after an infrastructure failure."""
 
 import random
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from rollout_api.records import FailedRecord
 from rollout_api.rollout_job import Attempts
 
 LARGEST_BACKOFF_SECONDS = 300.0
-"""Longer waits only delay a group. What is still down after this time will not recover for this job."""
+"""Longer waits only delay a group, because a component that is still down after this time will probably stay down."""
 
 
 def retry_delay(failures: Sequence[FailedRecord], attempts: Attempts, jitter: random.Random) -> float | None:

@@ -1,4 +1,4 @@
-"""An attempt in the executor: its holder, the calls that it has made, and which of them are in progress."""
+"""An attempt in the executor: its holder, its calls, and which of them are in progress."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Work = Callable[[], Coroutine[Any, Any, StoredReply]]
 
 @dataclass(eq=False)
 class Call:
-    """A call in progress. `may_be_broken_off`: whether ending it early does no harm to a repeat."""
+    """A call in progress. `may_cancel` says whether cancelling it leaves a repeat safe."""
 
     hold: Hold
-    may_be_broken_off: Callable[[], bool]
+    may_cancel: Callable[[], bool]
     task: asyncio.Task[StoredReply] | None = None
 
-    def break_off(self) -> None:
+    def cancel(self) -> None:
         """End the call early if that is harmless."""
-        if self.task is not None and self.may_be_broken_off():
+        if self.task is not None and self.may_cancel():
             self.task.cancel()
 
 
@@ -54,7 +54,7 @@ class Attempt:
             self.superseded.notify()
             for call in self._calls:
                 if call.hold != hold:
-                    call.break_off()
+                    call.cancel()
         while any(call.hold != hold for call in self._calls):
             await Notifier.wait(self._call_ended)
         self.fence.require(hold)
@@ -67,7 +67,7 @@ class Attempt:
         request: Request,
         body_digest: bytes | None,
         work: Work,
-        may_be_broken_off: Callable[[], bool],
+        may_cancel: Callable[[], bool],
     ) -> StoredReply:
         """Return the result of the call named `key`: made now, joined, or remembered.
 
@@ -82,13 +82,13 @@ class Attempt:
             if entry is None:
                 entry = self.keys.begin(key, request_line, body_digest)
                 task = asyncio.get_running_loop().create_task(work())
-                call = self._begin(Call(hold, may_be_broken_off, task))
+                call = self._begin(Call(hold, may_cancel, task))
                 task.add_done_callback(partial(self._finish, call, key, request, entry))
             elif body_digest is not None and body_digest != entry.body_digest:
                 raise reused(key, "the key was first used with another body")
             while not entry.is_finished:
                 await Notifier.wait(entry.finished)
-            # The first call's body was streamed, so this one's is compared only now, and thrown away.
+            # The first call streamed its body, so this call's body can only be compared now. It is discarded.
             is_streamed = body_digest is None and entry.body_digest is not None
             if is_streamed and entry.is_remembered and not is_ours and await request.digest() != entry.body_digest:
                 raise reused(key, "the key was first used with another body")
@@ -134,7 +134,7 @@ class Attempt:
         self.fence.require(hold)
         self._is_deleted = True
         if self._deletion is None:
-            # It counts as busy, so a new holder waits for its end.
+            # The deletion is a call in progress, so a new holder waits for its end.
             deletion = self._begin(Call(hold, lambda: False))
             self._deletion = asyncio.get_running_loop().create_task(self._delete(deletion, work))
             self._deletion.add_done_callback(lambda _: self._end(deletion))
@@ -143,7 +143,7 @@ class Attempt:
     async def _delete(self, deletion: Call, work: Callable[[], Awaitable[None]]) -> None:
         try:
             for call in self._calls:
-                call.break_off()
+                call.cancel()
             while self._calls != {deletion}:
                 await Notifier.wait(self._call_ended)
             await work()
@@ -174,11 +174,11 @@ class Attempt:
             case ApiError():
                 error = failure
             case Disconnected():
-                error = bad_request("the connection broke within the body")
+                error = bad_request("the connection ended before the end of the body")
             case asyncio.CancelledError():
                 error = ApiError("Fenced", f"attempt {self.id!r}: cancelled, because another runner has taken it over")
             case _:
-                # It may have done something, so it is remembered like any other outcome.
+                # The call may have had an effect, so the error is remembered.
                 log_defect(entry.request_line)
                 error = ApiError("InternalError", "an internal error of the executor; see its standard error")
         self.keys.finish(key, entry, None, error)
@@ -194,6 +194,6 @@ class Attempt:
 
 
 def _dropped(result: Result) -> None:
-    # The workspace forgets a process, because it knows whether the process still runs.
+    # A process is discarded by its workspace, which knows whether it still runs.
     if isinstance(result, StoredReply):
         result.discard()

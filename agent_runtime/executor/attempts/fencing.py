@@ -37,7 +37,7 @@ def read_hold(value: str) -> Hold:
 
 
 class Fence:
-    """The fence of one attempt. Pure: it decides, and `Attempt` waits. `current` only increases."""
+    """The fence of one attempt. It only decides; `Attempt` waits. `current` only increases."""
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt

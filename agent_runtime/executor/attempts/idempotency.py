@@ -1,10 +1,10 @@
 """Calls of an attempt with their replies: a repeated call gets the stored reply and never runs twice.
 
-The memory is bounded by design, not by eviction: nothing above the watermark is ever dropped, because a dropped key would
-be a second run. Instead an attempt may hold at most MAX_KEYS of them; a further call is refused until its runner
-acknowledges a turn. An entry keeps a digest, not the request; a process start keeps a reference to the process, whose
-output has caps of its own; a reply of more than SMALL_REPLY_BYTES lies in a file of the state folder. So the worst attempt
-costs MAX_KEYS * (SMALL_REPLY_BYTES + about 1 KiB), 12 MiB, and the usual one, a few keys a turn, some kilobytes.
+Keys are never evicted, because an evicted key could run a second time. Instead an attempt can have at most MAX_KEYS;
+further calls are refused until its runner acknowledges a turn. An entry keeps a digest instead of the request; a
+process start keeps a reference to the process, whose output is limited; a reply of more than SMALL_REPLY_BYTES is in a
+file of the state folder. So an attempt uses at most MAX_KEYS * (SMALL_REPLY_BYTES + about 1 KiB), 12 MiB, and usually
+some kilobytes.
 """
 
 from __future__ import annotations
@@ -196,6 +196,7 @@ async def whole(reply: Reply | StreamedReply) -> Reply:
     if len(reply.body) > MAX_KEYED_REPLY_BYTES:
         raise ApiError(
             "TooLarge",
-            f"the reply is over {MAX_KEYED_REPLY_BYTES} bytes, too many to remember: read it in parts, or without a key",
+            f"the reply is over {MAX_KEYED_REPLY_BYTES} bytes, too many to remember: read it in parts, or without "
+            "a key",
         )
     return reply

@@ -4,12 +4,13 @@ import struct
 
 # The protocol to which the connection is upgraded, in the Upgrade header of the call that attaches it.
 UPGRADE = "rollout-commands"
-# Of every frame: the bytes that follow, and the number of the command.
+# The header of every frame: the number of bytes that follow, and the command's number.
 HEAD = struct.Struct(">II")
-# deadline in seconds, or infinity; bytes of each stream that are kept of its head, of its tail, and between them; bytes of
-# standard input; 1 where the command lives on and its input stays open; rows and columns of its terminal, or 0
+# deadline in seconds, or infinity; bytes kept of each stream's head, tail and middle; bytes of standard input; 1 if the
+# command lives on and its input stays open; rows and columns of its terminal, or 0
 ORDER = struct.Struct(">dIIQIBHH")
-# kind; exit code, or -1; signal, or 0; bytes of the cause; seconds; then of each stream its bytes, and its head's and tail's
+# kind; exit code, or -1; signal, or 0; bytes of the cause; seconds; then for each stream: total bytes, bytes of its
+# head, bytes of its tail
 ENDED = struct.Struct(">BhBBdQIIQII")
 IS_ENDED, IS_RUNNING, IS_REFUSED = 0, 1, 2
 

@@ -1,7 +1,6 @@
-"""Output of one stream of a process: head and tail in memory, the middle in a file, up to a limit.
-
-Bytes go through head, then tail; what falls out of the tail goes to the file until that is full, and is only counted from
-then on. So memory is bounded whatever a command prints, and both ends are always right.
+"""Output of one stream of a process: head and tail in memory, the middle in a file, up to a limit. New bytes fill the
+head, then the tail. Bytes that leave the tail go to the file until it is full, and are only counted afterwards. So
+memory is bounded for any output, and both ends are always correct.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agent_runtime.executor.http.fields import encoded
 
-# The tail is cut when it is this much too long, so that a byte is moved a bounded number of times.
+# The tail may exceed its cap by this much before it is cut, so that each byte is moved only a few times.
 _SLACK_BYTES = 64 * 1024
 
 
@@ -102,7 +101,7 @@ class Output:
         if not self._is_spill_full:
             written = self._write_spill(bytes(self._tail[:wanted]))
             self._spilled += written
-            # The file must stay without holes, so once something was left out it is closed for good.
+            # The file must have no gaps, so write no more to it after the first omission.
             self._is_spill_full = written < count
         del self._tail[:count]
 

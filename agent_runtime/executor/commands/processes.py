@@ -22,10 +22,10 @@ from agent_runtime.executor.notifier import Notifier
 from agent_runtime.executor.overlay.workspace import Command, Workspace
 from agent_runtime.executor.working_time import TICK_SECONDS, WorkingTime
 
-# How long to wait for output of children after the command's end; its own output is already in its pipes. Only commands
-# that leave processes behind take this time.
+# How long to wait for output of children after the command's end; its own output is already in its pipes. Commands
+# without remaining children do not wait.
 GRACE_SECONDS = 0.05
-# Signals whose default action ends a process: a process that ended by one of these, sent by a caller, has cause Signal.
+# Signals that end a process by default. If a caller sends one, the process gets the cause Signal.
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
@@ -43,7 +43,7 @@ class CommandSpec(NamedTuple):
 
 
 class Process:
-    """A command, from its request until its workspace or its key's turn is forgotten.
+    """A command. It exists until its workspace is destroyed, or its key's turn is acknowledged.
 
     Implements `Watcher`. `settled` is called when its start has succeeded or failed: `refusal` has the reason.
     """
@@ -88,7 +88,7 @@ class Process:
         return round((self._ended_at or self._now()) - self._started_at, 6)
 
     @property
-    def is_silent(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it has ended, and its streams are closed."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())
 
@@ -98,9 +98,9 @@ class Process:
         self._now = WorkingTime()
         self._started_at = self._now()
         if self._spec.tty:
-            self._help(self._start_in_terminal(workspace, env, self._spec.tty))
+            self._run_in_background(self._start_in_terminal(workspace, env, self._spec.tty))
         else:
-            self._ask(workspace, env, self._open_pipes())
+            self._request_start(workspace, env, self._open_pipes())
 
     async def _start_in_terminal(self, workspace: Workspace, env: Mapping[str, str], size: tuple[int, int]) -> None:
         try:
@@ -114,9 +114,9 @@ class Process:
         except OSError as error:
             self._refuse(ApiError("InternalError", f"cannot allocate a terminal: {error.strerror}"))
         else:
-            self._ask(workspace, env, streams)
+            self._request_start(workspace, env, streams)
 
-    def _ask(self, workspace: Workspace, env: Mapping[str, str], streams: tuple[int, int, int]) -> None:
+    def _request_start(self, workspace: Workspace, env: Mapping[str, str], streams: tuple[int, int, int]) -> None:
         spec = self._spec
         rest = spec.stdin if isinstance(spec.stdin, bytes) else b""
         if self._input is not None and rest and not spec.tty:
@@ -131,12 +131,12 @@ class Process:
         if self.is_ended:
             return
         if rest and self._input is not None:
-            self._help(self._input.write(self._input.position, rest, end=True))
+            self._run_in_background(self._input.write(self._input.position, rest, end=True))
 
     def started(self) -> None:
-        self._read_on()
+        self._start_reading()
         self._set_timer()
-        self._settle()
+        self._notify_settled()
 
     def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
         self._refuse(translated(failure, missing_is_not_found=False))
@@ -153,18 +153,18 @@ class Process:
         if exit.cause is None and exit.signal is not None:
             exit = Exit(exit.code, exit.signal, self._cause)
         self._exit = exit
-        is_silent = True
+        is_complete = True
         for end in self._ends.values():
             end.drain()
-            is_silent = is_silent and end.is_closed
-        if is_silent:
+            is_complete = is_complete and end.is_closed
+        if is_complete:
             self._finish()
         else:
-            self._read_on()
-            self._settle()
+            self._start_reading()
+            self._notify_settled()
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._finish)
 
-    def _settle(self) -> None:
+    def _notify_settled(self) -> None:
         settled, self._settled = self._settled, None
         if settled is not None:
             settled()
@@ -190,19 +190,21 @@ class Process:
         return self.stdout if stream == "stdout" else self.stderr
 
     def is_output_over(self, stream: str) -> bool:
-        """Whether the command itself writes no more to the stream; its children may."""
+        """Whether the command itself has stopped writing to the stream; its children may continue."""
         end = self._ends.get(stream)
         return self.is_ended or end is None or end.is_closed
 
     async def write_input(self, offset: int, data: bytes, end: bool) -> None:
         if self._input is None:
-            raise ApiError("Conflict", f"process {self.id!r} has no input to write to: it was not started to live on")
+            raise ApiError("Conflict", f"process {self.id!r} has no open input: start it with an input that stays open")
         await self._input.write(offset, data, end)
 
     async def signal(self, number: signal.Signals, tree: bool) -> None:
         """Send a signal. Raises Conflict if only the command is meant and it has ended."""
         if self.is_ended and not tree:
-            raise ApiError("Conflict", f"process {self.id!r} has ended; set tree: true to reach processes that it left")
+            raise ApiError(
+                "Conflict", f"process {self.id!r} has ended; set tree: true to signal its remaining children"
+            )
         if number in _ENDING_SIGNALS:
             self._cause = self._cause or "Signal"
         assert self._child is not None
@@ -245,7 +247,7 @@ class Process:
         self._ends["stderr"] = OutputEnd(read_err, self.stderr, self.changed)
         return stdin, stdout, stderr
 
-    def _read_on(self) -> None:
+    def _start_reading(self) -> None:
         for end in self._ends.values():
             if not end.is_closed:
                 end.start()
@@ -256,7 +258,7 @@ class Process:
         return (math.inf if deadline is None else deadline) - self.seconds
 
     def _set_timer(self) -> None:
-        # Also without a deadline: `seconds` needs a clock that is read regularly.
+        # Also without a deadline: `WorkingTime` must be read regularly.
         self._timer = asyncio.get_running_loop().call_later(min(self._left, TICK_SECONDS), self._tick)
 
     def _tick(self) -> None:
@@ -265,9 +267,9 @@ class Process:
             return
         assert self._child is not None
         self._cause = "Deadline"
-        self._help(self._child.signal(signal.SIGKILL, tree=True, cause="Deadline"))
+        self._run_in_background(self._child.signal(signal.SIGKILL, tree=True, cause="Deadline"))
 
-    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         async def quietly() -> None:
             # The process or its workspace has ended since; its status has the reason.
             with contextlib.suppress(ApiError, WorkspaceFailure):
@@ -285,7 +287,7 @@ class Process:
             self._timer.cancel()
         if self._input is not None:
             self._input.close()
-        self._settle()
+        self._notify_settled()
         self.over.notify()
         self.changed.notify()
 

@@ -21,7 +21,7 @@ _END_OF_INPUT = b"\x04"
 
 
 class Streams:
-    """Pipes for commands. Their reader never waits, and the next pipes are created while a command runs."""
+    """Pipes for commands. Their reading ends are non-blocking, and the next pipes are created while a command runs."""
 
     def __init__(self) -> None:
         self._spare: list[tuple[int, int]] = []
@@ -68,7 +68,7 @@ class OutputEnd:
         """`descriptor` must be non-blocking."""
         self.is_closed = False
         self._descriptor, self._output, self._changed = descriptor, output, changed
-        # Where it is read as it comes; a short command's is read once, at its end.
+        # Set when reading has started. A short command's output is read only once, at its end.
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class OutputEnd:
         except BlockingIOError:
             return False
         except OSError as error:
-            # A terminal reports in this way that no process has it open.
+            # A terminal raises EIO when no process has it open.
             if error.errno != errno.EIO:
                 raise
             data = b""

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_runtime.executor.errors import bad_request
 
-Complaint = Callable[[str], Exception]
+ErrorFactory = Callable[[str], Exception]
 
 _ABSENT = object()
 _PLAIN = "a value without NUL characters"
@@ -18,12 +18,12 @@ MAX_NUMBER = 1e9
 
 
 class Fields:
-    """The fields of one JSON object. `done` rejects unread fields. Raises the exception that `complaint` returns."""
+    """The fields of one JSON object. `done` rejects unread fields. Raises the exception that `make_error` returns."""
 
-    def __init__(self, value: Any, where: str, complaint: Complaint) -> None:
-        self._where, self._complaint = where, complaint
+    def __init__(self, value: Any, where: str, make_error: ErrorFactory) -> None:
+        self._where, self._make_error = where, make_error
         if not isinstance(value, dict):
-            raise complaint(f"{where}: a JSON object expected, got {_shown(value)}")
+            raise make_error(f"{where}: a JSON object expected, got {_shown(value)}")
         self._values: dict[str, Any] = value
         self._known: set[str] = set()
 
@@ -34,8 +34,8 @@ class Fields:
     def wrong(self, field: str, expected: str) -> Exception:
         """Return the error for an invalid field."""
         if field not in self._values:
-            return self._complaint(f"{self.name_of(field)} is missing: {expected} expected")
-        return self._complaint(f"{self.name_of(field)}: {expected} expected, got {_shown(self._values[field])}")
+            return self._make_error(f"{self.name_of(field)} is missing: {expected} expected")
+        return self._make_error(f"{self.name_of(field)}: {expected} expected, got {_shown(self._values[field])}")
 
     def raw(self, field: str, default: Any = _ABSENT) -> Any:
         """Return the unparsed value; `default` if it is absent or null."""
@@ -97,14 +97,14 @@ class Fields:
 
     def object(self, field: str) -> Fields:
         """Return the fields of a nested object; no fields if it is absent."""
-        return Fields(self.raw(field, {}), self.name_of(field), self._complaint)
+        return Fields(self.raw(field, {}), self.name_of(field), self._make_error)
 
     def done(self) -> None:
         """Reject unread fields, so that a typing error is not silently ignored."""
         if not self._values.keys() <= self._known:
             unknown = sorted(self._values.keys() - self._known)
             known = ", ".join(sorted(self._known))
-            raise self._complaint(f"{self.name_of(unknown[0])} is not a field of this object, which has: {known}")
+            raise self._make_error(f"{self.name_of(unknown[0])} is not a field of this object, which has: {known}")
 
     def _given(self, field: str, default: Any, expected: str, is_right: Callable[[Any], bool]) -> Any:
         self._known.add(field)
@@ -173,7 +173,7 @@ class Query:
         unknown = sorted(self._values.keys() - self._known)
         if unknown:
             known = ", ".join(sorted(self._known)) or "none"
-            raise bad_request(f"query {_shown(unknown[0])}: no such field here; known: {known}")
+            raise bad_request(f"query {_shown(unknown[0])}: unknown field; expected one of: {known}")
 
     def _given(self, name: str, default: Any, expected: str, read: Callable[[str], Any]) -> Any:
         """Return a value parsed by `read`, which returns None for an invalid one."""

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, unquote
 
 from agent_runtime.executor.errors import STATUS_OF_CODE, ApiError, bad_request
 
-# The bound of nginx and of most clients' own heads; the largest legitimate one here, a path of 4 KiB percent-encoded,
-# needs less than half of it.
+# The limit of nginx. The largest legitimate head here, with a percent-encoded path of 4 KiB, needs less than half of
+# it.
 MAX_HEAD_BYTES = 32 * 1024
 # A chunk-size line has a hexadecimal number; extensions, which clients do not send, must fit into the rest.
 MAX_CHUNK_LINE_BYTES = 256
@@ -148,7 +148,7 @@ class StreamedReply:
 
 @dataclass(frozen=True)
 class PassedReply:
-    """A reply formed by another server, head included; it ends with its connection.
+    """A reply of another server, with its head. Its end is the end of the connection.
 
     `stall_seconds` is the time limit for a client that does not read it. An ApiError that `chunks` raises closes the
     connection.

@@ -33,12 +33,12 @@ STALL_SECONDS = 60.0
 # Time limit between two pieces of a runner's body, which it reads from storage that may be slow, or unavailable for 10
 # minutes.
 UPLOAD_STALL_SECONDS = 3600.0
-# A pool of the usual clients drops its idle connections after 15 s to 90 s; ours is longer, so they close first.
+# Usual clients close idle connections after 15 s to 90 s. With our longer limit, they close first.
 KEEP_ALIVE_SECONDS = 300.0
-# How long a refused body is still read; the client needs one round trip to get the reply.
+# How long the rest of a refused body is read, so that the client gets the reply; it needs one round trip.
 LINGER_SECONDS = 1.0
-# A runner whose machine died sends nothing. After this silence the kernel probes its connection regularly, and closes
-# it when nothing was acknowledged for STALL_SECONDS.
+# A runner whose machine died sends nothing. After SILENCE_SECONDS the kernel probes the connection every PROBE_SECONDS,
+# and closes it when nothing was acknowledged for STALL_SECONDS.
 SILENCE_SECONDS, PROBE_SECONDS = 15, 5
 # More than runners ever open (one for each running call). Beyond it, unauthenticated connections are closed first.
 MAX_CONNECTIONS = 1024
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def line(self) -> str:
-        """Method and target; a repeat under the same key must have the same."""
+        """Method and target. Repeats with the same key must have the same."""
         return f"{self.head.method} {self.head.target}"
 
     def trust(self) -> None:
@@ -152,8 +152,8 @@ class Connection(asyncio.Protocol):
         self._is_closed = False
         self._is_lingering = False
         self._is_handed_over = False
-        # The deadline for the client's next bytes; None while it is our turn.
-        self.patience_ends: float | None = None
+        # The deadline for the client's next bytes; None while the request is being handled.
+        self.deadline: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -225,25 +225,25 @@ class Connection(asyncio.Protocol):
     async def _more_body(self) -> None:
         await self._more(time.monotonic() + (UPLOAD_STALL_SECONDS if self.trusted else STALL_SECONDS))
 
-    async def _more(self, patience_ends: float) -> None:
+    async def _more(self, deadline: float) -> None:
         if self._is_closed:
             raise Disconnected
-        self.patience_ends = patience_ends
+        self.deadline = deadline
         self._arrival = self._loop.create_future()
         self._transport.resume_reading()
         try:
             await self._arrival
         finally:
             self._arrival = None
-            self.patience_ends = None
+            self.deadline = None
         if self._is_closed:
             raise Disconnected
 
     async def _drain(self, stall_seconds: float = STALL_SECONDS) -> None:
         if self._room is not None:
-            self.patience_ends = time.monotonic() + stall_seconds
+            self.deadline = time.monotonic() + stall_seconds
             await self._room
-            self.patience_ends = None
+            self.deadline = None
 
     async def _serve(self) -> None:
         try:
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
             self.send(error_reply(error).encoded(keep_alive=False))
         except Disconnected:
             pass
-        except Exception:  # noqa: BLE001 - a defect must cost its own connection alone
+        except Exception:  # noqa: BLE001 - a defect must only end its own connection
             log_defect("connection")
             self._transport.abort()
         if not self._is_handed_over:
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
     async def _serve_one(self) -> bool:
         if not self._buffer:
             await self._more(time.monotonic() + KEEP_ALIVE_SECONDS)
-        # One limit for the whole head: a client that drips it in byte by byte gains nothing.
+        # One limit for the whole head, also for a client that sends it byte by byte.
         head_ends = time.monotonic() + HEAD_SECONDS
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > MAX_HEAD_BYTES:
@@ -288,14 +288,14 @@ class Connection(asyncio.Protocol):
             reply = error_reply(error)
         except Disconnected:
             raise
-        except Exception:  # noqa: BLE001 - the caller gets a code, the log the reason
+        except Exception:  # noqa: BLE001 - the caller gets InternalError, the log the exception
             log_defect(f"{head.method} {head.path}")
             reply = error_reply(ApiError("InternalError", "an internal error of the executor; see its standard error"))
         if isinstance(reply, Switched):
             self._hand_over(reply)
             return False
         try:
-            keep_alive = head.keep_alive and (request.body_complete or await self._is_rest_gone(request))
+            keep_alive = head.keep_alive and (request.body_complete or await self._discards_rest(request))
             if isinstance(reply, Reply):
                 self.send(reply.encoded(keep_alive))
             else:
@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
                 await reply.chunks.aclose()
         return keep_alive
 
-    async def _is_rest_gone(self, request: Request) -> bool:
+    async def _discards_rest(self, request: Request) -> bool:
         try:
             return await request.discard_body()
         except ApiError:
@@ -385,18 +385,18 @@ class Server:
         if len(self.connections) > self._max_connections:
             next((known for known in self.connections if not known.trusted), connection).abort()
         if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(1, self._end_patience)
+            self._sweep = asyncio.get_running_loop().call_later(1, self._close_overdue)
 
-    def _end_patience(self) -> None:
+    def _close_overdue(self) -> None:
         now = time.monotonic()
         for connection in list(self.connections):
-            if connection.patience_ends is not None and connection.patience_ends < now:
+            if connection.deadline is not None and connection.deadline < now:
                 connection.abort()
-        self._sweep = asyncio.get_running_loop().call_later(1, self._end_patience) if self.connections else None
+        self._sweep = asyncio.get_running_loop().call_later(1, self._close_overdue) if self.connections else None
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Have the kernel close a connection whose other end vanished without a message."""
+    """Have the kernel close a connection whose other end disappeared without closing it."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,9 +1,8 @@
 """The model port: HTTP on a workspace's loopback, forwarded to the runner over connections that the runner has opened.
 
-A request is taken whole before a runner sees it, so a slow client occupies no runner. Each of the runner's connections
-carries one request: its head and body go one way as they would to any server, the reply comes back and passes through
-as it is. A request is held here until its reply begins. If the runner dies before that, the next connection gets the
-request again. A reply that has begun ends with its connection.
+A request is read completely before it is forwarded, so a slow client does not occupy a runner. Each of the runner's
+connections serves one request; the reply is passed through unchanged. A request is kept until its reply begins. If the
+runner dies before that, the next connection gets the request again. A reply that has begun ends with its connection.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 # Most bytes of all waiting requests of one workspace. Bodies over SMALL_BODY_BYTES are on disk.
 MAX_HELD_BYTES = 64 * 1024 * 1024
 SMALL_BODY_BYTES = 64 * 1024
-# An agent may work on the first words of an answer before it reads on: as long as the usual clients wait for an answer.
+# Time limit for a client that stops reading a reply, because it may process the first part before it continues. Usual
+# clients wait as long for an answer.
 REPLY_STALL_SECONDS = 600.0
 # A request that repeatedly crashes its runner must not crash all runners.
 MAX_CONNECTIONS_LOST = 5
 # A port without a connection for this time has no runner. A live runner opens the next one within milliseconds, so
 # programs cannot use up all connections.
 ABSENT_SECONDS = 5.0
-# The buffer of the kernel and of this process for each direction of a connection; a full buffer blocks the writer.
+# Buffer size in the kernel and in this process for each direction of a connection; a full buffer blocks the writer.
 BUFFER_BYTES = 64 * 1024
-# How the packages of OpenAI and Anthropic number their tries.
+# The header in which the packages of OpenAI and Anthropic number their retries.
 _RETRY_COUNT = "x-stainless-retry-count"
-# Hop-by-hop headers, RFC 9110 section 7.6.1, and the framing, which is ours.
+# Hop-by-hop headers (RFC 9110 section 7.6.1), and headers of the framing, which this module sets.
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "upgrade", "expect"}
     | {"transfer-encoding", "content-length", "http2-settings"}
@@ -66,7 +66,7 @@ def forwarded_head(head: Head, body_bytes: int, idempotency_key: str) -> bytes:
 
 
 class HeldBody:
-    """A request's body: in memory while it is small, then in an unnamed file, so that nothing remains of it."""
+    """A request's body: in memory while it is small, then in an unnamed file, which disappears when it is closed."""
 
     def __init__(self, folder: str) -> None:
         self.size = 0
@@ -95,12 +95,12 @@ class HeldBody:
 
     def close(self) -> None:
         """Free its memory or file."""
-        # Data that a full disk refused is tried once more; nothing is lost if it fails.
+        # Closing writes buffered data again, which fails on a full disk. The data is no longer needed.
         with contextlib.suppress(OSError):
             self._content.close()
 
 
-class Carrier(asyncio.Protocol):
+class RunnerConnection(asyncio.Protocol):
     """One connection of a runner, free until it carries a request."""
 
     def __init__(self, port: ModelPort, hold: Hold) -> None:
@@ -170,16 +170,16 @@ class Exchange:
 
     def __init__(self, port: ModelPort, head: bytes, body: HeldBody) -> None:
         self._port, self._head, self._body = port, head, body
-        self._carrier: Carrier | None = None
-        self._has_begun = False
+        self._connection: RunnerConnection | None = None
+        self._has_reply = False
 
     def __aiter__(self) -> Exchange:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._has_begun:
-            assert self._carrier is not None
-            data = await self._carrier.receive()
+        if self._has_reply:
+            assert self._connection is not None
+            data = await self._connection.receive()
         else:
             data = await self._first()
         if not data:
@@ -187,28 +187,31 @@ class Exchange:
         return data
 
     async def aclose(self) -> None:
-        if self._carrier is not None:
-            self._carrier.abort()
-        if not self._has_begun:
+        if self._connection is not None:
+            self._connection.abort()
+        if not self._has_reply:
             self._port.give_up()
-            self._let_go()
+            self._release()
         self._port.answering.discard(self)
 
     async def _first(self) -> bytes:
         """Return the first bytes of the reply. Raises NoPlace after too many lost connections."""
         for lost in range(MAX_CONNECTIONS_LOST):
-            self._carrier = await self._port.free_carrier(is_repeated=lost > 0)
+            self._connection = await self._port.free_connection(is_repeated=lost > 0)
             self._port.answering.add(self)
-            await self._carrier.send(chain([self._head], self._body.pieces()))
-            if data := await self._carrier.receive():
-                self._has_begun = True
+            await self._connection.send(chain([self._head], self._body.pieces()))
+            if data := await self._connection.receive():
+                self._has_reply = True
                 self._port.missed = 0
-                self._let_go()
+                self._release()
                 return data
             self._port.answering.discard(self)
-        raise ApiError("NoPlace", f"a model request has ended {MAX_CONNECTIONS_LOST} connections of runners: given up")
+        raise ApiError(
+            "NoPlace",
+            f"the model request failed: {MAX_CONNECTIONS_LOST} connections to runners were lost while they handled it",
+        )
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._body.close()
         self._port.held_bytes -= self._body.size
 
@@ -224,10 +227,10 @@ class ModelPort:
         self.answering: set[Exchange] = set()
         self._folder = folder
         self._server = Server(self._answer, MAX_CONNECTIONS)
-        self._carriers: set[Carrier] = set()
+        self._connections: set[RunnerConnection] = set()
         self._unserved_since = asyncio.get_running_loop().time()
-        self._free: dict[Carrier, None] = {}
-        self._waiting: deque[asyncio.Future[Carrier]] = deque()
+        self._free: dict[RunnerConnection, None] = {}
+        self._waiting: deque[asyncio.Future[RunnerConnection]] = deque()
 
     @classmethod
     async def open(cls, listener: socket.socket, folder: str) -> ModelPort:
@@ -244,44 +247,44 @@ class ModelPort:
         counts = {"waiting": len(self._waiting), "answering": len(self.answering), "missed": self.missed}
         return {"url": self.url, **counts}
 
-    def attach(self, hold: Hold) -> Carrier:
+    def attach(self, hold: Hold) -> RunnerConnection:
         """Return the protocol of a further connection of this runner."""
-        return Carrier(self, hold)
+        return RunnerConnection(self, hold)
 
     def detach_all_but(self, hold: Hold) -> None:
         """Close the connections of all other runners. Requests that they had not begun to answer wait for this one."""
-        for carrier in [carrier for carrier in self._carriers if carrier.hold != hold]:
-            carrier.abort()
-            self._free.pop(carrier, None)
+        for connection in [connection for connection in self._connections if connection.hold != hold]:
+            connection.abort()
+            self._free.pop(connection, None)
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self._server.close()
-        for carrier in list(self._carriers):
-            carrier.abort()
+        for connection in list(self._connections):
+            connection.abort()
 
-    def admit(self, carrier: Carrier) -> None:
+    def admit(self, connection: RunnerConnection) -> None:
         """Assign a new connection to the request that has waited longest."""
-        self._carriers.add(carrier)
-        self._offer(carrier)
+        self._connections.add(connection)
+        self._offer(connection)
 
     def give_up(self) -> None:
-        """A request without a reply has ended."""
+        """Record the end of a request that got no reply."""
         now = asyncio.get_running_loop().time()
-        self.missed += not self._carriers and now - self._unserved_since >= ABSENT_SECONDS
+        self.missed += not self._connections and now - self._unserved_since >= ABSENT_SECONDS
 
-    def lose(self, carrier: Carrier) -> None:
+    def lose(self, connection: RunnerConnection) -> None:
         """Handle the end of a connection."""
-        self._carriers.discard(carrier)
-        self._free.pop(carrier, None)
-        if not self._carriers:
+        self._connections.discard(connection)
+        self._free.pop(connection, None)
+        if not self._connections:
             self._unserved_since = asyncio.get_running_loop().time()
 
-    async def free_carrier(self, *, is_repeated: bool) -> Carrier:
+    async def free_connection(self, *, is_repeated: bool) -> RunnerConnection:
         """Wait for a free connection for a request. Repeated requests take precedence."""
         if self._free:
             return self._free.popitem()[0]
-        waiter: asyncio.Future[Carrier] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[RunnerConnection] = asyncio.get_running_loop().create_future()
         if is_repeated:
             self._waiting.appendleft(waiter)
         else:
@@ -296,16 +299,16 @@ class ModelPort:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(waiter)
 
-    def _offer(self, carrier: Carrier) -> None:
-        if carrier.is_lost:
+    def _offer(self, connection: RunnerConnection) -> None:
+        if connection.is_lost:
             return
         while self._waiting:
             waiter = self._waiting.popleft()
             # A request that was just cancelled may still be in the queue.
             if not waiter.done():
-                waiter.set_result(carrier)
+                waiter.set_result(connection)
                 return
-        self._free[carrier] = None
+        self._free[connection] = None
 
     async def _answer(self, request: Request) -> PassedReply:
         head = request.head
@@ -320,9 +323,9 @@ class ModelPort:
             body.close()
             self.held_bytes -= body.size
             if isinstance(error, OSError):
-                raise ApiError("NoPlace", f"body: it cannot be stored ({error}); try again later") from error
+                raise ApiError("NoPlace", f"body: cannot be stored ({error}); try again later") from error
             raise
-        # From here on the request is complete. Only incomplete ones are closed, oldest first, when there are too many.
+        # The request is complete. Over the connection limit, only incomplete ones are closed, oldest first.
         request.trust()
         exchange = Exchange(self, forwarded_head(head, body.size, os.urandom(16).hex()), body)
         return PassedReply(exchange, REPLY_STALL_SECONDS)

@@ -1,7 +1,7 @@
 """The HTTP proxy on a workspace's loopback, its only way out: CONNECT, and absolute-form requests for plain http.
 
-A name is looked up once and the connection goes to the address that was checked, so a name that changes its address
-between check and use gains nothing. One client connection serves one request.
+A name is looked up once, and the connection goes to the checked address, so a later change of the name's address has no
+effect. One client connection serves one request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent_runtime.executor.http.messages import MAX_HEAD_BYTES
 from agent_runtime.executor.http.server import LINGER_SECONDS, log
 from agent_runtime.executor.network.rules import NO_NETWORK, Address, NetworkRule, split_authority
 
-# squid's port, which people recognise in an environment variable. It is the workspace's own, so it collides with nothing.
+# squid's port, which people recognise. It cannot collide: each workspace has its own loopback.
 PROXY_PORT = 3128
 # More than package managers open. The limit keeps one workspace from using all of the sandbox's descriptors.
 MAX_CONNECTIONS = 128
@@ -157,7 +157,7 @@ class NetworkProxy:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.transport.abort()
         except asyncio.CancelledError:
-            # Cancelled by a change of phase. No task awaits this one, so the cancellation ends here.
+            # Cancelled by a change of phase. No other task awaits this one, so the exception can be dropped.
             writer.transport.abort()
         finally:
             del self._open[writer]

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# RFC 6052: an IPv4 address behind a translator. Python considers these global, whatever address they contain.
+# RFC 6052: IPv6 addresses that contain an IPv4 address, for a translator. Python considers all of them global.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# Where clouds serve credentials to any caller; sources are in rollout_operator/sandbox/network.py, which has the same list.
+# Addresses at which clouds serve credentials to any caller; rollout_operator/sandbox/network.py has the same list, with
+# sources.
 METADATA = tuple(
     ipaddress.ip_network(network)
     for network in (

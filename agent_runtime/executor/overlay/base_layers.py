@@ -1,6 +1,6 @@
-"""The lowest layers of all workspaces of a host, prepared once, in the zygote, before the first workspace.
+"""The lowest layers of all workspaces of a host. The zygote prepares them once, before the first workspace.
 
-In the folder `layers` of the state folder, all of it seen only in the zygote's own mount namespace:
+They are in the folder `layers` of the state folder, and visible only in the zygote's mount namespace:
 
     s0 s1 …      the image's folders as lower layers, one for each part: the root, or it and /usr
     i0 i1 …      instead of those, an image's unpacked layers, the topmost first
@@ -65,8 +65,7 @@ def mount_root(
     if not split:
         _mount_lower(root, "s0", namespace)
         if _is_refused("s0", root, layers):
-            # The overlay that then replaces the root makes starting a program a third slower, so programs are mounted
-            # without it.
+            # `/usr` is its own part: starting a program through the overlay that replaces the root is a third slower.
             programs = root.rstrip("/") + _PROGRAMS
             if _is_plain_folder(programs) and not is_below(layers, programs):
                 os.mkdir("s1")
@@ -74,7 +73,8 @@ def mount_root(
                 parts.append(_PROGRAMS)
             _separate("s0")
         return tuple(parts), tuple((f"s{index}",) for index in range(len(parts)))
-    # Submounts are locked to their parents in a namespace of fewer rights, so only folders without any can be lower.
+    # In a namespace with fewer rights, submounts are locked to their parents, so only folders without submounts can be
+    # lower layers.
     points = [point for point, _ in mounts()]
     for path in _folders_without_mounts(root, points):
         name = f"s{len(parts)}"
@@ -120,7 +120,7 @@ def mount_image(folders: Sequence[str], namespace: int) -> tuple[str, ...]:
     for folder, name in zip(folders, names, strict=True):
         os.mkdir(name)
         _mount_lower(folder, name, namespace)
-    # An overlay wants two layers.
+    # An overlay needs at least two layers.
     os.mkdir("image")
     os.mkdir("nothing")
     kernel.mount("overlay", "image", "overlay", kernel.MS_RDONLY, f"lowerdir={':'.join((*names, 'nothing'))},userxattr")
@@ -173,7 +173,7 @@ _ETC = {
     # No resolver listens there, so a look-up fails immediately instead of after five seconds.
     "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
 }
-# A new /proc or /sys may be mounted in a user namespace only where an old one is seen in full.
+# In a user namespace, a new /proc or /sys can be mounted only if an existing one is fully visible.
 _KEPT_MOUNTS = ("/", "/proc", "/sys")
 
 
@@ -238,7 +238,7 @@ def _user_namespace(uid_map: str) -> int:
         os.close(hold_read)
         if not os.read(ready_read, 1):
             raise Impossible(
-                "a user namespace cannot be made (user.max_user_namespaces is 0, or a security module refuses)"
+                "a user namespace cannot be created (user.max_user_namespaces is 0, or a security module refuses)"
             )
         write_maps(pid, uid_map, uid_map)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -251,14 +251,15 @@ def _user_namespace(uid_map: str) -> int:
 def enter_own_user_namespace() -> None:
     """For an executor without rights: become root in a user namespace of one id. Raises Impossible."""
     uid, gid = os.geteuid(), os.getegid()
-    # The id maps of a process that hides belong to root. Tools cannot see this one: it is outside their namespaces.
+    # The id maps of a non-dumpable process belong to root, so make it dumpable. Tools cannot see it: it is outside
+    # their namespaces.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     try:
         kernel.unshare(kernel.CLONE_NEWUSER, "user")
         for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             write(f"/proc/self/{name}", content)
     except OSError as error:
-        raise Impossible(f"not root, and a user namespace cannot be made: {error}") from None
+        raise Impossible(f"not root, and a user namespace cannot be created: {error}") from None
 
 
 def prepare(
@@ -313,7 +314,7 @@ def prepare(
 
 
 def _empty(layers: str) -> None:
-    """Remove what a killed executor has left, and spread layers over regions of the disk.
+    """Remove the files that a killed executor left, and spread layers over regions of the disk.
 
     Otherwise all layers share the inodes of one region. There, ext4 without a journal examines every recently freed
     inode for each new file. With many short-lived workspaces, a fork took 1.7 times as long.
@@ -374,8 +375,8 @@ def _make_dev(owner: int) -> None:
 
 
 def _detach_others(layers: str) -> None:
-    """Unmount, in this namespace, mounts that no workspace needs. Each workspace would copy them, and they keep file
-    systems busy.
+    """Unmount, in this namespace, the mounts that no workspace needs: each workspace would copy them, and they would
+    keep file systems busy.
     """
     for point, _ in reversed(mounts()):
         if point not in _KEPT_MOUNTS and not is_below(layers, point) and not is_below(point, layers):
@@ -384,7 +385,7 @@ def _detach_others(layers: str) -> None:
 
 
 class _Base:
-    """The lowest layer of our own, written through the paths that workspaces will see."""
+    """The layer `base`, which is addressed by workspace paths."""
 
     def __init__(self, parts: tuple[str, ...], root: str, first_id: int, *, chown: bool, shift: int) -> None:
         # Owners seen in `root` are the image's plus `shift`.

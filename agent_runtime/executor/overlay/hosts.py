@@ -1,6 +1,5 @@
-"""The two hosts of workspaces. Both fork from a zygote, watch limits, and leave nothing behind.
-
-`open_overlay_or_plain` proves `Overlay` by a trial, and falls back to `Plain` where `Auto` allows it.
+"""The two hosts of workspaces. Both fork workspaces from a zygote, enforce limits, and remove everything at the end.
+`open_overlay_or_plain` tests `Overlay` with a trial workspace, and falls back to `Plain` if the mode is `Auto`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agent_runtime.executor.init.channel import Message, close_all
 from agent_runtime.executor.init.trees import DiskUse
 from agent_runtime.executor.notifier import until_ready
 from agent_runtime.executor.overlay.config import HostConfig
-from agent_runtime.executor.overlay.peer import Peer, PeerGone
+from agent_runtime.executor.overlay.peer import Peer, PeerClosed
 from agent_runtime.executor.overlay.watch import Watch
 from agent_runtime.executor.overlay.workspace import Workspace, spawn
 from agent_runtime.executor.overlay.zygote import take_zygote
@@ -35,19 +34,18 @@ _HELLO = 0
 # Killing all processes of a workspace takes milliseconds, or 10 s for a fork bomb; tools may obstruct it.
 _SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
-# With less room than this, a command's output may be incomplete.
+# With less free space than this, the disk counts as full: a command's output may be incomplete.
 _FULL_BYTES = 4 * 1024 * 1024
 # A workspace that uses less than this did not fill the disk, however small the disk is.
 _LEAST_SHARE_BYTES = 64 * 1024 * 1024
 _FREED_SECONDS = 2.0
-# CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
+# CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times. It is a little behind CLOCK_REALTIME.
 _FILE_CLOCK = 5
-# In a container all other processes are tools, so this process and the workspaces' servers get 9 times the weight of a
-# tool's thread. Otherwise hundreds of busy threads would delay every answer. On a machine, other programs would have
-# priority over tools too.
+# In a container, nice value of tools. All other processes there are tools, and this process and the workspaces' inits
+# get 9 times the weight of a tool's thread; otherwise hundreds of busy threads would delay every answer. Not on a
+# machine, where it would also give other programs priority over tools.
 _TOOL_NICE = 10
-# Processes that wait to become a workspace, and use memory: as many as a group has members, because those come
-# together.
+# Limit of spares, which use memory: as many as a group has members, because their workspaces are created together.
 _MOST_SPARES = 8
 
 
@@ -66,8 +64,8 @@ def _bytes_a_file(info: os.statvfs_result) -> int:
     return info.f_blocks * info.f_frsize // info.f_files if info.f_files else 0
 
 
-def _has_gone(who: str, why: object) -> WorkspaceFailure:
-    return WorkspaceFailure("WorkspaceEnded", f"the process that {who} has gone ({why}); restart the executor")
+def _process_ended(who: str, why: object) -> WorkspaceFailure:
+    return WorkspaceFailure("WorkspaceEnded", f"the process that {who} has ended ({why}); restart the executor")
 
 
 async def kill(process: int) -> None:
@@ -78,13 +76,13 @@ async def kill(process: int) -> None:
 
 
 class Host:
-    """What both modes have in common."""
+    """The common part of both hosts."""
 
     mode = ""
     isolates = False
     """Whether workspaces have their own namespaces and layers."""
     unasked_end = "WorkspaceEnded"
-    """Cause of the end of a workspace whose init was killed or stopped, but not by this host."""
+    """Cause recorded when a workspace's init is killed or stopped by another process than this host."""
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         self.places = config.places
@@ -95,12 +93,12 @@ class Host:
         self._live: set[Workspace] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._blaming = asyncio.Lock()
-        # The folder on whose file system tools write, the process list that has all of them, and their nice value.
+        # The folder on whose file system tools write; the /proc that lists all tools; their nice value.
         self.written = config.state_dir if self.isolates else config.root
         self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
         self.watch = Watch(self)
-        # If others left the workspaces half of the room, and it is used up, one of them has at least this much.
+        # If the disk is full and workspaces use at least half of it, one of them uses at least this much.
         self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
 
     async def create(self, spec: WorkspaceSpec) -> Workspace:
@@ -115,15 +113,15 @@ class Host:
         """Send a request to the zygote. Raises WorkspaceFailure on failure."""
         try:
             reply, received = await self._zygote.ask(message)
-        except PeerGone as gone:
-            raise _has_gone("makes workspaces", gone) from None
+        except PeerClosed as gone:
+            raise _process_ended("creates workspaces", gone) from None
         close_all(received)
         if "error" in reply:
             raise WorkspaceFailure("CreateFailed", str(reply["error"]))
         return reply
 
     async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
-        """Have the zygote fork an init. Nothing remains if this raises."""
+        """Have the zygote fork an init. If this raises, everything is removed."""
         request = {
             "do": "create",
             "user": spec.user or self.config.user,
@@ -149,18 +147,18 @@ class Host:
                     reply, received = await self._zygote.ask(request, [theirs.fileno(), their_starts.fileno()])
                 greeting, handles = await hello if "error" not in reply and len(received) == 1 else (reply, [])
             if "error" in greeting or len(received) != 1:
-                raise PeerGone(greeting.get("error"))
+                raise PeerClosed(greeting.get("error"))
         except BaseException as error:
-            peer.close("it was not made")
+            peer.close("it was not created")
             for process in received:
                 await asyncio.shield(kill(process))
                 os.close(process)
             if "layer" in reply:
                 self.remove_layer(reply["layer"])
-            if isinstance(error, PeerGone):
-                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be made: {error}") from None
+            if isinstance(error, PeerClosed):
+                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be created: {error}") from None
             if isinstance(error, TimeoutError):
-                problem = f"workspace {spec.id!r} was not made in {_CREATE_SECONDS:.0f} s"
+                problem = f"workspace {spec.id!r} was not created in {_CREATE_SECONDS:.0f} s"
                 raise WorkspaceFailure("CreateFailed", problem) from None
             raise
         peer.forget(_HELLO)
@@ -186,13 +184,13 @@ class Host:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether the disk is full, whichever workspace has filled it."""
+        """Whether the disk is full, whatever filled it."""
         return self._room() < _FULL_BYTES
 
     def _room(self) -> float:
         """Return the bytes that can still be written, in files of at least `_bytes_a_file`."""
         info = os.statvfs(self.written)
-        # A file system that is read-only or reports no size, as some in memory, is never full.
+        # A file system that is read-only, or reports no size as some in-memory ones, is never full.
         if not info.f_blocks or info.f_flag & os.ST_RDONLY:
             return math.inf
         room = info.f_bavail * info.f_frsize
@@ -201,8 +199,8 @@ class Host:
     async def cause_of_full_disk(self, workspace: Workspace) -> str:
         """Return `Disk` if that workspace has filled the disk, `WorkspaceEnded` if it may have, else `DiskFull`.
 
-        Its processes are killed first: they could move files during the count, or hold deleted files that no list shows
-        because they are only mapped or sent through a socket.
+        Kills its processes first: they could move files during the count, or hold deleted files that cannot be listed,
+        because they are only mapped or in transit through a socket.
         """
         async with self._blaming:
             while self._removals:
@@ -219,14 +217,14 @@ class Host:
                     await workspace.fail("WorkspaceEnded", message)
                     return "WorkspaceEnded"
             workspace.has_filled_disk |= used >= self._share
-            # The kernel may free files a while after the process that held them has ended.
+            # The kernel may free a deleted file some time after its last process has ended.
             patience = time.monotonic() + _FREED_SECONDS
             while not (workspace.has_filled_disk or self._removals) and time.monotonic() < patience:
                 await asyncio.sleep(_FREED_SECONDS / 50)
                 if not self._removals and self._room() - room >= self._share:
-                    # Any writer to this disk may have freed it since.
+                    # There is space again. Any writer may have freed it, so this workspace may have filled the disk.
                     await workspace.fail(
-                        "WorkspaceEnded", "the disk was full, and had room when this workspace was ended"
+                        "WorkspaceEnded", "the disk was full, and had free space again after this workspace was ended"
                     )
                     return "WorkspaceEnded"
         return "Disk" if workspace.has_filled_disk else "DiskFull"
@@ -240,10 +238,10 @@ class Host:
         self._live.discard(workspace)
         self.watch.remove(workspace)
 
-    async def look_into(
+    async def read_frozen(
         self, workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None
     ) -> dict[str, Any]:
-        """Run a reading file operation on a frozen workspace."""
+        """Run a read-only file operation on a frozen workspace."""
         raise NotImplementedError
 
     def ancestors(self, workspace: Workspace) -> list[str]:
@@ -291,7 +289,7 @@ class OverlayHost(Host):
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
-        # Creating one needs a processor: in parallel all would be ready as late as the last.
+        # Creating a workspace keeps one processor busy, so create at most one per processor at a time.
         self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def create(self, spec: WorkspaceSpec) -> Workspace:
@@ -321,9 +319,11 @@ class OverlayHost(Host):
         return workspace
 
     async def _wait_for_room(self) -> None:
-        """Wait for a free place. A destroyed workspace keeps its place until its files are removed."""
+        """Wait for a free place, if only removals block it. A destroyed workspace keeps its place until its files are
+        removed.
+        """
         if self._remover.gone.done():
-            raise _has_gone("removes layers", self._remover.gone.result())
+            raise _process_ended("removes layers", self._remover.gone.result())
         while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
             await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
 
@@ -341,9 +341,9 @@ class OverlayHost(Host):
         self._remover.close("the host was closed")
 
     async def give_up(self) -> None:
-        """Return the zygote to its state before it became an overlay host; this host is closed."""
+        """Close this host, and return the zygote to its state before it became an overlay host."""
         await self._end_all()
-        with contextlib.suppress(PeerGone):
+        with contextlib.suppress(PeerClosed):
             await self._zygote.send(self._zygote.number(), {"do": "give up"})
 
     def _chain(self, layer: str | None) -> list[str]:
@@ -369,7 +369,7 @@ class OverlayHost(Host):
         removal.add_done_callback(self._removals.discard)
 
     async def _remove(self, layer: str) -> None:
-        with contextlib.suppress(PeerGone):
+        with contextlib.suppress(PeerClosed):
             await self._remover.ask({"layer": layer})
 
     def _files_of(self, workspace: Workspace) -> tuple[str, int | None]:
@@ -383,10 +383,10 @@ class OverlayHost(Host):
             await super().forget(workspace)
             self._by_id.pop(workspace.spec.id, None)
             self._release(workspace.layer)
-            with contextlib.suppress(PeerGone):
+            with contextlib.suppress(PeerClosed):
                 await self._zygote.send(self._zygote.number(), {"do": "spares", "spares": self._spares_wanted()})
 
-    async def look_into(
+    async def read_frozen(
         self, workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None
     ) -> dict[str, Any]:
         spec = WorkspaceSpec(
@@ -414,13 +414,15 @@ class OverlayHost(Host):
 
     def guarantees(self) -> dict[str, str]:
         return {
-            "isolation": "user, mount, pid, ipc, uts and network namespaces of its own, with container capabilities",
-            "files": "a copy-on-write layer of its own, gone with the workspace; /dev/shm too",
-            "memory": "RLIMIT_DATA for each process; the workspace's use checked every 20 ms, processes killed beyond it",
+            "isolation": "its own user, mount, pid, ipc, uts and network namespaces, with container capabilities",
+            "files": "its own copy-on-write layer, removed with the workspace; /dev/shm too",
+            "memory": "RLIMIT_DATA for each process; the workspace's use checked every 20 ms, processes killed "
+            "beyond it",
             "processes": "RLIMIT_NPROC for each user of the workspace's own user namespace; all threads checked too",
             "fileSize": "RLIMIT_FSIZE",
-            "disk": "RLIMIT_FSIZE for each file; the layer measured when the disk's use changes, processes killed beyond it",
-            "network": "a network namespace with nothing but its own loopback",
+            "disk": "RLIMIT_FSIZE for each file; the layer measured when the disk's use changes, processes "
+            "killed beyond it",
+            "network": "its own network namespace with only a loopback",
             "cpu": "None: workspaces share the sandbox's processors, and too many busy threads of one are made nice",
         }
 
@@ -447,24 +449,25 @@ class PlainHost(Host):
             )
         if self._live:
             standing = next(iter(self._live)).spec.id
-            raise WorkspaceFailure(
-                "CreateFailed", f"Plain mode has one place, which {standing!r} takes; destroy it first"
-            )
+            raise WorkspaceFailure("CreateFailed", f"Plain mode supports one workspace; destroy {standing!r} first")
         self._created_at = time.clock_gettime_ns(_FILE_CLOCK)
         return await self._make(spec, {"user": spec.user or self.config.user or _plain_user()})
 
     def _zygote_gone(self) -> None:
-        """The zygote ended. It counts the disk's use and removes files, so killing it gains nothing."""
+        """Fail the workspaces, because the zygote has ended. It measures disk use and removes files, so a tool may have
+        killed it.
+        """
         for workspace in self._live:
-            message = f"workspace {workspace.spec.id!r} has ended: the process that made it was killed"
+            message = f"workspace {workspace.spec.id!r} has ended: the process that created it was killed"
             self._failing = asyncio.create_task(workspace.fail(self.unasked_end, message))
 
     def _files_of(self, workspace: Workspace) -> tuple[str, int | None]:
-        # Not the growth of the file system: other pods write to a node's disk too.
+        # Count files instead of the file system's growth: other pods write to a node's disk too.
         return self.config.root, self._created_at
 
     async def end_init(self, workspace: Workspace, process: int) -> None:
-        # Its orphans become children of the zygote, or ours if a tool has killed that too. A stopped one is continued.
+        # Its orphans become children of the zygote, or ours if a tool has killed the zygote too. Continue the zygote if
+        # a tool has stopped it.
         await kill(process)
         processes.send(self._zygote_pid, signal.SIGCONT)
         try:
@@ -493,7 +496,7 @@ async def open_overlay_or_plain(config: HostConfig) -> tuple[OverlayHost | Plain
     """See `open_host`."""
     lock = _lock(config.state_dir)
     zygote_pid, end = take_zygote()
-    _settle()
+    _prepare_process()
     zygote = Peer(end)
     reason = None
     if config.mode != "Plain":
@@ -528,7 +531,7 @@ def _lock(state_dir: str) -> int:
     return folder
 
 
-def _settle() -> None:
+def _prepare_process() -> None:
     """Prepare the executor's own process: unreadable for tools, and reaping its orphans."""
     kernel.hide_from_tools()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -554,7 +557,7 @@ async def _prepare(zygote: Peer, config: HostConfig) -> Peer:
     }
     try:
         reply, received = await zygote.ask(request)
-    except PeerGone as gone:
+    except PeerClosed as gone:
         raise HostFailure(f"the process that creates workspaces has ended: {gone}") from None
     if "error" in reply:
         close_all(received)
@@ -563,9 +566,9 @@ async def _prepare(zygote: Peer, config: HostConfig) -> Peer:
 
 
 async def _try_out(host: OverlayHost) -> None:
-    """Create, write, run, freeze, fork, read, destroy: all operations that workspaces need.
+    """Test all operations that workspaces need: create, write, run, freeze, fork, read, destroy.
 
-    Runs as root, which every image has: a misspelt user must not disable the mode.
+    Runs as root, which every image has: a misspelt user must not make Overlay unavailable.
     """
     first = await host.create(WorkspaceSpec("trial", user="0"))
     try:
@@ -573,7 +576,7 @@ async def _try_out(host: OverlayHost) -> None:
         os.close(writable)
         await first.file("write", {"path": "/tmp/trial"}, readable)
         streams = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
-        # an image without `true` is valid, and the refusal shows that starting works
+        # an image without `true` is valid; the refusal shows that commands can be started
         with contextlib.suppress(FileFailure):
             command = await spawn(first, ["true"], stdin=streams[0], stdout=streams[1], stderr=streams[2])
             ended = await command.exited

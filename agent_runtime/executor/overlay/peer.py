@@ -1,4 +1,4 @@
-"""The executor's side of a channel to the zygote or an init: asynchronous, and without trust in what it receives."""
+"""The executor's side of a channel to the zygote or an init: asynchronous; received messages are untrusted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agent_runtime.executor.init.start_request import StartRequest
 
 # The largest reply: `list` with 5,000 entries of at most 255 bytes of name and 4 KiB of link target, escaped.
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
-# One wake-up reads this many packets at most, so that no workspace keeps the executor from the others.
+# Limit of packets that are read in a row, so that one workspace cannot delay the others.
 _PACKETS_AT_ONCE = 64
 
 Listener = Callable[[Message, list[int]], None]
 
 
-class PeerGone(Exception):
+class PeerClosed(Exception):
     """The other side has closed, or sent an invalid message; `reason` says which."""
 
 
@@ -40,7 +40,7 @@ class Peer:
             if socket_ is not None:
                 socket_.setblocking(False)
         self._end = end
-        # Requests to start a command go another way; their answers come back on this one.
+        # The socket for requests to start a command; their answers come through `end`.
         self._starts = starts or end
         self._loop = asyncio.get_running_loop()
         self._assembler = Assembler(_MAX_REPLY_BYTES)
@@ -63,7 +63,7 @@ class Peer:
         self._listeners.pop(number, None)
 
     async def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send request `number`. Raises PeerGone, or ValueError for a message over the bound."""
+        """Send request `number`. Raises PeerGone, or ValueError for a message over the limit."""
         await self._send(self._end, packets(number, encode(message)), descriptors)
 
     def start_now(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> bool:
@@ -93,7 +93,7 @@ class Peer:
                 return False
             except OSError as error:
                 self.close(f"the channel failed: {error.strerror}")
-        raise PeerGone(self.gone.result())
+        raise PeerClosed(self.gone.result())
 
     async def _writable(self, end: socket.socket) -> None:
         writable = asyncio.Event()
@@ -160,7 +160,7 @@ class Peer:
                 close_all(descriptors)
             else:
                 listener(message, descriptors)
-            # After a command's answer, no more data is expected, and another read would cost as much as the first.
+            # Do not try another read after a command's answer: usually there is no more data.
             if self.gone.done() or len(self._listeners) <= 1:
                 return
 
@@ -184,6 +184,6 @@ class Peer:
                 self._fail(answer)
 
     def _fail(self, answer: asyncio.Future[tuple[Message, list[int]]]) -> None:
-        answer.set_exception(PeerGone(self.gone.result()))
-        # Retrieved, so that asyncio logs nothing for a request without a waiting caller.
+        answer.set_exception(PeerClosed(self.gone.result()))
+        # Mark the exception as retrieved, so that asyncio logs nothing for a request without a waiting caller.
         answer.exception()

@@ -1,5 +1,5 @@
-"""What one workspace uses, and whether that exceeds its limits. Measuring reads descriptors that the executor got
-before any tool ran; deciding is pure.
+"""The resources that a workspace uses, and whether they exceed its limits. Measuring uses descriptors that the executor
+got before any tool ran.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from agent_runtime.executor.init.processes import Process, read_entry
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # The executor acts at this share, so that the use between two measurements does not reach the sandbox's own limit.
 _SANDBOX_FRACTION = 0.9
-# `make -j` with one or two jobs a processor keeps its priority.
+# Threads per processor at which tools keep their priority: enough for `make -j`.
 _THREADS_A_PROCESSOR = 2
 # sched(7): each step of nice gives a thread 1.25 times less of a busy processor; there are 19 steps.
 _NICE_RATIO = 1.25
 MAX_NICE = 19
-# Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
+# The limit if none is given: enough for any build, and far below the 32,768 process ids that a machine may have.
 MAX_PROCESSES = 8192
-# Checking this many takes about a second, in which the executor does nothing else.
+# Checking this many takes about a second, during which the executor is blocked.
 MAX_DESCRIPTORS = 131_072
 
 
@@ -60,8 +60,8 @@ def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
 def sandbox_excess(
     usages: Mapping[str, Usage], active: Iterable[str], memory_bytes: int | None, disk_bytes: int | None
 ) -> tuple[str, str] | None:
-    """Return (workspace, cause) of the active workspace to stop when all together come near the sandbox's limit: the
-    one that uses most. None if there is room, or no active workspace.
+    """Return (workspace, cause) of the active workspace that uses most, if all together come near the sandbox's limit;
+    else None.
     """
     candidates = [name for name in active if name in usages]
     if not candidates:

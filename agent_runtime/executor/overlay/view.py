@@ -1,7 +1,6 @@
-"""Build one workspace: its layers, its namespaces, its view of the image. Runs in a fork of the zygote.
-
-The order matters; docs/workspaces.md says why. All paths of a workspace are resolved from inside it, after the new root is
-in place, so that links which a frozen layer may hold lead nowhere else.
+"""Build one workspace: its layers, namespaces and mounts. Runs in a fork of the zygote. The order matters;
+docs/workspaces.md says why. All paths of a workspace are resolved inside it, after the new root is mounted, so that
+links in a frozen layer cannot lead out of it.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from agent_runtime.executor.overlay.usage import MAX_PROCESSES
 
 # Without its own limit, a workspace may fill this much of /dev/shm; Docker's 64 MiB is too little for PyTorch.
 _SHM_BYTES = 1024**3
-# A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
+# Limit of open files. A workspace uses four, so the usual soft limit of 1,024 would allow some 200 workspaces.
 _DESCRIPTORS = 65536
 # The kernel allows 3,072 pseudo-terminals in all containers of a machine together. One workspace must not take them all.
 _MAX_TERMINALS = 64
-# `tty`, in every distribution.
+# The group `tty` in every distribution.
 _TERMINAL_GROUP = 5
-# Tools go before the executor when the machine itself runs out of memory.
+# The kernel kills tools before the executor when the machine runs out of memory.
 _OOM_SCORE = 900
 # Ids in a range, without those of root and nobody.
 _CREATORS = 65534
 HELLO = 0
-# The version of the messages between spares and the keeper.
+# The number of messages between spares and the keeper.
 IDS = 0
 
 Received = tuple[int, Message, list[int]]
@@ -49,7 +48,7 @@ def make_layer(base: BaseLayers, name: str) -> None:
         os.mkdir(f"{name}/w{part}", 0o700)
 
 
-def _lay_over(base: BaseLayers, name: str, parent: str) -> None:
+def _copy_root_owner(base: BaseLayers, name: str, parent: str) -> None:
     """Give the root folder of an empty layer the owner and mode of layer `parent`."""
     for part in range(len(base.parts)):
         below = os.stat(f"{parent}/u{part}", follow_symlinks=False)
@@ -69,10 +68,9 @@ def raise_own_limits() -> None:
 def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int]:
     """Return the rlimits that enforce a workspace's limits for one process or user.
 
-    The kernel counts processes by user; that means something only where the users are the workspace's own. It also
-    counts descriptors in transit through sockets, for each user over all workspaces, and compares them with the
-    sender's own limit. Tools get half of this process's limit, so that they cannot block the processes that serve
-    workspaces.
+    The kernel counts processes per user, so that limit is set only if the workspace has its own users. It counts
+    descriptors in transit through sockets per user over all workspaces, and compares them with the sender's limit.
+    Tools get half of this process's limit, so that they cannot block the processes that serve workspaces.
     """
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2}
     if own_users:
@@ -88,35 +86,35 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
 def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
     """Become the init of a workspace, in the new mount and PID namespaces into which this process was forked.
 
-    Layer `own` is made for it at once. `requests` says first what the workspace stands on: then its files are mounted,
-    and it is shut off from all outside of it. In between, it requests its id mapping and waits for the confirmation
-    (both are IDS messages). The request says which workspace it is, and brings the init's sides of its two sockets, for
-    requests and for commands to start; it may come before any of this was done. A failure is reported over the first of
-    these, as HELLO.
+    Creates the layer `own` immediately. The first message on `requests` has the lower layers; then files are mounted
+    and the other namespaces entered. In between, it requests its id mapping and waits for the confirmation (both are
+    IDS messages). The next message has the workspace's settings and init's ends of two sockets: for requests, and for
+    commands to start. It may arrive before any of this is done. A failure is reported on the first socket, as HELLO.
     """
     try:
         make_layer(base, own)
-    except OSError:  # the error repeats when the layer is mounted, and is reported then
+    except OSError:  # the same error occurs when the layer is mounted, and is reported then
         with contextlib.suppress(OSError):
             remove(own)
-    footing = requests.receive()
-    if footing is None:
+    lower_layers = requests.receive()
+    if lower_layers is None:
         os._exit(0)
     early = failure = None
     uppers: list[int] = []
     try:
-        uppers = _mount_view(base, own, footing[1])
-        # Before the user namespace: there a process that hides, which root of a machine started, cannot write it.
+        uppers = _mount_view(base, own, lower_layers[1])
+        # Before entering the user namespace: inside, a non-dumpable process that the machine's root started cannot
+        # write it.
         write("/proc/self/oom_score_adj", str(_OOM_SCORE))
         if base.own_creators:
             # The kernel also counts a user namespace's objects (inotify) for its creator, so workspaces must not share
             # one.
             kernel.become_keeping_capabilities(base.first_id + 1 + int(own, 16) % _CREATORS)
         early = _enter_user_namespace(requests)
-        _shut_off()
+        _enter_other_namespaces()
     except OSError as error:
         failure = error
-    # A failure while no request waited may be over when one does.
+    # If the failure occurred before the request arrived, its cause may have ended since.
     is_stale = failure is not None and early is None and not select.select([requests.end], [], [], 0)[0]
     received = None if is_stale else early or requests.receive()
     if received is None:
@@ -134,7 +132,7 @@ def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
 
 
 def _enter_user_namespace(requests: Channel) -> Received | None:
-    """Become root of its own user namespace; return the request if it has arrived meanwhile."""
+    """Become root of a new user namespace; return the workspace's request if it has arrived meanwhile."""
     kernel.unshare(kernel.CLONE_NEWUSER, "user")
     requests.send(IDS, {})
     early: Received | None = None
@@ -150,8 +148,8 @@ def _enter_user_namespace(requests: Channel) -> Received | None:
     raise OSError(0, "its ids could not be mapped", "the user namespace")
 
 
-def _shut_off() -> None:
-    """Enter its own namespaces for everything else."""
+def _enter_other_namespaces() -> None:
+    """Enter new network, mount, ipc and uts namespaces, and mount /sys."""
     kernel.unshare(
         kernel.CLONE_NEWNET | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS,
         "network, mount, ipc and uts",
@@ -159,7 +157,7 @@ def _shut_off() -> None:
     socket.sethostname(HOSTNAME)
     kernel.raise_loopback()
     with contextlib.suppress(OSError):
-        # Some kernels and profiles refuse a new sysfs; then /sys stays empty.
+        # Some kernels and security profiles refuse a new sysfs; then /sys stays empty.
         kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_RDONLY | _PROC_FLAGS)
     write("/proc/sys/user/max_user_namespaces", "0")
 
@@ -184,7 +182,7 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
     layer = tuple(
         (part.strip("/") + "/" if part != "/" else "", upper) for part, upper in zip(base.parts, uppers, strict=True)
     )
-    where = WorkspaceSettings(
+    settings = WorkspaceSettings(
         isolated=True,
         user=request["user"] or "0",
         working_dir=request["workingDir"],
@@ -193,26 +191,26 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
         rlimits=process_limits(request),
         layer=layer,
     )
-    Init(channel, starts, where, proc).serve()
+    Init(channel, starts, settings, proc).serve()
 
 
 _NO_PRIVILEGES = kernel.MS_NOSUID | kernel.MS_NODEV
 _PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
 
 
-def _mount_view(base: BaseLayers, own: str, footing: Message) -> list[int]:
+def _mount_view(base: BaseLayers, own: str, lower_layers: Message) -> list[int]:
     """Mount a workspace's root and move it onto `/`; return descriptors of the layer for snapshots.
 
-    `own` is its empty layer. `footing` has the layers below: a `chain` of frozen layers, the nearest first. A view of a
+    `own` is its empty layer. `lower_layers` has the layers below: a `chain` of frozen layers, the nearest first. A view of a
     layer (`view_of`) has no layer of its own.
     """
-    chain, frozen = footing["chain"], footing["view_of"]
+    chain, frozen = lower_layers["chain"], lower_layers["view_of"]
     if frozen:
         remove(own)
     else:
         if not os.path.isdir(own):
             make_layer(base, own)
-        _lay_over(base, own, chain[0] if chain else "base")
+        _copy_root_owner(base, own, chain[0] if chain else "base")
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     uppers = [os.open(f"{frozen or own}/u{part}", folder) for part in range(len(base.parts))]
     layers = os.open(".", os.O_PATH | os.O_CLOEXEC)

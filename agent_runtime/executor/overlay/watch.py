@@ -29,15 +29,15 @@ from agent_runtime.executor.overlay.workspace import Workspace
 if TYPE_CHECKING:
     from agent_runtime.executor.overlay.hosts import Host
 
-# A process can touch about 1 GiB of new memory in a second here: some 20 MiB between two looks.
-_LOOK_SECONDS = 0.02
+# A process can use about 1 GiB of new memory in a second, so some 20 MiB between two checks.
+_CHECK_SECONDS = 0.02
 # Without limits, measuring only updates the figures of `usage`.
-_IDLE_LOOK_SECONDS = 0.25
+_IDLE_CHECK_SECONDS = 0.25
 # Number of measurements to wait for a stopped workspace before another one is considered.
-_DYING_LOOKS = 250
+_DYING_CHECKS = 250
 # Measuring takes at most a tenth of one processor, however many processes there are.
 _REST_FACTOR = 9
-# The disk is shared with the machine's own noise; smaller moves are not worth a count.
+# Other programs of the machine use the disk too, so smaller changes do not cause a count.
 _DISK_STEP_BYTES = 1024 * 1024
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
@@ -45,8 +45,8 @@ _COUNT_REST_SECONDS = 1.0
 
 
 @dataclass
-class _Known:
-    """Last observation of one workspace: its runnable threads, and its layer."""
+class _Observation:
+    """The last observation of one workspace."""
 
     file_system_used: int
     runnable: int = 0
@@ -62,7 +62,7 @@ class Watch:
         self._host, self._processors = host, len(os.sched_getaffinity(0))
         self._memory_limit, self._disk_limit = host.config.memory_bytes, host.config.disk_bytes
         self._active: set[Workspace] = set()
-        self._known: dict[Workspace, _Known] = {}
+        self._observations: dict[Workspace, _Observation] = {}
         self._stopping: dict[Workspace, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
@@ -72,20 +72,20 @@ class Watch:
     def add(self, workspace: Workspace) -> None:
         """Watch it until it has no processes."""
         self._active.add(workspace)
-        if workspace not in self._known:
-            self._known[workspace] = _Known(self._file_system_used())
+        if workspace not in self._observations:
+            self._observations[workspace] = _Observation(self._file_system_used())
         self._awake.set()
 
     def remove(self, workspace: Workspace) -> None:
         """Stop watching an ended workspace."""
         self._active.discard(workspace)
-        known = self._known.pop(workspace, None)
-        if known and known.counting:
-            known.counting.cancel()
+        observation = self._observations.pop(workspace, None)
+        if observation and observation.counting:
+            observation.counting.cancel()
 
     def close(self) -> None:
         self._task.cancel()
-        for workspace in list(self._known):
+        for workspace in list(self._observations):
             self.remove(workspace)
 
     async def _run(self) -> None:
@@ -93,43 +93,43 @@ class Watch:
             await self._awake.wait()
             limited = self._memory_limit or self._disk_limit
             limited = limited or any(_limited(workspace) for workspace in self._active)
-            await asyncio.sleep(_LOOK_SECONDS if limited else _IDLE_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS if limited else _IDLE_CHECK_SECONDS)
             began = time.thread_time()
-            await self._look_at_all()
+            await self._check_all()
             await asyncio.sleep((time.thread_time() - began) * _REST_FACTOR)
 
-    async def _look_at_all(self) -> None:
+    async def _check_all(self) -> None:
         used = self._file_system_used()
         for workspace in list(self._active):
             # Checking all of them in a row would block everything else for long.
             await asyncio.sleep(0)
             if workspace not in self._active:
                 continue
-            workspace.give_up_silent()
+            workspace.end_unreported()
             with contextlib.suppress(OSError):
-                self._look(workspace, used)
+                self._check(workspace, used)
         if not self._active:
             self._awake.clear()
         if self._stopping:
-            return  # a workspace that is being stopped still counts, so no other one is stopped for it
-        usages = {str(id(workspace)): workspace.last for workspace in self._known}
+            return  # a workspace that is being stopped still counts, so do not stop another one meanwhile
+        usages = {str(id(workspace)): workspace.last for workspace in self._observations}
         active = {str(id(workspace)): workspace for workspace in self._active}
         over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit)
         if over is not None:
             self._stop(active[over[0]], self._end(active[over[0]], over[1]))
 
-    def _look(self, workspace: Workspace, used: int) -> None:
+    def _check(self, workspace: Workspace, used: int) -> None:
         everything = all_processes(workspace.proc)
         if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
             if workspace not in self._stopping:
-                message = f"workspace {workspace.spec.id!r} has ended: its init was stopped, which no tool may do"
+                message = f"workspace {workspace.spec.id!r} has ended: a tool stopped its init, which is not allowed"
                 self._stop(workspace, workspace.fail(workspace.unasked_end, message))
             return
         running = descendants(everything, workspace.inner_init)
-        known = self._known[workspace]
+        observation = self._observations[workspace]
         tools = _tools(running, workspace.inner_init)
         count = sum(process.threads for process in tools)
-        self._share_processors(workspace, known, tools, count)
+        self._share_processors(workspace, observation, tools, count)
         running = live_threads(workspace.proc, running)
         limits = workspace.spec.limits
         memory_limit = min(
@@ -138,53 +138,60 @@ class Watch:
         hidden_memory, hidden_disk, descriptors = hidden_bytes(workspace.proc, running, self._memory_device)
         shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
         memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
-        disk = workspace.last.disk_bytes - known.hidden + hidden_disk
-        known.hidden = hidden_disk
+        disk = workspace.last.disk_bytes - observation.hidden + hidden_disk
+        observation.hidden = hidden_disk
         workspace.last = Usage(memory, count, disk, descriptors)
-        if abs(used - known.file_system_used) > _DISK_STEP_BYTES and known.counting is None:
-            known.file_system_used = used
-            known.counting = asyncio.create_task(self._count(workspace, known))
+        if abs(used - observation.file_system_used) > _DISK_STEP_BYTES and observation.counting is None:
+            observation.file_system_used = used
+            observation.counting = asyncio.create_task(self._count(workspace, observation))
         cause = excess(workspace.last, limits)
-        if cause and running and workspace not in self._stopping and not (cause == "Disk" and disk <= known.stopped_at):
+        if (
+            cause
+            and running
+            and workspace not in self._stopping
+            and not (cause == "Disk" and disk <= observation.stopped_at)
+        ):
             self._stop(workspace, self._end(workspace, cause))
         if count == 0 and not workspace.busy:
-            # The remaining processes are init's spare subreaper, or dying; neither is counted forever.
+            # The remaining processes are an idle subreaper or are ending, so stop watching.
             workspace.last = Usage(shared, 0, disk)
             self._active.discard(workspace)
 
-    def _share_processors(self, workspace: Workspace, known: _Known, tools: list[Process], count: int) -> None:
+    def _share_processors(
+        self, workspace: Workspace, observation: _Observation, tools: list[Process], count: int
+    ) -> None:
         """Raise the nice value of threads that are too many in two checks: the kernel divides processors among threads,
         not workspaces.
 
         No value is lowered again, because a pod may not do that. So threads that only wait, such as a shell's, are not
         changed.
         """
-        # Reading each thread of a large program takes a while.
+        # Reading every thread of a large program is slow.
         is_small = fair_nice(count, self._processors) == 0
         threads = [] if is_small else runnable_threads(workspace.proc, tools)
-        nice = fair_nice(min(known.runnable, len(threads)), self._processors, self._host.tool_nice)
-        known.runnable = len(threads)
+        nice = fair_nice(min(observation.runnable, len(threads)), self._processors, self._host.tool_nice)
+        observation.runnable = len(threads)
         if all(thread.nice >= nice for thread in threads):
             return
         outside = _tools(descendants(all_processes(self._host.proc), workspace.init_pid), workspace.init_pid)
         for thread in runnable_threads(self._host.proc, outside):
             if thread.nice < nice:
-                with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                with contextlib.suppress(OSError):  # the thread has ended, or belongs to another user
                     os.setpriority(os.PRIO_PROCESS, thread.pid, nice)
                     if nice == MAX_NICE:
                         os.sched_setscheduler(thread.pid, os.SCHED_IDLE, os.sched_param(0))
 
-    async def _count(self, workspace: Workspace, known: _Known) -> None:
+    async def _count(self, workspace: Workspace, observation: _Observation) -> None:
         began = time.monotonic()
         try:
-            # A tree of many files takes long to count. What is over a limit is acted on before the count is complete.
+            # Counting many files takes long, so the count stops when it exceeds a limit.
             limits = [limit for limit in (workspace.spec.limits.disk_bytes, self._disk_limit) if limit is not None]
-            enough = max(min(limits), known.stopped_at) if limits else sys.maxsize
+            enough = max(min(limits), observation.stopped_at) if limits else sys.maxsize
             counted = await self._host.measure_disk(workspace, enough=enough)
-            disk = counted.bytes + known.hidden
+            disk = counted.bytes + observation.hidden
             if counted.is_disturbed or counted.is_evaded:
                 disk = max(disk, workspace.last.disk_bytes)
-                known.file_system_used = -_DISK_STEP_BYTES  # count again at the next look
+                observation.file_system_used = -_DISK_STEP_BYTES  # count again at the next check
             workspace.last = replace(workspace.last, disk_bytes=disk)
             if counted.is_evaded and limits and workspace not in self._stopping:
                 self._stop(workspace, self._end(workspace, "Disk"))
@@ -192,11 +199,11 @@ class Watch:
         except WorkspaceFailure:
             pass
         finally:
-            known.counting = None
+            observation.counting = None
 
     def _stop(self, workspace: Workspace, ending: Coroutine[Any, Any, None]) -> None:
-        # Its files stay on disk; a later command that only removes some may run.
-        self._known[workspace].stopped_at = workspace.last.disk_bytes
+        # Its files stay on disk. A later command may run if it does not use more disk.
+        self._observations[workspace].stopped_at = workspace.last.disk_bytes
         task = asyncio.create_task(ending)
         self._stopping[workspace] = task
         task.add_done_callback(lambda _: self._stopping.pop(workspace, None))
@@ -205,12 +212,12 @@ class Watch:
         before = workspace.last.memory_bytes
         await workspace.stop_excess(cause)
         if cause == "Memory" and workspace.shm is not None:
-            await asyncio.get_running_loop().run_in_executor(None, _clear, os.dup(workspace.shm))
-        # A large process takes a while to die, and its memory counts until it has.
-        for _ in range(_DYING_LOOKS):
+            await asyncio.get_running_loop().run_in_executor(None, _remove_contents, os.dup(workspace.shm))
+        # A large process needs time to end, and its memory counts until then.
+        for _ in range(_DYING_CHECKS):
             if workspace not in self._active or workspace.last.memory_bytes <= before / 2:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
 
     def _file_system_used(self) -> int:
         info = os.statvfs(self._host.written)
@@ -227,7 +234,7 @@ def _limited(workspace: Workspace) -> bool:
     return any(limit is not None for limit in (limits.memory_bytes, limits.processes, limits.disk_bytes))
 
 
-def _clear(folder: int) -> None:
+def _remove_contents(folder: int) -> None:
     """Remove files in memory, which outlive the processes that wrote them."""
     try:
         for name in os.listdir(folder):

@@ -17,13 +17,13 @@ from agent_runtime.executor.host import Exit, FileFailure, Watcher, WorkspaceFai
 from agent_runtime.executor.init.channel import Message, close_all
 from agent_runtime.executor.init.init import CRASHED
 from agent_runtime.executor.init.start_request import StartRequest
-from agent_runtime.executor.overlay.peer import Peer, PeerGone
+from agent_runtime.executor.overlay.peer import Peer, PeerClosed
 from agent_runtime.executor.overlay.usage import Usage, resident_bytes
 
 if TYPE_CHECKING:
     from agent_runtime.executor.overlay.hosts import Host
 
-# An init only forks and forwards; one that has not answered for so long has stopped working.
+# An init only forks and forwards. If it does not answer for this long, it has stopped working.
 _ANSWER_SECONDS = 30.0
 # Before a workspace over its limits is killed from outside, its init gets this long to kill its processes.
 _KILL_SECONDS = 2.0
@@ -51,23 +51,23 @@ class Command:
     def __init__(self, workspace: Workspace, number: int, watcher: Watcher) -> None:
         self.pid = 0
         self._workspace, self._number = workspace, number
-        # None when there is no further output.
+        # None when there are no further notifications.
         self._watcher: Watcher | None = watcher
         self._cause: str | None = None
-        # Until it is known whether it was started.
+        # The time of the request; None when it is decided whether the command was started.
         self.asked_at: float | None = time.monotonic()
 
-    def hear(self, message: Message, descriptors: list[int]) -> None:
-        """Handle a message of its subreaper or init: that it started, failed to start, or ended; a short command
-        reports start and end at once.
+    def handle(self, message: Message, descriptors: list[int]) -> None:
+        """Handle a message of its subreaper or init: it has started, failed to start, or ended. A short command reports
+        start and end in one message.
         """
         close_all(descriptors)
         if self._watcher is None:
             return
         lost = _whole(message, "lost", 1, 64)
         if lost is not None:
-            # A tool has killed its subreaper. That ends the command, even if its start was not yet reported: a tool
-            # must not be able to make its own failure look like the executor's.
+            # A tool has killed its subreaper. Report the command as ended, even if its start was not reported: a tool
+            # must not be able to make its failure look like the executor's.
             self.end(None, lost)
             return
         code, number = _whole(message, "code", 0, 255), _whole(message, "signal", 1, 64)
@@ -83,30 +83,30 @@ class Command:
         if code is not None or number is not None:
             self.end(code if number is None else None, number)
 
-    def blame(self, cause: str | None) -> None:
-        """Record why it will end; the first reason is kept."""
+    def set_cause(self, cause: str | None) -> None:
+        """Set why it will end, unless a cause is set."""
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
         if self._cause is None and self._workspace.host.is_disk_full:
-            # Finding out kills its subreaper too, of which it must not hear.
+            # Finding the cause kills its subreaper too; that must not be reported as another end.
             self._workspace.forget(self._number)
-            self._workspace.help(self._end_on_full_disk(code, number))
+            self._workspace.run_in_background(self._end_on_full_disk(code, number))
         elif watcher := self._finish():
             watcher.ended(Exit(code, number, self._cause))
 
     async def _end_on_full_disk(self, code: int | None, number: int | None) -> None:
-        self.blame(await self._workspace.host.cause_of_full_disk(self._workspace))
+        self.set_cause(await self._workspace.host.cause_of_full_disk(self._workspace))
         self.end(code, number)
 
     def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
-        """Refuse to start it."""
+        """Report that it cannot be started."""
         if watcher := self._finish():
             watcher.refused(failure)
 
     def lose(self, failure: WorkspaceFailure) -> None:
         """Mark it as ended, because the workspace has ended."""
-        self.blame(failure.cause)
+        self.set_cause(failure.cause)
         if self.asked_at is None:
             self.end(None, signal.SIGKILL)
         else:
@@ -119,7 +119,7 @@ class Command:
 
     async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
         """Send a signal to the command, or to its whole tree, including orphans that left its session."""
-        self.blame(cause)
+        self.set_cause(cause)
         arguments = {"command": self._number, "pid": self.pid, "number": int(number), "tree": tree}
         await self._workspace.request({"do": "signal", "arguments": arguments}, seconds=_ANSWER_SECONDS)
 
@@ -141,7 +141,7 @@ class Workspace:
         self.spec = spec
         self.failed: asyncio.Future[WorkspaceFailure] = asyncio.get_running_loop().create_future()
         self.layer, self.proc, self.shm = layer, proc, shm
-        # Its pid in this namespace, and in the process list of `proc`.
+        # Init's pid in this namespace, and in `proc`.
         self.init_pid, self.inner_init = init_pid, 1 if host.isolates else init_pid
         self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
@@ -158,7 +158,7 @@ class Workspace:
         self._cause = self.unasked_end
         peer.listen(CRASHED, self._crashed)
         peer.gone.add_done_callback(lambda gone: self._lost(gone.result()))
-        # Its children may live on and keep the channel open, where they are not in a namespace that ends with it.
+        # In `Plain`, init's children outlive it and keep the channel open, so also watch init itself.
         asyncio.get_running_loop().add_reader(process, self._init_ended)
 
     def start(self, request: StartRequest, watcher: Watcher, descriptors: Sequence[int]) -> Command:
@@ -176,17 +176,17 @@ class Workspace:
             raise
         number = self._peer.number()
         command = self._commands[number] = Command(self, number, watcher)
-        self._peer.listen(number, command.hear)
+        self._peer.listen(number, command.handle)
         self.host.watch.add(self)
         try:
             is_asked = self._peer.start_now(number, request, descriptors)
-        except PeerGone as gone:
+        except PeerClosed as gone:
             is_asked = True
             command.refuse(self._gone(gone))
         if is_asked:
             close_all(sorted(set(descriptors)))
         else:
-            self.help(self._start_later(command, number, request, descriptors))
+            self.run_in_background(self._start_later(command, number, request, descriptors))
         return command
 
     async def _start_later(
@@ -194,20 +194,20 @@ class Workspace:
     ) -> None:
         try:
             await self._peer.start(number, request, descriptors)
-        except PeerGone as gone:
+        except PeerClosed as gone:
             command.refuse(self._gone(gone))
         finally:
             close_all(sorted(set(descriptors)))
 
-    def give_up_silent(self) -> None:
-        """Give up commands whose start was not reported for too long."""
+    def end_unreported(self) -> None:
+        """End commands whose start was not reported for too long."""
         latest = time.monotonic() - _ANSWER_SECONDS
         for command in self._commands.values():
             if command.asked_at is not None and command.asked_at < latest:
                 command.asked_at = math.inf
-                self.help(self._end_silent(command))
+                self.run_in_background(self._end_unreported_command(command))
 
-    async def _end_silent(self, command: Command) -> None:
+    async def _end_unreported_command(self, command: Command) -> None:
         try:
             await command.signal(signal.SIGKILL, tree=True)
         except WorkspaceFailure as failure:
@@ -215,7 +215,7 @@ class Workspace:
         else:
             command.end(None, signal.SIGKILL)
 
-    def help(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._helpers.add(task)
@@ -266,7 +266,7 @@ class Workspace:
             if operation not in _READS:
                 close_all([] if stream is None else [stream])
                 self._refuse_if_frozen(f"the file operation {operation!r}")
-            return await self.host.look_into(self, operation, arguments, stream)
+            return await self.host.read_frozen(self, operation, arguments, stream)
         number = self._peer.number()
         message = {"do": "file", "operation": operation, "arguments": dict(arguments)}
         answer = self._peer.expect(number)
@@ -279,10 +279,10 @@ class Workspace:
                 if stream is not None:
                     os.close(stream)
             reply, received = await answer
-        except PeerGone as gone:
+        except PeerClosed as gone:
             raise self._gone(gone) from None
         except asyncio.CancelledError:
-            with contextlib.suppress(PeerGone):
+            with contextlib.suppress(PeerClosed):
                 await self._peer.send(self._peer.number(), {"do": "cancel", "request": number})
             raise
         finally:
@@ -298,7 +298,7 @@ class Workspace:
             failure = _failure(reply)
         else:
             return reply
-        # Finding out who filled the disk kills other file operations.
+        # Finding the workspace that filled the disk kills other file operations.
         if failure.errno in (errno.ENOSPC, errno.EINTR) and self.host.is_disk_full:
             raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message)
         raise failure
@@ -308,7 +308,7 @@ class Workspace:
         try:
             async with asyncio.timeout(seconds):
                 return await self._peer.ask(message)
-        except PeerGone as gone:
+        except PeerClosed as gone:
             raise self._gone(gone) from None
         except TimeoutError:
             raise self._silent() from None
@@ -316,10 +316,10 @@ class Workspace:
     def _refuse_if_frozen(self, what: str) -> None:
         if self.frozen:
             raise WorkspaceFailure(
-                "Frozen", f"workspace {self.spec.id!r} is frozen and has no place for {what}; fork it"
+                "Frozen", f"workspace {self.spec.id!r} is frozen and does not accept {what}; fork it"
             )
 
-    def _gone(self, gone: PeerGone) -> WorkspaceFailure:
+    def _gone(self, gone: PeerClosed) -> WorkspaceFailure:
         if self.failed.done():
             return self.failed.result()
         return WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {gone}")
@@ -353,9 +353,8 @@ class Workspace:
         return self.host.ancestors(self)
 
     async def end_processes(self, cause: str) -> None:
-        """Kill all its processes, including daemons that outlived their command.
-
-        If its init does not respond in time, as on a busy node, the workspace fails: raises WorkspaceFailure.
+        """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailure, after failing
+        the workspace, if its init does not respond in time.
         """
         await self._end_processes(cause, _ANSWER_SECONDS)
 
@@ -370,7 +369,7 @@ class Workspace:
 
     async def _end_processes(self, cause: str, seconds: float, *, failed_as: str | None = None) -> None:
         for command in self._commands.values():
-            command.blame(cause)
+            command.set_cause(cause)
         try:
             await self.request({"do": "kill"}, seconds=seconds)
         except WorkspaceFailure as failure:
@@ -407,14 +406,14 @@ class Workspace:
         self._peer.finish("its init has ended")
 
     def _crashed(self, message: Message, descriptors: list[int]) -> None:
-        """Handle an error report of its init about its own code, which no tool has caused."""
+        """Handle init's report of a defect in its code."""
         close_all(descriptors)
         if self._ending is None:
             self._cause = "WorkspaceEnded"
             self._peer.close(f"its init failed: {_text(message, 'crashed')}")
 
     def _lost(self, reason: str) -> None:
-        """Handle the end of its init: everything else has ended too."""
+        """Handle the end of its init."""
         if self._cause == "Attacked":
             reason = "a tool has killed its init"
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")

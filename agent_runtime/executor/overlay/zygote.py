@@ -1,8 +1,6 @@
-"""The process from which every workspace is forked. It has read no request and holds no data of the executor.
-
+"""The zygote: the process from which every workspace is forked. Its memory has no data of the executor, because
 `start_zygote` forks it before the executor does anything else. To become an overlay host, it forks a keeper, which
-enters its own namespaces and serves instead. If the executor gives up Overlay (Auto falling back to Plain), the
-unchanged original resumes.
+enters its own namespaces and serves in its place. If the mode Auto falls back to Plain, the unchanged zygote resumes.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from agent_runtime.executor.overlay.base_layers import BaseLayers, Impossible, p
 from agent_runtime.executor.overlay.view import HELLO, IDS, build, process_limits, raise_own_limits
 from agent_runtime.executor.syscall_filter import filter_program
 
-# Steps of one layer's removal before the next layer's turn: as many as an unused layer needs.
+# Steps of removing one layer before the next layer's turn: enough to remove an unused layer.
 _STEPS = 30
 
 
@@ -63,9 +61,9 @@ def remove_layers(channel: Channel) -> NoReturn:
 
 
 _GIVEN_UP = 10
-# Ignored by the interpreter, which gets an error in their place; commands.py restores them.
-_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
-# While workspaces are being asked for, making spares would only keep the processors from those.
+# Python ignores these signals; commands.py restores their defaults for commands.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# Spares are created after this much time without requests, so that they do not delay requested workspaces.
 _CALM_SECONDS = 0.1
 _unused: list[tuple[int, socket.socket]] = []
 
@@ -77,7 +75,7 @@ def start_zygote() -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            _live(theirs)
+            _run_zygote(theirs)
         finally:
             os._exit(1)
     theirs.close()
@@ -92,13 +90,15 @@ def take_zygote() -> tuple[int, socket.socket]:
     return _unused.pop()
 
 
-def _live(end: socket.socket) -> NoReturn:
-    # A new session: a terminal's Ctrl-C goes to the executor, which then stops this process in order.
+def _run_zygote(end: socket.socket) -> NoReturn:
+    # In its own session, this process does not get a terminal's Ctrl-C; the executor does, and then stops this process.
     os.setsid()
-    # Signals that the shell or supervisor ignores (nohup, a script's `&`) are not ignored for commands.
+    # Commands must not inherit ignored signals from the shell or supervisor (nohup, a script's `&`).
     for number in range(1, signal.NSIG):
-        if number not in _PYTHONS_OWN:
-            with contextlib.suppress(OSError):  # of SIGKILL, SIGSTOP, and the two that the C library keeps
+        if number not in _IGNORED_BY_PYTHON:
+            with contextlib.suppress(
+                OSError
+            ):  # raised for SIGKILL, SIGSTOP and the two signals reserved by the C library
                 signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # If this process was started without standard streams, the channel may have got their numbers.
@@ -118,7 +118,7 @@ def _live(end: socket.socket) -> NoReturn:
 
 @dataclass
 class _Spare:
-    """A process that waits to become a workspace's init, and that workspace's layer. `process` is its pid descriptor."""
+    """A spare: a process that waits to become a workspace's init, and its layer. `process` is its pid descriptor."""
 
     pid: int
     process: int
@@ -133,12 +133,13 @@ class _Zygote:
         self._channel = channel
         self._base: BaseLayers | None = None
         self._spares: list[_Spare] = []
-        # The number of spares. They are created one by one, after a quiet time, while no spare prepares itself.
+        # The wanted number of spares, and when to create the next. They are created one by one, while no spare is being
+        # prepared.
         self._wanted, self._calm_at = 0, 0.0
         self._layers = itertools.count(1)
-        # The bases of the last two workspaces; and a spare that prepares itself for the same base.
-        self._footings: deque[Message] = deque(maxlen=2)
-        self._ahead: tuple[Message, _Spare] | None = None
+        # The lower layers of the last two workspaces; then a spare that is prepared with the same ones.
+        self._recent_layers: deque[Message] = deque(maxlen=2)
+        self._prepared: tuple[Message, _Spare] | None = None
         # Spares that are preparing and will need their ids mapped, by the descriptor on which they report it.
         self._unmapped: dict[int, _Spare] = {}
         # Layers of discarded spares, by the descriptors that report the spares' end.
@@ -161,7 +162,7 @@ class _Zygote:
                 elif self._base is not None and descriptor in self._unmapped:
                     self._map_ids(self._base, descriptor)
                 elif descriptor in self._dropped:
-                    self._clear(descriptor)
+                    self._remove_dropped_layer(descriptor)
 
     def _take_request(self) -> None:
         received = self._channel.receive()
@@ -186,7 +187,7 @@ class _Zygote:
             case "create":
                 self._fork(number, request, lambda: self._create(number, request, descriptors))
             case "spares":
-                self._want(request["spares"])
+                self._set_wanted(request["spares"])
             case "measure":
                 self._fork(number, request, lambda: self._measure(number, request))
             case "sweep":
@@ -205,19 +206,19 @@ class _Zygote:
 
     def _take_spare(self, base: BaseLayers, number: int, request: Message, descriptors: list[int]) -> None:
         """Pass the request to a spare, or to a new process if none waits. Killed spares are skipped."""
-        self._want(request["spares"])
-        footing = {"chain": request["chain"], "view_of": request["view_of"]}
-        self._footings.append(footing)
-        spare = self._on(base, footing)
+        self._set_wanted(request["spares"])
+        lower_layers = {"chain": request["chain"], "view_of": request["view_of"]}
+        self._recent_layers.append(lower_layers)
+        spare = self._spare_with_layers(base, lower_layers)
         while not spare.channel.send(number, request, descriptors):
             self._drop(spare)
-            spare = self._on(base, footing)
+            spare = self._spare_with_layers(base, lower_layers)
         self._channel.send(number, {"pid": spare.pid, "layer": spare.layer}, [spare.process])
         spare.is_taken = True
         if spare.is_mapped:
-            self._let_go(base, spare)
+            self._release(base, spare)
 
-    def _want(self, spares: int) -> None:
+    def _set_wanted(self, spares: int) -> None:
         self._wanted, self._calm_at = spares, time.monotonic() + _CALM_SECONDS
 
     def _restock(self, base: BaseLayers) -> None:
@@ -227,51 +228,49 @@ class _Zygote:
         except OSError:
             self._wanted = 0
 
-    def _on(self, base: BaseLayers, footing: Message) -> _Spare:
-        """Return a spare that already has, or now gets, the layers of its workspace."""
-        if self._ahead is not None and self._ahead[0] == footing:
-            spare, self._ahead = self._ahead[1], None
+    def _spare_with_layers(self, base: BaseLayers, lower_layers: Message) -> _Spare:
+        """Return a spare that has mounted these lower layers, or will mount them."""
+        if self._prepared is not None and self._prepared[0] == lower_layers:
+            spare, self._prepared = self._prepared[1], None
             return spare
-        return self._tell(base, footing)
+        return self._send_layers(base, lower_layers)
 
-    def _tell(self, base: BaseLayers, footing: Message) -> _Spare:
-        """Return a spare that begins to prepare itself on `footing`."""
+    def _send_layers(self, base: BaseLayers, lower_layers: Message) -> _Spare:
+        """Send the lower layers to a spare, which mounts them; return the spare."""
         while True:
             spare = self._spares.pop(0) if self._spares else self._fork_spare(base)
-            if spare.channel.send(IDS, footing):
+            if spare.channel.send(IDS, lower_layers):
                 self._unmapped[spare.channel.end.fileno()] = spare
                 self._poll.register(spare.channel.end, select.POLLIN)
                 return spare
             self._drop(spare)
 
     def _map_ids(self, base: BaseLayers, descriptor: int) -> None:
-        """Let a spare continue that has entered its user namespace."""
+        """Map the ids of a spare that has entered its user namespace, and let it continue."""
         spare = self._unmapped.pop(descriptor)
         self._poll.unregister(descriptor)
         if spare.channel.receive() is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # it has died since: the caller that waits for its greeting gets an error
+            with contextlib.suppress(OSError):  # it has died: the caller that waits for its HELLO gets an error
                 write_maps(spare.pid, base.uid_map, base.gid_map)
                 spare.channel.send(IDS, {})
         spare.is_mapped = True
         if spare.is_taken:
-            self._let_go(base, spare)
+            self._release(base, spare)
 
-    def _let_go(self, base: BaseLayers, spare: _Spare) -> None:
-        """Release a spare that is complete. If the last two workspaces have the same layers, prepare another one with
-        them.
+    def _release(self, base: BaseLayers, spare: _Spare) -> None:
+        """Forget a spare that has become a workspace. If the last two workspaces have the same lower layers, prepare
+        another spare with them.
         """
         spare.channel.end.close()
         os.close(spare.process)
-        footing, *before = reversed(self._footings)
-        if before != [footing] or (self._ahead is not None and self._ahead[0] == footing):
+        lower_layers, *before = reversed(self._recent_layers)
+        if before != [lower_layers] or (self._prepared is not None and self._prepared[0] == lower_layers):
             return
-        if self._ahead is not None:
-            self._drop(self._ahead[1])
-        self._ahead = None
+        if self._prepared is not None:
+            self._drop(self._prepared[1])
+        self._prepared = None
         with contextlib.suppress(OSError):
-            self._ahead = footing, self._tell(base, footing)
+            self._prepared = lower_layers, self._send_layers(base, lower_layers)
 
     def _drop(self, spare: _Spare) -> None:
         """Discard it and its layer."""
@@ -283,7 +282,7 @@ class _Zygote:
         self._dropped[spare.process] = spare.layer
         self._poll.register(spare.process, select.POLLIN)
 
-    def _clear(self, process: int) -> None:
+    def _remove_dropped_layer(self, process: int) -> None:
         """Remove the layer of a discarded spare that has ended."""
         self._poll.unregister(process)
         os.close(process)
@@ -308,7 +307,7 @@ class _Zygote:
 
     def _end_everything(self) -> NoReturn:
         processes.kill_below(_proc(), os.getpid())
-        spares = [*self._spares, *([self._ahead[1]] if self._ahead else [])]
+        spares = [*self._spares, *([self._prepared[1]] if self._prepared else [])]
         for layer in [*self._dropped.values(), *(spare.layer for spare in spares)]:
             with contextlib.suppress(OSError):
                 remove(layer)
@@ -344,7 +343,7 @@ class _Zygote:
         channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
         channel.send(HELLO, {})
         root = request["root"].rstrip("/")
-        where = WorkspaceSettings(
+        settings = WorkspaceSettings(
             isolated=False,
             root=root,
             user=request["user"] or str(os.geteuid()),
@@ -353,10 +352,10 @@ class _Zygote:
             environment=request["environment"],
             rlimits=process_limits(request, own_users=False),
         )
-        Init(channel, starts, where, _proc()).serve()
+        Init(channel, starts, settings, _proc()).serve()
 
     def _measure(self, number: int, request: Message) -> None:
-        # Of `Plain`, whose processes have been killed: a tool of our user may have hidden files from us.
+        # In `Plain`, after its processes were killed: a tool with our user may have made folders unreadable.
         makes_readable = request["since"] is not None and request["least"] > 0
         counted = disk_use(
             request["folder"],

@@ -71,7 +71,7 @@ class Call:
 
 
 class Body(enum.Enum):
-    """Type of a route's body. A newer hold may break off only work that reads an INPUT body."""
+    """Type of a route's body. A newer hold may cancel only work that reads an INPUT body."""
 
     NOTHING = enum.auto()
     JSON = enum.auto()
@@ -80,7 +80,7 @@ class Body(enum.Enum):
 
 
 class Rule(enum.Enum):
-    """What a call of a route must name besides the token."""
+    """What a call of a route must name, besides the token in its headers."""
 
     READ = enum.auto()
     """Nothing: it changes nothing. With a key, its reply is remembered."""

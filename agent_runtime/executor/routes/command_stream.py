@@ -1,7 +1,7 @@
 """A connection that carries commands; docs/executor.md, "Commands", describes its frames.
 
-It is the only way to start one. A tool call is one small command: as a request of HTTP with a body of JSON, reading and
-writing these took half of what we add to it (docs/benchmarks.md).
+It is the only way to start a command. Tool calls are short commands; as HTTP requests with JSON bodies, parsing took
+half of our overhead (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from agent_runtime.executor.notifier import Notifier
 from agent_runtime.executor.routes.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES, Call
 from agent_runtime.executor.sandbox import Sandbox
 
-# The most bytes of each end of a stream in one answer, and of the middle that is kept.
+# Limits of a command's caps: bytes of the head and of the tail of each stream, and of the middle.
 MAX_CAP_BYTES = 1024 * 1024
 MAX_SPILL_BYTES = 1024**4
-# Short of the minute after which proxies and NAT tables cut silent connections.
+# A waiting caller gets a frame this often, because proxies and NAT tables close connections that are silent for a
+# minute.
 ANSWER_SECONDS = 25.0
-# Most bytes of a frame: its strings, within the limit of a JSON body, and standard input.
+# Limit of a frame: its strings (as for a JSON body) and standard input.
 MAX_FRAME_BYTES = MAX_INPUT_BYTES + MAX_JSON_BYTES
 
 _NUMBER_BYTES = HEAD.size - 4
@@ -45,10 +46,8 @@ async def attach(call: Call) -> Switched:
 
 
 class Command(NamedTuple):
-    """A command in a frame. `digest` covers everything that a repeat must have in common with it, which excludes the
-    caller.
-
-    A command that `lives_on` is answered when it has started, any other when it has ended.
+    """A command in a frame. `digest` covers everything that must be the same in a repeat, so not the hold. A command
+    that `lives_on` is answered when it has started, any other when it has ended.
     """
 
     attempt: str
@@ -70,18 +69,20 @@ def read_command(content: bytes | bytearray) -> Command:
         key, workspace, cwd, user, how, count, *more = strings
         arguments, variables = more[: int(count)], more[int(count) :]
     except (ValueError, struct.error):
-        raise bad_request("command: not the strings and numbers that were announced") from None
+        raise bad_request("command: the frame does not match its header: strings or numbers are incomplete") from None
     if not variables or variables.pop() or len(arguments) != int(count):
-        raise bad_request("command: not as many strings as were announced, each ended by a NUL")
+        raise bad_request("command: the number of strings terminated by NUL does not match the announced counts")
     is_endless = deadline_seconds == math.inf
     if not (is_endless or 0 <= deadline_seconds <= MAX_NUMBER) or max(head, tail) > MAX_CAP_BYTES:
         raise bad_request(
-            f"command: a deadline of 0 to {MAX_NUMBER:g} s, and at most {MAX_CAP_BYTES} bytes of head and tail expected, "
+            f"command: a deadline of 0 to {MAX_NUMBER:g} s, and at most {MAX_CAP_BYTES} bytes of head and tail "
+            "expected, "
             f"got {deadline_seconds:g}, {head} and {tail}"
         )
     if spill > MAX_SPILL_BYTES or lives_on > 1 or (rows == 0) != (columns == 0):
         raise bad_request(
-            f"command: at most {MAX_SPILL_BYTES} bytes between head and tail, 0 or 1 for one that lives on, and rows with "
+            f"command: at most {MAX_SPILL_BYTES} bytes between head and tail, 0 or 1 for one that lives on, and "
+            "rows with "
             f"columns expected, got {spill}, {lives_on}, {rows} and {columns}"
         )
     return Command(
@@ -212,7 +213,7 @@ class CommandStream(asyncio.Protocol):
         self._input = bytearray()
         # Remaining bytes of an oversized frame, which are discarded.
         self._unread_bytes = 0
-        # By number, and in the order in which they are due.
+        # By number, ordered by due time.
         self._waiting: dict[int, _Waiting] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -247,7 +248,7 @@ class CommandStream(asyncio.Protocol):
                 self._transport.abort()
             elif size > MAX_FRAME_BYTES:
                 self._unread_bytes = end
-                error = ApiError("TooLarge", f"command of {size} bytes: at most {MAX_FRAME_BYTES} are taken")
+                error = ApiError("TooLarge", f"command of {size} bytes: at most {MAX_FRAME_BYTES} are accepted")
                 self._transport.write(refusal(number, error))
             elif len(self._input) < end:
                 return
@@ -257,7 +258,7 @@ class CommandStream(asyncio.Protocol):
                 self._ask(number, content)
 
     def pause_writing(self) -> None:
-        # A client that does not read its answers gets no more; its commands still end.
+        # Stop reading requests from a client that does not read its answers; its commands still end.
         self._transport.pause_reading()
         self._stall = self.loop.call_later(STALL_SECONDS, self._transport.abort)
 
@@ -304,9 +305,9 @@ class CommandStream(asyncio.Protocol):
     def _wait(self, waiting: _Waiting) -> None:
         self._waiting[waiting.number] = waiting
         if self._timer is None:
-            self._timer = self.loop.call_at(waiting.until, self._say_running)
+            self._timer = self.loop.call_at(waiting.until, self._report_running)
 
-    def _say_running(self) -> None:
+    def _report_running(self) -> None:
         self._timer = None
         now = self.loop.time()
         for waiting in list(self._waiting.values()):
@@ -316,4 +317,4 @@ class CommandStream(asyncio.Protocol):
             waiting.until = now + ANSWER_SECONDS
             self._waiting[waiting.number] = self._waiting.pop(waiting.number)
         if self._waiting:
-            self._timer = self.loop.call_at(next(iter(self._waiting.values())).until, self._say_running)
+            self._timer = self.loop.call_at(next(iter(self._waiting.values())).until, self._report_running)

@@ -20,7 +20,7 @@ from agent_runtime.executor.notifier import until_ready
 from agent_runtime.executor.overlay.workspace import Workspace
 from agent_runtime.executor.routes.calls import Call
 
-# A body of up to this many bytes is sent as one reply, with its length; a longer one in chunks.
+# A longer body is sent in chunks; up to this many bytes, in one reply with Content-Length.
 _WHOLE_BYTES = 64 * 1024
 # A killed helper ends within a millisecond, or later on an overloaded machine.
 KILL_SECONDS = 5.0
@@ -100,7 +100,7 @@ class _Download:
         return self
 
     def put_back(self, pieces: list[bytes]) -> None:
-        """Queue these pieces, so that the next read returns them first."""
+        """Return these pieces again before further ones."""
         self._put_back = pieces
 
     async def __anext__(self) -> bytes:
@@ -170,13 +170,13 @@ async def _pour(request: Request, descriptor: int) -> None:
 
 
 async def _reader_gone(descriptor: int) -> None:
-    """Return when no process has a pipe's other end open; a helper that does not close it is given KILL_SECONDS."""
+    """Wait until no process has the pipe's reading end open, for at most KILL_SECONDS."""
     poll = select.poll()
     poll.register(descriptor, 0)
     for _ in range(int(KILL_SECONDS / _LOOK_AGAIN_SECONDS)):
         if poll.poll(0):
             return
-        # A pipe that can be written to is always ready for the loop, so its end cannot be waited for there.
+        # The event loop cannot wait for this: it considers a writable pipe ready.
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
 

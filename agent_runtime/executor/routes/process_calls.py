@@ -83,7 +83,7 @@ def _process(call: Call, entry: WorkspaceEntry) -> Process:
     if process is None:
         raise ApiError(
             "NotFound",
-            f"process {call.segments[3]!r} does not exist in workspace {entry.id!r}; those that have ended are forgotten "
-            "with their turn",
+            f"process {call.segments[3]!r} does not exist in workspace {entry.id!r}; ended processes are forgotten "
+            "when their turn is acknowledged",
         )
     return process

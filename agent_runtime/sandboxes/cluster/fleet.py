@@ -31,22 +31,20 @@ from agent_runtime.sandboxes.prepare import prepared_id
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, Security, WorkspaceMode
 
-# The next group usually starts within a few model calls. Keep an empty sandbox for that long, because a new one must be
-# started.
+# How long to keep an empty sandbox for the next group, which usually starts within a few model calls.
 KEEP_EMPTY_SECONDS = 30.0
-# The operator ends a start that takes too long, and knows the reason; its message should come before ours.
+# The operator ends a start that takes too long, and gives the reason. Wait for it before giving up.
 OPERATOR_GRACE_SECONDS = 5.0
-# The number of starts lost to evictions and similar causes before the caller gets an error: the cluster is not ready
-# for this.
+# After this many starts were lost to evictions and similar causes, the caller gets an error.
 START_LOSSES = 3
 # The operator learns of a pod's end within a second or two; a restarting API server reports it up to a minute later.
 REASON_SECONDS, REASON_OUTAGE_SECONDS, REASON_POLL_SECONDS = 10.0, 80.0, 0.25
-# Kubernetes reports a node's end after 50 s (node-monitor-grace-period), and the operator 30 s later. Without that
-# report the running tool call would be blamed.
+# Kubernetes reports a node's failure after 50 s (node-monitor-grace-period), and the operator 30 s later. Without the
+# report, the failure would be attributed to the running tool call.
 NODE_REASON_SECONDS = 120.0
-# Endings that a network outage can cause: no reply arrives here, or no request arrives there.
+# Reasons of sandbox ends that a network outage can cause.
 CAUSED_BY_NETWORK = frozenset({"SandboxLost", "Idle"})
-# Time passes only for empty sandboxes, and for places that others took.
+# Interval of checks for empty sandboxes, and for places in use by unknown workspaces.
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
 
@@ -71,7 +69,7 @@ class Kind:
     key: str
     spec: SandboxSpec
     places: int
-    """Expected places of the next one: the requested number, until one of them had another number."""
+    """Expected places of the next sandbox: the requested number, or the number that an earlier one had."""
     is_reusable: bool
     is_alone: bool = False
     """Each attempt of this kind gets a new sandbox, which hosts no other attempt before or after it."""
@@ -87,7 +85,7 @@ class Fleet:
         self, job: RolloutJob, runner: int, key: str, api: KubeApi, on_started: Callable[[float], None]
     ) -> None:
         if job.metadata.uid is None:
-            raise ValueError("metadata.uid of the job is missing; expected the RolloutJob as the API server has it")
+            raise ValueError("metadata.uid of the job is missing; expected a RolloutJob read from the API server")
         self._job, self._runner, self._key, self._api = job, runner, key, api
         self._on_started = on_started
         self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
@@ -139,7 +137,7 @@ class Fleet:
                 waiter.placed.set_exception(SandboxFailure("ProviderUnavailable", "the cluster provider was closed"))
             kind.waiting.clear()
         for held in self.held.values():
-            self._let_go(held, delete=not keep)
+            self._release(held, delete=not keep)
         self.held.clear()
         if self._going:
             await asyncio.wait(self._going, timeout=CLOSE_SECONDS)
@@ -169,7 +167,7 @@ class Fleet:
                 return await asyncio.shield(waiter.placed)
         except TimeoutError:
             self._stop_waiting(kind, waiter)
-            raise self._too_late(kind, identity, spec.start_seconds) from None
+            raise self._timeout_failure(kind, identity, spec.start_seconds) from None
         except asyncio.CancelledError:
             self._stop_waiting(kind, waiter)
             raise
@@ -208,7 +206,7 @@ class Fleet:
         """
         with contextlib.suppress(SandboxFailure):
             await held.recount()
-        if held.is_spent:
+        if held.is_used_up:
             self._give_back(held)
         self._plan(self._kinds[held.kind])
 
@@ -220,7 +218,7 @@ class Fleet:
         elif waiter.placed.exception() is None:
             self.leave(waiter.placed.result(), waiter.identity)
 
-    # From here on: decisions that need no waiting.
+    # The following methods decide without waiting.
 
     def _plan(self, kind: Kind) -> None:
         if not self._is_open:
@@ -265,7 +263,7 @@ class Fleet:
         return self._kinds.setdefault(key, fresh)
 
     def _open(self, kind: Kind) -> None:
-        held = self._hold(new_name(self._job.metadata.name, self._runner), kind.key)
+        held = self._add_sandbox(new_name(self._job.metadata.name, self._runner), kind.key)
         held.is_single_use = kind.is_alone
         body = sandbox_object(self._job, self._runner, held.name, kind.spec)
         held.creation = self._spawn(self._create(held, body, kind.spec.start_seconds))
@@ -278,7 +276,7 @@ class Fleet:
             if is_denied_role(error):
                 word = ACCESS_DENIED
                 words += "; check that the runner's ServiceAccount, Role and RoleBinding exist"
-            self._lose(held, Reason(word, words))
+            self._handle_end(held, Reason(word, words))
             return
         self._changed(held.name, sandbox_view(created))
 
@@ -288,13 +286,13 @@ class Fleet:
         if kind is None:
             return
         self._kind(SandboxSpec.model_validate(view.spec))
-        held = self._hold(view.name, kind)
+        held = self._add_sandbox(view.name, kind)
         held.is_adopted = True
         self._changed(view.name, view)
 
-    def _hold(self, name: str, kind: str) -> HeldSandbox:
+    def _add_sandbox(self, name: str, kind: str) -> HeldSandbox:
         held = self.held[name] = HeldSandbox(
-            name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._find_out
+            name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._reason_of_end
         )
         return held
 
@@ -303,9 +301,9 @@ class Fleet:
         if held is None:
             return
         if view is None:
-            # Created, and not yet seen by a list that is older.
+            # It was created after the list was read.
             if held.uid is not None:
-                self._lose(held, deleted(name))
+                self._handle_end(held, deleted(name))
             return
         if view.problem is not None and view.problem.word not in self._told:
             self._told.add(view.problem.word)
@@ -315,9 +313,9 @@ class Fleet:
             # The Sandbox may exist although the reply was lost. A full quota would then refuse all retries.
             held.creation.cancel()
         if view.ending is not None:
-            self._lose(held, Reason(view.ending.word, f"Sandbox {name}: {view.ending.message}"))
+            self._handle_end(held, Reason(view.ending.word, f"Sandbox {name}: {view.ending.message}"))
         elif held.sandbox is None and view.pod_ip != held.pod_ip:
-            # Its first pod, or the one in its place after the executor's trial of Overlay failed.
+            # The first pod, or its replacement after the trial of Overlay failed.
             held.forget_pod()
             if view.can_be_reached:
                 held.pod_ip = view.pod_ip
@@ -327,7 +325,7 @@ class Fleet:
         try:
             await held.connect(view)
         except SandboxFailure as failure:
-            self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+            self._handle_end(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
             return
         kind = self._kinds[held.kind]
         if kind.is_reusable and not held.is_reusable:
@@ -335,11 +333,11 @@ class Fleet:
         kind.places, kind.is_reusable = held.places, held.is_reusable
         if not held.is_adopted:
             self._on_started(held.seconds())
-        elif held.is_spent:
+        elif held.is_used_up:
             self._give_back(held)
         self._plan(kind)
 
-    def _lose(self, held: HeldSandbox, reason: Reason) -> None:
+    def _handle_end(self, held: HeldSandbox, reason: Reason) -> None:
         """Handle the end of a sandbox: its workspaces, and the requests that waited for its start."""
         if self.held.get(held.name) is not held:
             return
@@ -357,11 +355,11 @@ class Fleet:
                     kind.waiting.remove(waiter)
                     waiter.placed.set_exception(SandboxFailure(reason.word, reason.message))
         held.end(reason)
-        self._let_go(held, delete=True)
+        self._release(held, delete=True)
         self._plan(kind)
 
     async def _give_back_if_empty(self, held: HeldSandbox) -> None:
-        # A runner that was frozen and replaced must not delete its successor's sandbox.
+        # Recount first: a runner that was frozen and replaced must not delete its successor's sandbox.
         with contextlib.suppress(SandboxFailure):
             await held.recount()
         if not held.taken and not held.foreign:
@@ -371,15 +369,15 @@ class Fleet:
         if self.held.get(held.name) is held:
             del self.held[held.name]
             held.end(Reason("SandboxLost", f"Sandbox {held.name} was deleted because it was empty"))
-            self._let_go(held, delete=True)
+            self._release(held, delete=True)
 
-    def _let_go(self, held: HeldSandbox, *, delete: bool) -> None:
+    def _release(self, held: HeldSandbox, *, delete: bool) -> None:
         task = asyncio.create_task(held.close(delete=delete))
         self._going.add(task)
         task.add_done_callback(self._going.discard)
 
-    async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
-        """Return the failure for a broken connection: why its Sandbox has ended. None if it has not and responds again."""
+    async def _reason_of_end(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
+        """Return why the Sandbox of a broken connection has ended. None if it has not ended and responds again."""
         if not await held.answers():
             if held.inquiry is None:
                 held.inquiry = self._spawn(self._inquire(held, failure))
@@ -388,19 +386,19 @@ class Fleet:
 
     async def _inquire(self, held: HeldSandbox, failure: SandboxFailure) -> None:
         await self._wait_for_end(held, REASON_SECONDS)
-        # Checked only now: a failing node may refuse connections for a moment before it drops them.
+        # Check this only now: a failing node may refuse connections before it drops packets.
         if held.ended is None and await held.is_cut_off():
             await self._wait_for_end(held, NODE_REASON_SECONDS - REASON_SECONDS)
-        with contextlib.suppress(ApiError):  # A watch whose connection is dead reports nothing.
+        with contextlib.suppress(ApiError):  # Ask the API server too: a watch with a dead connection reports nothing.
             found = await self._api.get_sandbox(held.name, patience_seconds=REASON_SECONDS)
             self._changed(held.name, sandbox_view(found))
-        if not await held.answers():  # Otherwise the network between them was down.
-            self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+        if not await held.answers():  # If it answers, the network was down.
+            self._handle_end(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
         held.inquiry = None
 
     def _is_cut_off(self, held: HeldSandbox) -> bool:
-        """Whether the network is the cause. Sandboxes with their own kernel (gVisor, Kata) or extra rights prove
-        nothing.
+        """Whether the network is the cause. Never for sandboxes with their own kernel (gVisor, Kata) or extra rights,
+        where the probe is not reliable.
         """
         spec = self._job.spec
         is_nodes_kernel = spec.sandbox.runtime_class_name is None and spec.security is Security.STANDARD
@@ -416,8 +414,8 @@ class Fleet:
             waited += REASON_POLL_SECONDS
             listened += REASON_POLL_SECONDS if self._watch.is_current else 0.0
 
-    def _too_late(self, kind: Kind, identity: str, seconds: float) -> SandboxFailure:
-        """Return the failure of a request that timed out; equally old starts are given up."""
+    def _timeout_failure(self, kind: Kind, identity: str, seconds: float) -> SandboxFailure:
+        """Return the failure of a request that timed out, and give up starts that are as old."""
         starting = [one for one in self.held.values() if one.kind == kind.key and one.sandbox is None]
         if not starting:
             return no_place(identity, seconds)

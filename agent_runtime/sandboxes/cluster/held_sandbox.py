@@ -20,9 +20,9 @@ from rollout_api.cluster import EXECUTOR_PORT, executor_token
 PROVIDER = "cluster"
 # The executor listens about 0.2 s after its container starts; on a node that starts many pods, several seconds.
 LISTEN_SECONDS, LISTEN_POLL_SECONDS = 60.0, 0.02
-# Time limit of a health check: enough for an executor under load. A dead pod's address never responds.
+# Time limit of a health check of a loaded executor. The address of a dead pod never responds.
 ANSWER_SECONDS = 5.0
-# A packet that was lost is sent again after 1 s, and after 3 s.
+# Long enough for two retransmissions of a lost packet, after 1 s and 3 s.
 CONNECT_SECONDS = 4.0
 PREPARED = "prepared-"
 
@@ -39,7 +39,7 @@ class HeldSandbox:
         api: KubeApi,
         key: str,
         idle_seconds: float,
-        find_out: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure | None]],
+        reason_of_end: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure | None]],
     ) -> None:
         self.name, self.kind = name, kind
         self.uid: str | None = None
@@ -48,9 +48,9 @@ class HeldSandbox:
         self.sandbox: ExecutorSandbox | None = None
         self.places, self.is_reusable, self.is_adopted = 0, True, False
         self.is_single_use = False
-        """For one attempt alone: no other one may use it later."""
+        """Whether it is for a single attempt."""
         self.was_used = False
-        """A workspace is in it or was in it. An adopted one counts as used, because nobody can tell."""
+        """Whether it has or had a workspace. An adopted sandbox counts as used."""
         self.taken: dict[str, str | None] = {}
         """Workspaces that this process knows, and the prepared states that they are or will be forked from."""
         self.foreign: set[str] = set()
@@ -64,7 +64,7 @@ class HeldSandbox:
         self.inquiry: asyncio.Task[None] | None = None
         self.probe: NetworkProbe | None = None
         self._api, self._key, self._idle_seconds = api, key, idle_seconds
-        self._find_out = find_out
+        self._reason_of_end = reason_of_end
         self._client: WatchedClient | None = None
         self._asked_for = self._empty_since = time.monotonic()
 
@@ -83,8 +83,8 @@ class HeldSandbox:
         )
 
     @property
-    def is_spent(self) -> bool:
-        """Whether it is empty and must not host another workspace, which would find what an earlier one left."""
+    def is_used_up(self) -> bool:
+        """Whether it is empty and must not host another workspace, which could see files of an earlier one."""
         return self.was_used and not self.is_reusable and not self.taken and not self.foreign
 
     def has(self, identity: str) -> bool:
@@ -113,7 +113,7 @@ class HeldSandbox:
         """Wait until its executor responds, and read its places. Raises SandboxFailure."""
         token = executor_token(self._key, self.name, view.uid)
         address = f"tcp:{_host(str(view.pod_ip))}:{EXECUTOR_PORT}"
-        self._client = client = WatchedClient(address, token, lambda failure: self._find_out(self, failure))
+        self._client = client = WatchedClient(address, token, lambda failure: self._reason_of_end(self, failure))
 
         async def pause() -> float:
             return LISTEN_POLL_SECONDS
@@ -168,7 +168,7 @@ class HeldSandbox:
         live = {workspace["id"] for workspace in listed if workspace["state"] == "Live"}
         self.groups |= {workspace["id"] for workspace in listed if workspace["id"].startswith(PREPARED)}
         was_foreign = bool(self.foreign)
-        # A state that is being prepared occupies the place of the members that wait for it.
+        # A prepared state uses the place of a member that waits for it, so it is not foreign.
         self.foreign = live - self.taken.keys() - set(self.taken.values())
         if was_foreign and not self.foreign:
             self._empty_since = time.monotonic()
@@ -184,8 +184,8 @@ class HeldSandbox:
         return self.ended is None
 
     async def is_cut_off(self) -> bool:
-        """Whether its address does not even refuse a connection, as when its node is dead."""
-        if self.pod_ip is None:  # another pod may take its place in the meantime
+        """Whether its address neither accepts nor refuses connections, as when its node is dead."""
+        if self.pod_ip is None:  # its pod may be replaced in the meantime
             return False
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -204,8 +204,9 @@ class HeldSandbox:
         if self.pod_ip is not None:
             return SandboxFailure(
                 "ExecutorUnreachable",
-                f"{late}: its pod runs, but nothing answers at {self.pod_ip}, port {EXECUTOR_PORT}; see the pod's log, and "
-                "that no NetworkPolicy but the operator's own keeps runners out",
+                f"{late}: its pod runs, but does not answer at {self.pod_ip}, port {EXECUTOR_PORT}; see the pod's "
+                "log, and "
+                "check that no other NetworkPolicy than the operator's blocks runners",
             )
         if self.view is not None and self.view.problem is not None:
             return SandboxFailure(self.view.problem.word, f"{late}: {self.view.problem.message}")
@@ -214,7 +215,7 @@ class HeldSandbox:
         )
 
     def end(self, reason: Reason) -> None:
-        """Mark it as ended: everything that waits for it or for its executor fails now."""
+        """Mark it as ended. Callers that wait for it or its executor get a failure."""
         self.ended = reason
         if self._client is not None:
             self._client.end(reason)

@@ -1,7 +1,7 @@
 """Distinguishes an outage of the network from an executor that does not respond.
 
-The kernel of a pod acknowledges the probes of an open connection whatever its processes do, even if the executor hangs
-or the policy has filled its queue of connections. So unacknowledged probes indicate a network outage.
+The kernel of a pod acknowledges probes of an open connection even if the executor hangs or its queue of connections is
+full. So unacknowledged probes indicate a network outage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import errno
 import socket
 
-# The kernel's probes: the first one after IDLE_SECONDS of silence, and so many unacknowledged ones end the connection.
+# TCP keep-alive: the first probe after IDLE_SECONDS of silence, then every PROBE_SECONDS; PROBES unacknowledged ones
+# end the connection.
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 5, 5, 6
 # The executor closes a connection without a request after 300 s (executor/http/server.py); then another one is opened.
 OPEN_SECONDS, PAUSE_SECONDS = 4.0, 1.0
@@ -24,7 +25,7 @@ class NetworkProbe:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self.is_cut_off = False
-        """The kernel at the other end acknowledged nothing, and no connection could be opened since."""
+        """Whether probes were not acknowledged, and no connection could be opened since."""
         self._work = asyncio.create_task(self._follow())
 
     def stop(self) -> None:
@@ -32,7 +33,7 @@ class NetworkProbe:
 
     async def _follow(self) -> None:
         while True:
-            # A connection that cannot be opened proves nothing: the policy may have filled the executor's queue.
+            # Ignore connections that cannot be opened: the policy may have filled the executor's queue.
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(OPEN_SECONDS):
                     reader, writer = await asyncio.open_connection(self._host, self._port)

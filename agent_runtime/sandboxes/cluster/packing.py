@@ -1,6 +1,6 @@
-"""Which sandbox gets the next workspace, when another one is opened, and which are deleted. Pure.
+"""Decides which sandbox gets the next workspace, when another one is opened, and which are deleted.
 
-All sandboxes and requests of one plan are of one kind: whatever one of these sandboxes offers serves any of the requests.
+All sandboxes and requests of one plan are of the same kind, so each sandbox is suitable for each request.
 
 - A place that is free is given away at once.
 - A member goes where its group's prepared state is while there is a place. A new group goes where all of it will fit, into
@@ -91,7 +91,7 @@ def plan_packing(requests: Sequence[Request], rooms: Sequence[Room], bounds: Bou
         room.name
         for room in rooms
         if room.is_ready and room.taken == 0 and free[room.name] == room.places
-        # The one that was opened ahead for the next `Plain` workspace stays while others may be followed by one.
+        # Keep a `Plain` sandbox that was opened ahead while further workspaces are expected.
         and room.empty_seconds >= bounds.keep_seconds
         and (bounds.is_reusable or not bounds.opens_ahead or not is_at_work)
     ]  # fmt: skip

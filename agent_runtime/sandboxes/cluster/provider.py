@@ -59,7 +59,7 @@ class ClusterProvider:
         if handle.get("provider") != PROVIDER:
             raise SandboxFailure(
                 "WorkspaceLost",
-                f"the workspace is one of provider {handle.get('provider')}, which is not on this cluster",
+                f"the workspace belongs to provider {handle.get('provider')}, which is not available on this cluster",
             )
         return await self._pool.reattach(handle, spec=spec, fence=fence)
 
@@ -75,7 +75,7 @@ class ClusterProvider:
             yield await held.connected()
         except SandboxFailure as failure:
             if failure.reason == "NoPlace":
-                # An earlier process still has unknown workspaces there.
+                # Workspaces of an earlier process use its places.
                 self._fleet.leave(held, lease.identity)
                 await self._fleet.recount(held)
             raise
@@ -113,8 +113,8 @@ class ClusterProvider:
 def plain_warnings(network: Network) -> list[str]:
     """Return what `Plain` sandboxes do not isolate."""
     warnings = [
-        "Plain sandboxes: each workspace has a pod of its own, which is not reused, and limits are the whole pod's"
+        "Plain sandboxes: each workspace has its own pod, which is not reused, and limits apply to the whole pod"
     ]
     if not network.setup == network.agent == network.verifier:
-        warnings.append("Plain sandboxes: the network is the same in all phases, whatever one of them may reach")
+        warnings.append("Plain sandboxes: the network access is the same in all phases")
     return warnings

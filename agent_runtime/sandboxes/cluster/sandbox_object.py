@@ -17,12 +17,12 @@ from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, RUNNER_LAB
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Network, SandboxSpec, SandboxStatus, WorkspaceMode, Workspaces
 
-# With the runner's index and eight digits it stays within the 52 characters of a name.
+# Longest part of the job's name in a Sandbox's name, so that index and eight digits fit into 52 characters.
 JOB_PART = 38
 
 
 def places_of(job: RolloutJob) -> int:
-    """Return how many workspaces a sandbox of this job should host; never more than a runner's concurrent rollouts."""
+    """Return how many workspaces a sandbox of this job should host, at most a runner's concurrent rollouts."""
     if job.spec.sandbox.workspaces.mode is WorkspaceMode.PLAIN:
         return 1
     return min(job.spec.per_sandbox, job.spec.runners.concurrency)
@@ -88,9 +88,9 @@ def sandbox_object(job: RolloutJob, runner: int, name: str, spec: SandboxSpec) -
     }
 
 
-# Read by key and not as a model: an operator that is newer than this runner may say more.
+# Read by key and not as a model: a newer operator may write additional fields.
 POD_IP = str(SandboxStatus.model_fields["pod_ip"].alias)
-# Conditions that are False while a Sandbox is on its way, the one that explains most first.
+# Conditions that are False while a Sandbox starts; the first one that is False explains the delay best.
 START_CONDITIONS = ("ImagePulled", "Scheduled", "Ready")
 
 
@@ -104,7 +104,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class SandboxView:
-    """One Sandbox. `finished` is why it has ended, `problem` what its start waits for, if known."""
+    """One Sandbox. `finished` is why it has ended, `problem` why its start is delayed, if known."""
 
     name: str
     uid: str

@@ -19,7 +19,7 @@ Changed = Callable[[str, SandboxView | None], None]
 
 
 class SandboxViews:
-    """Known state of the Sandboxes: a list replaces it, events change it. Pure except for the call of `changed`."""
+    """Known state of the Sandboxes. A list replaces it, events change it; `changed` is called for each difference."""
 
     def __init__(self, changed: Changed) -> None:
         self.views: dict[str, SandboxView] = {}
@@ -63,7 +63,7 @@ class SandboxWatch:
         self.views: Mapping[str, SandboxView] = self._known.views
         self._task: asyncio.Task[None] | None = None
         self.is_current = False
-        """Whether a change would be noticed now."""
+        """Whether the watch is connected."""
 
     async def start(self) -> None:
         """List, and watch from there on. Raises ApiError if the list fails."""
@@ -92,7 +92,8 @@ class SandboxWatch:
             except ApiError as error:
                 self.is_current = False
                 failures += 1
-                # Only a broken connection can be resumed safely; a refusal means that our version is invalid there.
+                # After a broken connection, resume the watch. After an error response, list again, because our version
+                # is invalid.
                 must_list = error.status != 0
             await asyncio.sleep(retry_pause(failures, random.random()))
             if must_list:
@@ -104,16 +105,16 @@ T = TypeVar("T")
 
 
 class WatchedClient(ExecutorClient):
-    """After `end`, all calls, including running ones, raise SandboxFailure with its reason: packets to the address of a
-    dead pod are lost. `find_out` converts a lost connection into the failure to raise, or None if the executor responds
-    again.
+    """After `end`, all calls, including running ones, raise SandboxFailure with its reason, because packets to the
+    address of a dead pod are lost. `reason_of_end` returns the failure to raise for a lost connection, or None if the
+    executor responds again.
     """
 
     def __init__(
-        self, address: str, token: str, find_out: Callable[[SandboxFailure], Awaitable[SandboxFailure | None]]
+        self, address: str, token: str, reason_of_end: Callable[[SandboxFailure], Awaitable[SandboxFailure | None]]
     ) -> None:
         super().__init__(address, token)
-        self._find_out = find_out
+        self._reason_of_end = reason_of_end
         self._ended: Reason | None = None
         self._under_way: set[asyncio.Timeout] = set()
 
@@ -153,8 +154,8 @@ class WatchedClient(ExecutorClient):
                 if self._ended is None:
                     if failure.reason != "SandboxLost":
                         raise
-                    told = await self._find_out(failure)
+                    told = await self._reason_of_end(failure)
                     if told is None and is_repeatable:
                         return await self._unless_ended(start, is_repeatable=False)
-                    raise self.judged(told or failure) from failure
-        raise self.judged(SandboxFailure(self._ended.word, self._ended.message))
+                    raise self.marked_if_stopped(told or failure) from failure
+        raise self.marked_if_stopped(SandboxFailure(self._ended.word, self._ended.message))

@@ -1,4 +1,4 @@
-"""Docker or podman, through their command lines, whose used parts are equal."""
+"""Docker or podman, through their command lines. The options used here are the same in both."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rollout_api.cluster import EXECUTOR_PATH, EXECUTOR_PORT, EXECUTOR_STATE
 VARIABLE = "ROLLOUT_CONTAINER_ENGINE"
 PROGRAMS = ("docker", "podman")
 RUN_LABEL = "rollout.dev/run"
-# Anything but a pull is a matter of seconds; a daemon that hangs must not hang a rollout for ever.
+# Time limit of all calls except pulls, which take seconds, in case the daemon hangs.
 CALL_SECONDS = 120.0
 # In addition to the workspace: the executor, its zygote and inits take about 60 MiB and a few processes and threads.
 EXECUTOR_MEMORY = 128 << 20
 EXECUTOR_PROCESSES = 32
 SOCKET_FOLDER = "/.rollout/socket"
-# As for a pod (docs/images.md): the container's own, in the user namespace that rootless podman gives it.
+# Capabilities for Overlay, as in a pod (docs/images.md). They apply within the user namespace that rootless podman
+# creates.
 OVERLAY_CAPABILITIES = (
     *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
@@ -40,7 +41,7 @@ class Engine:
 
     program: str
     has_user_namespace: bool
-    """Its containers' root has no rights on this machine, so workspaces can be created in them."""
+    """Whether containers have a user namespace: their root has no rights on this machine, so `Overlay` can be used."""
 
     async def call(self, *arguments: str, seconds: float = CALL_SECONDS) -> str:
         """Return the output of `PROGRAM ARGUMENTS`. Raises SandboxFailure with its error output."""
@@ -134,7 +135,7 @@ class EngineContainers:
     def _rights(self, spec: WorkspaceSpec) -> Sequence[str]:
         if self._mode == "Overlay":
             added = [item for name in OVERLAY_CAPABILITIES for item in ("--cap-add", name)]
-            # The engine's own seccomp and AppArmor profiles refuse mount, whatever the capabilities.
+            # The engine's default seccomp and AppArmor profiles refuse mount even with the capabilities.
             lifted = ("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined")
             return ["--user", "0", "--cap-drop", "ALL", *added, *lifted, "--volume", EXECUTOR_STATE]
         user = ["--user", spec.user] if spec.user else []
@@ -146,7 +147,7 @@ class EngineContainers:
         try:
             await self._engine.call("rm", "--force", "--volumes", container)
         except SandboxFailure:
-            # docker fails if it does not exist, or if it is already being removed.
+            # Docker fails if the container does not exist or is already being removed.
             if container in await self._names():
                 raise
 

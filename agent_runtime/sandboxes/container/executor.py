@@ -28,7 +28,7 @@ from agent_runtime.sandboxes.recorded import ExecutorRecords, RecordedProvider
 from rollout_api.sandbox import SandboxTemplate
 
 READY_POLL_SECONDS = 0.05
-# Asking an engine costs a process or a request, so it is asked less often.
+# Each query of an engine starts a process, so it is made less often.
 ENDED_POLL_SECONDS = 2.0
 LOG_TAIL_CHARACTERS = 2000
 VARIABLE = "ROLLOUT_EXECUTOR_IMAGE"
@@ -48,7 +48,7 @@ class Containers(Protocol):
         """End and remove it if it exists. Raises SandboxFailure if it may still exist."""
 
     async def has_ended(self, container: str) -> bool:
-        """Whether it will never respond: it does not exist, or no longer runs."""
+        """Whether it does not exist, or no longer runs."""
 
     async def log(self, container: str) -> str:
         """Return the end of its executor's log, or why it is unavailable."""
@@ -163,7 +163,7 @@ class ContainerExecutors:
                         "ExecutorFailed", f"container {record.container} ended before its executor answered: {said}"
                     )
                 looked = time.monotonic()
-            # Often at first, when it is likely to come up; seldom when it takes long.
+            # Poll often at first, and less often the longer it takes.
             return max(READY_POLL_SECONDS, (time.monotonic() - asked) / 20)
 
         try:
@@ -205,5 +205,5 @@ class ContainerProviderBase(RecordedProvider):
             raise SandboxFailure("ProviderUnavailable", str(error)) from error
 
     def _container_hosting(self, mode: str, **of_backend: Any) -> Hosting:
-        reason = None if mode == "Overlay" else "a container has a workspace of its own"
+        reason = None if mode == "Overlay" else "each container has one workspace"
         return self._hosting(mode, reason, root="image", imageUsed=True, **of_backend)

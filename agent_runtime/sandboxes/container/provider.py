@@ -47,8 +47,9 @@ class ContainerProvider(ContainerProviderBase):
         if wanted is WorkspaceMode.OVERLAY and not has_user_namespace:
             raise SandboxFailure(
                 "ProviderUnavailable",
-                "sandbox.workspaces.mode Overlay wants an engine whose containers have a user namespace, as rootless podman "
-                f"has; {program} here has not. Set the mode to Auto or Plain, or run podman without root",
+                "sandbox.workspaces.mode Overlay needs an engine whose containers have a user namespace, such as "
+                "rootless podman; "
+                f"{program} here does not provide one. Set the mode to Auto or Plain, or run podman without root",
             )
         return "Overlay" if has_user_namespace and wanted is not WorkspaceMode.PLAIN else "Plain"
 
@@ -67,12 +68,13 @@ class ContainerProvider(ContainerProviderBase):
         if spec.image is None:
             raise SandboxFailure(
                 "ImageUnavailable",
-                "sandbox.image is missing, which sandbox.provider Container needs; name an image, or use --provider Local",
+                "sandbox.provider Container needs sandbox.image; name an image, or use --provider Local",
             )
         if place_of(spec.image, Path()) is not None:
             raise SandboxFailure(
                 "ImageUnavailable",
-                f"sandbox.image {spec.image} is a path, which --provider Local takes; load it into {self._engine.program} "
+                f"sandbox.image {spec.image} is a path, which only --provider Local supports; load it into "
+                f"{self._engine.program} "
                 f"(`{self._engine.program} load -i FILE`) and give its name",
             )
         task = self._configs.get(spec.image)
@@ -107,10 +109,11 @@ def warnings(template: SandboxTemplate, mode: str) -> list[str]:
     phases = [template.network.setup, template.network.agent, template.network.verifier]
     if mode == "Plain" and any(phase != "None" for phase in phases):
         found.append(
-            "sandbox.network is not kept: a container that has a network in one phase has the engine's whole network in all"
+            "sandbox.network is not enforced: a container with a network in one phase has the engine's network "
+            "in all phases"
         )
     if mode == "Overlay" and template.resources.cpu is not None:
         found.append(
-            f"sandbox.resources.cpu {template.resources.cpu} is not kept: workspaces share their container's cores"
+            f"sandbox.resources.cpu {template.resources.cpu} is not enforced: workspaces share their container's cores"
         )
     return found

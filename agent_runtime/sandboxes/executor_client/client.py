@@ -41,16 +41,15 @@ from agent_runtime.sandboxes.executor_client.connection import (
     Headers,
 )
 
-# Waits between tries after a broken connection: 6 s in all, longer than a short network failure of a node, and short
-# compared with a new attempt. A unix socket without a listener is final, so a dead local executor costs no wait.
+# Pauses between attempts after a broken connection: 6 s in all, longer than short network failures, and shorter than a
+# new attempt of the rollout. A unix socket without a listener is not retried, because a local executor has ended then.
 RETRY_PAUSES = (0.05, 0.2, 0.75, 2.0, 3.0)
 CONNECT_SECONDS = 5.0
-# The executor answers immediately, or after the requested waitSeconds; half a minute more means that it hangs. An
-# upload has STALL_SECONDS.
+# Time limit of a reply after the requested waitSeconds; beyond it the executor hangs. Uploads have STALL_SECONDS.
 REPLY_SECONDS = 30.0
 # After a network outage the executor may have few of its idleSeconds left.
 KEEP_ALIVE_RETRY_SECONDS = 1.0
-# The executor ends a command at its deadline. One that still runs this much later means that the executor is broken.
+# The executor ends a command at its deadline. If a command still runs this much later, the executor is broken.
 DEADLINE_GRACE_SECONDS = 60.0
 LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 DISK_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EIO"})
@@ -74,9 +73,7 @@ class MissingFile(FileError):
 
 @dataclass(frozen=True)
 class Hold:
-    """On whose behalf a call is made: an attempt, by the executor's name for it, and the fence of the runner that holds
-    it.
-    """
+    """The attempt for which a call is made, by the executor's name for it, and the fence of the runner that holds it."""
 
     attempt: str
     fence: Fence
@@ -137,7 +134,7 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
 
 def disk_full(what: str) -> SandboxFailure:
     """Return the failure of an operation that failed, or is unreliable, because others have filled the disk."""
-    return SandboxFailure(DISK_FULL, f"{what}: the sandbox's disk was filled by others; free some space")
+    return SandboxFailure(DISK_FULL, f"{what}: other programs filled the sandbox's disk; free some space")
 
 
 def query_string(query: Query) -> str:
@@ -160,11 +157,9 @@ class ExecutorClient:
         self._streams = CommandStreams(lambda: self.attach("/commands", UPGRADE, CommandStream))
         kind, _, place = address.partition(":")
         self._socket_path = place if kind == "unix" else None
-        self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
-        self._unheld_from = math.inf
-        """Monotonic time after which the executor may end as idle, because this process did not call it in time. A
-        policy cannot cause that: an executor that does not respond does not count.
-        """
+        self._fixed_headers = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
+        self._unattended_from = math.inf
+        """Monotonic time after which the executor may end as idle, because this process made no call in time."""
 
     async def call(
         self,
@@ -188,12 +183,12 @@ class ExecutorClient:
         head = self._head(method, f"{path}{query_string(query)}", hold.headers(key) if hold else {}, body)
         is_upload = not isinstance(body, bytes | None)
         silence_seconds = STALL_SECONDS if is_upload else wait_seconds + REPLY_SECONDS
-        status, headers, reply = await self._tried(
+        status, headers, reply = await self._retried(
             what, lambda: self._connections.ask(head, body, silence_seconds), is_repeatable=not is_upload
         )
         if status < 400:
             return Reply(reply, headers)
-        raise await self._believed(refusal(status, reply, what))
+        raise await self._verified_failure(refusal(status, reply, what))
 
     async def run(
         self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], *, deadline_seconds: float, **how: Any
@@ -225,9 +220,9 @@ class ExecutorClient:
     ) -> CommandResult | Running:
         what = f"command {key} of {workspace}"
         content = command_content((hold.attempt, hold.fence_text, key, workspace), command, **how)
-        said = answer(await self._tried(what, lambda: self._streams.ask(content, seconds)))
+        said = answer(await self._retried(what, lambda: self._streams.ask(content, seconds)))
         if isinstance(said, Refused):
-            raise await self._believed(refusal(0, said.body, what))
+            raise await self._verified_failure(refusal(0, said.body, what))
         return said
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
@@ -270,7 +265,7 @@ class ExecutorClient:
         if health["bootId"] != self.boot_id:
             raise SandboxFailure(
                 "SandboxLost",
-                f"the executor at {self.address} was started anew (boot id {health['bootId']}, expected "
+                f"the executor at {self.address} was restarted (boot id {health['bootId']}, expected "
                 f"{self.boot_id}); its workspaces no longer exist",
             )
         return health
@@ -292,28 +287,29 @@ class ExecutorClient:
         """Call the executor's health until cancelled, so that it does not end as idle during a long model call."""
         pause = idle_seconds / 3
         while True:
-            # Set before the pause: a process that was stopped (SIGSTOP, Ctrl-Z) may learn of the loss before it asks again.
-            self._unheld_from = min(self._unheld_from, time.monotonic() + idle_seconds)
+            # Set before the pause: if this process is stopped (SIGSTOP, Ctrl-Z), another call may detect the loss
+            # before the next check.
+            self._unattended_from = min(self._unattended_from, time.monotonic() + idle_seconds)
             try:
                 await asyncio.sleep(pause)
             finally:
-                if time.monotonic() < self._unheld_from:
-                    self._unheld_from = math.inf
+                if time.monotonic() < self._unattended_from:
+                    self._unattended_from = math.inf
             pause = min(KEEP_ALIVE_RETRY_SECONDS, idle_seconds / 3)
             with contextlib.suppress(SandboxFailure):
                 await self.health()
-                self._unheld_from = math.inf
+                self._unattended_from = math.inf
                 pause = idle_seconds / 3
 
-    def judged(self, failure: SandboxFailure) -> SandboxFailure:
+    def marked_if_stopped(self, failure: SandboxFailure) -> SandboxFailure:
         """Return the failure, marked if this process was stopped before it."""
-        failure.was_unheld = time.monotonic() > self._unheld_from
+        failure.was_unheld = time.monotonic() > self._unattended_from
         return failure
 
     async def is_alive(self, has_ended: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Whether this executor responds. An unanswered call is repeated, because a busy machine may miss one.
 
-        `has_ended` says whether its process has ended, so that nothing is repeated in vain.
+        `has_ended` says whether its process has ended; then nothing is repeated.
         """
         for pause in (*RETRY_PAUSES, None):
             try:
@@ -326,7 +322,7 @@ class ExecutorClient:
             if pause is None or (has_ended is not None and await has_ended()):
                 return False
             await asyncio.sleep(pause)
-        raise AssertionError("the last try returns")
+        raise AssertionError("unreachable: the last attempt returns")
 
     async def close(self) -> None:
         self._connections.close()
@@ -353,7 +349,7 @@ class ExecutorClient:
         connection.become(protocol)
         return protocol
 
-    async def _tried(self, what: str, ask: Callable[[], Awaitable[T]], *, is_repeatable: bool = True) -> T:
+    async def _retried(self, what: str, ask: Callable[[], Awaitable[T]], *, is_repeatable: bool = True) -> T:
         """Return the response, retrying after broken connections. Raises SandboxFailure."""
         for pause in (*RETRY_PAUSES, None):
             try:
@@ -365,19 +361,21 @@ class ExecutorClient:
                     raise self._lost(what, error) from error
             await asyncio.sleep(pause)
             await self._check_boot_id()
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _believed(self, failure: Exception) -> Exception:
-        """Return the failure if it is this executor's: another one at its address reports every attempt as fenced."""
+    async def _verified_failure(self, failure: Exception) -> Exception:
+        """Return the failure, or SandboxLost if another executor at this address raised it: it reports every attempt as
+        fenced.
+        """
         if isinstance(failure, Fenced):
             await self._check_boot_id()
         return failure
 
     def _head(self, method: str, target: str, headers: Mapping[str, str], body: Body) -> bytes:
-        lines = self._standing
+        lines = self._fixed_headers
         for name, value in headers.items():
             if not value.isprintable():
-                raise ValueError(f"{name}: {value!r} cannot be a header; a line end in it would be another header")
+                raise ValueError(f"{name}: {value!r} cannot be a header, because it contains a line end")
             lines += f"{name}: {value}\r\n"
         if isinstance(body, bytes):
             lines += f"Content-Length: {len(body)}\r\n"
@@ -400,4 +398,4 @@ class ExecutorClient:
     def _lost(self, what: str, error: Exception) -> SandboxFailure:
         reason = f"{type(error).__name__} {error}".strip()
         message = f"{what}: the executor at {self.address} does not answer ({reason})"
-        return self.judged(SandboxFailure("SandboxLost", message))
+        return self.marked_if_stopped(SandboxFailure("SandboxLost", message))

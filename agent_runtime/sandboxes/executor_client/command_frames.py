@@ -49,7 +49,7 @@ def command_content(
     if text.count("\0") >= len(strings):
         raise ValueError("a NUL character in the command, its folder, user or environment: programs cannot receive one")
     if any("=" in name for name in env):
-        raise ValueError("a variable's name has a '=' in it: NAME=VALUE is how a program gets it")
+        raise ValueError("a variable's name contains '='; environment variables have the form NAME=VALUE")
     deadline = math.inf if deadline_seconds is None else deadline_seconds
     fixed = ORDER.pack(deadline, head_bytes, tail_bytes, spill_bytes, len(stdin), lives_on, *(terminal or (0, 0)))
     try:
@@ -91,4 +91,4 @@ def answer(content: bytes | bytearray) -> CommandResult | Running | Refused:
 
 def no_answer() -> SandboxFailure:
     """Return the failure of an executor that gives an invalid answer to a command."""
-    return SandboxFailure("ExecutorFailed", "a command got an invalid answer")
+    return SandboxFailure("ExecutorFailed", "the executor gave an invalid answer to a command")

@@ -14,14 +14,14 @@ from agent_runtime.executor.commands.frames import HEAD, IS_RUNNING, framed
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.executor_client.connection import KEPT_SECONDS, BrokenReply
 
-# While a command runs, the executor sends a message this often; half a minute more means that it hangs.
+# While a command runs, the executor sends a message this often. After 30 s more without one, it hangs.
 RUNNING_SECONDS = 25.0
 SILENCE_SECONDS = RUNNING_SECONDS + 30.0
-# Head and tail of two streams, of 1 MiB at most each, and the rest.
+# Limit of an answer: head and tail of two streams, 1 MiB each, and the other fields.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
 
-class _Asked(NamedTuple):
+class _PendingCommand(NamedTuple):
     """A command without an answer so far, and the time limit for the executor's silence about it."""
 
     answer: asyncio.Future[bytearray]
@@ -42,16 +42,16 @@ class CommandStream(asyncio.Protocol):
         self._is_lost = False
         self._count = 0
         self._idle_since = 0.0
-        # By number, in the order in which patience with them ends.
-        self._asked: dict[int, _Asked] = {}
+        # By number, ordered by their time limits.
+        self._pending: dict[int, _PendingCommand] = {}
         self._patience: asyncio.TimerHandle | None = None
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can take another command: an idle one is kept as long as an HTTP connection."""
+        """Whether it can take another command. An idle stream is kept as long as an idle HTTP connection."""
         if self._is_lost or self._transport.is_closing():
             return False
-        return bool(self._asked) or self._idle_since > time.monotonic() - KEPT_SECONDS
+        return bool(self._pending) or self._idle_since > time.monotonic() - KEPT_SECONDS
 
     async def ask(self, content: bytes, seconds: float | None) -> bytearray:
         """Return the answer to a command, the contents of both frames. `seconds`: the longest that it may run, or None
@@ -65,9 +65,9 @@ class CommandStream(asyncio.Protocol):
         answer: asyncio.Future[bytearray] = self._loop.create_future()
         until = self._loop.time() + SILENCE_SECONDS
         reports = None if seconds is None else int(seconds / RUNNING_SECONDS)
-        self._asked[self._count] = _Asked(answer, until, reports)
+        self._pending[self._count] = _PendingCommand(answer, until, reports)
         if self._patience is None:
-            self._patience = self._loop.call_at(until, self._end_patience)
+            self._patience = self._loop.call_at(until, self._close_silent)
         self._transport.write(framed(self._count, content))
         return await answer
 
@@ -90,7 +90,7 @@ class CommandStream(asyncio.Protocol):
         while len(self._input) >= HEAD.size:
             size, number = HEAD.unpack_from(self._input)
             end = 4 + size
-            if not HEAD.size < end <= MAX_ANSWER_BYTES or number not in self._asked:
+            if not HEAD.size < end <= MAX_ANSWER_BYTES or number not in self._pending:
                 self._transport.abort()
                 return
             if len(self._input) < end:
@@ -98,15 +98,15 @@ class CommandStream(asyncio.Protocol):
             content = self._input[HEAD.size : end]
             del self._input[:end]
             self._take(number, content)
-        if not self._asked:
+        if not self._pending:
             self._idle_since = time.monotonic()
 
     def _take(self, number: int, content: bytearray) -> None:
-        asked = self._asked.pop(number)
+        asked = self._pending.pop(number)
         if content[0] == IS_RUNNING and (asked.reports is not None or len(content) == 1):
             if asked.reports is None or asked.reports > 0:
                 left = None if asked.reports is None else asked.reports - 1
-                self._asked[number] = asked._replace(until=self._loop.time() + SILENCE_SECONDS, reports=left)
+                self._pending[number] = asked._replace(until=self._loop.time() + SILENCE_SECONDS, reports=left)
             elif not asked.answer.done():
                 asked.answer.set_exception(
                     SandboxFailure("ExecutorFailed", "a command still runs long after its deadline")
@@ -114,22 +114,22 @@ class CommandStream(asyncio.Protocol):
         elif not asked.answer.done():
             asked.answer.set_result(content)
 
-    def _end_patience(self) -> None:
+    def _close_silent(self) -> None:
         self._patience = None
-        oldest = next(iter(self._asked.values()), None)
+        oldest = next(iter(self._pending.values()), None)
         if oldest is None:
             return
         if oldest.until > self._loop.time():
-            self._patience = self._loop.call_at(oldest.until, self._end_patience)
+            self._patience = self._loop.call_at(oldest.until, self._close_silent)
             return
         self._fail(TimeoutError(f"silent for {SILENCE_SECONDS:g} s"))
         self._transport.abort()
 
     def _fail(self, error: Exception) -> None:
-        for asked in self._asked.values():
+        for asked in self._pending.values():
             if not asked.answer.done():
                 asked.answer.set_exception(error)
-        self._asked.clear()
+        self._pending.clear()
 
 
 class CommandStreams:

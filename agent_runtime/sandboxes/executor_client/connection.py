@@ -1,6 +1,6 @@
 """HTTP/1.1 to one server, the executor's (executor/http/server.py): kept connections, replies whole or as a stream.
 
-A tool call is one small request and one small reply, for which a general client takes three times the processor time
+Tool calls are small requests with small replies, for which a general client needs three times the processor time
 (docs/benchmarks.md). The server is in a sandbox and untrusted, so heads are limited, and anything but HTTP ends the
 connection.
 """
@@ -12,17 +12,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
-# Shorter than the 300 s after which the executor closes an idle connection, so that a kept one is hardly ever a closed one.
+# Much shorter than the 300 s after which the executor closes an idle connection, so that kept connections are usually
+# open.
 KEPT_SECONDS = 15.0
-# The longest silence of the executor during an upload, when it walks whole trees on a busy machine. A dead one is
-# noticed immediately; only a hung one is waited for this long.
+# Time limit of the executor's silence during an upload, in which it may walk whole trees on a busy machine. A dead
+# executor is detected sooner.
 STALL_SECONDS = 900.0
-# As the executor takes of a request's head.
+# The executor's limit of a request's head; replies have smaller ones.
 MAX_HEAD_BYTES = 32 * 1024
-# A chunk's size in hexadecimal, or the executor's error in its place, with a path and a message.
+# Limit of a chunk's size line, which may instead have an error of the executor with a path and a message.
 _MAX_LINE_BYTES = 256 * 1024
 _ERROR = b"error "
-# Unread input at which the socket is left alone.
+# Reading from the socket pauses at this many bytes of unread input.
 _INPUT_BYTES = 1 << 20
 
 Body = bytes | AsyncIterator[bytes] | None
@@ -53,8 +54,8 @@ class Connection(asyncio.Protocol):
         self._arrival: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_reading_paused = False
-        # One timer for many waits: most end within milliseconds, and making one costs as much as reading the reply.
-        self._silence_seconds, self._patience_ends = 0.0, 0.0
+        # One timer serves many waits, because creating a timer takes as long as reading a reply.
+        self._silence_seconds, self._silence_deadline = 0.0, 0.0
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -173,7 +174,7 @@ class Connection(asyncio.Protocol):
     async def _line(self, silence_seconds: float) -> bytes:
         while (end := self._input.find(b"\r\n")) < 0:
             if len(self._input) > _MAX_LINE_BYTES:
-                raise BrokenReply("chunks without their sizes")
+                raise BrokenReply("a chunk has no size line")
             await self._more(silence_seconds)
         line = bytes(self._input[:end])
         del self._input[: end + 2]
@@ -187,9 +188,9 @@ class Connection(asyncio.Protocol):
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._transport.resume_reading()
-        self._silence_seconds, self._patience_ends = silence_seconds, loop.time() + silence_seconds
-        if self._patience is None or self._patience.when() > self._patience_ends:
-            self._set_patience()
+        self._silence_seconds, self._silence_deadline = silence_seconds, loop.time() + silence_seconds
+        if self._patience is None or self._patience.when() > self._silence_deadline:
+            self._set_silence_timer()
         before = len(self._input)
         try:
             await arrival
@@ -198,17 +199,17 @@ class Connection(asyncio.Protocol):
         if len(self._input) == before:
             raise BrokenReply("the executor has closed the connection")
 
-    def _set_patience(self) -> None:
+    def _set_silence_timer(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._patience = asyncio.get_running_loop().call_at(self._patience_ends, self._end_patience)
+        self._patience = asyncio.get_running_loop().call_at(self._silence_deadline, self._close_silent)
 
-    def _end_patience(self) -> None:
+    def _close_silent(self) -> None:
         self._patience = None
         if self._arrival is None or self._arrival.done():
             return
-        if asyncio.get_running_loop().time() < self._patience_ends:
-            self._set_patience()
+        if asyncio.get_running_loop().time() < self._silence_deadline:
+            self._set_silence_timer()
         else:
             self._arrival.set_exception(TimeoutError(f"silent for {self._silence_seconds:g} s"))
 
@@ -252,7 +253,7 @@ class Connections:
 
     def _give_back(self, connection: Connection, headers: Headers | None) -> None:
         """Keep the connection after a reply with these headers that was read to its end; None: there was none."""
-        # An interrupted upload may still be running, and a reply to it means that the connection ends.
+        # Close after an interrupted upload, which may still be in progress: its reply has `Connection: close`.
         if headers is not None and headers.get("connection", "").lower() != "close" and connection.is_usable:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)

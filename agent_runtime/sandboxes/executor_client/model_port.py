@@ -19,18 +19,17 @@ from agent_runtime.sandboxes.executor_client.client import RETRY_PAUSES, Executo
 
 # The protocol to which the connection is upgraded, in the Upgrade header.
 UPGRADE = "rollout-model"
-# The second request of a burst starts immediately; each later one some milliseconds later, which is short for a model
-# call.
+# Connections that wait for requests: two requests of a burst start immediately, each later one some milliseconds later.
 WAITING_CONNECTIONS = 2
-# From a request to the next wait for one: no workspace takes more than some 200 requests a second of a runner's time.
+# Pause before a used connection is replaced. It limits a workspace to some 200 requests a second.
 REST_SECONDS = 0.01
-# For a silent connection: before NAT tables forget it, and soon enough to notice an executor whose machine died.
+# TCP keep-alive of a silent connection: keeps NAT entries, and detects an executor whose machine died.
 SILENCE_SECONDS = 15
 
 log = logging.getLogger(__name__)
 
 
-class Carrier(asyncio.Protocol):
+class ModelConnection(asyncio.Protocol):
     """One connection: waits until a request arrives, and then belongs to the server.
 
     `taken` resolves to whether a request arrived before the connection was lost.
@@ -70,14 +69,14 @@ class ModelPort:
         self._transports: set[asyncio.Transport] = set()
 
     async def serve(self) -> None:
-        """Run until this is cancelled, or the executor refuses: then the workspace is lost, or belongs to another
-        runner, as its other calls report too.
+        """Run until this is cancelled, or the executor refuses because the workspace is lost or belongs to another
+        runner.
         """
         pauses = 0
         while True:
             try:
-                carrier = await self._attach()
-                if await carrier.taken:
+                connection = await self._attach()
+                if await connection.taken:
                     pauses = 0
                     await asyncio.sleep(REST_SECONDS)
                     continue
@@ -96,10 +95,10 @@ class ModelPort:
         for transport in self._transports:
             transport.abort()
 
-    async def _attach(self) -> Carrier:
-        carrier = await self._client.attach(self._path, UPGRADE, lambda: Carrier(self._server), self._hold)
-        self._transports = {known for known in self._transports if not known.is_closing()} | {carrier.transport}
-        return carrier
+    async def _attach(self) -> ModelConnection:
+        connection = await self._client.attach(self._path, UPGRADE, lambda: ModelConnection(self._server), self._hold)
+        self._transports = {known for known in self._transports if not known.is_closing()} | {connection.transport}
+        return connection
 
 
 @asynccontextmanager

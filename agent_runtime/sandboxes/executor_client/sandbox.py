@@ -15,11 +15,11 @@ from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, PreparedGroups, prepare
 
-# A fork takes its parent's place, unless another process's workspace was faster.
+# Interval of attempts to create a workspace while all places are in use.
 PLACE_POLL_SECONDS = 0.25
-# Preparing gives the same result in every runner and repeats exactly by its keys, so all runners share one hold.
+# All runners share one hold for preparing: it has the same result in every runner, and its keys make it repeatable.
 PREPARING = Fence(epoch=1, holder="prepare")
-# No holder follows a sweep: swept workspaces have ended, and their names are never used again.
+# The highest epoch, because swept workspaces are destroyed and their names are not used again.
 SWEEPING = Fence(epoch=2**53, holder="sweep")
 SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -59,7 +59,7 @@ class Lease:
     prepared: str | None = None
     """The prepared state from which it was forked."""
     kept: bool = False
-    """Workspace and sandbox are kept unchanged for another runner."""
+    """Whether workspace and sandbox are kept for another runner."""
     sandbox: ExecutorSandbox | None = None
     workspaces: dict[str, ExecutorWorkspace] = field(default_factory=dict)
     """Its workspace and the forks of it, by id."""
@@ -136,7 +136,7 @@ class ExecutorSandbox:
                     for workspace in [] if lease.kept else list(lease.workspaces.values()):
                         await workspace.destroy()
             except Fenced:
-                # It is another runner's now, and its sandbox too.
+                # Another runner has taken over the workspace and its sandbox.
                 lease.kept = True
                 raise
 
@@ -150,7 +150,7 @@ class ExecutorSandbox:
             await workspace.create(lease.prepared, self._environment)
             if self.mode == "Plain":
                 await prepare(workspace, lease.spec)
-                # A fork does not have the setup's processes either.
+                # Forks have no processes of the setup, so end them here too.
                 await workspace.kill_all(key=f"{LIFECYCLE_TURN}:setup-end")
                 await workspace.set_network("None", key=f"{LIFECYCLE_TURN}:setup-network-end")
         lease.workspaces[lease.identity] = workspace
@@ -184,11 +184,11 @@ class ExecutorSandbox:
         if handle["bootId"] != self.client.boot_id:
             raise SandboxFailure(
                 "SandboxLost",
-                f"workspace {workspace.name} lived in an executor that has ended (boot id {handle['bootId']}, "
+                f"workspace {workspace.name} was in an executor that has ended (boot id {handle['bootId']}, "
                 f"now {self.client.boot_id})",
             )
-        # Frozen: the earlier process died between keeping a checkpoint and recording it, and this one repeats the fork.
-        # Ended by its own programs: the next call in it raises the same WorkspaceLimit that the earlier process would get.
+        # A frozen workspace: the earlier process died between saving a checkpoint and recording it, and this one
+        # repeats the fork. A workspace that exceeded a limit: the next call raises the same WorkspaceLimit.
         with contextlib.suppress(WorkspaceLimit):
             await workspace.require_live(or_frozen=True)
         await workspace.fence()
@@ -239,11 +239,11 @@ class ExecutorSandbox:
             await prepare(workspace, spec)
             await workspace.freeze()
         except BaseException:
-            # A retry with the same keys would get the same failure.
+            # Destroy it, because a retry with the same keys would get the same failure.
             await workspace.destroy()
             raise
 
     async def _drop_prepared(self, name: str) -> None:
-        # Fenced: the executor has forgotten it.
+        # The executor reports a forgotten state as fenced.
         with contextlib.suppress(SandboxFailure, Fenced):
             await self.client.call("DELETE", f"/attempts/{name}", hold=Hold(name, PREPARING))

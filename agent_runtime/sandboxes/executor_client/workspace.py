@@ -43,18 +43,18 @@ from agent_runtime.sandboxes.executor_client.values import bytes_of, file_stat, 
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from rollout_api.sandbox import NetworkAccess
 
-# One wait for output: short of the minute after which proxies and NAT tables cut silent connections.
+# Longest wait for output in one request, because proxies and NAT tables close connections that are silent for a minute.
 WAIT_SECONDS = 25.0
-# Refusals of a request itself. Its content came from the model, so they are the tool call's failure, not the sandbox's.
+# Errors of an invalid request. Its content came from the model, so they fail the tool call, not the sandbox.
 REQUEST_REFUSALS = frozenset({"BadRequest", "TooLarge"})
-# For a process that stays alive: its status is fetched each time, and its output can be read again from the first byte.
+# Output caps of a process that outlives its call: the status has no head, and the whole output can be read again.
 KEPT_TAIL_BYTES = 32 << 10
 KEPT_OUTPUT_BYTES = 256 << 20
 
 
 @contextlib.contextmanager
 def _refusals_of(what: str, *others: str) -> Iterator[None]:
-    """Raise FileError for a refusal of the request itself: an invalid request by the model is not a sandbox failure."""
+    """Convert errors of an invalid request into FileError, because the model chose its content."""
     try:
         yield
     except ExecutorRefusal as refusal:
@@ -341,7 +341,7 @@ class ExecutorWorkspace:
         try:
             await self._client.call("DELETE", f"/attempts/{self._hold.attempt}", hold=self._hold)
         except Fenced:
-            # An executor that has forgotten an attempt, as after this very call, calls it fenced too.
+            # The executor reports a forgotten attempt as fenced, also after an earlier call of this method.
             with contextlib.suppress(SandboxFailure):
                 await self._read(self._path)
                 raise

@@ -85,7 +85,8 @@ def open_files(place: Path) -> Iterator[ImageFiles]:
         archive = tarfile.open(place, "r:")  # noqa: SIM115 (closed below)
     except (OSError, tarfile.TarError) as error:
         raise ImageError(
-            f"image {place}: {error}; expected a tar as `buildah push IMAGE oci-archive:FILE` or `docker save` writes it, "
+            f"image {place}: {error}; expected a tar as `buildah push IMAGE oci-archive:FILE` or `docker save` "
+            "writes it, "
             "uncompressed"
         ) from error
     with archive:
@@ -104,7 +105,7 @@ class _Folder:
         try:
             return (self.place / name).open("rb")
         except OSError as error:
-            raise ImageError(f"image {self.place}: {name}: {error.strerror}; the layout is not complete") from error
+            raise ImageError(f"image {self.place}: {name}: {error.strerror}; the layout is incomplete") from error
 
     def has(self, name: str) -> bool:
         return (self.place / name).is_file()
@@ -120,9 +121,9 @@ class _Archive:
         try:
             content = self._archive.extractfile(self._members[posixpath.normpath(name)])
         except (KeyError, tarfile.TarError) as error:
-            raise ImageError(f"image {self.place}: {name} is not in the archive; it is not complete") from error
+            raise ImageError(f"image {self.place}: {name} is not in the archive; the archive is incomplete") from error
         if content is None:
-            raise ImageError(f"image {self.place}: {name} is no file")
+            raise ImageError(f"image {self.place}: {name} is not a file")
         return content
 
     def has(self, name: str) -> bool:
@@ -136,7 +137,8 @@ def read_image(files: ImageFiles, wanted: str | None = None) -> OnDisk:
     if files.has("manifest.json"):
         return _from_docker_archive(files, wanted)
     raise ImageError(
-        f"image {files.place}: neither index.json (an OCI layout) nor manifest.json (`docker save`) is in it; expected an "
+        f"image {files.place}: neither index.json (an OCI layout) nor manifest.json (`docker save`) is in it; "
+        "expected an "
         "image's archive or layout. For a plain root file system give its folder"
     )
 

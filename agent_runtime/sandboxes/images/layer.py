@@ -1,12 +1,13 @@
 """One layer of an image, unpacked into a folder that overlayfs accepts as a lower layer.
 
-A layer's tar marks what it deletes: `.wh.NAME` stands for NAME, `.wh..wh..opq` for all that lower layers have in a folder
-(https://github.com/opencontainers/image-spec/blob/v1.1.0/layer.md). overlayfs wants other marks: a character device 0:0, and
-the attribute `user.overlay.opaque` (https://docs.kernel.org/filesystems/overlayfs.html, mounted with `userxattr`).
+A layer's tar marks deletions: `.wh.NAME` deletes NAME, `.wh..wh..opq` everything that lower layers have in a folder
+(https://github.com/opencontainers/image-spec/blob/v1.1.0/layer.md). overlayfs uses other markers: a character device
+0:0, and the attribute `user.overlay.opaque` (https://docs.kernel.org/filesystems/overlayfs.html, mounted with
+`userxattr`).
 
-A tar is untrusted. Names are looked up one part at a time from the folder on, links of the layer followed as a container
-would see them, so nothing leaves it. Devices are left out: workspaces have their own /dev, and must not reach the
-machine's. No other process writes to the folder at this time, so checking before acting is safe.
+A tar is untrusted. Names are resolved one part at a time within the folder, and links as a container would resolve
+them, so nothing is written outside. Devices are left out: workspaces have their own /dev, and must not reach the
+machine's. No other process writes to the folder meanwhile, so a check cannot be outdated.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def unpack_layer(
                 try:
                     target.put(member, archive)
                 except _Refused as refused:
-                    raise ImageError(f"{member.name!r} {refused}; the image was not made by a container tool") from None
+                    raise ImageError(f"{member.name!r} {refused}; rebuild the image with a container tool") from None
                 except OSError as error:
                     raise ImageError(f"{member.name!r} cannot be written to {folder}: {error.strerror}") from error
     except tarfile.TarError as error:
@@ -94,7 +95,7 @@ class _Target:
 
     def _delete(self, parent: str, name: str) -> None:
         if name in ("", ".", ".."):
-            raise _Refused("marks nothing as deleted")
+            raise _Refused("is a deletion marker without a name")
         path = f"{parent}/{name}"
         kind = _kind(path)
         if kind is None:
@@ -144,7 +145,7 @@ class _Target:
         if kind is None:
             self._copy_up(source, parts)
         elif kind in (stat.S_IFDIR, stat.S_IFCHR):
-            raise _Refused(f"is a hard link to {member.linkname!r}, which is no file")
+            raise _Refused(f"is a hard link to {member.linkname!r}, which is not a file")
         self._remove(path)
         os.link(source, path, follow_symlinks=False)
 
@@ -166,7 +167,7 @@ class _Target:
         if self._owners:
             os.chown(path, member.uid, member.gid, follow_symlinks=False)
         for name, value in _attributes(member.pax_headers, owners=self._owners).items():
-            with contextlib.suppress(OSError):  # not every file system, and no link, holds them
+            with contextlib.suppress(OSError):  # links and some file systems do not support them
                 os.setxattr(path, name, value, follow_symlinks=False)
         mode = member.mode & 0o7777
         if member.isdir():
@@ -189,14 +190,14 @@ class _Target:
             if kind == stat.S_IFLNK:
                 links += 1
                 if links > _MOST_LINKS:
-                    raise _Refused("lies behind a loop of links")
+                    raise _Refused("is behind a loop of links")
                 leads_to = os.readlink(path)
                 here = "" if leads_to.startswith("/") else here
                 left += [name for name in reversed(leads_to.split("/")) if name not in ("", ".")]
                 continue
             if kind != stat.S_IFDIR:
                 if kind not in (None, stat.S_IFCHR):
-                    raise _Refused(f"lies below {here + '/' + part!r}, which is no folder")
+                    raise _Refused(f"is below {here + '/' + part!r}, which is not a folder")
                 self._make_folder(path, f"{here}/{part}", was_deleted=kind is not None)
             here = f"{here}/{part}"
         return f"{self._root}{here}"

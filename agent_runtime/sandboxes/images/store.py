@@ -1,11 +1,11 @@
-"""The user's cache of unpacked images: each layer once, however many images have it.
+"""The user's cache of unpacked images. Layers that several images share are stored once.
 
 ~/.cache/agent-rollouts/unpacked/     readable by its owner alone: programs in it may be set-uid
         layers/CHAIN          a layer over those below it; CHAIN is the image specification's ChainID, which stands for both
         layers/CHAIN.partial  being unpacked, by whoever holds locks/CHAIN; left by a kill, it is removed by the next one
         pulled/NAME           what a name of a registry came to, as an OCI layout
 
-A folder gets its name in one rename when all digests were right. So whatever has that name is whole.
+A folder gets its final name by a rename after all digests were verified, so a folder with that name is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agent_runtime.executor.init.trees import remove
 from agent_runtime.sandboxes.images.files import ImageConfig, ImageError, Layer, OnDisk, open_files, read_image
 from agent_runtime.sandboxes.images.layer import unpack_layer
 
-# As container tools write where an image lies on disk: TRANSPORT:PATH[:NAME], containers-transports(5).
+# Prefixes of image locations on disk, as in container tools: TRANSPORT:PATH[:NAME], containers-transports(5).
 _TRANSPORTS = ("oci", "oci-archive", "docker-archive")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _READ_BYTES = 1 << 20
@@ -113,7 +113,7 @@ class ImageStore:
         return unpacked
 
     def _layer(self, image: OnDisk, layer: Layer, chain: str, below: Sequence[Path]) -> Path:
-        # An ordinary user's tree has no owners, so it cannot replace the one that root made.
+        # Without root, unpacked files have no owners, so root and other users have separate copies.
         owners = os.geteuid() == 0
 
         def make(folder: Path) -> None:
@@ -135,7 +135,8 @@ class ImageStore:
             if skopeo is None:
                 raise ImageError(
                     f"image {reference}: skopeo, which pulls images without Docker, is not installed; install it (`apt "
-                    "install skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), or run with "
+                    "install skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), "
+                    "or run with "
                     "--provider Container where Docker or podman is"
                 )
             # --override-os: on other systems than Linux it would look for that system's image.
@@ -191,11 +192,11 @@ def _unpack_blob(
     try:
         unpack_layer(content, folder, below, owners=owners, stopped=stopping.is_set)
         for stream in (content, source):
-            # Padding, which a reader of tars does not ask for, belongs to the digest.
+            # The digest includes padding, which tarfile does not read.
             while stream.read(_READ_BYTES):
                 pass
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        raise ImageError(f"cannot be read to its end: {error}; fetch the image again") from error
+        raise ImageError(f"cannot be read completely: {error}; fetch the image again") from error
     for found, expected in ((packed.digest, layer.blob_digest), (tar.digest, layer.diff_id)):
         if expected is not None and found != expected:
             raise ImageError(f"has the digest {found}, expected {expected}; fetch the image again")

@@ -1,7 +1,6 @@
-"""What a workspace sees of this machine: masked paths, bind mounts, and PATH.
-
-PATH is the machine's own, then the Python environment that runs this program. That comes first when it has pytest and the
-machine's `python3` has none, so that `python3 -m pytest` works. It is bound read-only, even below a masked home.
+"""The machine's files that a workspace can see: masked paths, bind mounts, and PATH. PATH has the machine's folders,
+then the Python environment that runs this program. The environment comes first if it has pytest and the machine's
+`python3` does not, so that `python3 -m pytest` works. It is mounted read-only, even below a masked home.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ SECRETS = (
     "/var/backups",
 )
 LIVE_STATE = ("/run", "/var/lib/docker", "/var/lib/containers", "/var/lib/containerd", "/var/log")
-# Folders of the system: some accounts name one as their home, and a workspace without it would not run at all.
+# Folders that are never masked as homes, although some system accounts have them as home.
 SYSTEM_FOLDERS = frozenset({"/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/sbin", "/srv"}) | {
     "/sys", "/tmp", "/usr", "/usr/bin", "/usr/local", "/usr/sbin", "/var", "/var/lib", "/nonexistent",
 }  # fmt: skip
-# Prefixes whose Python is the machine's own: there already, writable in a workspace, and on PATH where they should be.
+# Prefixes of the machine's own Python. They are visible in workspaces anyway, and on PATH.
 SYSTEM_PREFIXES = frozenset({"/", "/usr", "/usr/local"})
 STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 FIRST_ORDINARY_UID = 1000
-# find_spec does not import it, which would take ten times as long. -s: a home's site-packages are masked. The answer is
-# printed, for a stub that stands where python3 should be may end with code 0 too.
+# find_spec avoids the import, which takes ten times as long. -s, because a home's site-packages are masked. The result
+# is printed, because a stub in place of python3 may exit with code 0.
 HAS_PYTEST = ("-s", "-c", "import importlib.util; print(importlib.util.find_spec('pytest') is not None)")
 
 
@@ -75,10 +74,8 @@ def running_environment() -> PythonEnvironment:
 
 
 def environment_prefixes(executable: str, prefix: str, base_prefix: str) -> tuple[str, ...]:
-    """Return the folders by which an interpreter locates itself: each link from it to the real one must exist at its
-    own path.
-
-    The machine's own (`/usr`) are left out.
+    """Return the folders that an interpreter needs to locate itself, including those of links to it. The machine's own
+    (`/usr`) are left out.
     """
     found = [prefix, base_prefix]
     link = executable
@@ -94,9 +91,7 @@ def environment_prefixes(executable: str, prefix: str, base_prefix: str) -> tupl
 
 
 def masked_paths(private: Iterable[Path], homes: Iterable[str]) -> list[str]:
-    """Return existing paths that are empty in every workspace, none inside another. `private` are this run's own
-    folders.
-    """
+    """Return the existing paths to mask in every workspace; none is inside another. `private` are this run's folders."""
     wanted = {os.path.realpath(path) for path in (*HOMES, *SECRETS, *LIVE_STATE, *homes, *map(str, private))}
     existing = sorted(path for path in wanted - SYSTEM_FOLDERS if os.path.exists(path))
     return [path for path in existing if not any(lies_below(path, other) for other in existing if other != path)]

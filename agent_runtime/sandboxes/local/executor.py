@@ -23,7 +23,7 @@ from agent_runtime.sandboxes.executor_client.client import ExecutorClient
 from agent_runtime.sandboxes.recorded import ExecutorRecords
 
 READY_POLL_SECONDS = 0.01
-# Ending hundreds of workspaces takes a third of a second; beyond this it hangs and is killed, workspaces included.
+# Ending hundreds of workspaces takes a third of a second. After this time the executor is killed with its workspaces.
 STOP_SECONDS = 10.0
 LOG_TAIL_BYTES = 2000
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
@@ -44,7 +44,7 @@ class ExecutorRecord:
 
 
 Settings = Callable[[Path, WorkspaceSpec], Mapping[str, Any]]
-"""Returns purpose-dependent keys of an executor's configuration from its temporary folder and a workspace's spec."""
+"""Returns keys of an executor's configuration, given its temporary folder and a workspace's spec."""
 
 
 class LocalExecutors:
@@ -73,7 +73,8 @@ class LocalExecutors:
         return None
 
     async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
-        # Not in the run folder: a socket's path may have 107 bytes, and other users cannot reach files in a home.
+        # Not in the run folder, because a socket's path is limited to 107 bytes, and other users cannot enter home
+        # folders.
         home = Path(tempfile.mkdtemp(prefix="rollout-", dir=self._homes))
         home.chmod(0o711)
         private = home / "executor"
@@ -86,12 +87,12 @@ class LocalExecutors:
             "tokenSha256": hashlib.sha256(token.encode()).hexdigest(),
             "stateDir": str(private / "state"),
             "readyFile": str(ready),
-            # Without another runner, no other process would do that.
+            # The executor removes its files itself, because there may be no further runner.
             "removeAtEnd": str(home),
             **self._settings(home, spec),
         }
         (private / "config.json").write_text(json.dumps(configuration))
-        # Another process of this run that has just ended removes empty folders.
+        # Create the folder again: another process of this run may have removed it when it was empty.
         self._records.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._records.path(name).with_suffix(".log")
         pid = _spawn(private / "config.json", log)
@@ -119,7 +120,7 @@ class LocalExecutor:
 
     async def stop(self) -> None:
         """End the sandbox and its workspaces, and remove its files."""
-        # Only one that answers with its own boot id is surely still the process of that number.
+        # Only if it responds with its boot id, its pid is certainly not reused.
         if await self.client.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 await _end(self.record.pid)
@@ -196,4 +197,4 @@ def _tail(log: Path) -> str:
         text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
         if text:
             return text
-    return f"it printed nothing ({log})"
+    return f"there is no output ({log})"

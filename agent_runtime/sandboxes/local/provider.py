@@ -1,7 +1,7 @@
 """Sandboxes on this machine, without containers or a cluster.
 
-In `Overlay` a workspace is a copy-on-write view of an image's unpacked layers, or of this machine's root. In `Plain` it is a
-temporary folder: no image is used, nothing else keeps attempts apart, and `warnings` says so.
+In `Overlay` a workspace is a copy-on-write view of an image's unpacked layers, or of this machine's root. In `Plain` it
+is a temporary folder: no image is used, and attempts are not isolated otherwise, which `warnings` reports.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from rollout_api.sandbox import SandboxTemplate
 SHARED = "shared"
 # User of commands in `Plain` if root started the run: as root they would have all rights on the machine.
 PLAIN_USER = "nobody"
-# The image of the starter and the examples: it was made for a cluster, and on a laptop the machine's own Python and
-# pytest replace it.
+# The image of the starter and the examples for clusters. On a laptop, the machine's Python and pytest are used instead.
 MACHINE_IMAGE = "agent-rollouts-quickstart"
 MACHINE: dict[str, Any] = {"root": "host:/", "imageUsed": False}
 """Image name in the description of a workspace that uses this machine's root."""
@@ -70,7 +69,7 @@ class LocalProvider(RecordedProvider):
     async def open(self) -> None:
         """Find the run's executor, or start one, which determines the mode. Raises SandboxFailure."""
         self._prepare()
-        # Other runs have their live sandboxes in the temporary folder, which need not be /tmp.
+        # Mask the temporary folder, which has sandboxes of other runs and may not be /tmp.
         masks = masked_paths((*self._private, Path(tempfile.gettempdir())), people_homes())
         python = running_environment()
         machine = self._executors = LocalExecutors(
@@ -92,7 +91,7 @@ class LocalProvider(RecordedProvider):
                 ]
                 self._open_pool(hosting, machine)
                 return
-            # A workspace has shown that executors work here; in Plain each workspace has its own executor.
+            # Plain has an executor for each workspace, so stop the one that tested the mode.
             uid = plain_uid(self._template.user)
             is_reachable = readable_by(python, uid)
             path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
@@ -123,7 +122,8 @@ class LocalProvider(RecordedProvider):
         except TimeoutError as error:
             raise SandboxFailure(
                 "ImageUnavailable",
-                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being downloaded",
+                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being "
+                "downloaded",
             ) from error
         except ImageError as error:
             self._unpacked.pop(reference, None)
@@ -161,7 +161,7 @@ class LocalProvider(RecordedProvider):
         }
 
     def _of_image(self, image: UnpackedImage, home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
-        # Without root a workspace has one user.
+        # Without root, a workspace has a single user.
         user = {"user": image.config.user} if image.config.user and os.geteuid() == 0 else {}
         return {
             "mode": "Overlay",
@@ -186,14 +186,15 @@ def _plain_homes(uid: int) -> str:
     """Return a temporary folder for workspaces that commands of that user can enter: root's TMPDIR may be accessible
     only to root.
     """
-    if uid == os.geteuid():  # groups and access lists may let it in, which `may_enter` does not see
+    if uid == os.geteuid():  # `may_enter` does not consider groups and access lists
         return tempfile.gettempdir()
     folders = (tempfile.gettempdir(), "/var/tmp", "/tmp")
     found = next((folder for folder in folders if os.path.isdir(folder) and may_enter(folder, uid)), None)
     if found is None:
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"none of {', '.join(folders)} can be entered by uid {uid}, the user of commands in Plain mode; set TMPDIR to "
+            f"none of {', '.join(folders)} can be entered by uid {uid}, the user of commands in Plain mode; set "
+            "TMPDIR to "
             "a folder that this user can enter",
         )
     return found
@@ -215,7 +216,8 @@ def plain_uid(user: str | None) -> int:
     if os.geteuid() not in (0, uid):
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"sandbox.user {user!r}: in Plain mode commands run as the user of rolloutctl, uid {os.geteuid()}; leave user "
+            f"sandbox.user {user!r}: in Plain mode commands run as the user of rolloutctl, uid {os.geteuid()}; "
+            "leave user "
             "out, or run as root",
         )
     return uid
@@ -224,28 +226,28 @@ def plain_uid(user: str | None) -> int:
 def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]:
     """Return what replaces an image, or which parts of it are unavailable."""
     if used is not None:
-        lost = "owners of the image's files and its user are ignored: without root, a workspace has a single user, root"
+        lost = "owners of files and the image's user are ignored: without root, a workspace has a single user, root"
         return [] if os.geteuid() == 0 else [lost]
     what = f"image {name} is not used: commands" if name else "sandbox.image names none: commands of tasks without one"
     return [f"{what} see this machine's own programs and files"]
 
 
 def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:
-    """Warn if the environment of rolloutctl is not last on PATH; it should be last."""
+    """Return a warning if the environment of rolloutctl comes first on PATH."""
     return [f"PATH of commands: {reason}"] if path.split(":")[0] == environment.bin else []
 
 
 def common_warnings(template: SandboxTemplate) -> list[str]:
     warnings = []
     if template.resources.cpu is not None:
-        warnings.append(f"sandbox.resources.cpu {template.resources.cpu} is not kept: commands share all cores")
+        warnings.append(f"sandbox.resources.cpu {template.resources.cpu} is not enforced: commands share all cores")
     return warnings
 
 
 def overlay_warnings(guarantees: Mapping[str, str]) -> list[str]:
     """Return what the executor cannot enforce here, besides cpu."""
     return [
-        f"{what} is not kept: {why.removeprefix('None: ')}"
+        f"{what} is not enforced: {why.removeprefix('None: ')}"
         for what, why in guarantees.items()
         if why.startswith("None") and what != "cpu"
     ]
@@ -255,7 +257,8 @@ def plain_warnings(reason: str | None, python_reachable: bool) -> list[str]:
     """Return what `Plain` does not isolate."""
     because = f" ({reason})" if reason else ""
     warnings = [
-        f"commands run in Plain mode{because}: they see this machine's files, processes and network as their user does, "
+        f"commands run in Plain mode{because}: they see this machine's files, processes and network as their user "
+        "does, "
         "and only folders separate attempts"
     ]
     if not python_reachable:

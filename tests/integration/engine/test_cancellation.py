@@ -14,7 +14,7 @@ from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Event, TurnEnded
 from agent_runtime.engine.groups import Groups, RolloutRun
-from agent_runtime.engine.opening import Surroundings, open_run
+from agent_runtime.engine.opening import RunEnvironment, open_run
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.models.providers.function import FunctionModel
@@ -73,10 +73,10 @@ async def opened(
 ) -> AsyncIterator[tuple[RunContext, RolloutRun]]:
     job = job or a_job(folder)
     tasks = job.spec.tasks.inline or []
-    surroundings = Surroundings(
+    run_environment = RunEnvironment(
         folder, {}, provider=provider, model=FunctionModel(finishes, "test"), drain=drain or Drain()
     )
-    async with open_run(job, tasks, surroundings, new=False, observer=lambda event: None) as context:
+    async with open_run(job, tasks, run_environment, new=False, observer=lambda event: None) as context:
         yield context, RolloutRun(context, Rollout.of(job, 0, 0, tasks[0]))
 
 

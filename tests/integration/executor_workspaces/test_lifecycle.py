@@ -144,7 +144,7 @@ async def test_a_create_that_fails_halfway_leaves_nothing(overlay: Inside, tmp_p
     await frozen.freeze()
     layer = next(name for name in os.listdir(tmp_path / "layers") if name.isdigit())
     (tmp_path / "layers" / layer / "u0").rename(tmp_path / "layers" / layer / "moved")
-    with pytest.raises(WorkspaceFailure, match="cannot be made"):
+    with pytest.raises(WorkspaceFailure, match="cannot be created"):
         await overlay.make(parent=frozen.spec.id)
     (tmp_path / "layers" / layer / "moved").rename(tmp_path / "layers" / layer / "u0")
     assert (await run(await overlay.make(parent=frozen.spec.id), "echo fine")).output == "fine\n"
@@ -355,7 +355,7 @@ async def test_missing_remover_prevents_new_workspaces_with_a_reason(tmp_path: P
         async with asyncio.timeout(PATIENCE):
             await host._remover.gone
         await workspace.destroy()
-        with pytest.raises(WorkspaceFailure, match=r"that removes layers has gone .*; restart the executor"):
+        with pytest.raises(WorkspaceFailure, match=r"that removes layers has ended .*; restart the executor"):
             await host.create(WorkspaceSpec("next"))
 
 

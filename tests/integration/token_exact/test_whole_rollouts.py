@@ -103,7 +103,7 @@ async def test_training_on_a_model_without_ids_is_refused_before_the_first_rollo
 
 async def test_ids_without_logprobs_are_refused_for_training_too(tmp_path: Path, run_one: Any) -> None:
     async with VllmStandIn(faults=Faults(no_logprobs=True)) as server:
-        with pytest.raises(ModelConfigError, match="token ids with their logprobs"):
+        with pytest.raises(ModelConfigError, match="token ids with logprobs"):
             await run_one(server, tmp_path)
 
 

@@ -38,7 +38,7 @@ def test_time_that_several_calls_lost_at_once_is_given_back_once(spans: list[tup
     time = Time()
     clock = started(time, used_before=7)
     for begin, end in spans:
-        clock.excuse(begin, end)
+        clock.exclude(begin, end)
     time.now = 60
     assert clock.used() == 7 + 60 - len(lost)
     joined = union(spans)
@@ -50,13 +50,13 @@ def test_what_still_keeps_it_waiting_counts_as_little_as_what_did(spans: list[tu
     time = Time()
     over, under_way = started(time), started(time)
     for number, (begin, _) in enumerate(spans):
-        over.excuse(begin, 60)
+        over.exclude(begin, 60)
         time.now = begin
         under_way.wait(number)
     time.now = 60
     assert over.used() == under_way.used()
     for number in range(len(spans)):
-        under_way.go_on(number)
+        under_way.end_wait(number)
     time.now = 75
     assert over.used() == under_way.used()
 
@@ -64,7 +64,13 @@ def test_what_still_keeps_it_waiting_counts_as_little_as_what_did(spans: list[tu
 def test_a_wait_that_ends_twice_or_never_began_changes_nothing() -> None:
     time = Time(10)
     clock = started(time)
-    for now, call in ((12, clock.go_on), (12, clock.wait), (13, clock.wait), (14, clock.go_on), (20, clock.go_on)):
+    for now, call in (
+        (12, clock.end_wait),
+        (12, clock.begin_wait),
+        (13, clock.begin_wait),
+        (14, clock.end_wait),
+        (20, clock.end_wait),
+    ):
         time.now = now
         call("call")
     assert clock.used() == 8

@@ -193,13 +193,13 @@ def test_attribution_follows_the_table(
     row: tuple[str, BaseException, Situation, Action, StopReason | str | None],
 ) -> None:
     _, error, situation, action, note = row
-    ruling = attribute(error, situation)
-    assert ruling.action is action
-    assert ruling.stop_reason == (note if isinstance(note, StopReason) else None)
-    assert (ruling.unexplained is Unexplained.SANDBOX) == (note == ISOLATED)
-    assert (ruling.unexplained in (Unexplained.REQUEST, Unexplained.ACTION)) == (note == NOTED)
+    decision = attribute(error, situation)
+    assert decision.action is action
+    assert decision.stop_reason == (note if isinstance(note, StopReason) else None)
+    assert (decision.unexplained is Unexplained.SANDBOX) == (note == ISOLATED)
+    assert (decision.unexplained in (Unexplained.REQUEST, Unexplained.ACTION)) == (note == NOTED)
     if action in (AGAIN_ATTEMPT, AGAIN_GRADING):
-        assert ruling.counted == (note not in (FREE, ISOLATED, NOTED))
+        assert decision.counted == (note not in (FREE, ISOLATED, NOTED))
 
 
 def test_docs_show_the_same_table() -> None:
@@ -258,11 +258,11 @@ def test_policy_that_keeps_destroying_its_sandbox_gets_a_failed_verdict(
     """Whatever it makes its sandboxes end with: no attempt is used up, and a few losses later there is a verdict."""
     alone, losses = begins_alone, 0
     for tries in itertools.count(1):
-        ruling = attribute(SandboxFailure(reasons[tries - 1], ""), Situation(phase, True, True, alone, losses))
-        if ruling.action is Action.FAIL:
+        decision = attribute(SandboxFailure(reasons[tries - 1], ""), Situation(phase, True, True, alone, losses))
+        if decision.action is Action.FAIL:
             break
-        assert ruling.unexplained
-        assert not ruling.counted, "it would be masked once attempts.limit is used up"
+        assert decision.unexplained
+        assert not decision.counted, "it would be masked once attempts.limit is used up"
         losses += alone
         alone = True
     assert tries <= UNEXPLAINED_LIMIT + (not begins_alone)
@@ -284,21 +284,21 @@ def test_policy_whose_words_make_the_model_or_the_environment_fail_is_graded(err
         situation = Situation(
             Phase.AGENT, True, True, False, 0, noted.count(Unexplained.REQUEST), noted.count(Unexplained.ACTION)
         )
-        ruling = attribute(error, situation)
-        if ruling.action is Action.COMPLETE:
+        decision = attribute(error, situation)
+        if decision.action is Action.COMPLETE:
             break
-        assert ruling.unexplained is not None
-        assert not ruling.counted, "it would be masked once attempts.limit is used up"
-        noted.append(ruling.unexplained)
+        assert decision.unexplained is not None
+        assert not decision.counted, "it would be masked once attempts.limit is used up"
+        noted.append(decision.unexplained)
     assert len(noted) <= 2 * (UNEXPLAINED_LIMIT - 1)
 
 
 @given(policys, situations.filter(lambda s: s.exposed and s.phase in EXPOSED))
 def test_policy_cannot_choose_to_be_masked_or_end_the_run(error: Exception, situation: Situation) -> None:
-    ruling = attribute(error, situation)
+    decision = attribute(error, situation)
     if isinstance(error, SetupFailed) and situation.phase is not Phase.AGENT:
         return  # the setup of a grading workspace runs without anything of the policy
-    assert ruling.action in (Action.COMPLETE, Action.FAIL) or ruling.unexplained
+    assert decision.action in (Action.COMPLETE, Action.FAIL) or decision.unexplained
 
 
 @given(infrastructures, situations)
@@ -330,13 +330,13 @@ def test_every_error_gets_a_ruling(kind: type[BaseException], situation: Situati
     for name, value in {"reason": "Word", "message": "m", "cause": "Memory", "error": ValueError("x")}.items():
         with contextlib.suppress(Exception):
             setattr(error, name, value)
-    ruling = attribute(error, situation)
+    decision = attribute(error, situation)
     if not isinstance(error, Exception):
-        assert ruling.action is Action.END_RUN
+        assert decision.action is Action.END_RUN
 
 
 @given(st.builds(AgentRaised, st.one_of(policys, infrastructures)), situations)
 def test_agents_own_errors_are_graded_and_have_a_traceback(error: AgentRaised, situation: Situation) -> None:
-    ruling = attribute(error, situation)
-    assert (ruling.action, ruling.stop_reason) == (Action.COMPLETE, ERROR)
-    assert ruling.traceback
+    decision = attribute(error, situation)
+    assert (decision.action, decision.stop_reason) == (Action.COMPLETE, ERROR)
+    assert decision.traceback

@@ -29,8 +29,8 @@ async def collected(result: CommandResult) -> str | None:
 async def test_collect_is_tried_again_when_its_command_cannot_start() -> None:
     with pytest.raises(SandboxFailure, match=r"collect.0. could not be started: fork: out of memory") as failure:
         await collected(not_started("fork: out of memory"))
-    ruling = attribute(failure.value, Situation(Phase.COLLECTING, answered=True, exposed=True))
-    assert ruling.action is Action.RETRY_ATTEMPT
+    decision = attribute(failure.value, Situation(Phase.COLLECTING, answered=True, exposed=True))
+    assert decision.action is Action.RETRY_ATTEMPT
 
 
 async def test_collect_failure_is_the_agents_when_a_limit_ends_its_command() -> None:

@@ -46,7 +46,7 @@ async def stored(file: bytes, atif: bytes | None) -> tuple[ObjectDigest, ObjectD
     ("workspace", "note"),
     [
         (OneFile(None), "t.json: the program did not write this file"),
-        (OneFile(b"", "folder"), "t.json: a file was expected, and it is a folder"),
+        (OneFile(b"", "folder"), "t.json: expected a file, found a folder"),
         (OneFile(b"x" * 101), "t.json: 101 bytes, but at most 100 are kept"),
         (OneFile(FileError("t.json", "a loop of links")), "t.json: a loop of links"),
         (OneFile(WorkspaceLimit("Memory", "used up")), "t.json: the workspace was ended (Memory)"),

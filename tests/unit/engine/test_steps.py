@@ -11,7 +11,7 @@ from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots, SnapshotStore
-from agent_runtime.engine.attempt.steps import InSteps, missed_gate, traces, verdict_of_steps
+from agent_runtime.engine.attempt.steps import StepwiseAgent, grading_leftovers, missed_minimum, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
@@ -81,16 +81,16 @@ def test_steps_behind_a_missed_gate_are_left_out_of_the_mean() -> None:
 
 def test_a_reward_that_was_not_given_misses_its_gate() -> None:
     step = TaskStep.model_validate({"name": "s", "prompt": "p", "minRewards": {"reward": 0.5, "style": 0}})
-    assert missed_gate(step, None) == "reward is not given, below minRewards 0.5"
-    assert missed_gate(step, Verdict(reward=0.5, passed=False)) == "style is not given, below minRewards 0"
-    assert missed_gate(step, Verdict(reward=0.5, rewards={"style": 0.0}, passed=False)) is None
+    assert missed_minimum(step, None) == "reward is not given, below minRewards 0.5"
+    assert missed_minimum(step, Verdict(reward=0.5, passed=False)) == "style is not given, below minRewards 0"
+    assert missed_minimum(step, Verdict(reward=0.5, rewards={"style": 0.0}, passed=False)) is None
 
 
 def test_the_next_step_finds_no_tests_and_no_reward() -> None:
     files = [{"path": path, "content": ""} for path in ("/tests/x/a.py", "hidden.txt")]
     verifier = {"kind": "rewardFile", "commands": ["true"], "files": files}
     graded = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
-    assert traces(graded) == ["/tests", "/logs/verifier", "hidden.txt"]
+    assert grading_leftovers(graded) == ["/tests", "/logs/verifier", "hidden.txt"]
 
 
 class Checkpointing:
@@ -130,7 +130,7 @@ async def dummy(world: str) -> DummyWorkspace:
 
 async def test_a_step_begins_where_the_agent_works_after_a_checkpoint_and_not_where_it_was(tmp_path: Path) -> None:
     turns = stepped(await dummy(str(tmp_path)), MemoryJournal())
-    ended = await turns.run_agent(InSteps(Checkpointing, NO_SPEC, epoch=1))
+    ended = await turns.run_agent(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1))
     assert ended == (StopReason.FINISHED, "took 2 steps")
     assert [await turns.workspace.read(name) for name in ("f0", "f1")] == [b"x", b"x"]
 
@@ -139,5 +139,5 @@ async def test_a_slow_store_between_two_steps_takes_none_of_the_agents_time(tmp_
     journal = MemoryJournal()
     journal.delay = 0.4
     turns = stepped(await dummy(str(tmp_path)), journal, agent_seconds=1)
-    ended = await turns.run_agent(InSteps(Checkpointing, NO_SPEC, epoch=1))
+    ended = await turns.run_agent(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1))
     assert ended == (StopReason.FINISHED, "took 2 steps")

@@ -128,7 +128,7 @@ async def test_sub_agent_that_uses_up_its_turns_ends_only_itself() -> None:
     ("agent", "said"),
     [
         (Once(SubTask("p", tools=["bash"])), "there is no tool bash"),
-        (Once(SubTask("p", system_prompt="You are a helper."), beside=True), "while a sub-agent of its runs"),
+        (Once(SubTask("p", system_prompt="You are a helper."), beside=True), "while its sub-agent runs"),
     ],
 )
 async def test_what_could_not_be_repeated_or_done_is_refused_with_the_reason(agent: Once, said: str) -> None:

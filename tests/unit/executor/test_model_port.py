@@ -16,10 +16,10 @@ from agent_runtime.executor.http.messages import read_head
 from agent_runtime.executor.network import model_port
 from agent_runtime.executor.network.model_port import (
     SMALL_BODY_BYTES,
-    Carrier,
     Exchange,
     HeldBody,
     ModelPort,
+    RunnerConnection,
     forwarded_head,
 )
 
@@ -95,17 +95,17 @@ def test_full_disk_is_detected_while_the_program_can_get_the_error() -> None:
 async def test_a_connection_that_comes_just_when_a_program_gives_up_serves_the_next_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = ModelPort(listener, str(tmp_path))
-        gone, next_one = (asyncio.create_task(port.free_carrier(is_repeated=False)) for _ in range(2))
+        gone, next_one = (asyncio.create_task(port.free_connection(is_repeated=False)) for _ in range(2))
         await asyncio.sleep(0)
         gone.cancel()
-        port.admit(carrier := Carrier(port, Hold(1, "runner")))
-        assert await next_one is carrier
-        late = asyncio.create_task(port.free_carrier(is_repeated=False))
+        port.admit(connection := RunnerConnection(port, Hold(1, "runner")))
+        assert await next_one is connection
+        late = asyncio.create_task(port.free_connection(is_repeated=False))
         await asyncio.sleep(0)
-        port.admit(carrier := Carrier(port, Hold(1, "runner")))
+        port.admit(connection := RunnerConnection(port, Hold(1, "runner")))
         late.cancel()
         await asyncio.gather(gone, late, return_exceptions=True)
-        assert await port.free_carrier(is_repeated=False) is carrier
+        assert await port.free_connection(is_repeated=False) is connection
     assert port.describe()["waiting"] == 0
 
 
@@ -117,6 +117,6 @@ async def test_requests_are_missed_that_end_while_no_runner_is_there(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = ModelPort(listener, str(tmp_path))
         if served:
-            port.admit(Carrier(port, Hold(1, "runner")))
+            port.admit(RunnerConnection(port, Hold(1, "runner")))
         await Exchange(port, b"", HeldBody(str(tmp_path))).aclose()
         assert port.describe()["missed"] == missed

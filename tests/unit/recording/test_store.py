@@ -21,7 +21,7 @@ from agent_runtime.recording.store import (
     StorageError,
     StorageUnavailable,
     Store,
-    judged,
+    classified,
 )
 
 
@@ -166,7 +166,8 @@ def refusal(status: int, code: str) -> str:
     """As obstore words the answer of an S3 server."""
     xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>why</Message></Error>" if code else ""
     return (
-        f"Generic S3 error: Error performing PUT http://s3/b/key in 1ms - Server returned non-2xx status code: {status} "
+        "Generic S3 error: Error performing PUT http://s3/b/key in 1ms - Server returned non-2xx status code: "
+        f"{status} "
         f"Any: {xml}\n\nDebug source:\nGeneric {{\n}}"
     )
 
@@ -176,7 +177,7 @@ def test_error_code_decides_whatever_the_status(code: str) -> None:
     for kind, status in itertools.product(
         (GenericError, PermissionDeniedError), (200, 400, 401, 403, 404, 409, 412, 429, 500, 503)
     ):
-        found = judged("s3://b/key", kind(refusal(status, code)), on_disk=False)
+        found = classified("s3://b/key", kind(refusal(status, code)), on_disk=False)
         assert isinstance(found, StorageUnavailable) == (code in TRANSIENT_CODES)
         assert code in str(found)
         assert str(found).endswith({**TRANSIENT_CODES, **FINAL_CODES}[code])
@@ -202,7 +203,7 @@ def test_error_code_decides_whatever_the_status(code: str) -> None:
     ],
 )
 def test_refusal_without_a_listed_code_is_judged_by_its_status(error: str, transient: bool) -> None:
-    assert isinstance(judged("s3://b/key", GenericError(error), on_disk=False), StorageUnavailable) == transient
+    assert isinstance(classified("s3://b/key", GenericError(error), on_disk=False), StorageUnavailable) == transient
 
 
 @pytest.mark.parametrize(

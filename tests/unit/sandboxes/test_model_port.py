@@ -8,7 +8,7 @@ from aiohttp import web
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient
 from agent_runtime.sandboxes.executor_client.connection import MAX_HEAD_BYTES
-from agent_runtime.sandboxes.executor_client.model_port import UPGRADE, Carrier
+from agent_runtime.sandboxes.executor_client.model_port import UPGRADE, ModelConnection
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rollout-model\r\n\r\n"
 REFUSED = b'HTTP/1.1 409 Conflict\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"error": {}}'
@@ -20,9 +20,9 @@ async def never(_request: web.BaseRequest) -> web.StreamResponse:
     raise AssertionError("no request was sent")
 
 
-async def attached(port: int, server: web.Server) -> Carrier:
+async def attached(port: int, server: web.Server) -> ModelConnection:
     client = ExecutorClient(f"tcp:127.0.0.1:{port}", "token")
-    return await client.attach("/workspaces/w/model", UPGRADE, lambda: Carrier(server))
+    return await client.attach("/workspaces/w/model", UPGRADE, lambda: ModelConnection(server))
 
 
 async def taken_by(pieces: list[bytes]) -> bool:
@@ -70,6 +70,6 @@ async def test_a_large_request_that_comes_together_with_the_reply_is_served() ->
         return web.Response(text=f"{len(await request.read())} bytes")
 
     async with await asyncio.start_server(executor, "127.0.0.1", 0) as server:
-        carrier = await attached(server.sockets[0].getsockname()[1], web.Server(answer))
-        assert await carrier.taken
+        connection = await attached(server.sockets[0].getsockname()[1], web.Server(answer))
+        assert await connection.taken
         assert (await answers.get()).endswith(b"500000 bytes")
