@@ -143,9 +143,9 @@ async def open_run(
         starting = stack.enter_context(contextlib.ExitStack())
         if not new and job.metadata.uid is None:
             # Two concurrent first starts would both find no run, and each would create one.
-            starting.enter_context(start_lock(uri, job.metadata.name, surroundings.shard.index))
+            starting.enter_context(start_lock(uri, job.metadata.name, run_environment.shard.index))
         record = await JobRecord.find(store, job, tasks, new=new)
-        stack.enter_context(run_lock(record.uid, surroundings.shard.index, record.folder))
+        stack.enter_context(run_lock(record.uid, run_environment.shard.index, record.folder))
         if record.resumed:
             # Before the checks, which may take minutes: `gc` spares the run from now on.
             await record.begin()
