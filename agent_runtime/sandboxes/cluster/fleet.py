@@ -163,11 +163,13 @@ class Fleet:
         kind.waiting.append(waiter)
         self._plan(kind)
         try:
-            async with asyncio.timeout(spec.start_seconds + OPERATOR_GRACE_SECONDS):
-                return await asyncio.shield(waiter.placed)
-        except TimeoutError:
-            self._stop_waiting(kind, waiter)
-            raise self._timeout_failure(kind, identity, spec.start_seconds) from None
+            while True:
+                await asyncio.wait({waiter.placed}, timeout=spec.start_seconds + OPERATOR_GRACE_SECONDS)
+                if waiter.placed.done():
+                    return waiter.placed.result()
+                if not self._is_used(kind):
+                    self._stop_waiting(kind, waiter)
+                    raise self._timeout_failure(kind, identity, spec.start_seconds)
         except asyncio.CancelledError:
             self._stop_waiting(kind, waiter)
             raise
@@ -219,6 +221,12 @@ class Fleet:
             self.leave(waiter.placed.result(), waiter.identity)
 
     # The following methods decide without waiting.
+
+    def _is_used(self, kind: Kind) -> bool:
+        """Whether equal sandboxes host workspaces. Then the cluster can start more once these end: a job that is larger
+        than its quota, or than the cluster, waits.
+        """
+        return any(one.sandbox is not None and one.taken and one.kind == kind.key for one in self.held.values())
 
     def _plan(self, kind: Kind) -> None:
         if not self._is_open:
@@ -347,7 +355,7 @@ class Fleet:
         self._gone[held.name] = reason
         log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
         kind = self._kinds[held.kind]
-        if held.sandbox is None:
+        if held.sandbox is None and (held.seconds() < kind.spec.start_seconds or not self._is_used(kind)):
             failure = SandboxFailure(reason.word, reason.message)
             for waiter in kind.waiting[: kind.places]:
                 waiter.lost_starts += 1

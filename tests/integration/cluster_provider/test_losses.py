@@ -306,6 +306,25 @@ async def test_slow_start_reports_what_it_waited_for(
     await until(lambda: not operator.api.sandboxes)
 
 
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_request_waits_for_others_to_end_when_the_cluster_is_full(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, is_ended: bool
+) -> None:
+    monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.2)
+    provider = await opened(rollout_job(startSeconds=1))
+    first, *_ = await asyncio.gather(*(acquire(provider, f"{n}-0") for n in range(4)))
+    operator.answers = [{"conditions": [condition("Scheduled", False, "Unschedulable", "quota")]}] * 9
+    waiting = asyncio.create_task(acquire(provider, "0-1", start_seconds=1))
+    await asyncio.sleep(1.5)
+    if is_ended:
+        name = next(name for name in operator.api.sandboxes if name != first.handle["sandbox"])
+        operator.finish(name, "StartDeadlineExceeded")
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    await first.release()
+    assert await say(await waiting, "echo here") == "here"
+
+
 async def test_job_that_waits_for_its_sandboxes_reports_it_early(opened: Opened, operator: StandInOperator) -> None:
     stuck = {"conditions": [condition("ImagePulled", False, "ImagePullBackOff", "no tag")]}
     operator.answers = [stuck]
