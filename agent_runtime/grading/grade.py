@@ -121,9 +121,11 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     # such as `tee`, are enough to become root. `sudo -n -l` succeeds if a rule needs no password.
     own_id = "{ sudo -n true || sudo -n -l; } >/dev/null 2>&1 && echo 0 || id -u"
     own = await workspace.run(own_id, key=f"{key}-own-id", deadline_seconds=deadline)
-    verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
-    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and verifiers.stdout.strip() == b"0"
-    return int(own.stdout) if is_apart else 0
+    uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
+    # With `Defaults listpw=always` only root may list a user's rules without a password.
+    listed = f'LC_ALL=C sudo -n -l -U "$(id -un {uid})" 2>/dev/null | grep -Eq "NOPASSWD|!authenticate"'
+    verifiers = await workspace.run(f"{listed} || id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
+    return uid if verifiers.ok and verifiers.stdout.strip() == b"0" else 0
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:

@@ -176,6 +176,8 @@ async def test_command_that_the_machine_cannot_start_gives_no_verdict(
         ("Overlay", "false", 1000),
         ("Overlay", "echo 0", 0),
         ("Overlay", "[ $2 = -l ] && echo /usr/bin/tee", 0),
+        ("Overlay", "[ \"$3\" = -U ] && echo '(root) NOPASSWD: /usr/bin/tee'", 0),
+        ("Overlay", "[ \"$3\" = -U ] && echo '(root) /usr/bin/tee'", 1000),
         ("Plain", "false", 0),
     ],
 )
