@@ -9,7 +9,7 @@ records each call either way, so everything that is trained on comes from there.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +49,8 @@ class Front:
         self._host, self._port, self._known_as = host, port, known_as
         self._trials: dict[str, web.Server] = {}
         self._calls: dict[str, set[asyncio.Task[web.StreamResponse]]] = {}
+        self._answered: set[str] = set()
+        """Secrets of the trials whose agent had an answer of the model."""
         self._runner: web.AppRunner | None = None
         self._users = 0
         self._changing = asyncio.Lock()
@@ -84,8 +86,13 @@ class Front:
         finally:
             for secret in mine:
                 self._trials.pop(secret, None)
+                self._answered.discard(secret)
                 for call in self._calls.pop(secret, set()):
                     call.cancel()
+
+    def has_answered(self, secrets: Collection[str]) -> bool:
+        """Whether the model has answered an agent that has a key of these secrets."""
+        return not self._answered.isdisjoint(secrets)
 
     @contextlib.asynccontextmanager
     async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
@@ -105,7 +112,10 @@ class Front:
         calls = self._calls.setdefault(secret, set())
         calls.add(call)
         try:
-            return await call
+            response = await call
+            if request.method == "POST" and response.status == 200:
+                self._answered.add(secret)
+            return response
         finally:
             call.cancel()
             calls.discard(call)

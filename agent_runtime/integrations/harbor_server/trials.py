@@ -52,7 +52,9 @@ GRADED_ERRORS: Final = re.compile(
     "|VerifierTimeoutError|VerifierOutputParseError|RewardFileNotFoundError|RewardFileEmptyError"
     "|MemoryLimitExceededError|SandboxLikelyOutOfMemoryError"
 )
-"""Exceptions of Harbor 0.26 that a policy can cause: such a trial gets 0, unless the proxy saw a call of the model fail."""
+"""Exceptions of Harbor 0.26 that a policy can cause: such a trial gets 0, unless the proxy saw a call of the model fail, or
+answered none.
+"""
 
 
 class HarborTrials(NoSandboxes):
@@ -120,6 +122,9 @@ class Trial(NoSandbox):
             result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
         if result.status != RunStatus.COMPLETED and reached.failure is not None:
             raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {reached.failure}")
+        if result.status != RunStatus.COMPLETED and not self._front.has_answered(self._asked):
+            why = result.error or f"the server reports {result.status}"
+            raise TrialLost("NotAnswered", f"the trial has failed before the model answered its agent: {why}")
         self._rewards = json.dumps(rewards_of(result)).encode()
         return _ended(0 if result.status == RunStatus.COMPLETED else 1, result.error or "")
 

@@ -148,8 +148,8 @@ async def test_a_local_trial_uses_the_users_own_agent_and_sandboxes(tmp_path: Pa
 class ForeignServer:
     """PR #83's own server: it answers when the trial has ended, and knows nothing of our headers."""
 
-    def __init__(self, *answers: dict[str, Any]) -> None:
-        self.answers = list(answers)
+    def __init__(self, *answers: dict[str, Any], is_asking: bool = False) -> None:
+        self.answers, self.is_asking = list(answers), is_asking
         self.asked: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> str:
@@ -168,6 +168,11 @@ class ForeignServer:
 
         form = await request.post()
         self.asked.append(json.loads(str(form["metadata"])))
+        if self.is_asking:
+            body = {"model": "verl", "messages": [{"role": "user", "content": "hello"}]}
+            url = f"{self.asked[-1]['agent']['llm_proxy_url']}/chat/completions"
+            async with ClientSession() as http, http.post(url, json=body) as reply:
+                assert reply.status == 200, await reply.text()
         return web.json_response({"run_id": "r", **self.answers.pop(0)})
 
 
@@ -201,12 +206,24 @@ async def test_trials_lost_by_a_server_have_no_reward_when_no_retry_is_left(tmp_
 )
 async def test_a_policy_that_makes_its_agent_fail_is_neither_tried_again_nor_masked(tmp_path: Path, error: str) -> None:
     hello_world(tmp_path / "tasks" / "hello")
-    foreign = ForeignServer({"status": "error", "rewards": {"reward": 0.0}, "error": error})
+    foreign = ForeignServer({"status": "error", "rewards": {"reward": 0.0}, "error": error}, is_asking=True)
     async with foreign as url:
         (member,) = await play(tmp_path, Policy(), agent_name="a", harbor_server_url=url)
 
     assert (member.result.outcome, member.result.reward) == ("Completed", 0.0)
     assert len(foreign.asked) == 1
+
+
+async def test_trial_whose_agent_never_reached_the_model_has_no_reward(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    foreign = ForeignServer(
+        {"status": "error", "rewards": {"reward": 0.0}, "error": "NetworkConnectionError: no route"}
+    )
+    async with foreign as url:
+        (member,) = await play(tmp_path, Policy(), agent_name="a", harbor_server_url=url, max_retries=1)
+
+    assert (member.result.outcome, member.result.reward) == ("InfraFailed", None)
+    assert "no route" in member.result.message
 
 
 async def test_a_trial_that_is_cancelled_leaves_neither_the_server_nor_the_model_working(tmp_path: Path) -> None:
