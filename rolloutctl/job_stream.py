@@ -17,7 +17,7 @@ from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.reader import NoSuchRun, RunFolder, sealed_tokens
-from agent_runtime.recording.stream import FedGroup, StreamRecord
+from agent_runtime.recording.stream import PublishedGroup, StreamRecord
 from rollout_api.records import Result
 from rollout_api.tasks import Task
 from rolloutctl.client import RunAborted
@@ -86,7 +86,7 @@ class JobStream:
         seen = 0
         aborted: dict[str, Any] | None = None
         while True:
-            found = await asyncio.gather(*(self._record.fed(shard, at) for shard, at in following.items()))
+            found = await asyncio.gather(*(self._record.published_group(shard, at) for shard, at in following.items()))
             for fed in found:
                 if fed is not None:
                     following[fed.shard] += 1
@@ -110,7 +110,7 @@ class JobStream:
         """
         return await sealed_tokens(self._store, result.index)
 
-    async def _finished(self, fed: FedGroup) -> FinishedGroup:
+    async def _finished(self, fed: PublishedGroup) -> FinishedGroup:
         entry = await self._record.entry(fed.group)
         assert entry is not None, "nothing removes an entry"
         return FinishedGroup(fed.group, entry.task, entry.label, fed.results)

@@ -123,7 +123,7 @@ class Groups:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set when a rollout fails externally: the run cannot continue."""
         self._outcomes = context.results.outcomes
-        self.given_out = 0
+        self.published = 0
         """Groups whose results `on_finished` has received."""
 
     async def start(self, number: int, task: Task) -> None:
@@ -209,7 +209,7 @@ class Groups:
     async def _finish(self, group: _Group, *, earlier: bool = False) -> None:
         results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))
         await self._on_finished(group.number, group.task, results)
-        self.given_out += 1
+        self.published += 1
         self._context.observer(GroupFinished(group.number, group.task.name, results, earlier))
 
     async def _result_of(self, group: _Group, member: int, run: RolloutRun) -> Result:

@@ -15,7 +15,7 @@ from agent_runtime.engine.opening import RunEnvironment, open_run
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
-from agent_runtime.recording.job_record import output_uri, standing_run
+from agent_runtime.recording.job_record import existing_run, output_uri
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
@@ -65,7 +65,7 @@ class StreamFeed:
 
     async def group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
         """Publish a group unless an earlier process has."""
-        await self._feed.give_out(group, results)
+        await self._feed.publish(group, results)
         self._most.release()
 
 
@@ -102,7 +102,7 @@ async def run_job(
     origins: Sequence[Origin] = ()
     if job.spec.tasks.branch is not None:
         store = Store.open(output_uri(job, base_dir), environ)
-        standing = None if new else await standing_run(store, job)
+        standing = None if new else await existing_run(store, job)
         origins = await find_origins(job, base_dir, environ, standing)
         loaded = LoadedTasks([origin.task for origin in origins])
     else:
@@ -137,7 +137,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
     if stream is not None:
         total = stream.total
     # An earlier process may have stopped after the last seal but before the last group was published.
-    context.finished = aborted is not None or groups.given_out * job.spec.group_size == total
+    context.finished = aborted is not None or groups.published * job.spec.group_size == total
     return await _summary(context, total, aborted)
 
 

@@ -242,7 +242,7 @@ class RolloutSession:
         self._groups.spawn(start())
 
     async def _group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
-        await self._feed.give_out(group, results)
+        await self._feed.publish(group, results)
         self._finished.append(FinishedGroup(group, task, self._unfinished.pop(group), tuple(results)))
         self._in_flight.release()
         self._news.set()

@@ -12,7 +12,7 @@ from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Result
 
 ROW_GROUP: Final = 64
-"""Rows in memory at once. A long rollout's conversation takes a few MB."""
+"""Rows that are in memory at once. The conversation of a long rollout needs a few MB."""
 
 Row = dict[str, Any]
 
@@ -61,8 +61,8 @@ async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncItera
 
 
 def json_text(value: Any) -> str:
-    """Return JSON on one line, for values whose fields differ between rows: Parquet would give all rows the fields of
-    all.
+    """Return JSON on one line, for values whose fields differ between rows. Parquet would give each row the fields of
+    all rows.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 

@@ -41,7 +41,7 @@ async def _patch(run: RunReader, records: list[Record]) -> bytes:
             return b""
         try:
             content = archive.extractfile(member)
-        # the policy may have created a link to itself, or to a file that is not stored
+        # the policy may have stored a link to itself, or to a missing file
         except (KeyError, RecursionError):
             return b""
         return b"" if content is None else content.read()

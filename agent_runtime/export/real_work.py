@@ -18,7 +18,7 @@ from agent_runtime.statistics import mean
 from rollout_api.records import CommandVerdict, Observation, Outcome, Record, Result, Verdict
 
 STATISTICS_FILE = "results.stats.json"
-"""Name of the file in which Real Work's `--output results.json` has its statistics."""
+"""Name of the file to which Real Work's `--output results.json` writes its statistics."""
 
 
 async def write_real_work(run: RunReader, folder: Path) -> int:

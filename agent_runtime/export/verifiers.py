@@ -54,7 +54,7 @@ def _message(message: Message) -> dict[str, Any]:
         "role": message["role"],
         "content": text_of(message.get("content")),
         **{name: value for name, value in given.items() if value},
-        # Each call is one JSON text, because Hugging Face's datasets would give every call the fields of all calls.
+        # Calls are JSON texts, because Hugging Face's datasets would give each call the fields of all calls.
         **(
             {"tool_calls": [json_text({"id": call.get("id", ""), **call.get("function", {})}) for call in calls]}
             if calls
@@ -80,7 +80,7 @@ def _error(result: Result) -> dict[str, str] | None:
 
 
 def _timing(result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return spans in Unix seconds; 0 for a part that was not reached."""
+    """Return spans in Unix seconds; 0 for phases that were not reached."""
     started, ended = result.started or 0.0, result.ended or 0.0
     calls = [turn.response for turn in turns if turn.response is not None]
     setup_end = turns[0].time if turns else started

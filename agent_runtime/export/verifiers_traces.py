@@ -1,7 +1,7 @@
 """A run as the `traces.jsonl` of verifiers 0.4: one line for each rollout, an `Episode` with one `Trace`.
 
-Its messages are a graph: each message once, linked to the one before it, so that a history that was rewritten is a second
-path. The form is that of verifiers.v1's `episode.py`, `trace.py` and `graph.py` (trace version 1).
+The messages form a graph, in which each message is linked to the previous one. A rewritten history is a second path.
+The format is that of verifiers.v1's `episode.py`, `trace.py` and `graph.py` (trace version 1).
 """
 
 import json
@@ -25,7 +25,7 @@ STOP_CONDITIONS = {
     StopReason.TOKEN_BUDGET: "max_total_tokens",
     StopReason.AGENT_TIMEOUT: "agent_timeout",
 }
-"""verifiers' names for stop reasons, which show what was cut; the others are ours."""
+"""verifiers' names for stop reasons, from which it derives what was truncated. Other reasons keep our names."""
 
 
 async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def _message(message: Message) -> dict[str, Any]:
     if role == "tool":
         return {"role": role, "tool_call_id": message.get("tool_call_id") or "", "content": text}
     if role != "assistant":
-        # OpenAI's newer name for it, which verifiers does not support.
+        # `developer` is OpenAI's newer name for `system`; verifiers does not support it.
         return {"role": "system" if role == "developer" else role, "content": text}
     calls = [
         {"id": call.get("id", ""), **{name: call.get("function", {}).get(name, "") for name in ("name", "arguments")}}
@@ -161,7 +161,7 @@ def _errors(result: Result) -> list[dict[str, str]]:
 
 
 def _timing(result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return spans in Unix seconds; 0 for a part that was not reached."""
+    """Return spans in Unix seconds; 0 for phases that were not reached."""
     started, ended = result.started or 0.0, result.ended or 0.0
     calls = [turn.response for turn in turns if turn.response is not None]
     setup_end = turns[0].time if turns else started

@@ -15,8 +15,8 @@ def whole_file(file: Path) -> Iterator[Path]:
     if file.exists() and not file.is_file():
         yield file
         return
-    target = file.resolve()  # a link stays one
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # two processes may write it
+    target = file.resolve()  # replace a link's target, not the link
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # unique per process
     try:
         yield partial
         partial.replace(target)

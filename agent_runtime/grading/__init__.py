@@ -1,1 +1,1 @@
-"""Grading: which files of an agent's work are graded, how, and with what verdict."""
+"""Grading: selects the files of an agent's work to grade, runs the verifier, and computes the verdict."""

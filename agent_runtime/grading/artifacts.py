@@ -1,8 +1,7 @@
-"""Which of the agent's files are carried into the workspace that grades them.
-
-Files that Python and pytest load automatically are never carried: the grading keeps the prepared version, or no file. A
-task whose solution lies in such a file names it in `verifier.artifacts`. The executor applies
-these rules to the real tree; docs/verification.md explains what this prevents, and its limits.
+"""Rules for which of the agent's files are carried (copied) into the grading workspace. Files that Python and pytest
+load automatically are not carried: the prepared version stays, or no file. If a task's solution is such a file, the
+task names it in `verifier.artifacts`. The executor applies the rules to the files; docs/verification.md explains which
+attacks they prevent, and their limits.
 """
 
 import posixpath
@@ -15,7 +14,7 @@ from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task, TaskFile, VerifierKind
 
 _SCRIPT_CHARACTERS = 1 << 20
-"""Longest base64 of a hidden file that is searched for folders."""
+"""Largest hidden file, in characters of base64, that is searched for names of folders."""
 
 _WORD = r"""((?:`pwd`|\$\(pwd\)|[^\s'"`;&|()]|"[^"\n]*"|'[^'\n]*')+)"""
 _SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH)={_WORD}")
@@ -30,8 +29,8 @@ def _given(task: Task, working_dir: str) -> set[str]:
 
 
 def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
-    """Whether a path is carried even if it is loaded automatically: one inside another artifact, or one that may be a
-    file.
+    """Whether the task names files that are carried even if they are loaded automatically: an artifact inside another
+    one, or one that may be a file.
     """
     if task.verifier is None or not task.verifier.artifacts:
         return verifier.artifacts != ["."]
@@ -75,7 +74,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
         return [".."] if parent in searched["PYTHONPATH"] else []
 
     def seen_as(path: str) -> str:
-        """Return the path of an artifact that determines how its names count, without folders above the working
+        """Return the path of an artifact to which rules for folder names apply, without folders above the working
         directory.
         """
         relative = posixpath.relpath(posixpath.join(base, path), working_dir)
@@ -110,10 +109,8 @@ def _text(file: TaskFile) -> str:
 
 
 def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[str]) -> dict[str, list[str]]:
-    """Return the folders in which the verifier looks for commands, modules and other files that programs load, by
-    variable.
-
-    Python also imports from the folder in which it is started.
+    """Return the folders in which the verifier searches commands (`PATH`) and modules (`PYTHONPATH`). Python also
+    imports from the folder in which it is started.
     """
     text = "\n".join(texts)
     folders = [working_dir]
@@ -134,7 +131,7 @@ def _path(word: str) -> str:
 
 
 def _named_tests(commands: Sequence[str]) -> Iterator[str]:
-    """Return the files that pytest's commands name, which are tests whatever their names."""
+    """Yield the files that pytest commands name; they are tests regardless of their names."""
     for command in commands:
         words = re.split(r"[\s'\"]+", command)
         if not any(word.startswith("--doctest") for word in words):

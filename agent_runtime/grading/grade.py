@@ -1,4 +1,4 @@
-"""Run a task's verifier in a workspace that holds the artifacts, and return its verdict."""
+"""Run a task's verifier in a workspace that contains the artifacts, and return the verdict."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,12 @@ from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
 
 OUTPUT_BYTES = 8192
-"""Bytes that a verdict keeps of a command's standard output and of its error output, from the beginning and the end
-each.
-"""
+"""Bytes that a verdict keeps of the beginning, and of the end, of a command's standard output and error output."""
 
 REPORT_FOLDER = ".rollout-verifier"
-"""Folder of pytest's reports in the working directory. It is the only folder that the verifier can write to in every
-sandbox and that has the same path for commands and for file calls. It is removed first, and pytest collects nothing
-from dotted folders.
+"""Folder of pytest's reports, in the working directory: in every sandbox, the verifier can write there, and the path is
+the same for commands and file calls. An existing one is removed first, and pytest does not collect tests from dotted
+folders.
 """
 
 _TAKE_OVER = Path(__file__).with_name("take_over.sh").read_text()
@@ -62,34 +60,35 @@ async def grade(
     workspace: Workspace,
     *,
     key_turn: int,
-    apart: int = 0,
+    separate_uid: int = 0,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade the contents of a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the
     verdict.
 
-    `apart` is the result of `require_startable`. If it is not 0, root owns the working directory: code under test
+    `separate_uid` is the result of `require_startable`. If it is not 0, root owns the working directory: code under test
     cannot change the report or the hidden files.
 
-    The caller has put the workspace into its verifier phase and, in `Shared`, ended the agent's processes. A repeat
-    with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
+    The caller must have switched the workspace to its verifier phase and, in `Shared`, ended the agent's processes.
+    After a crash, a call with the same turn makes the same requests. Raises VerifierUnavailable, ValueError for a task
     without verifier, and SandboxFailure and Fenced from the workspace. Any other problem is a failed verdict.
     """
     if task.verifier is None:
-        raise ValueError(f"task {task.name} has no verifier; there is nothing to grade")
-    apart = 0 if verifier.mode is VerifierMode.SHARED else apart
-    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, apart)
+        raise ValueError(f"task {task.name} has no verifier, so it cannot be graded")
+    separate_uid = 0 if verifier.mode is VerifierMode.SHARED else separate_uid
+    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, separate_uid)
     try:
         verdict = await grading.run()
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
     is_outside = (task.verifier.report or "").startswith("/")
-    # Tests of other languages are carried like other work: without names, tests that the agent added count too.
+    # Tests of other languages are carried with the agent's work. If the task names no tests, tests that the agent added
+    # count too.
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
-    # Nothing outside a verifier can detect whether it loads or runs the agent's files, so its author must state it.
-    is_isolated = task.verifier.isolated and bool(apart)
+    # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
+    is_isolated = task.verifier.isolated and bool(separate_uid)
     forgeable = not is_isolated or is_outside or counts_agents_tests or is_asked_for
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
@@ -98,9 +97,9 @@ async def grade(
 async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
     """Raise VerifierUnavailable if the verifier cannot start in the prepared state, without the agent's files.
 
-    Afterwards a program that is missing or does not start counts as the agent's doing: a failed verdict. Returns the
-    uid of the workspace's user if the verifier's user is root and that one is not, and may run nothing by `sudo` without
-    a password; else 0. In `Plain` it returns 0.
+    Afterwards, a program that is missing or does not start counts against the agent: a failed verdict. Returns the uid
+    of the workspace's user if the verifier's user is root and the workspace's user cannot become root: it is not root,
+    and no `sudo` rule lets it run programs without a password. Otherwise, and in `Plain`, returns 0.
     """
     if (spec := task.verifier) is None:
         return 0
@@ -110,14 +109,15 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     missing = await missing_program(workspace, spec.commands, key=key, user=spec.user, env=env, brought=brought)
     if missing is not None:
         raise VerifierUnavailable(
-            f"task {task.name}: {missing} is missing in the sandbox, and the verifier starts with it; add it to the image "
+            f"task {task.name}: the verifier's first command needs {missing}, which the sandbox lacks; add it to "
+            "the image "
             "or to the task's setup"
         )
-    # In Plain, paths are the sandbox's own: on a laptop, root would take over this machine's folders.
+    # In Plain, paths are not isolated: on a laptop, root would become the owner of this machine's folders.
     if spec.user is None or workspace.description.get("mode") == "Plain":
         return 0
     deadline = PROBE_SECONDS
-    # The code under test has its user's rights, also those by sudo. Most programs that sudo may start without a password,
+    # The code under test has its user's rights, including sudo. Most programs that sudo may start without a password,
     # such as `tee`, are enough to become root. `sudo -n -l` succeeds if a rule needs no password.
     own_id = "{ sudo -n true || sudo -n -l; } >/dev/null 2>&1 && echo 0 || id -u"
     own = await workspace.run(own_id, key=f"{key}-own-id", deadline_seconds=deadline)
@@ -129,10 +129,8 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
-    """Raise VerifierUnavailable if files that the verifier needs outside the artifacts cannot be written in the
-    prepared state.
-
-    If `grade` cannot write them afterwards, the agent's artifacts prevent it, through a prepared link to them.
+    """Raise VerifierUnavailable if the verifier's files outside the artifacts cannot be written in the prepared state.
+    If only `grade` fails to write them later, the agent's artifacts are the cause.
     """
     if task.verifier is not None:
         grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
@@ -155,10 +153,10 @@ class _Grading:
         workspace: Workspace,
         turn: int,
         watch: CommandWatch | None = None,
-        apart: int = 0,
+        separate_uid: int = 0,
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
-        self.watch, self.apart = watch, apart
+        self.watch, self.separate_uid = watch, separate_uid
         folder, paths = artifact_paths(task, workspace.working_dir)
         carried = (posixpath.normpath(posixpath.join(folder, path)) for path in paths)
         self.places = list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
@@ -173,7 +171,7 @@ class _Grading:
         """
         self.commands: list[CommandVerdict] = []
         self.is_prepared_state = False
-        """The workspace contains nothing of the agent yet."""
+        """Whether the workspace has no files of the agent yet."""
 
     def key(self, name: str) -> str:
         return f"{self.turn}:verifier-{'first-' if self.is_prepared_state else ''}{name}"
@@ -190,7 +188,7 @@ class _Grading:
             return self.failed(str(failure))
 
     async def prepare(self) -> None:
-        """Write the hidden files, and remove files that could be taken for a verdict."""
+        """Write the hidden files, and remove existing reports and reward files."""
         await self.put_files()
         if self.spec.kind is VerifierKind.PYTEST:
             await self.remove(REPORT_FOLDER, "reports")
@@ -199,7 +197,7 @@ class _Grading:
         elif self.spec.kind is VerifierKind.REWARD_FILE:
             await self.remove(reward_file.FOLDER, "rewards")
             await self.make_folder(reward_file.FOLDER, "reward-folder")
-        if self.apart:
+        if self.separate_uid:
             await self.take_over()
 
     async def take_over(self) -> None:
@@ -210,14 +208,14 @@ class _Grading:
         folders = [*self.places, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
         hidden = {posixpath.dirname(path) for path in self.hidden if not any(is_below(path, at) for at in self.places)}
         result = await self.workspace.run(
-            f"set -- {shlex.join([str(self.apart), *folders])}\n{_TAKE_OVER}",
+            f"set -- {shlex.join([str(self.separate_uid), *folders])}\n{_TAKE_OVER}",
             key=self.key("take-over"),
             deadline_seconds=self.task.timeouts.verifier_seconds,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             user=self.spec.user,
             stdin="".join(f"{folder}\n" for folder in sorted(hidden)).encode(),
         )
-        self.require_started(result, "the working directory cannot be given to the verifier's user")
+        self.require_started(result, "the working directory cannot be made the property of the verifier's user")
         if not result.ok:
             output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
             raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
@@ -228,15 +226,15 @@ class _Grading:
             message = f"{what}: {result.start_error}"
             if self.rules.mode is VerifierMode.SHARED:
                 raise _Failed(message)
-            # The artifacts may prevent its start, or the machine has no free process.
+            # The artifacts may prevent its start, or the machine has reached its limit of processes.
             raise SandboxFailure("ExecutorFailed", message)
 
     @contextlib.contextmanager
     def needed(self, what: str) -> Iterator[None]:
         """Raise for a FileError; `what` describes the consequence for the grading.
 
-        In its own workspace the policy can cause any failure; in another one, only failures after its artifacts are
-        there.
+        In the agent's own workspace, the policy can cause any failure; in a new one, only failures after its artifacts
+        were copied.
         """
         try:
             yield
@@ -272,8 +270,7 @@ class _Grading:
 
     async def run_commands(self) -> None:
         """Run all commands within the task's `verifierSeconds`; commands that exceed it fail."""
-        # Add up the recorded durations instead of using a clock, so that a runner that takes over makes the same
-        # requests.
+        # Add up the recorded durations instead of using a clock, so that the next runner makes the same requests.
         left = float(self.task.timeouts.verifier_seconds)
         for number, command in enumerate(self.spec.commands):
             if left <= 0:
@@ -329,7 +326,7 @@ class _Grading:
             tests += [TestVerdict(name="report", passed=False, message=message) for message in broken]
             if not any(not test.passed for test in tests):
                 tests += [
-                    TestVerdict(name=f"command {number + 1}", passed=False, message="ended as failed")
+                    TestVerdict(name=f"command {number + 1}", passed=False, message="ended with an error")
                     for number, command in enumerate(self.commands)
                     if not _passed(command)
                 ]

@@ -99,7 +99,7 @@ class _Handler:
             if len(self.tests) >= REPORT_TESTS:
                 raise ReportError(f"it has more than {REPORT_TESTS} tests")
             if self.case is not None:
-                raise ReportError("it has a test within a test")
+                raise ReportError("it has nested tests")
             states = (attributes.get(name, "").lower() for name in ("status", "result"))
             not_run = next((state for state in states if state in _NOT_RUN), None)
             known = (attributes.get("classname", ""), attributes.get("name", ""), attributes.get("file"))
@@ -138,7 +138,8 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
         owner = test.classname.rpartition(".")[2]
-        # SWE-bench's names end at their first blank, inside of parameters; R2E-Gym's have the class and no file.
+        # SWE-bench cuts names at the first blank, which may be within parameters; R2E-Gym's names have the class but no
+        # file.
         first = test.name.partition(" ")[0]
         for name in {test.name, first if "[" in first else test.name}:
             for key in {(test.classname, name), (None, name), (None, f"{owner}.{name}")}:
@@ -154,7 +155,7 @@ def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTes
     keys = [_address(path, rest), (_reportable(path), _reportable(rest))]
     # Class names of other languages contain `::` too: cargo-nextest's are `package::binary`.
     keys += [(_reportable(name[: at.start()]), _reportable(name[at.end() :])) for at in re.finditer("::", name)]
-    # Require all of them to pass: of two tests with this name, the agent may have added the one that passes.
+    # All tests with this name must pass, because the agent may have added one that passes.
     found = [test for key in keys for test in by_key.get(key, []) if not _of_another_file(test, path)]
     return found + by_key.get((None, _reportable(name)), [])
 
@@ -169,7 +170,7 @@ def _address(path: str, rest: str) -> tuple[str, str]:
     return _reportable(".".join([module, *classes])), _reportable(function + bracket + parameters)
 
 
-# The characters that XML can hold, as pytest sees them; it writes the others as #x1B or #x110000.
+# The characters that pytest considers invalid in XML; it writes them as #x1B or #x110000.
 _UNREPORTABLE = re.compile("[^\t\n\r\x20-\x7e\x80-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -182,10 +183,10 @@ def _reportable(name: str) -> str:
 
 
 def _of_another_file(test: ReportedTest, path: str) -> bool:
-    """Whether a planted file imitates another one.
-
-    `tests.unit/test_a.py` and `tests/unit/test_a.py` have one classname, and that of `tests/test_a/test_b.py` begins like
-    the ones of classes in `tests/test_a.py`. A test that a class inherits has the file of its base, and another classname.
+    """Whether the test is from another file with a similar classname, which the agent may have planted.
+    `tests.unit/test_a.py` and `tests/unit/test_a.py` have the same classname, and the classname of
+    `tests/test_a/test_b.py` begins like those of classes in `tests/test_a.py`. An inherited test has the file of its
+    base class, but the classname of its own class.
     """
     if test.file is None or test.file == path:
         return False
@@ -207,9 +208,9 @@ def _verdict(name: str, reports: Sequence[ReportedTest]) -> TestVerdict:
 def judge_all(reported: Sequence[ReportedTest], hidden: Sequence[TaskFile]) -> list[TestVerdict]:
     """Return one verdict for each test that counts if the task names none.
 
-    With hidden test files only their tests count, or tests planted beside them would raise the fraction; and each test
-    that they define must be reported, or code under test that ends the session early would hide the failing ones.
-    Without hidden test files every reported test counts.
+    If the task has hidden test files, only their tests count, because planted tests would raise the fraction. Each test
+    that they define must be reported, because code under test could end the session before failing tests. Without
+    hidden test files every reported test counts.
     """
     files = [file for file in hidden if _is_test_file(file.path)]
     if not files:
@@ -235,13 +236,13 @@ def _is_test_file(path: str) -> bool:
 
 
 def _tests_of(reported: Sequence[ReportedTest], path: str) -> list[ReportedTest]:
-    """Return the tests of a file. pytest names it from its root folder, which may be above or below the working
-    directory.
+    """Return the tests of a file. pytest reports paths relative to its root folder, which may be above or below the
+    working directory.
     """
     module = _module(path)
     exact = [test for test in reported if _in_module(test, module) and not _of_another_file(test, path)]
     alike = [test for test in reported if _ends_alike(test, module)]
-    # pytest has one root folder in a run. A file that an agent planted deeper has a longer name than the hidden one.
+    # A file that the agent planted deeper has a longer path than the hidden one, because all paths have the same root.
     files = sorted({_module(test.file) for test in alike if test.file}, key=len)
     above = [file for file in files if file.endswith(f".{module}")]
     chosen = above[0] if above else files[-1] if files else None
@@ -249,7 +250,7 @@ def _tests_of(reported: Sequence[ReportedTest], path: str) -> list[ReportedTest]
 
 
 def _in_module(test: ReportedTest, module: str) -> bool:
-    # A file that is skipped or broken as a whole is one report, of that name and without a class.
+    # A file that is skipped or broken as a whole is reported as one test with this name and no class.
     return (test.classname or test.name) == module or test.classname.startswith(f"{module}.")
 
 

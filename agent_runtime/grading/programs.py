@@ -1,8 +1,8 @@
 """Check, before a verifier runs, whether its first program exists.
 
-Exit code 127 says nothing afterwards: code under test can end with it as well, and a policy must not be able to make its
-failed test look like a verifier that could not start. Only the first program can be looked up: the later ones may be
-installed by the commands before them, out of what the agent made.
+Exit code 127 is no evidence afterwards: code under test can return it too, and a policy must not be able to disguise a
+failed test as a verifier that could not start. Only the first program is checked, because earlier commands may install
+later ones from the agent's work.
 """
 
 import re
@@ -26,7 +26,7 @@ _PYTHON = re.compile(r"(?:/.*/)?python[0-9.]*")
 def first_program(command: str) -> list[str] | None:
     """Return the words of the first program that a shell command starts, or None if unknown.
 
-    A path below the working directory gives None as well: the agent may have removed it, which counts against the
+    Also None for a path below the working directory: the agent may have removed that program, which counts against the
     agent.
     """
     try:
@@ -59,7 +59,7 @@ def probe_script(command: str) -> str | None:
     program = shlex.quote(words[0])
     script = f"command -v {program} >/dev/null 2>&1 || {{ echo {shlex.quote(f'program {words[0]}')}; exit 0; }}"
     if _PYTHON.fullmatch(words[0]) and words[1:3] == ["-m", "pytest"]:
-        # The working directory is not on the path, so that the agent's files cannot answer.
+        # Remove the working directory from the path, so that the agent's files cannot fake pytest.
         code = (
             "import sys; sys.path.pop(0); import importlib.util as u; u.find_spec('pytest') or print('module pytest')"
         )
@@ -76,11 +76,9 @@ async def missing_program(
     env: Mapping[str, str] | None = None,
     brought: Collection[str] = (),
 ) -> str | None:
-    """Return what a verifier's first command needs and the workspace lacks, such as `program cargo`; None if it can
-    start.
-
-    `brought` are the paths of files that the verifier adds. Used before the first rollout and before each grading.
-    Raises errors of `Workspace.run`.
+    """Return the missing program or module of a verifier's first command, such as `program cargo`; None if it can
+    start. `brought` are the paths of files that the verifier adds. Used before the first rollout and before each
+    grading. Raises errors of `Workspace.run`.
     """
     words = first_program(commands[0])
     script = None if words is None or words[0] in brought else probe_script(commands[0])

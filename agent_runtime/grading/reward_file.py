@@ -13,10 +13,10 @@ REWARD_FILE_BYTES = 64 * 1024
 """Largest reward file: a few named numbers."""
 
 LOWEST, HIGHEST = -1.0, 1.0
-"""Range of a reward. A number far outside is a mistake that would outweigh every other rollout of its group."""
+"""Range of a reward. A number far outside is a mistake, and would dominate its group."""
 
 MOST = 1e100
-"""Largest further number, and smallest when negative: sums of them over steps and rollouts stay finite."""
+"""Bound of further numbers, so that their sums over steps and rollouts stay finite."""
 
 
 class RewardFileError(ValueError):
@@ -51,7 +51,7 @@ def _from_json(data: bytes) -> tuple[float, dict[str, float]]:
     main = "reward" if "reward" in rewards else next(iter(rewards)) if len(rewards) == 1 else None
     if main is None:
         raise RewardFileError(
-            f"{JSON_PATH} has {len(rewards)} numbers and none is named 'reward'; rename the number that counts to 'reward'"
+            f"{JSON_PATH} has {len(rewards)} numbers, but none is named 'reward'; name the number that counts 'reward'"
         )
     return _in_range(rewards[main], f"{JSON_PATH}: {main}"), rewards
 

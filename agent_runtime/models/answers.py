@@ -1,6 +1,5 @@
-"""Answers of all model implementations, normalised so that records can store them and later calls can send them back.
-
-A server may refuse in a conversation what it has returned itself.
+"""Answers of all model implementations, normalised so that they can be recorded and sent back in later calls. A server
+may refuse its own answer in a later conversation.
 """
 
 import json
@@ -97,7 +96,7 @@ def _decodable(arguments: str) -> str:
 def decoded_object(arguments: str) -> dict[str, Any] | None:
     """The JSON object in a text; None when it is something else, or nested too deeply to be recorded.
 
-    Python also reads NaN, Infinity and 1e999. No other program reads what Python writes for them.
+    Refuses NaN, Infinity and 1e999, which Python accepts but other programs cannot read.
     """
     try:
         decoded = json.loads(arguments, parse_constant=_finite, parse_float=_finite)

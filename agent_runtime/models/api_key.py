@@ -21,7 +21,7 @@ def read_api_key(source: ApiKeySource, environ: Mapping[str, str], secret_variab
         assert secret is not None  # ApiKeySource has exactly one of the two
         variable, origin = secret_variable, f"key {secret.key} of Secret {secret.name}"
         advice = f"a Secret is read in a cluster only; here use {field.rpartition('.')[2]}.env"
-    # Line breaks come with keys that were pasted or read from files; HTTP headers cannot have them.
+    # Keys that were pasted or read from files may end with line breaks, which HTTP headers cannot contain.
     api_key = environ.get(variable, "").strip()
     if not api_key:
         raise NoKey(f"{field}: {origin} is missing or empty; {advice}")

@@ -22,11 +22,9 @@ class CallHealth:
     """Why the latest attempt failed, while another one is pending or running; None while nothing fails. Set by `note`.
     """
     held_seconds: float = 0.0
-    """Time in which no server could answer: behind the shut gate of a policy update, or waiting for a place at a
-    server.
-    """
+    """Time on hold: waiting for the end of a policy update, or for a free place at a server."""
     on_hold: Callable[[bool], None] = lambda held: None
-    """Called when such a time begins and ends, so that deadlines can be suspended."""
+    """Called when time on hold begins and ends, so that deadlines can be suspended."""
     on_failing: Callable[[str | None], None] = lambda why: None
     """Called when `failing` changes, so that a user sees within seconds what the call waits for."""
     on_sign: Callable[[bool], None] = lambda answered: None
@@ -60,7 +58,7 @@ class ModelRequest:
     sampling: Sampling
     seed: int
     session: str
-    """Equal for all calls of one rollout, so that servers keep its prefix in one cache."""
+    """Equal for all calls of one rollout, so that they go to the server that has its prefix cached."""
     task: str
     member: int
     turn: int
@@ -73,7 +71,8 @@ class ModelRequest:
     tool call is held back.
     """
     group: str = ""
-    """Equal for all calls that share the beginning of their prompt. They go to the same server if it has room."""
+    """Equal for all calls that share the beginning of their prompt. They go to the same server if it has a free place.
+    """
     health: CallHealth = field(default_factory=CallHealth)
 
     @property
@@ -139,14 +138,14 @@ class ModelReply:
 
 
 class ModelError(Exception):
-    """The model is unavailable, which the policy did not cause, and retries are used up. `reason` is one CamelCase
+    """The model is unavailable after all retries, for a reason that the policy did not cause. `reason` is one CamelCase
     word.
     """
 
     answers_others = False
     """The model answered another request right afterwards, so the request itself may be the cause."""
     after_tokens = False
-    """The policy had begun its answer: tokens of it had arrived, or a short answer to the same request came in time."""
+    """The policy had begun its answer: tokens had arrived, or a short answer to the same request arrived in time."""
     request: ModelRequest | None = None
     """The request at which the model failed, where it is known."""
 
@@ -156,14 +155,14 @@ class ModelError(Exception):
 
 
 GIVEN_UP = frozenset({"abort", "error"})
-"""Finish reasons of an answer that the server gave up: a pause with mode abort, an internal error. It is no answer."""
+"""Finish reasons of an answer that the server aborted: a pause with mode abort, an internal error."""
 
 
-class AnswerGivenUp(ModelError):
-    """The server stopped an answer before its end."""
+class AnswerAborted(ModelError):
+    """The server aborted an answer."""
 
     def __init__(self, source: str, finish_reason: str | None) -> None:
-        super().__init__("Interrupted", f"{source} gave up on an answer (finish reason {finish_reason})")
+        super().__init__("Interrupted", f"{source} aborted an answer (finish reason {finish_reason})")
 
 
 class ModelConfigError(ModelError):
@@ -171,7 +170,7 @@ class ModelConfigError(ModelError):
 
 
 class RequestRefused(ModelError):
-    """The server refuses the request because of a field or a value. Its sender must change it; the server itself works."""
+    """The server refuses the request because of a field or a value, which the sender must change."""
 
 
 class ContextExceeded(Exception):

@@ -21,11 +21,11 @@ from agent_runtime.models.retries import is_transient, retry_delay
 from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 
 CONNECT_SECONDS = 30.0
-"""Limit for connecting. A dropped SYN would otherwise use up the whole deadline; an accepted call may take long."""
+"""Time limit for connecting, so that a dropped SYN does not use up the whole deadline."""
 LAST_SHARE = 0.1
-"""Part of the deadline that is left for the last attempt, however long the pause that the server asks for."""
-ERROR_CHARACTERS = 500  # of a server's own words in a message
-KEY_CHARACTERS = 16  # shorter values such as `EMPTY` are not secrets, and may be words of a message
+"""Fraction of the deadline that is reserved for the last attempt, even if the server requests a longer pause."""
+ERROR_CHARACTERS = 500  # of a server's error text in a message
+KEY_CHARACTERS = 16  # shorter values such as `EMPTY` are not secrets, and may occur in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StreamBroken(ModelError):
 T = TypeVar("T")
 
 
-_NO_KEY_ADVICE = ". Set model.endpoint.apiKeyFrom; where it is a ModelServer, remove VLLM_API_KEY from its spec.env"
+_NO_KEY_ADVICE = ". Set model.endpoint.apiKeyFrom; for a ModelServer, remove VLLM_API_KEY from its spec.env"
 
 
 class JsonClient:
@@ -203,7 +203,7 @@ class JsonClient:
                 words = words.replace(key, b"[API key]")
             return _decoded(response.status, words, response.headers)
         except BaseException:
-            # A cancellation included: a connection that is closed makes the server stop its work.
+            # Also after a cancellation: closing the connection makes the server stop its work.
             response.close()
             raise
 
@@ -216,7 +216,7 @@ class JsonClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
             raise ModelError(
-                "Unreachable", f"the connections to {self.base_url} were closed: nothing is to be asked there"
+                "Unreachable", f"the connections to {self.base_url} were closed, so no further call is possible"
             )
         # Created at the first call, because a session belongs to the running event loop.
         if self._session is None:
@@ -232,7 +232,7 @@ class JsonClient:
         if answer.status < 400:
             raise ModelConfigError(
                 "Redirected",
-                f"{self.base_url} redirects to {answer.headers.get('Location', 'nowhere')}; make that the baseURL",
+                f"{self.base_url} redirects to {answer.headers.get('Location', 'nowhere')}; use that as baseURL",
             )
         if answer.status in (401, 403):
             cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
@@ -268,7 +268,8 @@ def _error_status(event: Mapping[str, Any]) -> int:
 def _decoded(status: int, raw: bytes, headers: Mapping[str, str]) -> Answer:
     try:
         payload = json.loads(raw)
-        # Half of an emoji, cut off by a token limit: no record and no later request could hold it.
+        # An escaped half of a surrogate pair, such as an emoji cut off by a token limit, cannot be recorded or sent
+        # again.
         if b"\\ud" in raw or b"\\uD" in raw:
             payload = whole(payload)
         return Answer(status, payload, headers)

@@ -65,7 +65,7 @@ def final_refusal(where: str, status: int, error: str) -> ModelError:
     message = f"{where} answers {status}: {error}"
     if status in (400, 422):  # 422 is FastAPI's answer to an invalid body
         return RequestRefused("BadRequest", message)
-    # No credit left, removed, no content: the request is not the cause.
+    # Other statuses (payment required, gone, no content) are not caused by the request.
     return ModelError("ServerError", message)
 
 
@@ -77,13 +77,14 @@ def config_refusal(where: str, error: str) -> ModelConfigError | None:
     if NO_TOOL_PARSER.search(error):
         return ModelConfigError(
             "NoToolParser",
-            f"{where} cannot read tool calls: {error}; start vLLM with --enable-auto-tool-choice and --tool-call-parser "
+            f"{where} cannot read tool calls: {error}; start vLLM with --enable-auto-tool-choice and "
+            "--tool-call-parser "
             "(toolCallParser of a ModelServer), or give the agent no tools",
         )
     if TEXT_ALONE.search(error):
         return ModelConfigError(
             "TextModel",
-            f"{where} accepts only text, but a message has other content: {error}; use a model that takes it, or an "
+            f"{where} accepts only text, but a message has other content: {error}; use a model that supports it, or an "
             "agent that sends text",
         )
     return None

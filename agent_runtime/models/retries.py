@@ -5,7 +5,7 @@ from email.utils import parsedate_to_datetime
 # The statuses that the openai package retries (408, 409, 429, 5xx), and 425, which asks for a retry.
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 FIRST_DELAY_SECONDS = 0.5  # the openai package's own first delay
-LONGEST_DELAY_SECONDS = 30.0  # a server that restarts for minutes is asked twice a minute, not less
+LONGEST_DELAY_SECONDS = 30.0  # a server that restarts for minutes gets at least two requests a minute
 
 
 def is_transient(status: int) -> bool:

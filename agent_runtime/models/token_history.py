@@ -1,7 +1,7 @@
 """Token ids of an attempt, and conversion of a model's answer into a record and back. Pure.
 
-Each prompt is stored without the ids that it shares with the previous ones, because a journal would otherwise grow with
-the square of its turns.
+A prompt is recorded without the ids that it shares with the previous ones; otherwise a journal would grow with the
+square of its turns.
 """
 
 import copy
@@ -68,7 +68,7 @@ def answer_record(
     reply: ModelReply, *, turn: int, seconds: float, known: Sequence[int], agent_seconds: float | None = None
 ) -> ResponseRecord:
     """Return the record of a new answer. `known` are the token ids known before this prompt."""
-    # Ids of half a turn cannot be used.
+    # Record the prompt's ids only together with the completion's.
     whole = reply.completion_token_ids is not None
     keep, prompt = split_prompt(known, reply.prompt_token_ids if whole else None)
     return ResponseRecord(

@@ -57,7 +57,7 @@ async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIt
             try:
                 piece = frame.decompress(chunk)
             except zstandard.ZstdError as error:
-                raise RecordCorrupt(key, f"not whole zstd frames ({error})") from error
+                raise RecordCorrupt(key, f"incomplete or damaged zstd frames ({error})") from error
             found += len(piece)
             if piece:
                 yield piece
@@ -66,7 +66,7 @@ async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIt
             if whole:
                 frame = zstandard.ZstdDecompressor().decompressobj()
     if found != size or not whole:
-        raise RecordCorrupt(key, f"{found} bytes unpacked, and {size} were stored")
+        raise RecordCorrupt(key, f"{found} bytes unpacked, but {size} were stored")
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,8 @@
 """A rollout as an ATIF 1.7 trajectory (Agent Trajectory Interchange Format, Harbor's RFC 0001).
 
 Each model call is one agent step with its tool calls and their results; other messages are system and user steps. Only
-sampled token ids are included: each turn's whole prompt would grow with the square of the turns, and the tokens object
-has them once.
+sampled token ids are included, because the prompts of all turns would grow with the square of the turns. The tokens
+object has all ids.
 """
 
 import json
@@ -32,7 +32,7 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
     for turn in turns:
         for message in turn.messages[turn.kept :]:
             if message.get("role") != "tool" or message.get("tool_call_id") not in answered:
-                # A new branch repeats messages of an earlier one; within a branch, a repeated message was sent again.
+                # Only a new branch repeats messages of an earlier one. Within a branch, an equal message is a new one.
                 repeated = turn.branch != branch_before and _canonical(message) in seen
                 step = _message_step(message, turn, copied=repeated or turn.number <= copied)
                 steps.append(step | {"message": _head_of(step["message"])} if repeated else step)
@@ -65,8 +65,8 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
 
 
 def _head_of(text: str) -> str:
-    """Return the beginning of a text that an earlier step has in full. Agents that rewrite their history in each call
-    repeat all of it.
+    """Return the beginning of a text that an earlier step has completely. Otherwise agents that rewrite their history
+    in each call would repeat all of it.
     """
     if (omitted := len(text) - _REPEATED_CHARACTERS) <= 0:
         return text
@@ -133,7 +133,7 @@ def tool_call(call_id: object, name: object, written: object, position: int) -> 
         "tool_call_id": str(call_id or f"call-{position}"),
         "function_name": str(name or ""),
         "arguments": arguments if fits else {},
-        # The model's text if it is not a JSON object; ATIF requires one.
+        # ATIF requires a JSON object; if the arguments are not one, `extra` has the model's text.
         **({} if fits else given(extra=given(written=written))),
     }
 

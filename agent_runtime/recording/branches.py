@@ -1,8 +1,7 @@
-"""Token sequences for training: exactly the ids that the server saw and sampled, never tokenised again.
-
-While each turn's prompt ids extend the previous ids, all turns form one sequence. Otherwise (a template that rewrites
-history, a compaction) the sequence forks: another branch begins, as a separate sample. Every sampled token has mask 1
-in exactly one branch, except those of unknown policy version, which have mask 0.
+"""Token sequences for training: exactly the ids of the server's prompts and samples, never tokenised again. As long as
+each prompt extends the previous ids, all turns form one sequence. Otherwise (a template that rewrites history, a
+compaction) another branch begins, as a separate sample. Every sampled token has mask 1 in exactly one branch, except
+those of unknown policy version, which have mask 0.
 """
 
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ class _Draft:
     policy_versions: list[str | None] = field(default_factory=list)
     has_logprobs: bool = True
     is_copied: bool = False
-    """All of it so far was copied from another rollout."""
+    """Whether all its turns were copied from another rollout."""
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.token_ids += ids
@@ -71,7 +70,7 @@ class _Draft:
 def token_branches(records: Sequence[Record]) -> list[Branch]:
     """Return the branches of an attempt in order; turns without token ids are left out. Empty if no turn has them.
 
-    Tokens copied from another rollout are context; a branch with nothing else is left out.
+    Tokens copied from another rollout are context; a branch with only copied tokens is left out.
     """
     copied = copied_turn(records)
     drafts: list[_Draft] = []

@@ -1,8 +1,7 @@
-"""Records that are durable when `append` returns, and takeovers that lose none of them.
+"""Records that are durable when `append` returns, and are kept when another holder takes over.
 
-docs/recording.md ("Taking an attempt over") lists the keys, all of them create-only, and explains why no record is
-acknowledged to one holder and missed by the next: the next holder *closes* each earlier epoch by creating its next
-segment.
+docs/recording.md ("Taking an attempt over") lists the keys, all of them create-only. The next holder *closes* each
+earlier epoch by creating its next segment, so it has every record that was acknowledged to an earlier holder.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ class EpochLog:
         self.name = f"{name}, epoch {epoch}"
         """Name for messages."""
         self.objects: list[ObjectDigest] = []
-        """The segments that count, of all epochs in order."""
+        """The valid segments of all epochs in order."""
         self._folder, self._store = folder, folder.store
         self._lock = asyncio.Lock()
         self._begun = False
@@ -67,10 +66,9 @@ class EpochLog:
         return await self._folder.records() if self.epoch > 1 else []
 
     async def begin(self) -> list[Record]:
-        """Close the earlier epochs; return the records that count, in order. First fence everything that the older
-        holder used.
-
-        A second call returns the same records, and those appended meanwhile. Raises Superseded, RecordCorrupt.
+        """Close the earlier epochs; return the valid records in order. Fence everything that the older holder used
+        before this call. A second call returns the same records, and those appended meanwhile. Raises Superseded,
+        RecordCorrupt.
         """
         async with self._lock:
             if not self._begun:
@@ -110,7 +108,7 @@ class EpochLog:
             raise Superseded(f"{self.name}: epoch {later.epoch} is claimed; another holder continues it")
 
     async def _settle(self) -> None:
-        """Write the pending segment. Its bytes are kept until the outcome is known, so that no number is used twice."""
+        """Write the pending segment. Its bytes are kept until the outcome is known, so that each number is used once."""
         if self._unsettled is None:
             return
         data, records = self._unsettled
@@ -135,6 +133,6 @@ class EpochLog:
                 key = self._folder.segment_key(epoch, len(earlier.objects))
                 if await self._store.create(key, closing):
                     break
-                # The older holder, or another one that takes over, was first: its segment counts, or its closing does.
+                # Another holder created this segment first: read its records or its closing.
                 earlier.add(key, await self._store.get(key) or b"")
         return closed

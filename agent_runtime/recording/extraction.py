@@ -1,6 +1,6 @@
 """Unpack untrusted tar archives.
 
-`tarfile`'s own filters came with Python 3.11.4, and Debian 12 has 3.11.2.
+`tarfile`'s own filters need Python 3.11.4, but Debian 12 has 3.11.2.
 """
 
 import os
@@ -17,8 +17,8 @@ class UnsafeMember(ValueError):
 def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, real: set[Path]) -> None:
     """Write a file, with its hard links as copies, or a folder below `folder`. Raises UnsafeMember, OSError.
 
-    Nothing is written through a symbolic link, and no special mode bit or owner is taken over. `real` caches the
-    folders that were already checked; at first it has only `folder`.
+    Nothing is written through a symbolic link; special mode bits and owners are ignored. `real` caches the folders that
+    were already checked; at first it has only `folder`.
     """
     path = _inside(member, folder, real)
     if member.isdir():
@@ -31,7 +31,7 @@ def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
     except (KeyError, RecursionError):  # a hard link to an entry that the archive does not have, or to itself
         content = None
     if content is None:
-        raise UnsafeMember(f"{member.name!r} is a link to {member.linkname!r}, which is no file")
+        raise UnsafeMember(f"{member.name!r} is a link to {member.linkname!r}, which is not a file")
     _make_place(path)
     with path.open("xb") as file:
         shutil.copyfileobj(content, file)
@@ -55,7 +55,7 @@ def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
     links: list[tuple[tarfile.TarInfo, Path]] = []
     for member in later:
         try:
-            path = _inside(member, folder, real)  # checked now: an earlier link may be its parent
+            path = _inside(member, folder, real)  # checked now: an earlier member may be a link
             _make_place(path)
             path.symlink_to(member.linkname)
             links.append((member, path))
@@ -85,7 +85,7 @@ def _inside(member: tarfile.TarInfo, folder: Path, real: set[Path]) -> Path:
     path = folder.joinpath(*parts)
     unknown = list(takewhile(lambda parent: parent not in real, islice(path.parents, len(parts))))
     if any(parent.is_symlink() for parent in unknown):
-        raise UnsafeMember(f"{member.name!r} lies behind a symbolic link")
+        raise UnsafeMember(f"{member.name!r} is behind a symbolic link")
     if unknown and path.parent.is_dir():
         real.update(unknown)
     return path

@@ -1,4 +1,4 @@
-"""Retention: a pure decision which runs to delete; deletion of runs, and of layers that no other run names."""
+"""Retention: selects runs to delete; deletes runs, and layers that no remaining run names."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import READS_AT_ONCE, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
-"""A run with a write within a day may still have a runner: a turn may take hours, a suspended job longer."""
+"""A run with a write within a day counts as active: a turn may take hours, a suspended job longer."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Run:
     finished: bool
     """Its results are written."""
     aborted: bool = False
-    """It was given up for too many infrastructure failures."""
+    """It was aborted because of too many infrastructure failures."""
     is_copy: bool = False
     """It is a copy of another run, or its folder was renamed: no job resumes it."""
 
@@ -166,7 +166,9 @@ async def collect(
 
 
 async def delete_layers(store: Store, layers: Sequence[ObjectMeta]) -> list[ObjectMeta]:
-    """Delete layers that no run names until the deletion. A run that needs one waits, and then stores it again."""
+    """Delete those of these layers that no run has named meanwhile. A run that needs one waits for the deletion and
+    stores the layer again.
+    """
     if not layers:
         return []
     hasty = replace(store, patience_seconds=DELETION_SECONDS / 8)

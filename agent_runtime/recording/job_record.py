@@ -106,7 +106,7 @@ class JobRecord:
         """Storage below the run's folder."""
         self.folder, self.job, self.uid, self._job_file = folder, job, job_file.uid, job_file
         self.resumed = False
-        """An earlier process, or another runner, began the run."""
+        """Whether an earlier process, or another runner, began the run."""
 
     @classmethod
     async def open(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
@@ -135,28 +135,28 @@ class JobRecord:
         return record
 
     async def begin(self) -> None:
-        """Write `job.json`, which creates the run. Open everything else that the run needs first: a failed start must
-        leave no run behind, which would count as the newest one. Raises as `find`.
+        """Write `job.json`, which creates the run. Call this after everything else is open: a run of a failed start
+        would count as the newest one. Raises as `find`.
         """
-        standing = await self.store.get("job.json") if self.resumed else None
-        self.resumed = standing is not None
-        if standing is not None:
+        existing = await self.store.get("job.json") if self.resumed else None
+        self.resumed = existing is not None
+        if existing is not None:
             # Write the same bytes again for a new modification time: `gc` then spares the run until its first rollout
             # writes.
-            await self.store.put("job.json", standing)
+            await self.store.put("job.json", existing)
         elif not await self.store.create("job.json", self._job_file.model_dump_json().encode()):
             self.resumed = await self._exists()  # another runner of this job began it first
 
     async def _exists(self) -> bool:
-        standing = await read_job_file(self.output, self.folder)
-        if standing is None:
+        existing = await read_job_file(self.output, self.folder)
+        if existing is None:
             return False
-        if standing.uid != self.uid:
+        if existing.uid != self.uid:
             raise NameTaken(
-                f"{self.store.uri} belongs to another job (uid {standing.uid}, this one is {self.uid}); "
+                f"{self.store.uri} belongs to another job (uid {existing.uid}, this one is {self.uid}); "
                 "give one of them another name, or another output.uri"
             )
-        if changes := _changes(standing, self._job_file, self.job):
+        if changes := _changes(existing, self._job_file, self.job):
             raise ManifestChanged(self.store.uri, changes)
         return True
 
@@ -236,7 +236,7 @@ def is_copy(folder: str, job_file: JobFile) -> bool:
     return folder != run_folder(str(job_file.manifest["metadata"]["name"]), job_file.uid)
 
 
-async def standing_run(store: Store, job: RolloutJob) -> Store | None:
+async def existing_run(store: Store, job: RolloutJob) -> Store | None:
     """Return the folder of the run that `JobRecord.open` resumes for this job; None if it starts a first one."""
     name, uid = job.metadata.name, job.metadata.uid
     if uid is not None:
@@ -250,7 +250,7 @@ async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
     of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")
     folders = [folder for folder in await store.folders() if of_name.fullmatch(folder)]
     job_files = [(folder, await read_job_file(store, folder)) for folder in folders]
-    # A folder without a job.json is the rest of an interrupted deletion.
+    # A folder without a job.json remains from an interrupted deletion.
     runs = [(folder, job_file) for folder, job_file in job_files if job_file and not is_copy(folder, job_file)]
     return max(runs, key=lambda run: (run[1].created, run[0]), default=None)
 
@@ -278,21 +278,21 @@ async def read_attempt_numbers(store: Store, index: int) -> list[int]:
     return sorted(int(folder) for folder in await store.folders(f"attempts/{index}") if folder.isdigit())
 
 
-def manifest_changes(standing: JobFile, job: RolloutJob) -> list[str]:
+def manifest_changes(existing: JobFile, job: RolloutJob) -> list[str]:
     """Return how a job differs from that of a run, except tasks from files: lines `field: old → new`."""
     # Parse it with the current models, so that a field added by a newer version does not count as a change.
-    before = RolloutJob.model_validate(standing.manifest).wire()["spec"]
+    before = RolloutJob.model_validate(existing.manifest).wire()["spec"]
     return differences(_fixed(before), _fixed(job.wire()["spec"]), "spec")
 
 
-def _changes(standing: JobFile, wanted: JobFile, job: RolloutJob) -> list[str]:
-    changes = manifest_changes(standing, job)
-    if not changes and standing.tasks != wanted.tasks:
-        if (standing.tasks.count, standing.tasks.names) != (wanted.tasks.count, wanted.tasks.names):
-            changes = differences(standing.tasks.names, wanted.tasks.names, "tasks")
+def _changes(existing: JobFile, wanted: JobFile, job: RolloutJob) -> list[str]:
+    changes = manifest_changes(existing, job)
+    if not changes and existing.tasks != wanted.tasks:
+        if (existing.tasks.count, existing.tasks.names) != (wanted.tasks.count, wanted.tasks.names):
+            changes = differences(existing.tasks.names, wanted.tasks.names, "tasks")
         else:
             changes = [
-                f"tasks: their content changed (digest {standing.tasks.digest[:12]} → {wanted.tasks.digest[:12]})"
+                f"tasks: their content changed (digest {existing.tasks.digest[:12]} → {wanted.tasks.digest[:12]})"
             ]
     return changes
 

@@ -44,7 +44,7 @@ class Journal:
         """Store a tar, compressed, in bounded memory; return its record, which is not appended yet and whose `bytes`
         are the tar's.
 
-        Raises ArtifactsTooLarge if the tar has more than `limit` bytes, and errors of `chunks`; then nothing is left.
+        Raises ArtifactsTooLarge if the tar has more than `limit` bytes, and errors of `chunks`; then no object remains.
         """
         packer = Packer(chunks, limit)
         self._artifacts = await self._store.create_stream(
@@ -55,7 +55,7 @@ class Journal:
     async def load_artifacts(self, record: ArtifactsRecord) -> AsyncIterator[bytes]:
         """Yield the stored tar in pieces of at most 1 MiB. Raises RecordCorrupt if it is damaged."""
         if record.key is None:
-            raise ValueError(f"{self._log.name}: there are no artifacts to load; their record has no key")
+            raise ValueError(f"{self._log.name}: the artifacts' record has no key, so there is nothing to load")
         digest, size = hashlib.sha256(), 0
 
         async def packed(key: str) -> AsyncIterator[bytes]:
@@ -111,13 +111,12 @@ class Journal:
         key, data = f"seals/{self._index}.json", segments.json_bytes(seal)
         if not await self._store.create(key, data):
             data = await self._store.get(key) or b""
-        # In the stored form, so that the caller gets the same value as a later process, without half of a surrogate
-        # pair.
+        # Parse the stored bytes, so that the caller gets the same value as a later process: surrogates were replaced.
         return parse_seal(key, data).result
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
         if not await self._store.create(key, data):
-            raise StorageError(f"{self._store.uri}/{key}: this epoch has written another one before; run the job again")
+            raise StorageError(f"{self._store.uri}/{key}: this epoch wrote another object; run the job again")
         return digest_of(key, data)
 
     async def _artifacts_of(self, records: Sequence[Record]) -> list[ObjectDigest]:
@@ -126,7 +125,7 @@ class Journal:
             return []
         if self._artifacts is None or self._artifacts.key != stored.key:
             async for _ in self.load_artifacts(stored):
-                pass  # an earlier epoch stored them, so their digest is not known here yet
+                pass  # an earlier epoch stored them, so compute their digest
         return [self._artifacts] if self._artifacts else []
 
 

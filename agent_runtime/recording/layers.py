@@ -1,4 +1,4 @@
-"""Layers of workspaces in object storage: `layers/<digest>.tar.zst` beside the runs, each content once.
+"""Layers of workspaces in object storage: `layers/<digest>.tar.zst`, next to the runs. Runs share equal layers.
 
 A run names the layers that it needs by empty objects in its own folder, `<run>/layers/<digest>`, written before the
 layer itself. So a listing shows which layers are needed, without reading any journal.
@@ -23,10 +23,11 @@ SPARED_SECONDS: Final = 24 * 3600.0
 """A layer that was written within a day is not deleted, because its writer may not have named it yet."""
 
 _RENEWED_SECONDS: Final = SPARED_SECONDS / 2
-"""An equal layer that is older is written again, so that no cleanup deletes it meanwhile."""
+"""A stored layer that is older than this is written again when it is needed, so that `gc` does not delete it meanwhile.
+"""
 
 DELETION_SECONDS: Final = 600.0
-"""Time limit of a deletion after its markers; beyond it nothing is deleted."""
+"""A deletion that has not finished this long after it wrote its markers stops."""
 
 _PAUSE_SECONDS: Final = 0.5
 

@@ -33,8 +33,8 @@ def is_plain(key: str) -> bool:
 def create(path: str, data: bytes) -> None:
     """Create a file, completely or not at all, with its parents. Raises FileExistsError, OSError.
 
-    It then survives the end of this process, but not a power cut. Of all writers of one path exactly one succeeds: the
-    file is written under another name, and a hard link never replaces an existing file.
+    It is not synced to the disk, so it may be lost in a power failure. If several writers create the same path, exactly
+    one succeeds: the file is written under another name, and then hard-linked, which never replaces an existing file.
     """
     staging = _written(path, data)
     try:
@@ -71,7 +71,7 @@ def _written(path: str, data: bytes) -> str:
         try:
             file = _opened(staging)
         except FileExistsError:
-            continue  # another process writes the same key, or died while it did
+            continue  # another process writes the same key, or died while writing it
         try:
             _write(file, data)
         except OSError:
@@ -99,7 +99,7 @@ def _make_folders(path: str) -> None:
         _spread(above)
         _make_folders(path)
     except FileExistsError as error:
-        if not os.path.isdir(path):  # such as a broken link; it does not count as a name that can be created
+        if not os.path.isdir(path):  # a broken link or a file, for which FileExistsError would be misleading
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
 
 

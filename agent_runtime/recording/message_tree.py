@@ -1,9 +1,6 @@
-"""Sort the turns of an attempt so that those of a conversation follow one another, as readers of a journal expect.
-Pure.
-
-Calls of sub-agents, and of programs behind the session proxy, interleave. Each records its parent turn, so they form
-trees, which are walked from roots to leaves. Undelivered answers are left out, and so are calls without an answer,
-except a call that ends the attempt.
+"""Sort the turns of an attempt by conversation, as readers of a journal expect. Calls of sub-agents, and of programs
+behind the session proxy, interleave. Each call records its parent turn, so calls form trees, which are traversed depth
+first. Undelivered answers are left out, and so are calls without an answer, except a call that ends the attempt.
 """
 
 from collections import defaultdict
@@ -37,7 +34,7 @@ def undelivered_turns(records: Sequence[Record]) -> set[int]:
 
 
 def _order(records: Sequence[Record]) -> list[IntentRecord]:
-    """Return the calls that count, one conversation after another: depth first, the earlier child first."""
+    """Return the calls to keep, one conversation after another: depth first, the earlier child first."""
     answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
     intents = {record.turn: record for record in records if isinstance(record, IntentRecord)}
     last = max(intents, default=None)

@@ -1,5 +1,4 @@
-"""Convert the trajectory file that a program wrote into ATIF 1.7. Pure and defensive, because the policy controls the
-file.
+"""Convert the trajectory file that a program wrote into ATIF 1.7. The policy controls the file, so it is untrusted.
 
 Sources of the formats: mini-swe-agent's `DefaultAgent.serialize` (2.4, `trajectory_format: mini-swe-agent-1.1`, with
 messages of chat completions or of OpenAI's Responses), SWE-agent's documentation of `.traj` files, Harbor's RFC 0001
@@ -33,18 +32,19 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
     except (ValueError, RecursionError) as error:
         raise UnreadableTrajectory(f"it is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise UnreadableTrajectory(f"a JSON object was expected, and it holds a {type(content).__name__}")
+        raise UnreadableTrajectory(f"expected a JSON object, got {type(content).__name__}")
     found = _form_of(content)
     if found is None or form not in (None, found):
         raise UnreadableTrajectory(
-            f"its keys ({', '.join(repr(key[:40]) for key in list(content)[:8])}) are those of {found or 'no known form'}, "
-            f"and {form or 'one of ' + ', '.join(TrajectoryFormat)} was expected"
+            f"its keys ({', '.join(repr(key[:40]) for key in list(content)[:8])}) match "
+            f"{found or 'no supported format'}, "
+            f"expected {form or 'one of ' + ', '.join(TrajectoryFormat)}"
         )
     try:
         converted = {"session_id": session, **_CONVERSIONS[found](content)}
         written = json.dumps(converted, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, OSError, RecursionError) as error:
-        raise UnreadableTrajectory(f"it looks like {found}, and is not: {type(error).__name__}: {error}") from None
+        raise UnreadableTrajectory(f"it is not a valid {found} trajectory: {type(error).__name__}: {error}") from None
     return found, written.encode(errors="replace")
 
 

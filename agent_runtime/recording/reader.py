@@ -1,4 +1,4 @@
-"""Read a run, finished or not: everything is derived from durable objects at this moment."""
+"""Read a run, finished or not, from its stored objects."""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class RunFolder:
 class RunReader(RunFolder):
     """One run. Seals are read once, when it is opened, and kept on disk; records are read on demand.
 
-    Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
+    If the job has `spec.reward`, results have advantages relative to the rollouts that are sealed so far.
     """
 
     def __init__(self, run: RunFolder, seals: StoredSeals) -> None:

@@ -10,8 +10,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 RemoteObjects = S3Store | GCSStore | AzureStore
 SCHEMES: Final = ("s3", "gs", "az")
 
-# obstore itself repeats a request first, on the same connection. When it gives up, the request is repeated here with
-# fresh credentials. obstore's limit is well below the five minutes for which signatures are valid.
+# obstore retries first, on the same connection and with the same signature. This limit is well below the five minutes
+# for which signatures are valid. Afterwards, Store retries with fresh credentials.
 _REQUEST_RETRY: Final[Any] = {
     "max_retries": 8,
     "retry_timeout": timedelta(seconds=60),

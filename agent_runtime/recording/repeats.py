@@ -64,7 +64,7 @@ def restored(key: str, records: Sequence[Record]) -> list[Record]:
                     contents[position] = found[turn][place]
             except LookupError:
                 raise segments.RecordCorrupt(
-                    key, f"turn {record.turn} repeats message {place} of turn {turn}, which is not there"
+                    key, f"turn {record.turn} repeats message {place} of turn {turn}, which does not exist"
                 ) from None
             found.setdefault(record.turn, contents)
             record = _with_contents(record, contents, {}) if record.repeated else record

@@ -1,4 +1,4 @@
-"""Results as lines and as statistics: pure and reproducible. Masked rollouts are outside all means."""
+"""Results as lines and as statistics, reproducible. Masked rollouts are excluded from all means."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def result_line(result: Result) -> bytes:
 
 
 def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
-    """Return `stats.json`, independent of the order of the results. Keeps only numbers of them.
+    """Return `stats.json`, independent of the order of the results. Only numbers are kept in memory.
 
     Rewards and pass@k are over graded Completed rollouts; times are seconds over all of them.
     """
@@ -115,7 +115,7 @@ def _pass_at_k(passed: Mapping[int, Sequence[bool]]) -> dict[str, float]:
 
 
 class _PluginSums:
-    """Totals of one plugin over all rollouts; its scores are over those that have them."""
+    """Totals of one plugin over all rollouts. Score statistics cover the rollouts that have scores."""
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter(dict.fromkeys(("calls", "refused", "changed", "failed"), 0))

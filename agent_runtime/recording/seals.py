@@ -1,8 +1,8 @@
 """The seals of a run, and their results in bounded memory.
 
-Reading a seal takes a request, and its verdict may make it a hundred times as large as its result. So runners also
-write the results to `results-index/<digest>.jsonl.zst`, some hundreds in each object. Only a seal proves that a rollout
-ended: entries without a seal are ignored, and seals without an entry are read.
+Reading a seal takes a request, and its verdict may be a hundred times as large as its result. So runners also write the
+results to `results-index/<digest>.jsonl.zst`, some hundreds per object. Only a seal proves that a rollout ended:
+entries without a seal are ignored, and seals without an entry are read.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from rollout_api.rewards import RewardNormalization
 INDEX: Final = "results-index"
 
 ENTRIES: Final = 500
-"""Results in each object of the index. After a crash fewer seals than this are read one by one, and 200 objects suffice
-for 100,000 results.
+"""Results per object of the index. After a crash, at most this many seals are read one by one; 100,000 results need 200
+objects.
 """
 
 Wanted = Callable[[int], bool]
@@ -38,7 +38,7 @@ class _Rows(Mapping[int, T]):
     """Rows by rollout index in a temporary file: those of 100,000 rollouts may take gigabytes."""
 
     def __init__(self, columns: str) -> None:
-        # Without a name: a temporary file, and 2 MB of memory.
+        # An empty name: SQLite uses a temporary file, and 2 MB of memory.
         self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._table.close)
         self._table.execute("PRAGMA journal_mode = OFF")
@@ -116,7 +116,7 @@ class SealedResults(_Rows[Result]):
             await self._write_index()
 
     async def end(self) -> None:
-        """Write the rest of the index, unless it is so small that reading its seals takes no longer."""
+        """Write the remaining results to the index, unless there are so few that reading their seals is as fast."""
         if len(self._unindexed) > READS_AT_ONCE:
             await self._write_index()
 

@@ -14,9 +14,9 @@ from rollout_api.records import Record
 
 # RFC 8878, 3.1.1.2: a block takes at least 3 bytes of header and one of content, and gives at most 128 KiB.
 _MOST_FROM_A_BYTE: Final = 128 * 1024 // 4
-# Level 1: on segments of a few KB it takes 1.5 µs, and higher levels save under 5 %.
+# Level 1 takes 1.5 µs for segments of a few KB; higher levels save under 5 %.
 _LEVEL: Final = 1
-_contexts = threading.local()  # zstd contexts must not be shared by threads, and cost 10 µs to make
+_contexts = threading.local()  # zstd contexts must not be shared by threads, and take 10 µs to create
 _RECORD: Final[TypeAdapter[Record]] = TypeAdapter(Record)
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class RecordCorrupt(Exception):
 
 
 class Closing(ApiModel):
-    """Takes the place of an epoch's next segment, so that its holder can write no further one after a takeover."""
+    """Written by the next holder as an epoch's next segment, so that the earlier holder cannot write further segments."""
 
     closed_by: int
     """Epoch that closed this one."""
@@ -48,12 +48,12 @@ def compress(data: bytes) -> bytes:
 def decompress(key: str, data: bytes) -> bytes:
     """Return the content of such a frame. Raises RecordCorrupt if it was truncated, changed or extended."""
     try:
-        # The header's size is allocated; a damaged header may claim more than the memory.
+        # zstandard allocates the size in the header, so a damaged header must be refused.
         if (claimed := zstandard.frame_content_size(data)) > len(data) * _MOST_FROM_A_BYTE:
-            raise RecordCorrupt(key, f"not a whole zstd frame (claims {claimed} bytes in {len(data)})")
+            raise RecordCorrupt(key, f"an incomplete or damaged zstd frame (claims {claimed} bytes in {len(data)})")
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise RecordCorrupt(key, f"not a whole zstd frame ({error})") from error
+        raise RecordCorrupt(key, f"an incomplete or damaged zstd frame ({error})") from error
 
 
 def compact_json(value: object) -> bytes:

@@ -1,8 +1,6 @@
-"""Object storage below one prefix: create-only writes whose outcome is always known, and retries while it is
-unavailable.
-
-All guarantees of the recording depend on `Store.create`: of all writers of one key, exactly one gets success, even if
-responses are lost.
+"""Object storage below one prefix: create-only writes with a definite outcome, and retries while storage is
+unavailable. All guarantees of the recording depend on `Store.create`: if several writers create one key, exactly one
+succeeds, even if responses are lost.
 """
 
 import asyncio
@@ -59,7 +57,8 @@ many of them would repeatedly time out.
 """
 
 SPARED_FRACTION: Final = 0.05
-"""Fraction of the disk that large objects waiting for storage leave free: the run keeps its results there too."""
+"""Fraction of this machine's disk that large objects waiting for upload must leave free, because the run also needs it.
+"""
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 15.0
@@ -111,12 +110,12 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class StorageError(Exception):
-    """Storage refuses a request, and no retry will help. The message names the URI and the remedy."""
+    """Storage refuses a request permanently. The message names the URI and the remedy."""
 
 
 class SpoolFull(StorageError):
-    """This machine's disk has no room for objects that wait for storage. `is_own`: they take more than half of that
-    disk themselves.
+    """This machine's disk has no space for objects that wait for upload. `is_own`: these objects use more than half of
+    that disk.
     """
 
     def __init__(self, bytes_: int, total: int, problem: str) -> None:
@@ -204,10 +203,10 @@ class Store:
         return replace(self, uri=f"{self.uri}/{folder}", prefix=f"{self.prefix}{folder}/")
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key is taken. True: the object holds `data`; False: it holds something else.
+        """Write an object unless the key exists. Return True if the object has `data`, False if it has other content.
 
-        Writing the same bytes again succeeds, so a lost response does no harm. A caller that must distinguish its write
-        from another writer's equal one adds a random word.
+        Writing the same bytes again succeeds, so a lost response is harmless. A caller that must distinguish its write
+        from an equal one of another writer adds a random value.
         """
         pauses = self._pauses(key)
         while True:
@@ -215,10 +214,10 @@ class Store:
                 await self._retried("create", key, lambda: self._put(key, data, "create"), _TAKEN)
                 return True
             except _TAKEN:
-                standing = await self.get(key)
-            if standing is not None:
-                return standing == data
-            # S3 answers 409 while another conditional write of the key is under way: neither has won yet.
+                existing = await self.get(key)
+            if existing is not None:
+                return existing == data
+            # S3 answers 409 while another conditional write of the key is in progress.
             await pauses.wait("another write of the same key did not end")
 
     async def put(self, key: str, data: bytes) -> None:
@@ -266,8 +265,8 @@ class Store:
         """Write an object of any size in bounded memory; return its digest, whose key is the one given here.
 
         Up to 8 MiB it is one create-only write. A larger object is buffered on disk and becomes a multipart upload,
-        which obstore cannot make conditional: the key is checked first, and the key's name must keep two writers apart
-        (the journal includes its epoch, which has a single holder). Nothing is visible before the last part. Raises
+        which obstore cannot make conditional. So the key is checked first, and each writer must use its own key (the
+        journal's keys include its epoch, which has a single holder). Nothing is visible before the last part. Raises
         errors of `chunks`, SpoolFull, and StorageError if another object exists.
         """
         digest, size = hashlib.sha256(), 0
@@ -282,7 +281,7 @@ class Store:
             elif created := await self._head(key) is None:
                 await self.put_file(key, spool)
         if not created:
-            raise StorageError(f"{self.uri}/{key}: another object has this key, which is written only once")
+            raise StorageError(f"{self.uri}/{key}: a different object already has this key")
         return ObjectDigest(key=key, sha256=digest.hexdigest(), bytes=size)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
@@ -346,20 +345,23 @@ class Store:
         condition): recording there would silently lose results.
         """
         if isinstance(self.objects, LocalStore) and not os.access(self._folder, os.W_OK | os.X_OK):
-            raise StorageError(f"{self.uri}: the folder {self._folder} cannot be written; change its rights or the URI")
+            raise StorageError(
+                f"{self.uri}: the folder {self._folder} is not writable; change its permissions or the URI"
+            )
         hasty = replace(self, patience_seconds=min(self.patience_seconds, 15))
         key = f".probe-{secrets.token_hex(8)}"
         if not await hasty.create(key, b"first"):
             raise StorageError(f"{self.uri}: {key} existed before it was written; this storage is unreliable")
         second = await hasty.create(key, b"second")
-        standing = await hasty.get(key)
+        existing = await hasty.get(key)
         # credentials without the right to delete, which protects records, leave 5 bytes behind
         with contextlib.suppress(StorageError):
             await hasty.delete([key])
-        if second or standing != b"first":
+        if second or existing != b"first":
             raise StorageError(
-                f"{self.uri}: this storage overwrites an object although it was told not to (If-None-Match: *), so two "
-                "runners could spoil each other's records; use storage that keeps the condition (AWS S3, GCS, Azure, "
+                f"{self.uri}: this storage ignores the condition If-None-Match: * and overwrites objects, so two "
+                "runners could damage each other's records; use storage that supports the condition (AWS S3, "
+                "GCS, Azure, "
                 "versitygw, a recent MinIO or Ceph, or a local folder)"
             )
 
@@ -392,7 +394,7 @@ class Store:
         except FileNotFoundError as error:
             if _code(error) in _ABSENT_CODES:
                 return None
-            raise self._classified(key, error) from error  # NoSuchBucket: the object itself may exist
+            raise self._classified(key, error) from error  # e.g. NoSuchBucket; the object may exist
 
     async def _retried(self, name: str, key: str, operation: Callable[[], Awaitable[T]], answers: Answers = ()) -> T:
         """Return the operation's result, retried while storage is unavailable. Exceptions in `answers` are raised."""
@@ -444,9 +446,9 @@ def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> Non
     """Append to an object that waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull."""
     size = spool.tell() + len(data)
     disk = shutil.disk_usage(tempfile.gettempdir())
-    # Some file systems in memory report no size: 0 of 0 bytes are free.
+    # Some in-memory file systems report a size of 0.
     if disk.total and size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total:
-        raise SpoolFull(size, disk.total, f"only {disk.free} are left")
+        raise SpoolFull(size, disk.total, f"only {disk.free} are free")
     try:
         spool.write(data)
     except OSError as error:

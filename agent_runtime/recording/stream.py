@@ -23,7 +23,7 @@ _END = b'{"closed":true}'
 
 
 class StreamClosed(Exception):
-    """The stream is closed: nothing can be submitted any more."""
+    """The stream is closed and accepts no further groups."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StreamEntry:
 
 
 @dataclass(frozen=True)
-class FedGroup:
+class PublishedGroup:
     """A finished group in the feed of a shard, under `sequence`."""
 
     shard: int
@@ -83,7 +83,7 @@ class StreamRecord:
         return number
 
     async def entry(self, number: int) -> StreamEntry | None:
-        """Return the group of that number, None if it does not exist yet, and where the stream ends."""
+        """Return the group of that number; None if it does not exist yet, or if the stream ends there."""
         data = await self._store.get(f"stream/{number}.json")
         if data is None:
             return None
@@ -116,19 +116,19 @@ class StreamRecord:
         data = await self._store.get(CLOSED)
         return None if data is None else int(json.loads(data)["groups"])
 
-    async def give_out(self, shard: int, sequence: int, results: Sequence[Result]) -> bool:
+    async def publish(self, shard: int, sequence: int, results: Sequence[Result]) -> bool:
         """Publish a finished group; False if another group has that number, whose entry is kept."""
         return await self._store.create(_feed_key(shard, sequence), compact_json([result.wire() for result in results]))
 
-    async def fed(self, shard: int, sequence: int) -> FedGroup | None:
+    async def published_group(self, shard: int, sequence: int) -> PublishedGroup | None:
         """Return what a shard published under that number, None if nothing yet."""
         data = await self._store.get(_feed_key(shard, sequence))
         if data is None:
             return None
         results = tuple(Result.model_validate(result) for result in json.loads(data))
-        return FedGroup(shard, sequence, results[0].group, results)
+        return PublishedGroup(shard, sequence, results[0].group, results)
 
-    async def fed_groups(self, shard: int) -> set[int]:
+    async def published_groups(self, shard: int) -> set[int]:
         """Return the groups that a shard has published."""
         keys = [meta.key for meta in await self._store.list(f"feed/{shard}")]
         return {json.loads(data)[0]["group"] for data in await self._store.get_all(keys) if data is not None}
@@ -156,17 +156,17 @@ class Feed:
 
     async def open(self) -> None:
         """Read what earlier processes have published."""
-        self._given = await self._record.fed_groups(self._shard)
+        self._given = await self._record.published_groups(self._shard)
 
-    async def give_out(self, group: int, results: Sequence[Result]) -> None:
+    async def publish(self, group: int, results: Sequence[Result]) -> None:
         """Publish a group unless it was published."""
         async with self._giving:
             while group not in self._given:
                 sequence = len(self._given)
-                if not await self._record.give_out(self._shard, sequence, results):
-                    # A process that seemed dead has delivered a group in the meantime.
-                    other = await self._record.fed(self._shard, sequence)
-                    assert other is not None, "nothing removes an entry"
+                if not await self._record.publish(self._shard, sequence, results):
+                    # An earlier process, considered dead, has published a group meanwhile.
+                    other = await self._record.published_group(self._shard, sequence)
+                    assert other is not None, "entries are never removed"
                     self._given.add(other.group)
                 else:
                     self._given.add(group)

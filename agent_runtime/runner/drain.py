@@ -1,4 +1,6 @@
-"""Handling of SIGTERM: a deleted job ends at once; if it continues elsewhere, running turns are finished first."""
+"""Handling of SIGTERM: if the job was deleted, the process ends immediately; otherwise running turns are finished
+first.
+"""
 
 import asyncio
 
@@ -13,7 +15,7 @@ DRAIN_SECONDS = 25.0
 
 
 class Stopping:
-    """Stop requests for the engine. `cancelled` is set if the job was deleted: then nothing is worth waiting for."""
+    """Stop requests for the engine. `cancelled` is set if the job was deleted: then nothing is waited for."""
 
     def __init__(self, api: JobApi, job: Metadata, *, seconds: float = DRAIN_SECONDS) -> None:
         self._api, self._job, self._seconds = api, job, seconds
@@ -28,7 +30,7 @@ class Stopping:
         """Handle SIGTERM; a second one has no effect."""
         if self._work is None:
             log.info("asked to stop: no new turn starts, and running turns are finished")
-            # Before the API server is asked: it may be away.
+            # Before the API server is asked, which may be unavailable.
             self.drain.request()
             self._work = asyncio.create_task(self._carry_out())
 

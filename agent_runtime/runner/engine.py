@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from agent_runtime.kube.api import KubeApi
 from agent_runtime.models.pool.model import ServedModel
-from agent_runtime.runner.log import configure, leave_behind, log
+from agent_runtime.runner.log import configure, log, write_termination_log
 from agent_runtime.runner.metrics import RunnerMetrics, serve_metrics
 from agent_runtime.runner.model_server import model_server_name, open_served_model
 from agent_runtime.runner.report import ShardTally
@@ -44,7 +44,7 @@ async def run_engine(
     try:
         start = read_start(folder, environ)
     except BadStart as error:
-        leave_behind(str(error))
+        write_termination_log(str(error))
         return Exit.BAD_START
     assert start.job.metadata.namespace is not None  # read_start has looked
     api = await KubeApi.connect(start.job.metadata.namespace)
@@ -72,17 +72,17 @@ def main(engine: Coroutine[Any, Any, Exit]) -> None:
     """Run the engine and end this process with its exit code."""
     configure(os.environ)
     try:
-        asyncio.run(_leave_with(engine))
-    except BaseException:  # noqa: BLE001 - also a SystemExit that an agent or a tool raises: it is no decision of ours
+        asyncio.run(_run_and_exit(engine))
+    except BaseException:  # noqa: BLE001 - also a SystemExit of an agent or a tool, which must count as a crash
         log.exception("the engine has crashed")
-        _leave(Exit.CRASHED)
+        _exit_now(Exit.CRASHED)
 
 
-async def _leave_with(engine: Coroutine[Any, Any, Exit]) -> None:
-    _leave(await engine)
+async def _run_and_exit(engine: Coroutine[Any, Any, Exit]) -> None:
+    _exit_now(await engine)
 
 
-def _leave(code: Exit) -> NoReturn:
+def _exit_now(code: Exit) -> NoReturn:
     """Exit immediately: a normal exit waits for running threads, and those of the storage library may abort the
     process.
     """
@@ -96,12 +96,12 @@ def _progress_of(environ: Mapping[str, str]) -> Callable[[], None]:
     if pipe is None:
         return lambda: None
 
-    def tell() -> None:
-        # Full: the reader has enough notifications.
+    def notify() -> None:
+        # The pipe is full, so the reader has enough notifications.
         with contextlib.suppress(BlockingIOError):
             os.write(int(pipe), b".")
 
-    return tell
+    return notify
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def lines_of(event: Event) -> Iterator[Line]:
     """Yield level, message and fields: groups at info, single rollouts at debug, failures at warning."""
     match event:
         case JobStarted():
-            verb = "goes on with" if event.resumed else "starts"
+            verb = "resumes" if event.resumed else "starts"
             total = "an open stream of" if event.total is None else event.total
             yield (
                 logging.INFO,

@@ -83,7 +83,7 @@ class RunnerMetrics:
         )
         counter("engine_restarts", "Engines that died in this container.").inc(restarts)
         self._sandboxes = Gauge("rollout_sandboxes", "Sandboxes of this runner.", ["state"], registry=registry)
-        # A rate over a series needs its 0: one that appears with its first count loses it.
+        # Create all series with 0: Prometheus' rate() ignores the first value of a new series.
         for outcome in Outcome:
             self._rollouts.labels(outcome.value)
         for kind in ("prompt", "completion"):
@@ -160,14 +160,14 @@ def _count(states: Callable[[], Mapping[str, int]], state: str) -> float:
 
 
 def infra_failure_fraction(outcomes: Mapping[str, int]) -> float:
-    """Return the fraction by which the engine aborts a job; cancelled rollouts do not count."""
+    """Return the fraction that the engine compares with `maxInfraFailureFraction`; cancelled rollouts do not count."""
     ended = sum(count for outcome, count in outcomes.items() if outcome != Outcome.CANCELLED)
     return sum(outcomes.get(outcome, 0) for outcome in LOST) / ended if ended else 0.0
 
 
 @contextlib.asynccontextmanager
 async def serve_metrics(exposition: Callable[[], bytes], port: int) -> AsyncIterator[None]:
-    """Serve them on all addresses. A response of `/healthz` shows that the event loop, which all rollouts share, works."""
+    """Serve the metrics on all addresses. `/healthz` responds if the event loop, which all rollouts share, works."""
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})

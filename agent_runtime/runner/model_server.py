@@ -1,4 +1,4 @@
-"""The model of a job with a ModelServer: its state is followed at the API server, and its servers are called."""
+"""The model of a job with a ModelServer. It follows the ModelServer's state at the API server, and calls its servers."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from rollout_api.model_server import ModelServerStatus
 CREATED_SECONDS = 60.0
 """Time for the operator to create the job's own ModelServer, which it does before the runners."""
 SAMPLES_A_SECOND = 10
-"""Readings of one server's metrics by all runners of the job together."""
+"""Readings per second of one server's metrics, by all runners of the job together."""
 SERVER_FIELDS = ("name", "url", "uid", "ready", "state", "restarts")
 POLICY_FIELDS = ("current", "gate", "update", "paused", "mixed")
 
@@ -51,7 +51,7 @@ async def open_served_model(start: Start, name: str, api: ModelServerApi) -> Ser
     served = await _served_name(name, "server" if model and model.server else "serverRef", api)
 
     def connect(url: str) -> VllmServer:
-        # Calls have no individual limit: the state of all servers decides whether a call is given up.
+        # Calls have no individual time limit: ServedModel decides when to give up a call.
         return VllmServer(f"{url}/v1", served, headers={}, key_origin="", call_seconds=math.inf)
 
     return ServedModel(
@@ -66,7 +66,8 @@ async def open_served_model(start: Start, name: str, api: ModelServerApi) -> Ser
 class ModelServerDirectory:
     """A `Directory`: reads the ModelServer every few seconds, and at once when a watch reports a change.
 
-    Only a requested object has a time at which it was certainly current: the delay of a watch has no upper limit.
+    Requests are needed because a watch may be delayed without limit: only for a requested object it is known when it
+    was current.
     """
 
     def __init__(self, api: ModelServerApi, name: str) -> None:
@@ -128,7 +129,7 @@ async def _served_name(name: str, field: str, api: ModelServerApi) -> str:
         if loop.time() > deadline:
             raise ModelConfigError(
                 "NoModelServer",
-                f"model.{field}: there is no ModelServer {name} in this namespace; apply one of that name",
+                f"model.{field}: there is no ModelServer {name} in this namespace; apply one with that name",
             )
         await asyncio.sleep(retry_pause(tries, random.random()))
         tries += 1

@@ -1,5 +1,5 @@
-"""Kubernetes may start a runner while its predecessor still drains. The runner lets it finish its turns, then takes
-over.
+"""Kubernetes may start a runner while its predecessor still drains. The runner waits until the predecessor has finished
+its turns, then takes over.
 """
 
 import asyncio
@@ -10,26 +10,26 @@ from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.kube.api import ApiError
 from agent_runtime.runner.job_state import ASK_SECONDS, JobApi
 from agent_runtime.runner.log import log
-from agent_runtime.runner.report import standing_report
+from agent_runtime.runner.report import previous_report
 from agent_runtime.runner.supervisor import SINCE
 from rollout_api.cluster import shard_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 LONGEST_SECONDS = 30.0
-"""The pod's terminationGracePeriodSeconds: a predecessor that still drains afterwards was killed."""
-LOOK_SECONDS = 1.0
+"""The pod's terminationGracePeriodSeconds, after which a predecessor is killed."""
+POLL_SECONDS = 1.0
 """Interval of runners' reports."""
 
 
 def is_draining(report: RunnerReport | None) -> bool:
-    """Whether turns are still being finished. The last report of a drain has none running."""
+    """Whether the predecessor still finishes turns. The last report of a drain has no running rollouts."""
     return report is not None and report.state is RunnerState.DRAINING and report.running > 0
 
 
 def patience(environ: Mapping[str, str], now: float) -> float:
-    """Return how many seconds a predecessor can still drain, `now` by time.monotonic(). Time with earlier engines
-    counts too.
+    """Return for how many seconds a predecessor can still drain. Time of earlier engines in this container counts too.
+    `now` is from time.monotonic().
     """
     return max(0.0, LONGEST_SECONDS - (now - float(environ.get(SINCE, now))))
 
@@ -41,11 +41,11 @@ async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Dr
         async with asyncio.timeout(seconds):
             while not drain.requested:
                 found = await api.get_shard(shard, patience_seconds=ASK_SECONDS)
-                if not is_draining(standing_report(found)):
+                if not is_draining(previous_report(found)):
                     return
                 if not waits:
                     log.info("the previous runner is finishing its turns; this one takes over afterwards")
                 waits = True
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(POLL_SECONDS):
                         await drain.wait()

@@ -11,12 +11,12 @@ from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 INTERVALS_CHARACTERS = 4096
-"""Most characters of `sealedIndexes`: each report is written to etcd, and kept there for minutes."""
+"""Limit of `sealedIndexes`, because etcd stores each report for minutes."""
 MESSAGE_CHARACTERS = 4096
 FASTEST_SECONDS = 1.0
 REPORTS_A_SECOND = 10
-"""Reports of all runners of a job together: the API server has other work, and the operator adds them up only every 10
-s.
+"""Reports per second of all runners of a job together. More would only load the API server: the operator adds them up
+every 10 s.
 """
 
 
@@ -39,20 +39,20 @@ def intervals(positions: Iterable[int]) -> str | None:
     return text if len(text) <= INTERVALS_CHARACTERS else None
 
 
-def standing_report(shard: Mapping[str, Any]) -> RunnerReport | None:
+def previous_report(shard: Mapping[str, Any]) -> RunnerReport | None:
     """Return this runner's last report, from its RolloutShard in the API server."""
     status = shard.get("status")
     return RunnerReport.model_validate(status) if status else None
 
 
 class ShardTally:
-    """Counts of one shard. A rollout counts once, however many events of any process report it."""
+    """Counts of one shard. A rollout counts once, even if several events report it."""
 
     def __init__(self, shard: Shard, group_size: int) -> None:
         self.shard, self.group_size = shard, group_size
         self.total: int | None = None
         self.started = False
-        """Whether it has the rollouts that earlier processes sealed; before that its counts mean nothing."""
+        """Whether it includes the rollouts that earlier processes sealed; before that its counts are incomplete."""
         self.running: set[int] = set()
         """Indexes of the rollouts with a running attempt."""
         self.outcomes: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class ShardTally:
 
     @property
     def trouble(self) -> str:
-        """Return what was lost to infrastructure, and why; empty without problems."""
+        """Return a message about rollouts and attempts that were lost to infrastructure; empty if there are none."""
         lost = self.outcomes[Outcome.INFRA_FAILED.value]
         if lost:
             return f"{lost} rollout{'s' * (lost > 1)} lost to infrastructure, the last one: {self._last_lost}"

@@ -1,4 +1,4 @@
-"""Sends the report to the API server: rate-limited, only after changes, and the last one reliably."""
+"""Sends reports to the API server: rate-limited, only after changes. The last report is retried until it is accepted."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ from rollout_api.rollout_job import RunnerReport
 PAUSE_SECONDS = 2.0
 """Pause between two attempts to send the last report."""
 REFUSAL_PATIENCE_SECONDS = 60.0
-"""Time for which refusals are retried: a starting API server may refuse what it admits later."""
+"""Time for which refused reports are retried: a starting API server may refuse requests that it accepts later."""
 
 
-class JobGone(Exception):
+class JobDeleted(Exception):
     """The RolloutJob no longer exists."""
 
 
@@ -43,10 +43,10 @@ class Reporter:
         self._away = False
 
     def start(self) -> None:
-        """Start reporting. Rollouts continue whatever the API server does."""
+        """Start reporting. Failures of the API server do not affect rollouts."""
         self._work = asyncio.create_task(self._report())
 
-    def hurry(self) -> None:
+    def report_now(self) -> None:
         """Send the next report now, and retry every second until it is accepted, because another process waits for it."""
         self._urgent.set()
 
@@ -71,12 +71,12 @@ class Reporter:
                 with contextlib.suppress(ApiError):
                     await self._deliver(report, patience_seconds=self._interval)
             if urgent and report != self._delivered:
-                await self._rest(FASTEST_SECONDS)
+                await self._pause(FASTEST_SECONDS)
                 self._urgent.set()
             else:
-                await self._rest(self._interval)
+                await self._pause(self._interval)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         """Wait for this time, or until a report is urgent."""
         events = [asyncio.create_task(event.wait()) for event in (self._finishing, self._urgent)]
         await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +94,7 @@ class Reporter:
                 # 429 and 0 (no answer) are not refusals.
                 refused = 400 <= error.status < 500 and error.status != 429
                 if refused and await fetch_job_state(self._api, self._job) is JobState.CANCELLED:
-                    raise JobGone(str(error)) from error
+                    raise JobDeleted(str(error)) from error
                 if refused:
                     refused_since = refused_since or loop.time()
                     if loop.time() - refused_since > REFUSAL_PATIENCE_SECONDS:

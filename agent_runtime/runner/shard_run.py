@@ -1,4 +1,4 @@
-"""One shard of a job, run to its verdict: combines engine, reports, metrics, log and SIGTERM."""
+"""Run one shard of a job to its end: combines engine, reports, metrics, log and SIGTERM handling."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ from agent_runtime.recording.store import StorageError
 from agent_runtime.runner.drain import Stopping
 from agent_runtime.runner.event_log import EventLog
 from agent_runtime.runner.job_state import JobApi
-from agent_runtime.runner.log import leave_behind, log
+from agent_runtime.runner.log import log, write_termination_log
 from agent_runtime.runner.metrics import RunnerMetrics
 from agent_runtime.runner.predecessor import patience, wait_for_predecessor
-from agent_runtime.runner.report import ShardTally, report_interval, standing_report
-from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
+from agent_runtime.runner.report import ShardTally, previous_report, report_interval
+from agent_runtime.runner.reporter import JobDeleted, Reporter, ReportRefused
 from agent_runtime.runner.supervisor import Exit
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
@@ -39,7 +39,7 @@ from rollout_api.sandbox import Provider
 T = TypeVar("T")
 
 LAST_REPORT_SECONDS = 3.0
-"""Time for the last report of a pod that must end, or whose next attempt will report the same."""
+"""Time for the last report of a pod that must end, or whose successor will report the same."""
 
 _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
     (TaskSourceUnavailable, Exit.STORAGE),
@@ -54,8 +54,8 @@ _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
     (Superseded, Exit.SUPERSEDED),
     (Fenced, Exit.SUPERSEDED),
 )
-"""Errors that end a run externally. Only BAD_JOB of a shard that never worked is permanent, because the spec of a job
-cannot be changed. All others may be fixed.
+"""Errors that end a run, with their exit codes. Only BAD_JOB of a shard that never worked is permanent, because a job's
+spec is immutable. All others may be fixed.
 """
 
 
@@ -119,7 +119,7 @@ class ShardRun:
         )
 
     async def run(self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]) -> Exit:
-        """Run until the shard has its verdict, or this process must end. Raises unexpected errors."""
+        """Run until the shard is complete or aborted, or this process must end. Raises unexpected errors."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._begin_to_stop)
         if isinstance(provider, ClusterProvider):
             self._waits_for = provider.waits_for
@@ -132,11 +132,11 @@ class ShardRun:
             assert isinstance(result, Exception)
             raise result
         if isinstance(result, Exception):
-            leave_behind(str(result))
+            write_termination_log(str(result))
         if self._ending.exit is Exit.SUPERSEDED:
-            # The other runner's reports are the true ones.
+            # The other runner reports on this shard now.
             return Exit.SUPERSEDED
-        return await self._tell(self._ending)
+        return await self._send_final_report(self._ending)
 
     async def _result(
         self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]
@@ -167,17 +167,17 @@ class ShardRun:
                     shard=self._shard,
                     drain=self._stopping.drain,
                 )
-        except Exception as error:  # noqa: BLE001 - sorted by ending_of, and raised again where it is unknown
+        except Exception as error:  # noqa: BLE001 - `ending_of` classifies it; unknown errors are raised again
             return error
 
     def _begin_to_stop(self) -> None:
         self._stopping.begin()
-        # The next runner may be started already, and waits only for one that drains.
-        self._reporter.hurry()
+        # Report the drain immediately: the next runner may have started, and only waits for a draining one.
+        self._reporter.report_now()
 
     async def _start_with(self, model: ServedModel) -> None:
         """Wait until the model can be called, which takes as long as loading its weights."""
-        model.on_acknowledged = self._reporter.hurry
+        model.on_acknowledged = self._reporter.report_now
         self._metrics.watch_model(model)
         log.info("waiting for a server of %s", model.name)
         check, stop = asyncio.create_task(model.check()), asyncio.create_task(self._stopping.drain.wait())
@@ -191,26 +191,27 @@ class ShardRun:
                 task.cancel()
             await asyncio.gather(check, stop, return_exceptions=True)
 
-    async def _tell(self, ending: Ending) -> Exit:
-        """Send the last report: a verdict reliably, anything else if it is quick."""
-        has_worked = True  # As far as is known.
+    async def _send_final_report(self, ending: Ending) -> Exit:
+        """Send the last report: the shard's end reliably, any other state only within a short time."""
+        has_worked = True  # assumed if the API server does not answer
         if not self._tally.started:
             with contextlib.suppress(ApiError):
                 name = shard_name(self._job.metadata.name, self._job.metadata.uid or "", self._shard.index)
                 shard = await self._api.get_shard(name, patience_seconds=LAST_REPORT_SECONDS)
-                self._before = standing_report(shard)
+                self._before = previous_report(shard)
                 has_worked = self._before is not None and self._before.state is not RunnerState.ABORTED
         if ending.exit is Exit.BAD_JOB and has_worked:
-            # The job can run as it is written, so the problem may pass: a plugin's or an environment's server is down.
+            # The shard has worked before, so the spec is valid and the problem may be temporary, such as an unavailable
+            # plugin server.
             ending = self._ending = replace(ending, state=RunnerState.RUNNING)
         is_verdict = ending.state in (RunnerState.COMPLETED, RunnerState.ABORTED)
         patience = None if is_verdict and not self._stopping.begun else LAST_REPORT_SECONDS
         try:
             told = await self._unless_cancelled(self._finish(patience))
-        except JobGone:
+        except JobDeleted:
             return Exit.CANCELLED
         except ReportRefused as error:
-            leave_behind(f"the API server refuses the report of this shard: {error}")
+            write_termination_log(f"the API server refuses the report of this shard: {error}")
             return Exit.UNREPORTED
         if told is None:
             return Exit.CANCELLED

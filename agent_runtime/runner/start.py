@@ -36,8 +36,9 @@ def read_start(folder: Path, environ: Mapping[str, str]) -> Start:
     index = environ.get(INDEX_VARIABLE, "")
     if not index.isdecimal() or int(index) >= count:
         raise BadStart(
-            f"environment variable {INDEX_VARIABLE} is {index!r}, expected 0 to {count - 1} (runners.replicas is {count}); "
-            "a runner is started by an Indexed Job that the operator makes"
+            f"environment variable {INDEX_VARIABLE} is {index!r}, expected 0 to {count - 1} (runners.replicas is "
+            f"{count}); "
+            "runners are started by an Indexed Job that the operator creates"
         )
     return Start(job, key, Shard(int(index), count))
 
@@ -52,7 +53,7 @@ def _job(path: Path) -> RolloutJob:
             f"{path}: {field}: {problem['msg']}; use a runner image of the operator's version (runners.image)"
         ) from error
     if not (job.metadata.namespace and job.metadata.uid):
-        raise BadStart(f"{path}: metadata.namespace and metadata.uid are needed; the operator writes them")
+        raise BadStart(f"{path}: metadata.namespace or metadata.uid is missing; the operator must set them")
     return job
 
 

@@ -1,8 +1,8 @@
 """PID 1 of a runner pod: restarts the engine when it dies, reaps orphans, forwards SIGTERM.
 
-A Job's own back-off, 10 s doubling to 10 min, would outlast the sandboxes; here the next engine starts at once and
-continues in the same ones. It only uses the standard library, so that it is small and cannot fail together with the
-engine.
+A Job's back-off, 10 s doubling to 10 min, would be longer than the sandboxes' idle time. The supervisor starts the next
+engine immediately, which continues in the same sandboxes. It uses only the standard library, so that it is small and
+independent of the engine's dependencies.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from agent_runtime.runner.log import configure, leave_behind, log
+from agent_runtime.runner.log import configure, log, write_termination_log
 
 
 class Exit(IntEnum):
@@ -44,13 +44,14 @@ class Exit(IntEnum):
 
 
 DECISIONS = frozenset(Exit) - {Exit.CRASHED}
-"""Ends that the engine chose. An immediate restart would give the same result."""
+"""Exit codes that the engine chose. An immediate restart would have the same result."""
 
 
 DEATHS_IN_A_ROW = 10
 """Consecutive deaths without a new seal after which the pod fails, so that people and alerts notice."""
 QUICK_SECONDS = 10.0
-"""An engine that dies sooner than this has hardly begun: opening storage, sandboxes and journals takes a few seconds.
+"""An engine that dies sooner than this died during its start: opening storage, sandboxes and journals takes a few
+seconds.
 """
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
@@ -101,7 +102,7 @@ def supervise(command: Sequence[str]) -> int:
     code.
     """
     configure(os.environ)
-    # Blocked, and taken one by one from here on: no handler, so no race.
+    # Block the signals and take them with sigtimedwait, which avoids races with handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     return _Supervisor(command).run()
 
@@ -128,7 +129,7 @@ class _Supervisor:
                 return Exit.DRAINED
             deaths = deaths.another(lived_seconds=time.monotonic() - started, progress=self._has_sealed())
             if deaths.too_many:
-                leave_behind(
+                write_termination_log(
                     f"the engine {_how(code)}; it died {deaths.in_a_row} times in a row without sealing a rollout. "
                     "Its own messages precede this line in the log"
                 )
@@ -158,7 +159,7 @@ class _Supervisor:
                 os.kill(engine, signal.SIGTERM)
             else:
                 code = _reap(engine)
-        # Processes that its tools left would run next to those of the next engine.
+        # End the processes that its tools left, before the next engine starts.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(engine, signal.SIGKILL)
         return code

@@ -95,7 +95,7 @@ class RecordedProvider(HostedProvider):
     async def close(self, *, keep: bool = False) -> None:
         """See SandboxProvider."""
         self._images.stopping.set()
-        await self._let_go()
+        await self._release()
         if self._executors is None or keep:
             return
         for name in self._executors.names():

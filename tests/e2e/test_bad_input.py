@@ -152,7 +152,7 @@ def read_only_disk(tmp_path: Path) -> Iterator[Path]:
 def test_unwritable_storage_is_reported_before_anything_runs(tmp_path: Path, read_only_disk: Path) -> None:
     refused = run(tmp_path, job([bash("touch done")]))
     assert refused.returncode == 4, refused.stderr
-    assert "out cannot be written; change its rights or the URI" in refused.stderr
+    assert "out is not writable; change its permissions or the URI" in refused.stderr
     assert not list(read_only_disk.iterdir())
 
 
@@ -162,7 +162,7 @@ async def test_storage_without_create_only_writes_is_refused_before_anything_run
         refused = await asyncio.to_thread(run, tmp_path, manifest, **careless.environ())
     assert refused.returncode == 4, refused.stderr
     assert "If-None-Match" in refused.stderr
-    assert "use storage that keeps the condition" in refused.stderr
+    assert "use storage that supports the condition" in refused.stderr
     assert "Recording to" not in refused.stderr, "nothing was begun"
 
 

@@ -144,7 +144,7 @@ async def grade_artifacts(
             workspace = await provider.acquire(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
-            apart = await require_startable(task, workspace, key_turn=turn)
+            separate_uid = await require_startable(task, workspace, key_turn=turn)
             await require_preparable(task, verifier, workspace, key_turn=turn)
             # From here on, the policy's files may have caused a failed start or a loss.
             exposed = True
@@ -152,7 +152,9 @@ async def grade_artifacts(
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
-            return await grade(task, verifier, workspace, key_turn=turn, apart=apart, dropped=dropped, watch=watch)
+            return await grade(
+                task, verifier, workspace, key_turn=turn, separate_uid=separate_uid, dropped=dropped, watch=watch
+            )
         except Exception as error:
             is_alone = workspace is not None and workspace.alone
             decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))

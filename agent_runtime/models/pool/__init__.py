@@ -1,3 +1,3 @@
-"""The servers of a ModelServer as one model (docs/model-routing.md): which server is called, when, and which policy
-version answered.
+"""The servers of a ModelServer as one model (docs/model-routing.md). Decides which server is called and when, and
+determines the policy version of each answer.
 """

@@ -1,7 +1,7 @@
 """How many calls this runner may have at one server: additive increase, multiplicative decrease. Pure.
 
-A server whose key-value cache is full preempts requests and recomputes them later, whereas a call that waits here costs
-it nothing. Every runner decides for itself, like senders in a network, without knowledge of other runners.
+A server with a full key-value cache preempts requests and recomputes them later, whereas calls that wait here cause no
+load. Each runner decides independently, like senders in a network.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 INITIAL_CALLS = 32.0
 """A quarter of vLLM's smallest default `max_num_seqs`, so that a start overloads no server."""
 FEWEST_CALLS = 1.0
-"""Minimum for any metrics: a runner without calls would never notice that the load has ended."""
+"""Minimum, because a runner without calls would not detect that the load has ended."""
 INCREASE_CALLS = 8.0
 """Increase for each sample, one a second: from the start to vLLM's default of 256 sequences in half a minute."""
 GROW_BELOW, TRIM_ABOVE, HALVE_ABOVE = 0.6, 0.8, 0.9
@@ -32,8 +32,8 @@ class Pressure:
 def next_limit(limit: float, in_flight: int, pressure: Pressure) -> float:
     """Return the limit after one more reading, given the previous limit and this runner's calls at the server.
 
-    It only grows while it holds calls back; otherwise a quiet hour would allow any number of calls. It only shrinks
-    once the calls are down to it: calls above an earlier limit will end soon and must not count again.
+    It only grows while calls wait for it; otherwise a quiet hour would allow any number of calls. It only shrinks when
+    the number of calls is not above it: calls above an earlier limit will end soon.
     """
     if in_flight > limit:
         return limit

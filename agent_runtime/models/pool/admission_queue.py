@@ -1,8 +1,8 @@
 """Calls that wait for a place at a server, and the places.
 
-A free place goes to a call whose group prefers that server, unless another call has waited much longer. In order of
-arrival alone, a free place would go to any group: with all servers at their limits, every server would soon hold every
-prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the preferred server.
+A free place goes to a call whose group prefers that server, unless another call has waited much longer. With only the
+order of arrival, a free place would go to any group, and soon every server would cache every prefix. This is delay
+scheduling (Zaharia and others, EuroSys 2010): calls wait briefly for the preferred server.
 """
 
 import asyncio
@@ -18,7 +18,9 @@ IDLE_SECONDS = 1.0
 10,000 tokens.
 """
 PASSED_SECONDS = 10.0
-"""A server's own groups precede other calls, unless those arrived this much earlier. About the duration of a call."""
+"""Calls at their preferred server precede other calls, unless those arrived this much earlier: about the duration of a
+call.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +44,7 @@ class WaitingCalls:
     def __init__(self, idle: float = IDLE_SECONDS, passed: float = PASSED_SECONDS) -> None:
         self._idle, self._passed = idle, passed
         self._servers: Set[str] = frozenset()
-        # By home and excluded servers: if the first call of a queue has no server, none of the queue has.
+        # By home and excluded servers: if the first call of a queue cannot be placed, no call of the queue can.
         self._queues: dict[tuple[str, Set[str]], OrderedDict[Waiting, None]] = {}
 
     def __len__(self) -> int:
@@ -110,8 +112,8 @@ class Places:
         """Places of waiting calls."""
 
     @property
-    def can_be_asked(self) -> list[Server]:
-        return [server for server in self.servers.values() if server.can_be_asked]
+    def available(self) -> list[Server]:
+        return [server for server in self.servers.values() if server.is_available]
 
     @property
     def waiting(self) -> int:
@@ -143,7 +145,7 @@ class Places:
         """Give places to waiting calls. Call this whenever a place may be free, and several times a second."""
         if not self.is_open or not self._places:
             return
-        able = self.can_be_asked
+        able = self.available
         in_flight = {server.name: server.in_flight for server in able}
         limits = {server.name: int(server.limit) for server in able}
         now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""One model call to the pool: the received part of its answer, and which time counts for the agent."""
+"""One model call to the pool: the received part of its answer, and the time that counts for the agent."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from agent_runtime.models.vllm.server import Progress
 
 @dataclass(eq=False)
 class Call:
-    """Times are of the event loop. A held call's clock is stopped, and so is its agent's."""
+    """Times are those of the event loop. While a call is on hold, its clock and its agent's clock are stopped."""
 
     request: ModelRequest
     started: float
@@ -26,10 +26,10 @@ class Call:
     stream: asyncio.Timeout | None = None
     """Ends the running attempt."""
     said: int = 0
-    """Characters of text that were sent to the client and cannot be revoked."""
+    """Number of characters that were sent to the client and cannot be revoked."""
     _held_at: float | None = None
     _heard_at: float = 0.0
-    """When this attempt began, or its last token arrived, by the call's own clock."""
+    """When this attempt began or its last token arrived, by the call's clock."""
     _token_at: float = 0.0
     """When the last token of any attempt arrived."""
     _begun_with: tuple[int, float, int] = 0, 0.0, 0
@@ -41,7 +41,7 @@ class Call:
         return self.request.group or self.request.session
 
     def clock(self, now: float) -> float:
-        """Return the seconds since the call began, without the time in which it was held."""
+        """Return the seconds since the call began, without time on hold."""
         held = 0.0 if self._held_at is None else now - self._held_at
         return now - self.started - self.request.health.held_seconds - held
 
@@ -56,16 +56,16 @@ class Call:
             self._held_at = None
             self.request.health.on_hold(False)
 
-    def begin_try(self, now: float) -> None:
-        """Begin an attempt. The earlier attempt's time after its last token, and the pause, count as lost."""
+    def begin_attempt(self, now: float) -> None:
+        """Begin an attempt. The time since the last token of the earlier attempt counts as lost."""
         clock = self.clock(now)
         if self.request.health.failing is not None:
             self.request.health.lost_seconds += clock - self._heard_at
         self._heard_at = clock
         self._begun_with, self._begun_at = (len(self.progress.ids), self._token_at, self.failures), clock
 
-    def undo_try(self) -> None:
-        """Drop what the failed attempt received, as if no token of it had arrived: its whole time is lost."""
+    def discard_attempt(self) -> None:
+        """Discard the tokens of the failed attempt. Its whole time counts as lost."""
         tokens, self._token_at, failures = self._begun_with
         self.progress.keep(tokens)
         self.failures, self._heard_at = failures + 1, self._begun_at

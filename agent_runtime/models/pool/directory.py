@@ -24,6 +24,6 @@ class Directory(Protocol):
     """Follows one ModelServer."""
 
     def changes(self) -> AsyncIterator[View]:
-        """Yield the status whenever it has changed, and every CONFIRM_SECONDS; delayed, but never wrong, without a
-        response.
+        """Yield the status whenever it has changed, and every CONFIRM_SECONDS. It may be delayed, but is correct at its
+        `as_of`.
         """

@@ -1,4 +1,4 @@
-"""The servers of one ModelServer, kept in line with its status and with this runner's own observations."""
+"""The servers of one ModelServer, updated from its status and this runner's observations."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from agent_runtime.models.pool.server import Engine, Server, identity
 from agent_runtime.models.pool.stall_detector import STALL_SECONDS
 from rollout_api.model_server import ServerState, ServerStatus
 
-LOOK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 """Interval of checks of streams and gate, whose limits are seconds."""
 PROBE_SECONDS = 5.0
 """Interval of probes of a server that gets no calls after a failure."""
@@ -32,7 +32,7 @@ class Fleet:
         self, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float
     ) -> None:
         self.on_acknowledged: Callable[[], None] = lambda: None
-        """Called when an update of the policy is settled here."""
+        """Called when this runner acknowledges a policy update."""
         self._places, self._gate = Places(), PolicyGate(me)
         self._capture: str | None = None
         """How all servers record token ids; None before the first check."""
@@ -53,7 +53,7 @@ class Fleet:
     def start(self) -> None:
         if not self._work:
             self._spawn(self._follow())
-            self._spawn(self._look())
+            self._spawn(self._check())
 
     async def close(self) -> None:
         for task in self._work:
@@ -63,17 +63,17 @@ class Fleet:
             await server.engine.close()
         await self._reader.close()
 
-    async def news(self, within_seconds: float) -> None:
+    async def wait_for_status(self, within_seconds: float) -> None:
         """Return when the directory has reported, or after a time limit."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), within_seconds)
 
     def raise_failure(self) -> None:
-        """Raise the error that stopped the background work, without which no call would ever start."""
+        """Raise the error that stopped the background work, if any: without that work, calls cannot start."""
         if self._failure is not None:
             raise self._failure
 
-    def _gate_moved(self, is_open: bool) -> None:
+    def _on_gate_change(self, is_open: bool) -> None:
         """Handle a change of the gate."""
         raise NotImplementedError
 
@@ -83,15 +83,15 @@ class Fleet:
 
     async def _follow(self) -> None:
         async for view in self._directory.changes():
-            self._see(view)
+            self._apply_view(view)
 
-    def _see(self, view: View) -> None:
+    def _apply_view(self, view: View) -> None:
         was_open = self._gate.is_open
         self._gate.see(view.status.policy, view.as_of)
         self._places.is_open = is_open = self._gate.is_open
         self._renew(view.status.servers)
         if was_open != is_open:
-            self._gate_moved(is_open)
+            self._on_gate_change(is_open)
         if not is_open and self._shut_at is None:
             self._shut_at = time.monotonic()
         elif is_open and self._shut_at is not None:
@@ -109,7 +109,7 @@ class Fleet:
                 self._remove(server, "it has left the ModelServer")
             elif identity(status) != server.identity:
                 server.restarted = server.restarted or status.uid == server.uid
-                self._remove(server, "it was started again")
+                self._remove(server, "it was restarted")
             else:
                 server.is_ready = status.ready
         for name, status in listed.items():
@@ -121,7 +121,7 @@ class Fleet:
         if self._capture is not None:
             engine.token_capture = self._capture
         server = self._places.servers[status.name] = Server(status, engine)
-        self._minders[status.name] = self._spawn(self._mind(server))
+        self._minders[status.name] = self._spawn(self._monitor(server))
 
     def _remove(self, server: Server, why: str) -> None:
         del self._places.servers[server.name]
@@ -131,14 +131,14 @@ class Fleet:
 
     async def _retire(self, server: Server) -> None:
         try:
-            await asyncio.sleep(LOOK_SECONDS)  # its calls have been notified
+            await asyncio.sleep(CHECK_SECONDS)  # gives its calls time to end
         finally:
             await server.engine.close()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             now = loop.time()
             if self._gate.acknowledges(now):
                 self.on_acknowledged()
@@ -151,7 +151,7 @@ class Fleet:
             self._end_silent_calls(now)
 
     def _refuse_where_empty(self, now: float) -> None:
-        if not self._places.is_open or self._places.can_be_asked:
+        if not self._places.is_open or self._places.available:
             self._empty_since = None
         elif self._empty_since is None:
             self._empty_since = now
@@ -164,7 +164,7 @@ class Fleet:
                 ModelError("NoServer", f"the ModelServer had no available server for {EMPTY_SECONDS:g} s ({why})")
             )
 
-    async def _mind(self, server: Server) -> None:
+    async def _monitor(self, server: Server) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 pause = self._sample_seconds if server.away is None else PROBE_SECONDS
@@ -177,7 +177,7 @@ class Fleet:
             elif server.in_flight and (load := await self._reader.read(server.url)) is not None:
                 server.read(load)
                 if server.restarted:
-                    server.leave(f"the engine of {server.name} was started again")
+                    server.leave(f"the engine of {server.name} was restarted")
             self._places.admit()
 
     async def _probe(self, server: Server) -> None:

@@ -1,16 +1,16 @@
 """The runner's half of a policy update: when calls may start, and the policy version of each token. Pure.
 
-vLLM does not say which policy made a token when a request straddles an update. Only the order of events is known: the
-operator shuts the gate, pauses all servers, waits until this runner acknowledges that its streams have fallen silent
-(or, after 10 s, names it in `policy.mixed`), and only then loads. So tokens before the acknowledgement have the old
-version. Tokens after it have the version that is current when the gate opens again.
+If a request overlaps with an update, vLLM does not report the policy of each token, so it is derived from the order of
+events. The operator closes the gate and pauses all servers. It waits until this runner acknowledges that its streams
+are silent, or adds it to `policy.mixed` after 10 s. Only then it loads the new policy. So tokens before the
+acknowledgement have the old version. Tokens after it have the version that is current when the gate opens again.
 
 The current version never changes without a new update number, even if no server took calls and the gate stayed open.
 """
 
 from dataclasses import dataclass, field
 
-from agent_runtime.models.pool.stall_detector import Silence
+from agent_runtime.models.pool.stall_detector import SilenceTimer
 from rollout_api.model_server import Gate, PolicyStatus
 from rollout_api.records import PolicySpan
 
@@ -72,9 +72,9 @@ class PolicyGate:
         self._me = me
         self._policy: PolicyStatus | None = None
         self._calls: set[CallSpans] = set()
-        self._silence = Silence()
+        self._silence = SilenceTimer()
         self.good_until = 0.0
-        """Until this time no update can have reached a load without being seen here."""
+        """Until this time, no update can have loaded a policy without this runner's knowledge."""
         self.acknowledged: int | None = None
         """Latest update for which the version of every token is settled."""
 
@@ -110,7 +110,7 @@ class PolicyGate:
         before, self._policy = self._policy or policy, policy
         if self.acknowledged is None:
             self.acknowledged = over
-        # An update that completed without this runner's knowledge, or another ModelServer with this name.
+        # The runner has missed an update, or the ModelServer was replaced by another one with this name.
         unseen = over > self.acknowledged or policy.update < before.update
         if unseen or (self._me in policy.mixed and policy.update > self.acknowledged):
             self._settle_all(None)
@@ -122,7 +122,7 @@ class PolicyGate:
             self.good_until = as_of + LEASE_SECONDS
 
     def acknowledges(self, now: float) -> bool:
-        """Whether the update is settled here now; call it several times a second."""
+        """Whether the update can be acknowledged now; call it several times a second."""
         quiet = self._silence.seconds(now)
         policy = self._policy
         if policy is None or not policy.paused or not self._is_before_load() or policy.gate is Gate.OPEN:
@@ -135,7 +135,7 @@ class PolicyGate:
         return True
 
     def _is_before_load(self) -> bool:
-        """Whether tokens that arrive now have the version that the last seen status calls current."""
+        """Whether tokens that arrive now have the current version of the last status."""
         policy = self._policy
         if policy is None or self.acknowledged is None:
             return False

@@ -15,7 +15,7 @@ WAITING = "vllm:num_requests_waiting"
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
 """Counters of which one increases while the engine works, also on a long prompt."""
 READ_SECONDS = 5.0
-"""A server that does not respond within this time is asked again, not given up."""
+"""Time limit of a reading. A server that exceeds it is read again later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class ServedModel(Fleet):
         if not self.waiting:
             return ""
         if not self._places.is_open:
-            return f"{self.waiting} model calls wait for the policy update that is under way"
-        return "" if self._places.can_be_asked else f"{self.waiting} model calls wait for a server of {self.name}"
+            return f"{self.waiting} model calls wait for the policy update in progress"
+        return "" if self._places.available else f"{self.waiting} model calls wait for a server of {self.name}"
 
     async def check(self) -> None:
         """Wait for a server, and check how it records token ids. Raises ModelError."""
@@ -77,7 +77,7 @@ class ServedModel(Fleet):
         deadline = _now() + EMPTY_SECONDS
         while True:
             self.raise_failure()
-            if self._places.is_open and (able := self._places.can_be_asked):
+            if self._places.is_open and (able := self._places.available):
                 try:
                     await able[0].engine.check()
                     break
@@ -88,7 +88,7 @@ class ServedModel(Fleet):
             elif _now() > deadline:
                 raise ModelError("NoServer", f"no server of {self.name} was available for {EMPTY_SECONDS:g} s")
             else:
-                await self.news(within_seconds=1.0)
+                await self.wait_for_status(within_seconds=1.0)
         self.token_capture = self._capture = able[0].engine.token_capture
         for server in self._places.servers.values():
             server.engine.token_capture = self.token_capture
@@ -125,7 +125,7 @@ class ServedModel(Fleet):
                 failure = error
             finally:
                 self._places.give_back(server)
-            self._learn(call, server, failure)
+            self._handle_failure(call, server, failure)
             if call.failures > 1:
                 await asyncio.sleep(retry_delay(call.failures - 1, None, now=time.time(), jitter=random.random()))
 
@@ -134,10 +134,10 @@ class ServedModel(Fleet):
         call.hold(_now())
         try:
             while True:
-                if self._places.is_open and not self._places.can_be_asked:
+                if self._places.is_open and not self._places.available:
                     call.request.health.note(f"no server of {self.name} is available")
                 server = await self._places.take(call.group, call.avoided)
-                if self._gate.is_open and server.can_be_asked:
+                if self._gate.is_open and server.is_available:
                     return server
                 self._places.give_back(server)
         finally:
@@ -155,7 +155,7 @@ class ServedModel(Fleet):
         if not call.spans.tokens:
             self._gate.end(call.spans)
             call.spans = self._gate.begin(streamed=engine.token_capture == "Tokens")
-        call.begin_try(_now())
+        call.begin_attempt(_now())
         try:
             async with asyncio.timeout(None) as stream:
                 call.stream = stream
@@ -183,19 +183,20 @@ class ServedModel(Fleet):
         finally:
             call.release(_now())
 
-    def _learn(self, call: Call, server: Server, failure: ModelError) -> None:
+    def _handle_failure(self, call: Call, server: Server, failure: ModelError) -> None:
         """Process a failed attempt. Raises the failure if the call must end with it."""
         call.failed(server.name, str(failure))
-        undone = server.restarted or not call.progress.can_go_on
+        undone = server.restarted or not call.progress.can_continue
         keeps = server.engine.token_capture == "Tokens" and not undone
         if undone:
-            # If a restart did not break the stream, the stream began after it, and the new engine has another policy.
-            call.undo_try()
+            # The stream may have begun after a restart, and the new engine may have another policy, so discard its
+            # tokens.
+            call.discard_attempt()
         if call.silent_seconds(_now()) > CALL_SECONDS or (call.said and not keeps):
             raise failure
         self.resent += 1
         call.spans.cut(len(call.progress.ids))
-        # While the gate is shut no server accepts calls; that proves nothing about this one.
+        # While the gate is closed, no server accepts calls, so the failure says nothing about this server.
         if failure.reason == "Unreachable" or (failure.reason in ("NotReady", "OtherPolicy") and self._gate.is_open):
             server.suspect(failure.message)
         elif failure.reason == "RateLimited":
@@ -207,13 +208,13 @@ class ServedModel(Fleet):
             self._gate.arrived(call.spans, missing, _now())
 
     async def _settled(self, call: Call) -> None:
-        """Wait until the version of each token is known. Behind a shut gate that costs no time."""
+        """Wait until the version of each token is known. Time behind a closed gate does not count."""
         while call.spans.pending and (not self._gate.is_open or _now() < self._gate.good_until + UNKNOWN_SECONDS):
             call.hold(_now())
-            await self.news(within_seconds=1.0)
+            await self.wait_for_status(within_seconds=1.0)
         call.spans.settle(None)
 
-    def _gate_moved(self, is_open: bool) -> None:
+    def _on_gate_change(self, is_open: bool) -> None:
         now = _now()
         for call in self._running:
             if is_open:

@@ -12,12 +12,12 @@ from functools import lru_cache
 from hashlib import blake2b
 
 BOUND = 1.25
-"""Most calls of a server relative to the mean of all: the value of the paper and of kubeai. A lower one balances better
-and moves more calls.
+"""Limit of a server's calls relative to the mean of all servers: the value of the paper and of kubeai. A lower value
+balances better, but moves more calls.
 """
 
 
-@lru_cache(maxsize=65_536)  # some thousand groups at work, times the servers
+@lru_cache(maxsize=65_536)  # some thousand active groups, times the servers
 def _weight(group: str, server: str) -> bytes:
     return blake2b(f"{len(group)}:{group}{server}".encode(), digest_size=8).digest()
 

@@ -7,7 +7,7 @@ from typing import Protocol, Unpack
 from agent_runtime.models.base import Model, ModelReply, ModelRequest
 from agent_runtime.models.pool.admission import INITIAL_CALLS, next_limit
 from agent_runtime.models.pool.load import Load
-from agent_runtime.models.pool.stall_detector import Pulse
+from agent_runtime.models.pool.stall_detector import StallDetector
 from agent_runtime.models.vllm.server import EngineOptions
 from rollout_api.model_server import ServerStatus
 
@@ -25,18 +25,22 @@ class Engine(Model, Protocol):
 
 
 class Server:
-    """A member of the ModelServer. `away` is why this runner sends no calls there, `is_ready` what its status reports."""
+    """A member of the ModelServer. `away` is the reason why this runner sends it no calls; `is_ready` is from its
+    status.
+    """
 
     def __init__(self, status: ServerStatus, engine: Engine) -> None:
         self.name, self.uid, self.url, self.identity = status.name, status.uid, status.url, identity(status)
         self.engine = engine
         self.in_flight = 0
         self.limit = INITIAL_CALLS
-        self.pulse = Pulse()
+        self.pulse = StallDetector()
         self.is_ready = status.ready
         self.away: str | None = None
         self.restarted = False
-        """Its engine was restarted and has lost its policy. It becomes another server when its status reports that."""
+        """Whether its engine was restarted and has lost its policy. When its status reports that, it is replaced by
+        another Server.
+        """
         self.look = asyncio.Event()
         """Set to request a probe now."""
         self._steps = 0.0
@@ -44,18 +48,18 @@ class Server:
         """Streams of its running calls, which `leave` ends."""
 
     @property
-    def can_be_asked(self) -> bool:
+    def is_available(self) -> bool:
         return self.is_ready and self.away is None
 
     def read(self, load: Load) -> None:
         self.pulse.counted(load.progress)
         self.limit = next_limit(self.limit, self.in_flight, load.pressure)
-        # Counters only grow while an engine lives.
+        # Counters of an engine never decrease.
         self.restarted = self.restarted or load.progress < self._steps
         self._steps = load.progress
 
     def suspect(self, why: str) -> None:
-        """Send no calls there until it answers a probe; running ones may continue."""
+        """Send it no new calls until it answers a probe; running calls continue."""
         if self.away is None:
             self.away = why
         self.look.set()
@@ -68,5 +72,5 @@ class Server:
 
 
 def identity(status: ServerStatus) -> tuple[object, ...]:
-    """Return what identifies this server: a new pod or a restarted engine has none of the old one's state."""
+    """Return the server's identity. A new pod or a restarted engine has another one, because it has lost all state."""
     return status.uid, status.restarts, status.url

@@ -1,11 +1,11 @@
-"""Whether a server still produces tokens: `/health` also returns 200 for one that hangs (vllm#36960, gonka#1421). Pure."""
+"""Detects servers that produce no tokens: `/health` also returns 200 for a server that hangs (vllm#36960, gonka#1421)."""
 
 LONGEST_STEP_SECONDS = 0.2
-"""A longer time between two checks does not count: this process itself was stopped and has not read its input yet."""
+"""A longer time between two checks is not counted, because this process was stopped and has not read its input yet."""
 
 
-class Silence:
-    """Measures silence between checks; a token resets it."""
+class SilenceTimer:
+    """Measures the time without tokens between checks."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -26,15 +26,15 @@ STALL_SECONDS = 60.0
 """Twice the longest time to a first token; far above a step of the slowest models."""
 
 
-class Pulse:
+class StallDetector:
     """One server's activity: tokens on our own streams, and the token counters of its metrics.
 
-    A server that works for other clients increases its counters and is only busy. A paused server produces no tokens
-    either, so it is not judged during an update, or if the state of an update is unknown.
+    A server that works for other clients increases its counters, so it is not stalled. A paused server produces no
+    tokens, so nothing is detected during an update, or if the state of an update is unknown.
     """
 
     def __init__(self) -> None:
-        self._silence = Silence()
+        self._silence = SilenceTimer()
         self._counted: float | None = None
 
     def beat(self) -> None:

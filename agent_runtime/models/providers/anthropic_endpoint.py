@@ -12,8 +12,8 @@ from rollout_api.model import Endpoint
 from rollout_api.records import Message, Usage
 
 PATH = "/messages"
-API_VERSION = "2023-06-01"  # the only version that the API has had since
-DEFAULT_MAX_TOKENS = 4096  # the API wants a limit; the largest that every model of it has taken
+API_VERSION = "2023-06-01"  # still the latest version
+DEFAULT_MAX_TOKENS = 4096  # the API requires a limit; all its models accept this one
 EMPTY_TEXT = "(no text)"  # the API refuses messages without text that is more than white space
 
 FINISH_REASONS = {

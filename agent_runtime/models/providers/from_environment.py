@@ -36,12 +36,12 @@ def model_from_environment(environ: Mapping[str, str]) -> ModelSpec:
         raise ModelConfigError(
             "NoModel",
             f"{found} {'are' if len(named) > 1 else 'is'} set in the environment; set exactly one of "
-            f"{', '.join(family.model for family in _FAMILIES)}, with _BASE_URL and _API_KEY beside it",
+            f"{', '.join(family.model for family in _FAMILIES)}, with the matching _BASE_URL and _API_KEY",
         )
     family = named[0]
     base_url = environ.get(f"{family.prefix}_BASE_URL") or family.base_url
     if base_url is None:
-        raise ModelConfigError("NoBaseURL", f"{family.model} is set, and {family.prefix}_BASE_URL is not; set it")
+        raise ModelConfigError("NoBaseURL", f"{family.model} is set, but {family.prefix}_BASE_URL is not; set it")
     base_url = base_url.rstrip("/")
     # Anthropic's own clients add /v1 to the variable, so its value has none.
     if family.api is EndpointApi.ANTHROPIC and not base_url.endswith("/v1"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_runtime.models.base import (
     GIVEN_UP,
-    AnswerGivenUp,
+    AnswerAborted,
     ContextExceeded,
     ModelConfigError,
     ModelError,
@@ -25,10 +25,10 @@ from rollout_api.records import Message, Usage
 
 PATH = "/chat/completions"
 CHECK_SECONDS = 60.0  # one short answer of a loaded server
-CHECK_TRIES = 4  # about 3 s of retries: an unreachable server should be reported soon
+CHECK_TRIES = 4  # about 3 s of retries, so that an unreachable server is reported soon
 PROBE_TOKENS = 16  # OpenAI's reasoning models refuse fewer
 
-# Not every server takes these fields; the check finds the first line that this one takes.
+# Sets of optional fields. The check finds the first set that the server accepts.
 OPTIONAL_FIELDS: tuple[dict[str, Any], ...] = (
     {"seed": 0, "logprobs": True, "return_token_ids": True},
     {"seed": 0, "logprobs": True},
@@ -67,13 +67,13 @@ class OpenAIEndpoint:
             try:
                 return await send(body, asked, options)
             except ContextExceeded:
-                # Servers refuse a prompt that fits if the answer's limit does not fit too. The rest of the context is
-                # then the smaller limit, and applies anyway.
+                # Servers refuse a prompt that fits if prompt and answer limit together do not fit. Retry without the
+                # limit: the context limits the answer.
                 if body.pop(self._max_tokens_field, None) is None:
                     raise
                 return await send(body, asked, options)
 
-        return await not_given_up(ask, request, self._seconds, tries)
+        return await without_aborts(ask, request, self._seconds, tries)
 
     async def check(self) -> None:
         """Request one short answer, and record which optional fields the server accepts. Raises ModelError."""
@@ -142,21 +142,19 @@ class OpenAIEndpoint:
         with_ids = None not in (reply.prompt_token_ids, reply.completion_token_ids, reply.logprobs)
         self.token_capture = "Chat" if with_ids else "TextOnly"
         self._max_tokens_field = max_tokens_field
-        # A field that is taken but has no effect is not sent: it may cost the server something.
+        # Do not send accepted fields without effect, which may cost the server time.
         useful = {"seed": True, "logprobs": reply.logprobs is not None, "return_token_ids": with_ids}
         self._optional = {field: value for field, value in optional.items() if useful[field]}
 
 
-async def not_given_up(
+async def without_aborts(
     ask: Callable[[ModelRequest, float], Awaitable[ModelReply]],
     request: ModelRequest,
     seconds: float,
     tries: int | None,
 ) -> ModelReply:
-    """Return the answer of the first try that the server does not abort. `ask` gets the request and the seconds that
-    are left.
-
-    An answer whose text a client already has is not requested again, because another answer would differ.
+    """Return the first answer that the server does not abort. `ask` gets the request and the remaining seconds. There
+    is no retry if a client has already received text, because another answer would differ.
     """
     now, on_text, health = asyncio.get_running_loop().time, request.on_text, request.health
     began, lost_before, failures, said = now(), health.lost_seconds, 0, False
@@ -171,7 +169,7 @@ async def not_given_up(
     while True:
         try:
             return await ask(asked, seconds - (now() - began))
-        except AnswerGivenUp as error:
+        except AnswerAborted as error:
             failures += 1
             health.note(str(error))
             delay = retry_delay(failures, None, now=time.time(), jitter=random.random())
@@ -199,7 +197,7 @@ async def _served_models(client: JsonClient) -> str:
         names = [entry["id"] for entry in answer.payload["data"]]
     except (ModelError, TypeError, KeyError):
         return f"it does not list its models at {client.base_url}/models either, so check baseURL"
-    return f"it serves {', '.join(names) or 'no model at all'}; set endpoint.name to one of these"
+    return f"it serves {', '.join(names) or 'no models'}; set endpoint.name to one of these"
 
 
 def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
@@ -216,7 +214,7 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     choice = choices[0]
     finish_reason = str(choice.get("finish_reason") or "stop")
     if finish_reason in GIVEN_UP:
-        raise AnswerGivenUp(source, finish_reason)
+        raise AnswerAborted(source, finish_reason)
     message = choice.get("message")
     if not isinstance(message, Mapping):
         raise ModelError("BadResponse", f"{source}: choices[0].message: expected an object, got {message!r}")
@@ -224,7 +222,7 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     completion_ids = _numbers(choice.get("token_ids"))
     logprobs = _logprobs(choice.get("logprobs"))
     if completion_ids is not None and logprobs is not None and len(completion_ids) != len(logprobs):
-        # One for each token, or none: a trainer can compute missing ones, but cannot detect shifted ones.
+        # Drop incomplete logprobs: a trainer can compute missing ones, but cannot detect that they are shifted.
         logprobs = None
     return ModelReply(
         message=message,
@@ -272,7 +270,7 @@ def _normalised_call(call: Any, position: int) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": str(function.get("name") or ""),
-            # Some servers decode them, against the protocol.
+            # Some servers return decoded arguments, against the protocol.
             "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
         },
     }

@@ -1,8 +1,6 @@
-"""The text of an answer: what ended it, where it ends, and which part can be shown while it arrives.
-
-The ids of an answer include everything sampled: its closing token, or the stop string that ended it, in any tokens. Its
-text has neither (vLLM, vllm/v1/engine/detokenizer.py), unless `include_stop_str_in_output` asks for it. Text that is,
-or may become, a tool call is held back while it arrives.
+"""The text of an answer: where it ends, and which part can be streamed. The ids of an answer include its closing token,
+or the tokens of the stop string that ended it. Its text has neither (vLLM, vllm/v1/engine/detokenizer.py), unless
+`include_stop_str_in_output` is set. Text that is, or may become, a tool call is not streamed.
 """
 
 import asyncio
@@ -35,9 +33,9 @@ class Stops:
 def cut_at_stop(text: str, before: str, stops: Stops) -> tuple[str, str] | None:
     """Return the stop string that ended an answer, and the text up to it; None if there is none.
 
-    `before` is the text without the last token, in which such strings mean nothing: vLLM may have been told to pass them
-    over, for `min_tokens` say. Of several that come with the last token it takes the first in the request's order. A step
-    that makes several tokens may leave some behind the string; then its last place counts.
+    `before` is the text without the last token. Stop strings in it are ignored, because vLLM did not stop there, for
+    example because of `min_tokens`. If several stop strings end with the last token, the first in the request's order
+    counts. A step may produce several tokens, some after the string; then its last occurrence counts.
     """
     known = len(before.rstrip("\ufffd"))  # an incomplete character cannot be decoded
     for stop in stops.strings:
@@ -52,7 +50,7 @@ def _cut(text: str, stop: str, at: int, stops: Stops) -> str:
 
 
 def certain_length(text: str, strings: Sequence[str]) -> int:
-    """Return how many first characters of a text no stop string can cut off, whatever follows."""
+    """Return how many first characters of a growing text are final: no stop string can begin in them."""
     whole = (at for stop in strings if (at := text.find(stop)) >= 0)
     begun = (len(text) - size for stop in strings for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return min([*whole, *begun], default=len(text))
@@ -75,11 +73,11 @@ class TextStream:
 
     @property
     def has_text(self) -> bool:
-        """Some text was handed out."""
+        """Whether some text was yielded."""
         return bool(self._sent)
 
     def offer(self, content: str) -> None:
-        # A character of which the last bytes are still to come is decoded to this one.
+        # An incomplete character is decoded to U+FFFD.
         certain = content.rstrip("\ufffd")
         if self._tools:
             found = TOOL_TEXT.search(certain)
@@ -118,7 +116,7 @@ class PartialAnswers:
             self._decoded = 0
 
     async def _catch_up(self) -> None:
-        # A piece that cannot be decoded now comes with a later one, at the latest with the whole answer.
+        # Ignore errors: the text is streamed with a later piece, or with the whole answer.
         with contextlib.suppress(Exception):
             while len(self._ids) >= self._decoded + max(1, self._decoded // GROWTH):
                 ids = list(self._ids)

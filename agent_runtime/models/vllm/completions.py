@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_runtime.models.base import GIVEN_UP, AnswerGivenUp, ModelError, ModelReply
+from agent_runtime.models.base import GIVEN_UP, AnswerAborted, ModelError, ModelReply
 from agent_runtime.models.chat_parts import AnswerParts
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import stop_sequence, usage_of
 from agent_runtime.models.refusals import final_refusal
 
 PATH = "/v1/completions"
-_NOT_OF_PROMPTS = frozenset(
+_CHAT_ONLY_FIELDS = frozenset(
     {"logprobs", "max_completion_tokens", "messages", "return_token_ids", "tools", "top_logprobs"}
 )
 
@@ -22,7 +22,7 @@ _NOT_OF_PROMPTS = frozenset(
 def prompt_body(chat: Mapping[str, Any], prompt: str | Sequence[int]) -> dict[str, Any]:
     """Return the body of a completion with the sampling of a chat request."""
     limit = chat.get("max_tokens", chat.get("max_completion_tokens"))
-    kept = {name: value for name, value in chat.items() if name not in _NOT_OF_PROMPTS}
+    kept = {name: value for name, value in chat.items() if name not in _CHAT_ONLY_FIELDS}
     # vLLM's default is 16 tokens.
     return kept | {"prompt": prompt if isinstance(prompt, str) else list(prompt), "max_tokens": limit}
 
@@ -70,7 +70,7 @@ class CompletionParts(AnswerParts):
         if self.finish_reason is None:
             raise ModelError("BadResponse", "the completion has no finish_reason")
         if self.finish_reason in GIVEN_UP:
-            raise AnswerGivenUp(self.model, self.finish_reason)
+            raise AnswerAborted(self.model, self.finish_reason)
         exact = self.prompt_ids is not None and bool(self.ids) and len(self.ids) == len(self.logprobs)
         return ModelReply(
             message={"role": "assistant", "content": self._text},

@@ -1,8 +1,8 @@
 """Find where a conversation's stored token ids end in a new rendering of it. Pure.
 
-A rendering tokenises earlier answers in the tokenizer's way, whereas the model may have sampled other tokens for the
-same text. So the stored ids begin the next prompt, and only what follows them is taken from the rendering. That is
-correct only if both have the same text, which the caller checks by decoding the two parts that differ.
+A rendering tokenises earlier answers again, whereas the model may have sampled other tokens for the same text. So the
+next prompt begins with the stored ids, and only the ids after them are taken from the rendering. That requires that
+both have the same text, which the caller checks by decoding the differing parts.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Seam:
 
 
 def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) -> Seam | None:
-    """Return the seam, or None if the rendering has no such place. `end_of_turn` is the token that closes an answer.
+    """Return the seam, or None if it cannot be found. `end_of_turn` is the token that closes an answer.
 
     An answer that was cut off has no such token; then the rendering's token is the first of the new ids.
     """
@@ -41,7 +41,7 @@ def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) 
     return Seam(max(0, equal - SHARED_TOKENS), end + 1 if closed else end)
 
 
-def say_the_same(stored: str, rendered: str, stops: Sequence[str] = (), end: str = "") -> bool:
+def have_same_text(stored: str, rendered: str, stops: Sequence[str] = (), end: str = "") -> bool:
     """Whether two texts are equal except for white space, and for stop strings at the end of answers.
 
     Stop strings were sampled, but are not part of the answer's text. `end` is the text of the token that closes an

@@ -8,9 +8,9 @@ from typing import Any, TypedDict, Unpack
 
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import CallOptions, JsonClient
-from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint, not_given_up
+from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint, without_aborts
 from agent_runtime.models.vllm.completions import complete_text, prompt_body
-from agent_runtime.models.vllm.taken_fields import check_fields
+from agent_runtime.models.vllm.supported_fields import check_fields
 from agent_runtime.models.vllm.token_routes import Progress, TokenRoutes
 from agent_runtime.models.vllm.token_turn import ChatForm, Form, PromptForm, TokenTurn
 
@@ -72,7 +72,7 @@ class VllmServer:
             options = replace(self._options(asked, engine), seconds=seconds)
             return await complete_text(self._client, body, options, asked.on_text)
 
-        return self._exact(await not_given_up(ask, request, self._seconds, _tries(engine)))
+        return self._exact(await without_aborts(ask, request, self._seconds, _tries(engine)))
 
     async def _by_tokens(self, form: Form, request: ModelRequest, engine: EngineOptions) -> ModelReply:
         options = self._options(request, engine)
@@ -97,8 +97,8 @@ class VllmServer:
         if self.token_capture == "Chat" and (reply.completion_token_ids is None or reply.logprobs is None):
             raise ModelError(
                 "NoLogprobs",
-                f"{self._client.base_url} gave token ids and logprobs when it was checked, and now an answer without "
-                "them; was it replaced by another server?",
+                f"{self._client.base_url} returned token ids and logprobs at the check, but now an answer without "
+                "them; it may have been replaced by another server",
             )
         return reply
 

@@ -12,8 +12,8 @@ from agent_runtime.models.base import GIVEN_UP, ContextExceeded, ModelError, Mod
 from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.providers.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import final_refusal
-from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
-from agent_runtime.models.vllm.weight_versions import extended, said_spans
+from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, have_same_text
+from agent_runtime.models.vllm.weight_versions import extended, reported_spans
 from rollout_api.records import Message, PolicySpan
 
 RENDER = "/v1/chat/completions/render"
@@ -22,10 +22,10 @@ RENDER_PROMPT = "/v1/completions/render"
 DERENDER_PROMPT = "/v1/completions/derender"
 GENERATE = "/inference/v1/generate"
 UNFINISHED = GIVEN_UP | {""}
-"""Finish reasons of an answer that has not ended, or that the server gave up."""
+"""Finish reasons of an answer that has not ended, or that the server aborted."""
 SEEDING_TOKENS = 8
-"""Number of the prompt's last tokens that are decoded with what follows: otherwise some tokenizers drop a text's first
-space. Newer vLLM reads 5, older versions none.
+"""Number of the prompt's last tokens that are decoded together with an answer; otherwise some tokenizers drop the first
+space. Newer vLLM uses 5, older versions none.
 """
 PROBE: Message = {"role": "user", "content": "Say ok."}
 PROBE_TOKENS = 8
@@ -44,16 +44,16 @@ class Progress:
     logprobs: list[float] = field(default_factory=list)
     """One for each sampled id."""
     policy_spans: list[PolicySpan] = field(default_factory=list)
-    """Policy version of each id, as far as the server has reported it: it does so at the end of its output."""
+    """Policy version of each id, if known: the server reports versions at the end of its output."""
     finish_reason: str | None = None
     """Why sampling has ended; such an answer is never continued."""
     has_grammar: bool = False
-    """Its tokens follow a grammar. A grammar only sees its own request's output, so another request cannot continue
-    these tokens: it would start the grammar again.
+    """Whether the tokens follow a grammar. Another request would restart the grammar, so it cannot continue these
+    tokens.
     """
 
     @property
-    def can_go_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether another request can continue from its tokens, or sampling has already ended."""
         return not self.has_grammar or self.finish_reason is not None
 
@@ -112,8 +112,8 @@ class TokenRoutes:
     ) -> list[int]:
         """Return the stored ids and what the rendering adds to them, or only the rendering if their texts differ.
 
-        `stops` are stop strings: an answer that one of them ended has it only in its ids. A rendering alone is a fork
-        of the token sequence, and recorded as such, because it does not begin with the stored ids.
+        `stops` are stop strings, which an answer has only in its ids. If only the rendering is returned, a new token
+        branch is recorded, because it does not begin with the stored ids.
         """
         facts = await self.facts(options)
         seam = None if facts.end_of_turn is None else find_seam(stored, rendered, facts.end_of_turn)
@@ -122,7 +122,7 @@ class TokenRoutes:
         if seam.end > seam.start:
             ours = await self.text(stored[seam.start :], options)
             theirs = await self.text(rendered[seam.start : seam.end], options)
-            if not say_the_same(ours, theirs, stops, facts.end_text):
+            if not have_same_text(ours, theirs, stops, facts.end_text):
                 return list(rendered)
         return [*stored, *rendered[seam.end :]]
 
@@ -168,7 +168,7 @@ class TokenRoutes:
                     progress.finish_reason = ending.finish_reason
         if progress.finish_reason is None:
             raise StreamBroken(
-                f"{self._client.base_url} gave up on an answer (finish reason {ending.finish_reason or None})"
+                f"{self._client.base_url} aborted an answer (finish reason {ending.finish_reason or None})"
             )
         return ending
 
@@ -262,7 +262,7 @@ class TokenRoutes:
         if longest is None:
             return asked if isinstance(asked, int) else None
         if len(prompt) >= longest:
-            raise ContextExceeded(f"the prompt has {len(prompt)} tokens, and the model's context holds {longest}")
+            raise ContextExceeded(f"the prompt has {len(prompt)} tokens, but the model's context is {longest} tokens")
         return min(asked, longest - len(prompt)) if isinstance(asked, int) else longest - len(prompt)
 
     async def _max_model_len(self, options: CallOptions) -> int | None:
@@ -278,7 +278,7 @@ class TokenRoutes:
         try:
             return await self._send(path, asked, options)
         except ContextExceeded:
-            # The prompt may fit without the answer's limit; the rest of the context is the limit then.
+            # Retry without the answer's limit: the prompt may fit, and the context limits the answer.
             if asked.get("max_tokens") is None:
                 raise
             return await self._send(path, {**asked, "max_tokens": None}, options)
@@ -321,14 +321,14 @@ class TokenRoutes:
             raise ModelError(
                 "NoLogprobs",
                 f"{self._client.base_url}{GENERATE} gave {len(ids)} token ids with {len(logprobs)} logprobs; a token "
-                "without its logprob cannot be trained on. Is logprobs switched off in this server?",
+                "without logprob cannot be used for training. Check that logprobs are enabled in this server.",
             )
         return ids, logprobs, Ending(choice.get("finish_reason") or "", cached, choice.get("weight_versions"))
 
     def _spans(self, progress: Progress, before: int, said: Any) -> list[PolicySpan]:
         """Return the spans of all tokens so far. In this stream the server has sent all except the first `before`."""
         try:
-            spans = said_spans(said, len(progress.ids) - before)
+            spans = reported_spans(said, len(progress.ids) - before)
         except ValueError as error:
             raise ModelError("BadResponse", f"{self._client.base_url}{GENERATE}: weight_versions: {error}") from None
         return extended(progress.policy_spans, before, spans)

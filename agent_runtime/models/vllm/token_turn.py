@@ -122,8 +122,8 @@ class TokenTurn:
                 if not own:
                     raise
                 failures = 1 if len(progress.ids) > before else failures + 1
-                if not progress.can_go_on:
-                    if not await self._start_over(progress):
+                if not progress.can_continue:
+                    if not await self._restart(progress):
                         raise
                     health.lost_seconds += time.monotonic() - began
                 health.note(str(error))
@@ -131,7 +131,7 @@ class TokenTurn:
                 await asyncio.sleep(delay)
                 health.lost_seconds += delay
 
-    async def _start_over(self, progress: Progress) -> bool:
+    async def _restart(self, progress: Progress) -> bool:
         """Drop the received part of the answer; False if a client has already read some of it."""
         if self._partial is not None:
             await self._partial.stop()
@@ -157,7 +157,7 @@ class TokenTurn:
         )
 
     async def _read(self, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions) -> ModelReply:
-        if not ids:  # vLLM refuses to derender nothing
+        if not ids:  # vLLM refuses to derender an empty list
             return ModelReply({"role": "assistant", "content": ""}, finish, self._rendered.get("model") or "")
         return await self._form.read(self._routes, prompt, ids, finish, options)
 

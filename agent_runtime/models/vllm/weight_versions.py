@@ -13,7 +13,7 @@ UNLABELLED = "default"
 """The version that vLLM reports for weights without a version."""
 
 
-def said_spans(said: Any, tokens: int) -> list[PolicySpan]:
+def reported_spans(said: Any, tokens: int) -> list[PolicySpan]:
     """Return the spans of an output with this many tokens; none if the server does not report them, or its weights have
     no version.
 
@@ -35,7 +35,7 @@ def said_spans(said: Any, tokens: int) -> list[PolicySpan]:
 
 
 def extended(spans: Sequence[PolicySpan], tokens: int, more: Sequence[PolicySpan] = ()) -> list[PolicySpan]:
-    """Extend the spans of the first `tokens` tokens by further ones. Tokens without a span have no version."""
+    """Extend the spans of the first `tokens` tokens by `more` spans. Tokens without a span have no version."""
     missing = tokens - sum(span.tokens for span in spans)
     if not spans and not more:
         return []

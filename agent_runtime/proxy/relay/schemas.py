@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_runtime.models.base import (
     GIVEN_UP,
-    AnswerGivenUp,
+    AnswerAborted,
     ContentFiltered,
     ContextExceeded,
     ModelConfigError,
@@ -221,7 +221,7 @@ def reply_of(message: Mapping[str, Any]) -> ModelReply:
     except ValidationError as error:
         raise FormError(f"completion_response: {_first(error)}") from None
     if told.finish_reason in GIVEN_UP:
-        raise AnswerGivenUp("the worker's server", told.finish_reason)
+        raise AnswerAborted("the worker's server", told.finish_reason)
     answer = told.assistant()
     if answer.get("role") != "assistant":
         raise FormError(f"completion_response: message: expected an assistant message, got {answer!r:.200}")

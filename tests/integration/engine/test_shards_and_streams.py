@@ -183,13 +183,13 @@ async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_on
     for step in range(2):
         numbers = [await record.submit(Task.model_validate(a_task(0)), label=f"step-{step}") for _ in range(3)]
         assert numbers == [3 * step, 3 * step + 1, 3 * step + 2]
-        while sum([len(await record.fed_groups(shard)) for shard in range(2)]) < 3 * step + 3:
+        while sum([len(await record.published_groups(shard)) for shard in range(2)]) < 3 * step + 3:
             assert not any(shard.done() for shard in shards)
             await asyncio.sleep(0.02)
     assert await record.close() == 6
     assert [(await shard).completed for shard in shards] == [True, True]
     assert indexes(tmp_path) == list(range(12))
-    assert (await record.fed_groups(0), await record.fed_groups(1)) == ({0, 2, 4}, {1, 3, 5})
+    assert (await record.published_groups(0), await record.published_groups(1)) == ({0, 2, 4}, {1, 3, 5})
     with pytest.raises(StreamClosed, match="6 groups"):
         await StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})).submit(Task.model_validate(a_task(9)))
 
@@ -209,7 +209,7 @@ async def test_open_job_continues_after_an_error_with_invalid_utf_8(tmp_path: Pa
     await record.submit(Task.model_validate(a_task(0)))
     await record.close()
     assert (await shard).completed
-    fed = await record.fed(0, 0)
+    fed = await record.published_group(0, 0)
     assert fed is not None
     assert [(result.stop_reason, result.message) for result in fed.results] == [
         (StopReason.AGENT_ERROR, "ValueError: cannot read caf?")
@@ -272,8 +272,8 @@ async def test_groups_that_finish_at_once_are_all_in_the_feed(tmp_path: Path) ->
     await feed.open()
     await thawed.open()
     groups = list(range(6))
-    await asyncio.gather(*(giver.give_out(group, [a_result(group)]) for group in groups for giver in (feed, thawed)))
-    fed = [await record.fed(0, sequence) for sequence in range(7)]
+    await asyncio.gather(*(giver.publish(group, [a_result(group)]) for group in groups for giver in (feed, thawed)))
+    fed = [await record.published_group(0, sequence) for sequence in range(7)]
     assert sorted(entry.group for entry in fed if entry is not None) == groups
     assert fed[6] is None
 
@@ -293,7 +293,7 @@ async def test_concurrent_tasks_of_a_session_come_back_as_their_own_groups(tmp_p
         groups = {group.sequence: (group.task.name, group.label) async for group in session}
     assert groups == {number: (f"task-{row}", f"row {row}") for row, number in enumerate(numbers)}
     record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
-    assert await record.fed_groups(0) == set(range(8))
+    assert await record.published_groups(0) == set(range(8))
 
 
 async def test_submit_of_a_session_uses_no_place_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,7 @@ async def test_run_stopped_before_its_last_group_is_given_out_is_resumable(tmp_p
     resumed.go_on.set()
     assert (await run_shard(job, Shard(), Commands(), plugins=[resumed])).completed
     assert resumed.told == [0]
-    fed = await record.fed(0, 0)
+    fed = await record.published_group(0, 0)
     assert fed is not None, "whoever follows the stream would wait for this group for ever"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kubernetes.aio import client, config
 
 from agent_runtime.kube.api import KubeApi
-from agent_runtime.runner.report import standing_report
+from agent_runtime.runner.report import previous_report
 from rollout_api.rollout_job import RunnerReport
 from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, RUNNER_ACCOUNT, Replica
 from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, until
@@ -137,7 +137,7 @@ def _runner_reports_and_may_do_nothing_else(plane: ControlPlane) -> None:
         await config.load_kube_config(str(plane.kubeconfig(RUNNER_ACCOUNT)), client_configuration=configuration)
         api = KubeApi(configuration, NAMESPACE)
         await api.apply_report(shard, RunnerReport(index=0, sealed=1).wire())
-        assert standing_report(await api.get_shard(shard)) == RunnerReport(index=0, sealed=1)
+        assert previous_report(await api.get_shard(shard)) == RunnerReport(index=0, sealed=1)
         await api.close()
 
     asyncio.run(report())

@@ -209,7 +209,7 @@ async def test_probe_says_how_to_correct_credentials_and_bucket(s3: S3, uri: str
 async def test_storage_without_create_only_writes_is_refused_before_recording() -> None:
     async with careless_s3() as careless:
         store = Store.open(careless.uri("x"), careless.environ())
-        with pytest.raises(StorageError, match=r"If-None-Match.*use storage that keeps the condition"):
+        with pytest.raises(StorageError, match=r"If-None-Match.*use storage that supports the condition"):
             await store.probe()
 
 

@@ -133,7 +133,7 @@ def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_given_up(
         stream = await JobStream.open(record.store.uri, {})
         for number in range(2):
             await stream.submit({"name": f"task-{number}", "prompt": "Do it."})
-        await StreamRecord(record.store).give_out(0, 0, [completed(task="task-0")])
+        await StreamRecord(record.store).publish(0, 0, [completed(task="task-0")])
         await record.abort("InfraFailures", "20 of 20 ended rollouts were lost")
         return record
 

@@ -55,7 +55,7 @@ def post(url: str, body: Any = None) -> None:
     urllib.request.urlopen(request, timeout=30).close()
 
 
-def tell(pods: Pods, server: str, *, ready: bool = True, **policy: Any) -> None:
+def notify(pods: Pods, server: str, *, ready: bool = True, **policy: Any) -> None:
     entry = {"name": "policy-0", "url": server, "uid": "u", "ready": ready, "state": "Ready"}
     pods.api.set_model_server({"servers": [entry], "policy": policy})
 
@@ -64,16 +64,16 @@ def test_an_update_is_acknowledged_in_the_report_and_stands_in_the_results(
     pods: StartPods, server: str, tmp_path: Path
 ) -> None:
     one = pods("served", a_job())
-    tell(one, server, ready=False)
+    notify(one, server, ready=False)
     runner = one.start()
     wait_for(lambda: "waiting for a server of policy" in runner.log.read_text())
-    tell(one, server)
+    notify(one, server)
     wait_for(lambda: one.api.runners.get(0, {}).get("running"))
     assert one.api.runners[0]["policyUpdate"] == 0
 
-    tell(one, server, gate="Shut", update=1)
+    notify(one, server, gate="Shut", update=1)
     post(f"{server}/pause?mode=keep")
-    tell(one, server, ready=False, gate="Shut", update=1, paused=True)
+    notify(one, server, ready=False, gate="Shut", update=1, paused=True)
     wait_for(lambda: one.api.runners[0]["policyUpdate"] == 1)
     weights = tmp_path / "weights.json"
     weights.write_text(json.dumps({"version": 1}))
@@ -81,7 +81,7 @@ def test_an_update_is_acknowledged_in_the_report_and_stands_in_the_results(
     post(f"{server}/resume")
     metrics = urllib.request.urlopen(f"http://127.0.0.1:{runner.metrics_port}/metrics", timeout=30).read().decode()
     assert "rollout_model_calls_in_flight" in metrics
-    tell(one, server, gate="Open", update=1, current=1)
+    notify(one, server, gate="Open", update=1, current=1)
 
     assert runner.end() == Exit.REPORTED, runner.log.read_text()[-3000:]
     (path,) = one.folder.glob("out/*/results.jsonl")

@@ -165,8 +165,8 @@ async def test_command_that_the_machine_cannot_start_gives_no_verdict(
     with pytest.raises(SandboxFailure, match="Resource temporarily unavailable") as failure:
         await verdict(workspace, commands)
     assert failure.value.evidence is Evidence.UNEXPLAINED, "done again alone; the second time alone is a failed verdict"
-    with pytest.raises(SandboxFailure, match="cannot be given to the verifier's user"):
-        await grade(task(**commands), SEPARATE, workspace, key_turn=8, apart=1000)
+    with pytest.raises(SandboxFailure, match="cannot be made the property of the verifier's user"):
+        await grade(task(**commands), SEPARATE, workspace, key_turn=8, separate_uid=1000)
     assert (await verdict(workspace, commands, SHARED)).reward == 0, "a policy could mask itself"
 
 
@@ -182,7 +182,7 @@ async def test_command_that_the_machine_cannot_start_gives_no_verdict(
     ],
 )
 async def test_user_is_kept_apart_only_without_sudo_and_in_overlay(
-    workspace: Any, monkeypatch: pytest.MonkeyPatch, mode: str, sudo: str, apart: int
+    workspace: Any, monkeypatch: pytest.MonkeyPatch, mode: str, sudo: str, separate_uid: int
 ) -> None:
     """In Plain, root would take over folders of the machine."""
     run = workspace.run
@@ -193,7 +193,7 @@ async def test_user_is_kept_apart_only_without_sudo_and_in_overlay(
 
     monkeypatch.setattr(workspace, "run", run_with_sudo)
     monkeypatch.setattr(workspace, "description", {"mode": mode})
-    assert await require_startable(task(commands=["true"], user="root"), workspace, key_turn=1) == apart
+    assert await require_startable(task(commands=["true"], user="root"), workspace, key_turn=1) == separate_uid
 
 
 async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> None:

@@ -52,7 +52,7 @@ def test_what_still_keeps_it_waiting_counts_as_little_as_what_did(spans: list[tu
     for number, (begin, _) in enumerate(spans):
         over.exclude(begin, 60)
         time.now = begin
-        under_way.wait(number)
+        under_way.begin_wait(number)
     time.now = 60
     assert over.used() == under_way.used()
     for number in range(len(spans)):

@@ -112,7 +112,7 @@ async def test_a_request_that_the_program_may_have_worded_so_excuses_nothing(rea
     bench = Bench()
     await bench.fails(ModelError(reason, "no such field"))
     assert bench.model.trouble() is None
-    with pytest.raises(RequestRefused, match="no bare prompt"):
+    with pytest.raises(RequestRefused, match="not a bare prompt"):
         await bench.model.complete_prompt("x", REQUEST)
     assert bench.model.trouble() is None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.recording.gc import list_runs, plan
-from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken, read_abort, standing_run
+from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken, existing_run, read_abort
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.records import Result, Seal
@@ -40,7 +40,7 @@ async def test_copy_and_renamed_run_are_not_resumed(
 ) -> None:
     run, copy = await JobRecord.open(folder, make_job(), tasks), tmp_path / "out" / "fix-ffffffff"
     shutil.copytree(tmp_path / "out" / run.folder, copy)
-    standing = await standing_run(folder, make_job())
+    standing = await existing_run(folder, make_job())
     assert standing is not None
     assert standing.uri == run.store.uri
     shutil.rmtree(tmp_path / "out" / run.folder)

@@ -53,5 +53,5 @@ def test_missing_record_is_reported_when_a_later_one_repeats_it() -> None:
     message: Message = {"role": "user", "content": "hello"}
     repeats = Repeats()
     repeats.encode([rewritten(0, [message])])
-    with pytest.raises(RecordCorrupt, match="turn 1 repeats message 0 of turn 0, which is not there"):
+    with pytest.raises(RecordCorrupt, match="turn 1 repeats message 0 of turn 0, which does not exist"):
         restored("k", decoded([repeats.encode([rewritten(1, [message])])]))

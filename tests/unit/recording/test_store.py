@@ -78,7 +78,7 @@ async def test_a_large_object_is_written_and_read_whole_whatever_its_size(store:
     assert (digest.key, digest.bytes) == ("large", size)
     assert digest.sha256 == hashlib.sha256(data).hexdigest()
     assert b"".join([piece async for piece in store.stream("large")]) == data
-    with pytest.raises(StorageError, match="another object has this key"):
+    with pytest.raises(StorageError, match="a different object already has this key"):
         await store.create_stream("large", another_object(size))
 
 
@@ -127,7 +127,7 @@ async def test_read_only_folder_is_read_and_refused_for_recording(
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write everywhere
     store = Store.open(str(tmp_path), {})
     assert await store.get("key") == b"data"
-    with pytest.raises(StorageError, match="cannot be written; change its rights or the URI"):
+    with pytest.raises(StorageError, match="is not writable; change its permissions or the URI"):
         await store.probe()
 
 

@@ -234,7 +234,7 @@ async def test_closing_the_pool_keeps_workspaces_for_the_next_process() -> None:
         world = World(mode)
         first, second = Provider(world), Provider(world)
         workspace = await first.acquire(spec(), attempt="0-0", fence=FENCE, name="agent")
-        await first._let_go()
+        await first._release()
         again = await second.reattach(workspace.handle, spec=spec(), fence=FENCE)
         await again.release()
         await second.forget_group("g0")

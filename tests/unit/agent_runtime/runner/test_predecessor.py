@@ -41,7 +41,7 @@ class Api:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predecessor, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(predecessor, "POLL_SECONDS", 0.01)
 
 
 async def waited(api: Api, drain: Drain | None = None, *, seconds: float = 10) -> int:

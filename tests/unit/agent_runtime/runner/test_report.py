@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, RolloutSealed, RolloutStarted
 from agent_runtime.engine.scheduling.shard import Shard
-from agent_runtime.runner.report import INTERVALS_CHARACTERS, ShardTally, intervals, report_interval, standing_report
+from agent_runtime.runner.report import INTERVALS_CHARACTERS, ShardTally, intervals, previous_report, report_interval
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
@@ -131,10 +131,10 @@ def test_reports_of_many_runners_are_spread_over_time() -> None:
 
 
 def test_a_runner_finds_the_report_of_the_one_before_it() -> None:
-    found = standing_report({"status": {"index": 2, "sealed": 5}})
+    found = previous_report({"status": {"index": 2, "sealed": 5}})
     assert found is not None
     assert found.sealed == 5
-    assert standing_report({}) is None
+    assert previous_report({}) is None
 
 
 def test_report_says_why_rollouts_are_lost() -> None:

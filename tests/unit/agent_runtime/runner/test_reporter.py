@@ -52,7 +52,7 @@ async def test_a_policy_update_does_not_wait_for_the_next_report_of_a_large_job(
     runner = Runner()
     await runner.api.until_taken(1)
     runner.update = 1
-    runner.reporter.hurry()
+    runner.reporter.report_now()
     await runner.api.until_taken(2)
     assert runner.api.taken == [0, 1]
     await runner.reporter.finish()
@@ -62,7 +62,7 @@ async def test_an_acknowledgement_that_was_refused_is_delivered_soon_again() -> 
     runner = Runner()
     await runner.api.until_taken(1)
     runner.update, runner.api.refusals = 1, 2
-    runner.reporter.hurry()
+    runner.reporter.report_now()
     await runner.api.until_taken(2)
     assert runner.api.taken == [0, 1]
     await runner.reporter.finish()

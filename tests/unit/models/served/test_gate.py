@@ -15,7 +15,7 @@ from tests.support.full import examples
 
 ME = "job-uid/0"
 STEP = 0.1
-LOOK_SECONDS = 3.0
+CHECK_SECONDS = 3.0
 MIXED_SECONDS = 10.0
 """How long the operator waits for an acknowledgement (contract of the policy update)."""
 
@@ -88,7 +88,7 @@ class World:
         if self.partitions and random.random() < 0.003:
             self.cut_off_until = now + random.uniform(0, 40)
         if now >= self.cut_off_until:
-            if now - self.looked >= LOOK_SECONDS:
+            if now - self.looked >= CHECK_SECONDS:
                 self.looked = now
                 self.gate.see(self.policy, now)
             self.acknowledged = self.gate.acknowledged or 0

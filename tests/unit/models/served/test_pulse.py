@@ -3,7 +3,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.pool.stall_detector import STALL_SECONDS, Pulse
+from agent_runtime.models.pool.stall_detector import STALL_SECONDS, StallDetector
 from tests.support.full import examples
 
 STEP = 0.2
@@ -13,7 +13,7 @@ class Watched:
     """A server that is looked at five times a second."""
 
     def __init__(self) -> None:
-        self.pulse, self.now = Pulse(), 0.0
+        self.pulse, self.now = StallDetector(), 0.0
 
     def stalls_within(
         self,
@@ -55,7 +55,7 @@ def test_idle_server_is_not_hung() -> None:
 
 
 def test_a_runner_that_stood_still_does_not_blame_the_server() -> None:
-    pulse = Pulse()
+    pulse = StallDetector()
     assert not pulse.is_stalled(0, in_flight=1, can_be_judged=True)
     assert not pulse.is_stalled(10 * STALL_SECONDS, in_flight=1, can_be_judged=True)
 

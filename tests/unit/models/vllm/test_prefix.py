@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
+from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, have_same_text
 
 END, START, NEWLINE = 1000, 1001, 1002
 SPECIAL = {END: "<end>", START: "<start>", NEWLINE: "\n"}
@@ -58,7 +58,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 def joined(stored: list[int], rendered: list[int]) -> list[int] | None:
     seam = find_seam(stored, rendered, END)
-    if seam is None or not say_the_same(decode(stored[seam.start :]), decode(rendered[seam.start : seam.end])):
+    if seam is None or not have_same_text(decode(stored[seam.start :]), decode(rendered[seam.start : seam.end])):
         return None
     return [*stored, *rendered[seam.end :]]
 
@@ -82,7 +82,7 @@ def test_a_prompt_never_says_anything_but_what_the_rendering_says(
     at = data.draw(st.integers(0, len(stored) - 1))
     stored[at] = data.draw(st.sampled_from(sorted(TEXTS)))
     prompt = joined(stored, rendered)
-    assert prompt is None or say_the_same(decode(prompt), decode(rendered))
+    assert prompt is None or have_same_text(decode(prompt), decode(rendered))
 
 
 @given(st.lists(st.sampled_from(sorted(TEXTS)), min_size=1), st.lists(st.sampled_from(sorted(TEXTS))))
@@ -95,8 +95,8 @@ def test_any_two_sequences_are_compared_without_trouble(stored: list[int], rende
 
 def test_white_space_normalised_by_tool_parsers_is_equal() -> None:
     sampled = 'Let me see.\n<tool_call>\n{"name":"ls","arguments":{}}\n</tool_call>'
-    assert say_the_same(sampled, 'Let me see.\n\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>')
-    assert not say_the_same(sampled, sampled.replace("ls", "rm"))
+    assert have_same_text(sampled, 'Let me see.\n\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>')
+    assert not have_same_text(sampled, sampled.replace("ls", "rm"))
 
 
 def test_the_token_that_closes_an_answer_is_the_first_that_all_answers_end_with() -> None:
@@ -115,12 +115,12 @@ def test_stop_strings_that_ended_answers_stay_in_the_context_and_fork_nothing(
             stopped = False  # it would have ended before
         stored += f"<start>{asked}<end>\n<start>{answer}{stop if stopped else ''}<end>\n"
         rendered += f"<start>{asked}<end>\n<start>{answer}<end>\n"
-    assert say_the_same(stored, rendered, [stop], "<end>")
+    assert have_same_text(stored, rendered, [stop], "<end>")
     open_ended = stored.removesuffix("<end>\n"), rendered.removesuffix("<end>\n")
-    assert say_the_same(*open_ended, [stop], "<end>"), "the last answer is closed by what follows"
+    assert have_same_text(*open_ended, [stop], "<end>"), "the last answer is closed by what follows"
 
 
 def test_stop_string_in_the_middle_of_an_answer_stays_text() -> None:
-    assert not say_the_same("one stop two<end>", "one two<end>", ["stop"], "<end>")
-    assert not say_the_same("one stop", "one", [], "<end>")
-    assert not say_the_same("one stop", "one", ["stop"], ""), "nobody knows where answers end"
+    assert not have_same_text("one stop two<end>", "one two<end>", ["stop"], "<end>")
+    assert not have_same_text("one stop", "one", [], "<end>")
+    assert not have_same_text("one stop", "one", ["stop"], ""), "nobody knows where answers end"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.vllm.weight_versions import UNLABELLED, extended, said_spans
+from agent_runtime.models.vllm.weight_versions import UNLABELLED, extended, reported_spans
 from rollout_api.records import PolicySpan
 
 parts = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["7", "8", UNLABELLED])), max_size=5)
@@ -30,14 +30,14 @@ def test_every_token_has_the_servers_version(told: list[tuple[int, str]]) -> Non
     expected = [version for tokens, version in told for _ in range(tokens)]
     if set(expected) <= {UNLABELLED}:
         expected = []
-    assert versions(said_spans(said(told), sum(tokens for tokens, _ in told))) == expected
+    assert versions(reported_spans(said(told), sum(tokens for tokens, _ in told))) == expected
 
 
 @given(parts, parts, st.integers(0, 9))
 def test_tokens_of_a_broken_stream_without_a_version_have_none(
     first: list[tuple[int, str]], second: list[tuple[int, str]], lost: int
 ) -> None:
-    known, more = (said_spans(said(told), sum(tokens for tokens, _ in told)) for told in (first, second))
+    known, more = (reported_spans(said(told), sum(tokens for tokens, _ in told)) for told in (first, second))
     before = sum(span.tokens for span in known) + lost
     whole = versions(extended(known, before, more))
     if known or more:
@@ -60,4 +60,4 @@ def test_tokens_of_a_broken_stream_without_a_version_have_none(
 )
 def test_ranges_that_are_not_those_of_the_answer_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected ranges"):
-        said_spans(wrong, 4)
+        reported_spans(wrong, 4)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.models.base import RequestRefused
-from agent_runtime.models.vllm.taken_fields import check_fields
+from agent_runtime.models.vllm.supported_fields import check_fields
 from agent_runtime.proxy.protocols import openai_chat, openai_completions
 
 

@@ -50,7 +50,7 @@ _CHAT = _PROMPT | {
     "reasoning_effort",
     "tool_choice",
 }
-_AS_IT_IS_ANYWAY: Mapping[str, tuple[Any, ...]] = {
+_ONLY_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "logprobs": (True, 0),
@@ -62,16 +62,15 @@ _AS_IT_IS_ANYWAY: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
-"""Fields that are accepted only with these values: they are vLLM's own behaviour."""
+"""Fields that are accepted only with these values, which are vLLM's fixed behaviour."""
 
 
 def check_fields(extra: Mapping[str, Any], *, prompt: bool) -> None:
     """Raise RequestRefused for a field that would have no effect. `prompt`: the request is not a chat."""
     for name, value in extra.items():
-        if value is None or name in (_PROMPT if prompt else _CHAT) or value in _AS_IT_IS_ANYWAY.get(name, ()):
+        if value is None or name in (_PROMPT if prompt else _CHAT) or value in _ONLY_DEFAULTS.get(name, ()):
             continue
         form = "a bare prompt" if prompt else "chat"
         raise RequestRefused(
-            "BadRequest",
-            f"{name}: {value!r:.100} has no effect in vLLM where token ids are recorded, for {form}; leave it out",
+            "BadRequest", f"{name}: {value!r:.100} has no effect on vLLM's token routes for {form}; remove it"
         )
