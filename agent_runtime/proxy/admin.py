@@ -1,7 +1,7 @@
 """Registration, reading, completion and deletion of sessions over HTTP (routes in docs/session-proxy.md).
 
-Records list the turns that count: those with an answer, except answers that reached no client. Their formats are those
-of verl-recipe PR #83, and for traces those of rLLM (rllm-model-gateway, TraceRecord).
+Records list the turns whose answer was delivered to a client. Their format is that of verl-recipe PR #83, and for
+traces that of rLLM (rllm-model-gateway, TraceRecord).
 """
 
 import time
@@ -80,7 +80,7 @@ def _trace(settings: SessionSettings, history: History, turn: Turn) -> dict[str,
         "completion_token_ids": reply.completion_token_ids or [],
         "logprobs": reply.logprobs,
         "finish_reason": reply.finish_reason,
-        # rLLM has one version for each call; after an update in between, the oldest one is safe.
+        # rLLM has one version per call. If a policy update happened during a call, give the oldest one.
         "weight_version": int(versions[0]) if versions and versions[0] and versions[0].isdecimal() else None,
         "latency_ms": response.seconds * 1000,
         "token_counts": {"prompt": reply.usage.prompt_tokens, "completion": reply.usage.completion_tokens},
@@ -139,7 +139,7 @@ class Admin:
 
     def _check(self, request: Incoming) -> None:
         if not self._is_admin(request):
-            raise Refused(ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key as bearer token")
+            raise Refused(ErrorKind.UNAUTHORIZED, "send the proxy's admin key as bearer token")
 
     def _is_admin(self, request: Incoming) -> bool:
         if self._digest is None:
@@ -173,7 +173,7 @@ class Admin:
         if not self._is_admin(request):
             if settings is None or (key := request_key(request.headers)) is None:
                 raise Refused(
-                    ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key, or the session's own, as bearer token"
+                    ErrorKind.UNAUTHORIZED, "send the proxy's admin key, or the session's key, as bearer token"
                 )
             check_key(settings, key)
         if settings is None:
@@ -184,7 +184,7 @@ class Admin:
         return json_reply(200, session_view(settings, records, completed=await store.is_completed(settings)))
 
     async def _finish(self, request: Incoming, name: str, *, delete: bool) -> Reply:
-        """Complete or delete a session at its owner. A completed session has no owner any more."""
+        """Complete or delete a session at its owner. Completed sessions have no owner."""
         if (settings := await self._sessions.store.settings(name)) is None:
             raise _no_such(name)
         failure = None

@@ -1,4 +1,4 @@
-"""The proxy on a socket: aiohttp's requests in, the handler's replies out, and the route to which workers connect."""
+"""The proxy as an aiohttp application: passes requests to the handler, and has the route to which workers connect."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ def workers_route(hub: Hub, admin_key: str | None) -> Callable[[web.Request], Aw
             return web.json_response(
                 {"error": {"message": "a worker needs the proxy's admin key as bearer token"}}, status=401
             )
-        # Answers do not compress well enough to be worth the time of both ends.
+        # No compression: it takes more time than it saves.
         socket = web.WebSocketResponse(
             heartbeat=hub.heartbeat_seconds, max_msg_size=schemas.FRAME_BYTES, compress=False, autoping=True
         )
@@ -61,7 +61,7 @@ def make_app(handler: Handler, hub: Hub | None = None, admin_key: str | None = "
 
         app.router.add_get(schemas.PATH, workers_route(hub, admin_key))
         app.on_shutdown.append(close_hub)
-    app.router.add_route("*", "/{path:.*}", _carrier(handler))
+    app.router.add_route("*", "/{path:.*}", _request_handler(handler))
     return app
 
 
@@ -101,7 +101,7 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _carrier(handler: Handler) -> Handle:
+def _request_handler(handler: Handler) -> Handle:
     async def carry(request: web.Request) -> web.StreamResponse:
         reply = await handler.handle(_incoming(request))
         delivered = False
@@ -109,8 +109,8 @@ def _carrier(handler: Handler) -> Handle:
             response = await _send(request, reply)
             delivered = True
         except (aiohttp.ClientError, ConnectionError, TimeoutError, PeerLost):
-            # The client, or the replica that reads this stream, has disconnected. An interrupted reply must not look
-            # complete.
+            # The client or the forwarding replica has disconnected. Abort the connection, so that an interrupted reply
+            # does not look complete.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()

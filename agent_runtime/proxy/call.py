@@ -1,8 +1,7 @@
-"""A running model call, and which requests are its retries (docs/session-proxy.md).
-
-Several clients may wait for a call if one request is another's retry. The call is cancelled when the last of them has
-disconnected. Equal concurrent requests are separate samples, so an equal body alone never makes a retry. A retry does
-not join an original whose connection is still open, except by its key.
+"""A running model call, and detection of its retries (docs/session-proxy.md). A retry gets the answer of the original
+call, so several clients may wait for one call. It is cancelled when the last of them has disconnected. Equal concurrent
+requests are separate samples, so an equal body is not sufficient for a retry. While the original's connection is open,
+a request only counts as its retry if it has the same idempotency key.
 """
 
 import asyncio
@@ -22,10 +21,10 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 _LONGEST_KEY: Final = 255  # the same limit as in Stripe's API, which introduced this header
 MOST_KEPT: Final = 64
-"""Answers kept for retries. SDKs retry twice, and an agent has a handful of calls in progress."""
+"""Number of answers that are kept for retries. SDKs retry twice, and agents have few concurrent calls."""
 
 STALLED_SECONDS: Final = 10.0
-"""A client that disconnects after such a pause in the tokens of an answer does so because of the server."""
+"""If a client disconnects after such a pause in the tokens of an answer, the server is the cause."""
 
 T = TypeVar("T")
 
@@ -111,7 +110,7 @@ class Call:
     def __init__(self, ticket: Ticket, on_left: Callable[["Call", bool | None], None]) -> None:
         self.ticket = ticket
         self.answered = False
-        """The model's answer has arrived and is, or will be, recorded: too late to cancel."""
+        """Whether the model's answer has arrived and is, or will be, recorded, so that the call cannot be cancelled."""
         self._on_left = on_left
         self._pieces: list[str] = []
         self._tokens = 0
@@ -131,8 +130,8 @@ class Call:
 
     @property
     def abandoned_tokens(self) -> int:
-        """Tokens that arrived until the client left, at least one for each piece of text. 0 if there was no text yet, or
-        if the server had stalled, which is a reason to leave.
+        """Return the number of tokens that arrived until the client disconnected, at least one for each piece of text; 0
+        if there was no text yet, or if the server had stalled.
         """
         stalled = time.monotonic() - self._token_at > STALLED_SECONDS
         return 0 if stalled or not self._pieces else max(self._tokens, len(self._pieces))
@@ -181,8 +180,8 @@ class Call:
             self._work.result()
 
     async def pieces(self) -> AsyncIterator[str]:
-        """Yield the text, in pieces as large as the client's own speed makes them. Arriving text waits here, at most
-        one answer. Ends with the call, even if it failed.
+        """Yield the text. Text that arrives while the client is slow is combined into larger pieces. Ends with the
+        call, even if it failed.
         """
         position = 0
         while True:
@@ -204,7 +203,7 @@ class Call:
 
     @property
     def _work(self) -> asyncio.Future[ModelReply]:
-        assert self._task is not None  # the caller has called `run` or `replay` before
+        assert self._task is not None  # `run` or `replay` is called first
         return self._task
 
     async def _change(self) -> None:
@@ -219,5 +218,5 @@ class Call:
 
     def _done(self, task: asyncio.Future[ModelReply]) -> None:
         if not task.cancelled():
-            task.exception()  # a disconnected client does not read the answer
+            task.exception()  # retrieve it, because a disconnected client does not
         self._wake()

@@ -7,9 +7,9 @@ A call goes through a translation in this order::
         encoder.start(), encoder.text(piece)..., encoder.end(answer), encoder.error(kind, message)
     protocol.answer(request, answer)                      # otherwise
 
-**The client's copy of an answer** comes back in its next request, and not every API carries all of it. The messages
-that `parse` gives are the client's; `conversation.py` finds the answers among them, and sends the originals to the
-model instead: otherwise the conversation would not extend the tokens that the inference server saw.
+**A client's next request has its copy of the answer**, which may be incomplete, depending on the API. `parse` returns
+the client's messages. `conversation.py` finds copies of answers in them and replaces them by the originals, so that the
+conversation extends the tokens that the inference server saw.
 
 **Completions have no chat template.** Their one message has the role `prompt`: `{"role": "prompt", "content": text}` or
 `{"role": "prompt", "token_ids": [...]}`. No template has this role, so such a call never counts as the start of a
@@ -76,12 +76,12 @@ class ErrorKind(Enum):
     def headers(self) -> Mapping[str, str]:
         """Return the headers of the error. The openai and anthropic packages retry a 409 by default."""
         if self in (ErrorKind.RATE_LIMITED, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
-            return {"Retry-After": "1"}  # the model has already made its own retries when it fails
+            return {"Retry-After": "1"}  # the model has already retried
         return {"x-should-retry": "false"} if self.status in (403, 409) else {}
 
 
 class Refused(Exception):
-    """The call ends here, before or after it was sent to the model. `param` names a field of the request."""
+    """An error of a call, before or after it was sent to the model. `param` names a field of the request."""
 
     def __init__(self, kind: ErrorKind, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ class Refused(Exception):
 
 
 class BadRequest(Refused):
-    """The client's request cannot be served as it is."""
+    """The client's request is invalid or not supported."""
 
     def __init__(self, message: str, param: str | None = None, kind: ErrorKind = ErrorKind.BAD_REQUEST) -> None:
         super().__init__(kind, message, param)
@@ -180,7 +180,7 @@ def decoded(body: bytes) -> JsonObject:
         raise BadRequest(f"the body is a JSON {type(payload).__name__}, expected an object")
     if too_deep(payload):
         raise BadRequest(
-            f"the body is nested more than {DEEPEST} levels deep, which no record could hold; make it flatter"
+            f"the body is nested more than {DEEPEST} levels deep and cannot be recorded; reduce the nesting"
         )
     return payload
 
@@ -193,8 +193,8 @@ def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
 class StreamedText:
     """Pieces that were sent before the whole answer was known, and the rest of it.
 
-    The server parses the complete answer, and may then trim the text before a tool call. Sent text cannot be revoked,
-    so it is kept.
+    The server parses the complete answer, and may then trim the text before a tool call. Text that was already sent
+    stays.
     """
 
     def __init__(self) -> None:

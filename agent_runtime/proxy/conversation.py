@@ -1,9 +1,8 @@
-"""The conversations of one session as a tree, with the model's original answers. Pure.
-
-A client sends the whole conversation each time, with its own copy of every answer. Copies lose information: Anthropic's
-API decodes tool arguments and clients serialise them again, chat completions has no reasoning, some clients strip white
-space. But the tokens that the inference server saw are those of the original answer. So if a request has a copy of an
-answer at the place where that answer was given, the original replaces the copy.
+"""The conversations of one session as a tree, with the model's original answers. Clients send the whole conversation in
+each request, with copies of the answers. Copies lose information: Anthropic's API decodes tool arguments and clients
+serialise them again, chat completions has no reasoning, some clients strip white space. The inference server's tokens
+are those of the original answer. So if a request has a copy of an answer at its place in the conversation, the original
+replaces the copy.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ from agent_runtime.models.base import ModelReply, ToolCall
 from rollout_api.records import Message, Usage
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Fields in which servers put reasoning: the older name, and vLLM's newer one."""
+"""Fields in which servers return reasoning: the older name, and vLLM's newer one."""
 
 
-_NO_USAGE = Usage()  # creating one for each reply would cost more than the rest of the reply
+_NO_USAGE = Usage()  # shared, because creating one takes longer than the rest of a reply
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class MatchedMessages:
     """A request's messages matched with earlier turns."""
 
     messages: list[Message]
@@ -51,8 +50,8 @@ class Conversations:
         self._root = _Node({}, None)
 
     def add(self, messages: Sequence[Message], answer: Message, turn: int) -> None:
-        """Add a turn whose answer the client has. `messages` are those of `Known.messages`; the answer is the server's
-        own, stored in a format that servers accept (`history.answer_message`).
+        """Add a turn whose answer the client has. `messages` are those of `MatchedMessages.messages`; `answer` is the
+        original in a format that servers accept (`history.answer_message`).
         """
         node = self._root
         for message in messages:
@@ -65,11 +64,11 @@ class Conversations:
         kept = answer_message(_reply(answer))
         node.children.append(_Node(kept, node, turn, plain_answer(kept)))
 
-    def find(self, messages: Sequence[Message]) -> Known:
+    def find(self, messages: Sequence[Message]) -> MatchedMessages:
         """Match the messages of a request, as `Translation.parse` returns them, with earlier answers."""
         reached, count, level = self._root, 0, [self._root]
         for message in messages:
-            level = [child for node in level for child in node.children if _is_said_again(message, child)]
+            level = [child for node in level for child in node.children if _repeats_answer(message, child)]
             if not level:
                 break
             reached, count = level[-1], count + 1
@@ -83,10 +82,10 @@ class Conversations:
         for position, node in enumerate(path):
             if node.turn is not None:
                 turn, length = node.turn, position + 1
-        return Known([*(node.message for node in path), *messages[count:]], turn, length)
+        return MatchedMessages([*(node.message for node in path), *messages[count:]], turn, length)
 
 
-def _is_said_again(message: Message, node: _Node) -> bool:
+def _repeats_answer(message: Message, node: _Node) -> bool:
     if message == node.message or message == node.plain:
         return True
     return node.turn is not None and is_copy(message, node.message)

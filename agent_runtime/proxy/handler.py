@@ -58,30 +58,30 @@ class Handler:
                 case SessionPath() if self._admin is not None:
                     reply = await self._admin.answer(request, target)
                 case TurnPath():
-                    reply = await self._told(request, target)
+                    reply = await self._delivery_report(request, target)
                 case PlainPath("health"):
                     reply = json_reply(200, {"status": "ok", **(self._admin.health() if self._admin else {})})
                 case PlainPath("metrics") if (text := self._meter.exposition()) is not None:
                     reply = Reply(200, {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}, text)
                 case _:
-                    raise _nothing_there(request)
-        except Exception as error:  # noqa: BLE001 whatever it is, the client gets a typed reply
+                    raise _no_route_error(request)
+        except Exception as error:  # noqa: BLE001 the client must get an error reply in its API's format
             reply = self._refusal(error, translation)
         self._meter.replied(translation.name if isinstance(target, ApiCall) else "proxy", reply.status)
         return reply
 
-    async def _told(self, request: Incoming, target: TurnPath) -> Reply:
+    async def _delivery_report(self, request: Incoming, target: TurnPath) -> Reply:
         found = self._sessions.of_replica(target.session, request.headers)
         if request.method != "POST" or found is None:
-            raise _nothing_there(request)
-        found.told(target.turn, decoded(await request.read(1024)).get("delivered") is True)
+            raise _no_route_error(request)
+        found.report_delivery(target.turn, decoded(await request.read(1024)).get("delivered") is True)
         return json_reply(200, {})
 
     async def _call(self, request: Incoming, target: ApiCall) -> Reply:
         key = target.key or request_key(request.headers)
         named = None if key is None else session_of(key)
         if named is None and self._admin is not None and self._admin.keyless:
-            # A client without a key, or with a made-up one that its SDK asks for, names its session in the path.
+            # The path names the session. Its client has no key, or only a placeholder that its SDK requires.
             named, key = target.session, None
         if named is None or target.session not in (None, named):
             raise unknown_key()
@@ -95,7 +95,7 @@ class Handler:
             return _models(found, target.api.removeprefix("/models").lstrip("/"))
         translation = self._translations.get(target.api)
         if translation is None or request.method != "POST":
-            raise _nothing_there(request)
+            raise _no_route_error(request)
         body = await request.read(found.settings.limits.body_bytes)
         identity = Identity.of(target.api, request.headers, body)
         asked = translation.parse(decoded(body), found.earlier)
@@ -113,15 +113,15 @@ class Handler:
         def done(delivered: bool) -> None:
             carried(delivered)
             delivered = delivered and call.succeeded
-            # The other replica has the reply now; another request reports whether the client got it.
+            # The other replica has the reply, and reports separately whether the client got it.
             call.leave(None if delivered and forwarded else delivered)
 
         reply.done = done
         return reply
 
     async def _streamed(self, call: Call, asked: ChatRequest, translation: Translation) -> Reply:
-        # A call that fails before its first text gets an HTTP error status, on which clients act, instead of an error
-        # event.
+        # Wait for the first text, so that a call that fails before gets an HTTP error status, which clients handle
+        # better than an error event.
         await call.started()
         self._meter.streaming(+1)
         return Reply(200, EVENT_STREAM_HEADERS, _events(call, asked, translation), lambda _: self._meter.streaming(-1))
@@ -147,7 +147,7 @@ async def _events(call: Call, asked: ChatRequest, translation: Translation) -> A
         head = b""
     try:
         reply = await call.answer()
-    except Exception as error:  # noqa: BLE001 the stream has begun, so that its failure is one of its events
+    except Exception as error:  # noqa: BLE001 the stream has begun, so the failure is sent as an event
         why = refused(error)
         yield head + encoder.error(why.kind, why.message)
     else:
@@ -166,7 +166,7 @@ def _models(session: Session, name: str) -> Reply:
     raise Refused(ErrorKind.MODEL_NOT_FOUND, f"model {name!r} is not served in this session")
 
 
-def _nothing_there(request: Incoming) -> Refused:
+def _no_route_error(request: Incoming) -> Refused:
     paths = ", ".join(f"/v1{translation.path}" for translation in TRANSLATIONS)
-    # The path may have a key in it, so it is not repeated.
-    return Refused(ErrorKind.NOT_FOUND, f"nothing answers {request.method} at this path; the calls are POST {paths}")
+    # The message omits the path, which may contain a key.
+    return Refused(ErrorKind.NOT_FOUND, f"{request.method} is not supported at this path; expected POST {paths}")

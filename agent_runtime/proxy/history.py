@@ -1,4 +1,4 @@
-"""A session's recorded turns, as its next call needs them: conversations, token prefixes, used limits. Pure."""
+"""The state of a session that derives from its recorded turns: conversations, token prefixes, used limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_runtime.models.base import ModelReply, TokenPrefix
 from agent_runtime.models.token_history import recorded_answer
-from agent_runtime.proxy.conversation import Conversations, Known
+from agent_runtime.proxy.conversation import Conversations, MatchedMessages
 from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
 from agent_runtime.recording.repeats import digest_of_message
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
@@ -29,16 +29,15 @@ class Turn:
 class Place:
     """Position of a request among the turns."""
 
-    known: Known
+    known: MatchedMessages
     parent: Turn | None
     keep: int
     same_tools: bool
 
 
 def continues(later: IntentRecord, call: IntentRecord) -> bool:
-    """Whether a later call shows that the caller of an earlier one continued.
-
-    It repeats that request, continues its conversation, or continues what that one continued.
+    """Whether a later call shows that the caller of an earlier one has continued: it repeats that request, continues
+    its conversation, or continues the same earlier turn.
     """
     if later.turn <= call.turn:
         return False
@@ -58,7 +57,7 @@ class History:
         self.next_turn = 0
         self._conversations = Conversations()
         self._held: dict[bytes, dict[str, Any]] = {}
-        """Messages and tool definitions of all intents. Repeated ones are stored once."""
+        """Messages and tool definitions of all intents, each stored once."""
         self._ids: tuple[int, list[int]] = -1, []
         responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
         for intent in (record for record in records if isinstance(record, IntentRecord)):
@@ -103,7 +102,7 @@ class History:
         turn = None if known.turn is None else self.turns[known.turn]
         if turn is None:
             return Place(known, None, 0, same_tools=False)
-        # An answer that had to be changed for the server differs from the one in the conversation.
+        # Some answers are changed to a format that servers accept, and then do not match the recorded tokens.
         unchanged = known.messages[known.length - 1] == turn.response.message
         return Place(known, turn, known.length - (not unchanged), same_tools=list(tools) == turn.tools)
 

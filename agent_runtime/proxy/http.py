@@ -13,7 +13,7 @@ JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 EVENT_STREAM_HEADERS: Mapping[str, str] = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # otherwise nginx buffers events
+    "X-Accel-Buffering": "no",  # disable nginx's buffering of events
 }
 
 
@@ -21,7 +21,7 @@ class BodyTooLarge(Exception):
     """The request's body is too large; the message has the limit."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"the body has more than the {most} bytes that a request may have here")
+        super().__init__(f"the body has more than {most} bytes, the limit for requests")
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Incoming:
     query: str = ""
 
 
-def _nothing(delivered: bool) -> None:
+def _ignore(delivered: bool) -> None:
     pass
 
 
@@ -51,7 +51,7 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes | AsyncIterator[bytes]
-    done: Callable[[bool], None] = field(default=_nothing)
+    done: Callable[[bool], None] = field(default=_ignore)
 
 
 def json_reply(status: int, body: Any, headers: Mapping[str, str] | None = None) -> Reply:
@@ -64,7 +64,7 @@ def json_body(body: Any) -> bytes:
 
 def request_key(headers: Mapping[str, str]) -> str | None:
     """Return the key of a request: a bearer token, the password of Basic authentication (as in a URL), `x-api-key` or
-    `api-key`. Header names are in lower case, or found in any case.
+    `api-key`. Header names must be in lower case, or `headers` case-insensitive.
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -118,7 +118,7 @@ Target = ApiCall | SessionPath | TurnPath | PlainPath
 
 
 def whole_number(text: str) -> int | None:
-    """Parse a client's number of at most 9 digits. Python refuses to convert more than 4,300."""
+    """Parse a client's number of at most 9 digits, because Python raises an error for very long numbers."""
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 

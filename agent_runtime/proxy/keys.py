@@ -1,7 +1,7 @@
 """Keys of sessions, which agents use as API keys. Pure except for random numbers.
 
 A key names its session and has a secret: `sk-<session>.<secret>`. It is a bearer token, or a segment of the path. Only
-its SHA-256 is stored, which suffices, because the secret is as long as the digest.
+its SHA-256 is stored. A salt is not needed, because the secret is as long as the digest.
 """
 
 import base64
@@ -28,7 +28,7 @@ def new_key(session: str) -> str:
 
 
 def key_of(session: str, secret: bytes) -> str:
-    """Return the key with this secret of 32 bytes, for callers that can derive the secret again."""
+    """Return the key with this secret of 32 bytes, for callers that derive the secret."""
     return f"sk-{session}.{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 

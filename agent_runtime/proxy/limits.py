@@ -16,7 +16,7 @@ CONVERSATION_BYTES = 512 << 20
 """Recorded conversations stay in memory."""
 
 REPEATED_BYTES = 256
-"""Memory of a message that an earlier request had: its places in lists and in the tree of conversations."""
+"""Memory of a message that an earlier request had too: its references in lists and in the tree of conversations."""
 
 VALUE_BYTES = 64
 """Memory of an empty Python list or object, the smallest value that one byte of JSON can produce."""
@@ -28,7 +28,7 @@ class Limits(ApiModel):
     """Limits of a session; None: unlimited."""
 
     requests: Count | None = None
-    """Dispatched calls, including failed ones."""
+    """Calls to the model, including failed ones."""
     turns: Count | None = None
     """Answers."""
     tokens: Count | None = None
@@ -65,7 +65,7 @@ class Exhausted:
 
 def exhausted(limits: Limits, spent: Spent, age_seconds: float) -> Exhausted | None:
     if limits.seconds is not None and age_seconds >= limits.seconds:
-        return _over(StopReason.AGENT_TIMEOUT, f"its {limits.seconds} s are over")
+        return _over(StopReason.AGENT_TIMEOUT, f"its {limits.seconds} s are used up")
     if limits.turns is not None and spent.turns >= limits.turns:
         return _over(StopReason.MAX_TURNS, f"its {limits.turns} turns are used up")
     if limits.tokens is not None and spent.tokens >= limits.tokens:
@@ -102,5 +102,5 @@ def tokens_left(limits: Limits, spent: Spent) -> int | None:
 
 def _over(reason: StopReason, what: str) -> Exhausted:
     return Exhausted(
-        reason, f"this session may make no further call: {what} ({reason}). Stop now; retries do not help."
+        reason, f"this session cannot make further calls: {what} ({reason}). Stop now; retries do not help."
     )

@@ -9,7 +9,7 @@ SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.011, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 class _NoMetric:
-    """Replaces every metric of prometheus-client if nothing is counted."""
+    """Placeholder for metrics if prometheus-client is not installed."""
 
     def labels(self, *values: str) -> "_NoMetric":
         return self

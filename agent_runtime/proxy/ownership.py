@@ -3,11 +3,11 @@
 docs/session-proxy.md says how a session changes its owner. The store has a folder for each session, in which everything is
 written once and never changed:
 
-    session.json             what fixes the session, with the digest of its key
-    <digest>/epoch-<e>.json… its records, as recording/epoch_log.py has them; a claim says where its holder is reached
+    session.json the session's settings, with the digest of its key
+    <digest>/epoch-<e>.json… its records in the format of recording/epoch_log.py; a claim has the address of its holder
     <digest>/completed.json  its end
 
-Beside the folders is `replicas/secret`, by which replicas recognise one another's requests.
+`replicas/secret`, next to these folders, authenticates requests between replicas.
 """
 
 import asyncio
@@ -48,7 +48,9 @@ class SessionStore:
     store: Store
 
     def folder(self, settings: SessionSettings) -> AttemptFolder:
-        """Return the folder of this session alone: a hung owner of an earlier session with its name may still write."""
+        """Return the folder of this session. An earlier session of the same name has another folder, to which a hung
+        owner may still write.
+        """
         return AttemptFolder(self.store, f"sessions/{settings.id}/{_folder_of(settings)}")
 
     async def replica_secret(self) -> bytes:
@@ -80,16 +82,15 @@ class SessionStore:
         return await self.store.get(self._completed_key(settings)) is not None
 
     async def delete(self, settings: SessionSettings) -> None:
-        """Remove it, which frees its name. After an interruption the session has ended and must be deleted again.
-
-        Another session of that name, registered after this one was deleted through another replica, is not touched.
+        """Delete the session, which frees its name. After an interruption the session has ended and must be deleted
+        again. If another replica has already deleted it, a later session of the same name is not changed.
         """
         name, completed = self._settings_key(settings.id), self._completed_key(settings)
         # List the keys first, so that a session registered later keeps its objects.
         keys = [meta.key for meta in await self.store.list(f"sessions/{settings.id}")]
         if not await self._is_registered(settings):
             return
-        # The name stays taken until the records are gone: an interrupted deletion can be repeated.
+        # Free the name last, so that an interrupted deletion can be repeated.
         await self.store.delete([key for key in keys if key not in (name, completed)])
         if await self._is_registered(settings):
             await self.store.delete([name])
@@ -133,7 +134,7 @@ class _Fenced:
 
 
 @dataclass
-class _Held:
+class _OwnedSession:
     session: Session
     epoch: int
     used: float
@@ -141,12 +142,12 @@ class _Held:
 
 
 class StoredSessions:
-    """Durable `Sessions`. The other replicas reach this one at the URL `address`."""
+    """`Sessions` in storage. Other replicas reach this one at the URL `address`."""
 
     def __init__(self, store: SessionStore, model: Model, address: str, peers: Peers, meter: Meter) -> None:
         self.store, self.address = store, address
         self._model, self._peers, self._meter = model, peers, meter
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _OwnedSession] = {}
         self._known: OrderedDict[str, tuple[SessionSettings, Claim | None]] = OrderedDict()
         self._taking: dict[str, asyncio.Task[Session | None]] = {}
 
@@ -175,12 +176,12 @@ class StoredSessions:
                 held.used = time.monotonic()
                 return held.session
             if key is None:
-                self._lose(held.session)
+                self._handle_takeover(held.session)
         settings, claim = await self._look_up(session, key)
         check_key(settings, key)
         if claim is not None and claim.address not in (None, self.address):
-            return _Elsewhere(self, self._peers, settings, claim)
-        # A claim with this address was made by this process before the session became idle, or by its predecessor.
+            return RemoteOwner(self, self._peers, settings, claim)
+        # If the claim has this replica's address, this process released the idle session, or its predecessor owned it.
         return await self._take(settings, claim) or await self.find(session, key)
 
     async def take_over(self, settings: SessionSettings, claim: Claim) -> None:
@@ -192,12 +193,12 @@ class StoredSessions:
         self._known.pop(session, None)
 
     async def complete(self, session: Session) -> None:
-        """End a session that this replica owns. Raises Superseded if it no longer does."""
+        """End a session that this replica owns. Raises Superseded if another replica has taken it over."""
         await session.end()
         held = self._held.get(session.settings.id)
         if held is None or await self.store.folder(session.settings).latest_epoch() != held.epoch:
             # Ending a session appends nothing, so only this check detects a takeover.
-            self._lose(session)
+            self._handle_takeover(session)
             raise Superseded(f"session {session.settings.id}: another replica has taken it over")
         await self.store.complete(session.settings)
         self._release(session)
@@ -207,14 +208,15 @@ class StoredSessions:
             await asyncio.sleep(_SWEEP_SECONDS)
             for held in list(self._held.values()):
                 if held.session.is_idle and time.monotonic() - held.used > IDLE_SECONDS:
-                    await self._let_go(held.session)
+                    await self._release_idle(held.session)
 
     async def close(self) -> None:
         """Record the state of all sessions and release them, so that other replicas can take over at once."""
 
-        async def give_up(held: _Held) -> None:
-            await self._let_go(held.session)
-            # An epoch without an address has no owner: the next replica that gets a request claims the next epoch.
+        async def give_up(held: _OwnedSession) -> None:
+            await self._release_idle(held.session)
+            # Claim an epoch without an address: the session then has no owner, and the next replica that gets a request
+            # claims it.
             folder, name = self.store.folder(held.session.settings), f"session {held.session.settings.id}"
             with contextlib.suppress(StorageError):
                 await EpochLog.claim_after(held.epoch, folder, name)
@@ -224,7 +226,7 @@ class StoredSessions:
     async def has_moved(self, settings: SessionSettings, claim: Claim) -> bool:
         return await self.store.folder(settings).latest_claim(claim.epoch) != claim
 
-    async def _let_go(self, session: Session) -> None:
+    async def _release_idle(self, session: Session) -> None:
         with contextlib.suppress(Superseded, StorageError):
             await session.flush()
         if session.is_idle:
@@ -237,9 +239,8 @@ class StoredSessions:
         self.forget(session.settings.id)
 
     async def _is_latest(self, settings: SessionSettings, key: str | None) -> bool:
-        """Whether a request is for that session, which may have been deleted and registered again under its name.
-
-        The key shows it. Without a key, at a keyless proxy or for its administrator, the store is read.
+        """Whether a request is for that session, and not for a later one of the same name. The key determines that.
+        Without a key, at a keyless proxy or for its administrator, the store is read.
         """
         return await self.store.settings(settings.id) == settings if key is None else matches(key, settings.key_digest)
 
@@ -249,7 +250,7 @@ class StoredSessions:
         if (settings := await self.store.settings(session)) is None:
             raise unknown_key()
         if await self.store.is_completed(settings):
-            # The caller checks the key next, so that only the key's holder learns that the session has ended.
+            # The caller checks the key, so that only its holder learns that the session has ended.
             return settings, None
         known = settings, await self.store.folder(settings).latest_claim()
         self._known[session] = known
@@ -281,19 +282,21 @@ class StoredSessions:
             return None
         registered = await self.store.settings(settings.id)
         if registered is None or registered.key_digest != settings.key_digest:
-            raise unknown_key()  # deleted since, and perhaps registered again
-        session = Session(settings, self._model, _Fenced(log, lambda: self._lose(session)), recorded, meter=self._meter)
-        self._held[settings.id] = _Held(session, log.epoch, time.monotonic())
+            raise unknown_key()  # it was deleted, and maybe registered again
+        session = Session(
+            settings, self._model, _Fenced(log, lambda: self._handle_takeover(session)), recorded, meter=self._meter
+        )
+        self._held[settings.id] = _OwnedSession(session, log.epoch, time.monotonic())
         return session
 
-    def _lose(self, session: Session) -> None:
+    def _handle_takeover(self, session: Session) -> None:
         _LOG.warning("Session %s was taken over by another replica.", session.settings.id)
         session.drop()
         self._release(session)
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
+class RemoteOwner:
     """An `Owner` in another replica."""
 
     sessions: StoredSessions

@@ -1,6 +1,6 @@
 """Requests forwarded to the replica that owns their session, and detection of its failure.
 
-A model may take minutes to answer, so an owner's silence on a request means nothing; its `/health` is polled meanwhile.
+A model may take minutes to answer, so the owner's `/health` is polled while a request waits.
 """
 
 import asyncio
@@ -19,13 +19,14 @@ from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.session import SessionSettings
 
 LOST_SECONDS: Final = 5.0
-"""An owner without any response for this time has lost its sessions. Longer than a stall of its event loop or of a
+"""An owner that does not respond for this time loses its sessions. Longer than a stall of its event loop or of a
 network.
 """
 
 FORWARDED: Final = "x-session-proxy-forwarded"
-"""Header of a request that another replica forwards; it is not forwarded again. Its value is made with the replicas'
-secret: delivery reports determine what is trained on, so a program with the session's key must not be able to send one.
+"""Header of a request that another replica forwards; it is not forwarded again. Its value is derived from the replicas'
+secret: delivery reports determine which tokens are trained on, so a program with the session's key must not be able to
+send them.
 """
 
 TURN: Final = "x-session-proxy-turn"
@@ -37,7 +38,7 @@ MISDIRECTED: Final = 421
 _ASK_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 0.25
 _MOST_TRIES: Final = 3
-"""Most attempts of a request whose connection broke although the owner lives."""
+"""Limit of attempts for a request whose connection broke although the owner responds."""
 
 _OF_ONE_CONNECTION: Final = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "date"}
@@ -81,7 +82,7 @@ class Peers:
         return hmac.compare_digest(headers.get(FORWARDED, "").encode(errors="replace"), self._mark(settings).encode())
 
     def _mark(self, settings: SessionSettings) -> str:
-        # The tag is bound to this session, so that it is invalid for a later session of the same name.
+        # Derived from the session's key digest, so that it is invalid for a later session of the same name.
         return hmac.digest(self._secret, settings.key_digest.encode(), "sha256").hex()
 
     async def forward(
@@ -102,7 +103,9 @@ class Peers:
             if response is None:
                 return Reply(MISDIRECTED, {}, b"")
             streams = _is_stream(response)
-            content: bytes | AsyncIterator[bytes] = _passed_on(peer, response) if streams else await response.read()
+            content: bytes | AsyncIterator[bytes] = (
+                _forwarded_stream(peer, response) if streams else await response.read()
+            )
             watching = stack.pop_all()
         turn = response.headers.get(TURN)
 
@@ -139,7 +142,7 @@ class Peers:
                     raise Refused(
                         ErrorKind.UNAVAILABLE, f"the owner of this session closed the connection: {error}"
                     ) from error
-                # No client got the reply, so a recorded answer is returned when the same request is sent again.
+                # Mark it as a retry, so that the owner returns an answer that it may have recorded.
                 headers[RETRY_COUNT] = str(failures)
             await _unless_lost(peer, asyncio.sleep(_AGAIN_SECONDS))
 
@@ -147,7 +150,7 @@ class Peers:
         response = await self._open().request(method, url, headers=headers, data=body, allow_redirects=False)
         try:
             if not _is_stream(response):
-                await response.read()  # aiohttp keeps the body in `response`
+                await response.read()  # aiohttp stores the body in `response`
             return response
         except BaseException:
             response.close()
@@ -221,8 +224,8 @@ async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:
         losing.cancel()
 
 
-async def _passed_on(peer: _Peer, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Forward a stream. Raises if it breaks off, so that the client's own connection does, too."""
+async def _forwarded_stream(peer: _Peer, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Forward a stream. Raises if it breaks off, so that the client's connection is aborted too."""
     while chunk := await _unless_lost(peer, response.content.readany()):
         peer.answered = time.monotonic()
         yield chunk

@@ -31,8 +31,6 @@ def refused(error: Exception) -> Refused:
         case Superseded():
             return Refused(ErrorKind.UNAVAILABLE, "another replica has taken this session over; send the request again")
         case StorageError():
-            return Refused(
-                ErrorKind.UNAVAILABLE, "the record of this session cannot be written; send the request again"
-            )
+            return Refused(ErrorKind.UNAVAILABLE, "storage for this session is unavailable; send the request again")
         case _:
             return Refused(ErrorKind.INTERNAL, f"{type(error).__name__} in the proxy; see its log")

@@ -82,8 +82,8 @@ LEAST_KEY = 16
 """Fewest characters of an admin key: a shorter one can be guessed."""
 
 _GARBAGE_OBJECTS = 20_000
-"""New objects between two garbage collections. Sessions keep many objects and create few cycles: with Python's default
-of 700 the collection took a quarter of the processor time of a call (`python -m benchmarks session_proxy`).
+"""New objects between two garbage collections. Sessions keep many objects and create few cycles. With Python's default
+of 700, collections took a quarter of a call's processor time (`python -m benchmarks session_proxy`).
 """
 
 _LOG = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def admin_key(file: Path | None, environ: Mapping[str, str], variable: str = ADM
     if len(key) < LEAST_KEY or not key.isprintable() or " " in key:
         raise BadKey(
             f"{where}: expected a key of at least {LEAST_KEY} characters without spaces, got {len(key)} characters; "
-            'make one with: python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+            'create one with: python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
         )
     return key
 
@@ -155,7 +155,7 @@ async def serve_proxy(settings: ProxySettings, key: str | None, environ: Mapping
         pod = environ.get(POD_IP_VARIABLE)
         address = str(URL.build(scheme="http", host=pod, port=settings.port)) if pod else None
         gc.collect()
-        gc.freeze()  # collections skip the program's own modules, which are never freed
+        gc.freeze()  # collections skip the objects that exist now, such as modules
         gc.set_threshold(_GARBAGE_OBJECTS)
         with until_stopped() as stop:
             async with standalone_proxy(
@@ -199,7 +199,7 @@ def until_stopped() -> Iterator[asyncio.Event]:
 
 
 def log_to_stderr(*others: str) -> None:
-    """The log of this package, and of the packages with these names, one line a message."""
+    """Log this package, and the packages with these names, to standard error, one line per message."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
     level = logging.DEBUG if os.environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO
     for name in ("agent_runtime.proxy", *others):

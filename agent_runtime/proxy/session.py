@@ -29,12 +29,12 @@ from rollout_api.model import Sampling
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
 
 GRACE_SECONDS: Final = 10.0
-"""Time from the first call refused over budget to `on_over_budget`: enough to store a last result, but not to retry
-forever.
+"""Time from the first call that is refused because of a limit to `on_over_budget`: enough for a program to store its
+result, but not to retry forever.
 """
 
 _MARKS_SECONDS: Final = 5.0
-"""Delivery of answers is recorded with the next call's intent, or after this time: most tools take less."""
+"""The delivery of an answer is recorded with the next call's intent, or after this time; most tools take less."""
 
 
 class SessionJournal(Protocol):
@@ -91,7 +91,7 @@ class Session:
     ) -> None:
         self.settings = settings
         self._failures: dict[int, tuple[IntentRecord, ModelError | StorageError]] = {}
-        """By turn: calls that got no answer, and whose caller has not continued."""
+        """Calls by turn that got no answer, and whose caller has not continued."""
         self._model, self._journal, self._meter = model, journal, meter or Meter()
         self._on_over_budget = on_over_budget
         self._names = frozenset(settings.models or [model.name])
@@ -110,7 +110,7 @@ class Session:
         self._ended = False
         self._id_head = hashlib.sha256(settings.id.encode()).hexdigest()[:16]
         for turn in self._history.turns.values():
-            self._recall(turn)
+            self._restore_call(turn)
 
     @property
     def model_names(self) -> Sequence[str]:
@@ -127,7 +127,7 @@ class Session:
 
     @property
     def failure(self) -> ModelError | StorageError | None:
-        """The error of the model or the storage that failed the latest call; None if its caller has continued since. If
+        """The error of model or storage because of which a call got no answer; None if callers have continued since. If
         an agent gives up while this is set, the model failed, not the agent.
         """
         return next((error for _, error in reversed(self._failures.values())), None)
@@ -149,7 +149,7 @@ class Session:
         if (known := self._answers.find(identity)) is not None:
             self._meter.coalesced()
             return self._entered(known)
-        self._give_up_doubtful(identity)
+        self._drop_unconfirmed(identity)
         self._check_budget()
         return self._entered(self._dispatch(request, identity))
 
@@ -210,7 +210,7 @@ class Session:
         self._answers.begun(identity, call)
         call.run(self._work(call, intent, place, request))
         if intent.parent is not None:
-            self._went_on(intent.parent)
+            self._continued(intent.parent)
         return call
 
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
@@ -240,7 +240,7 @@ class Session:
             self._mark(intent.turn, delivered=False, abandoned=abandoned)
             if isinstance(error, TimeoutError):
                 self._check_budget()
-            # A request that is refused because of its content is the client's fault.
+            # Errors of the request's content are not failures of the model.
             if isinstance(error, ModelError | StorageError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
                 self._failures[intent.turn] = intent, error
             raise
@@ -265,8 +265,8 @@ class Session:
             turn=intent.turn,
             max_tokens=tokens_left(settings.limits, self._history.spent),
             prefix=self._history.prefix(place),
-            # An answer that is not streamed has no reader of pieces, and an interrupted one may be requested from
-            # another replica.
+            # Only for streamed answers: others have no reader of pieces, and can be requested again when they are
+            # interrupted.
             on_text=call.add_text if request.stream else None,
             health=health,
         )
@@ -274,11 +274,13 @@ class Session:
         if prompt is None:
             return await answered(self._model.complete(asked))
         if not isinstance(self._model, PromptModel):
-            raise Refused(ErrorKind.BAD_REQUEST, f"model {self._model.name} takes chat messages only, no bare prompt")
+            raise Refused(
+                ErrorKind.BAD_REQUEST, f"model {self._model.name} supports chat messages only, not a bare prompt"
+            )
         return await answered(self._model.complete_prompt(prompt.get("token_ids") or prompt["content"], asked))
 
-    def told(self, turn: int, delivered: bool) -> None:
-        """Record another replica's report whether an answer that it forwarded was delivered."""
+    def report_delivery(self, turn: int, delivered: bool) -> None:
+        """Record another replica's report of whether an answer that it forwarded was delivered."""
         call = self._doubtful.pop(turn, None)
         if call is not None and delivered:
             self._answers.forget(call)
@@ -298,7 +300,7 @@ class Session:
         else:
             self._mark(call.ticket.turn, delivered)
 
-    def _recall(self, turn: Turn) -> None:
+    def _restore_call(self, turn: Turn) -> None:
         intent = turn.intent
         if intent.request_digest is None or (turn.delivered and intent.idempotency_key is None):
             return
@@ -312,7 +314,7 @@ class Session:
         if turn.delivered is None:
             self._doubtful[intent.turn] = call
 
-    def _give_up_doubtful(self, identity: Identity) -> None:
+    def _drop_unconfirmed(self, identity: Identity) -> None:
         """Mark answers of unknown delivery as undelivered when the same request is repeated."""
         for turn, call in self._doubtful.items():
             if call.ticket.identity.digest == identity.digest:
@@ -320,7 +322,7 @@ class Session:
                 self._mark(turn, delivered=False)
                 return
 
-    def _went_on(self, turn: int) -> None:
+    def _continued(self, turn: int) -> None:
         """Mark an answer as delivered, because a request continues from it."""
         if (call := self._doubtful.pop(turn, None)) is not None:
             self._answers.forget(call)
@@ -340,8 +342,7 @@ class Session:
 
     def _flush_soon(self) -> None:
         async def flush() -> None:
-            # Without the marks, the delivery of answers is unknown, which is harmless; the next append raises the same
-            # error.
+            # Ignore errors: unrecorded delivery is harmless, and the next append raises the same error.
             with contextlib.suppress(Superseded, StorageError):
                 await self.flush()
 
@@ -351,7 +352,7 @@ class Session:
         limits, spent, age = self.settings.limits, self._history.spent, time.time() - self.settings.created
         under_way = replace(spent, turns=spent.turns + len(self._live))
         if (over := exhausted(limits, under_way, age)) is not None:
-            # A limit that counts running calls may not be reached after all, if those calls fail.
+            # Check again: if running calls have failed, the limit is not reached.
             if exhausted(limits, spent, age) is not None:
                 self._over_budget(over)
             raise Refused(ErrorKind.OVER_BUDGET, over.message)
@@ -373,7 +374,7 @@ class Session:
         self._keep(self._grace)
 
     def _stop_grace(self) -> None:
-        # A callback that ends the session must not cancel itself.
+        # The callback may end the session; do not let it cancel itself.
         if self._grace is not None and self._grace is not asyncio.current_task():
             self._grace.cancel()
 

@@ -31,7 +31,7 @@ class Sessions(Protocol):
 
 
 def check_key(settings: SessionSettings, key: str | None) -> None:
-    """Accept the session's own key until it expires. Raises Refused."""
+    """Check that the key is the session's and has not expired. Raises Refused."""
     if key is None:
         return
     if not matches(key, settings.key_digest):
@@ -40,7 +40,7 @@ def check_key(settings: SessionSettings, key: str | None) -> None:
 
 
 def check_expiry(settings: SessionSettings) -> None:
-    """Accept calls until the session expires, also without a key at a keyless proxy. Raises Refused."""
+    """Check that the session has not expired. Raises Refused."""
     if settings.expires is not None and time.time() >= settings.expires:
         raise Refused(ErrorKind.UNAUTHORIZED, f"the key of session {settings.id} has expired; register another session")
 
@@ -48,7 +48,8 @@ def check_expiry(settings: SessionSettings) -> None:
 def unknown_key() -> Refused:
     """Return the same message for an unknown session and a wrong key, so that guessing reveals nothing."""
     return Refused(
-        ErrorKind.UNAUTHORIZED, "this key belongs to no session; give the one that registering the session returned"
+        ErrorKind.UNAUTHORIZED,
+        "this key does not belong to a session; use the key that was returned when the session was registered",
     )
 
 
@@ -71,14 +72,14 @@ class LocalSessions:
         recorded: Sequence[Record] = (),
         on_over_budget: OverBudget | None = None,
     ) -> Session:
-        """Let the holder of its key call the model; requests and answers go to the journal."""
+        """Open a session: the holder of its key can call the model, and calls are recorded in the journal."""
         session = Session(settings, self._model, journal, recorded, on_over_budget=on_over_budget, meter=self._meter)
         self._open[settings.id] = session
         return session
 
     async def end(self, session: str) -> None:
-        """End the session, because its attempt has ended or was replaced: its key gets 409 from now on. Returns when
-        everything is recorded.
+        """End the session, because its attempt has ended or was replaced: requests with its key get 409 afterwards.
+        Returns when everything is recorded.
         """
         ending = self._open.pop(session)
         self._ended[session] = ending.settings

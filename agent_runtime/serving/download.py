@@ -1,6 +1,6 @@
 """Fetch a model's weights into a folder: `python -m agent_runtime.serving.download --uri URI --folder FOLDER`.
 
-Runs before a server's engines, so that no accelerator waits for a download. Ends at once when the folder is there already.
+Runs before a server's engines, so that no accelerator waits for a download. Ends immediately if the folder exists.
 """
 
 import argparse
@@ -31,16 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m agent_runtime.serving.download", description=__doc__)
     parser.add_argument("--uri", required=True, help="hf://ORG/NAME, s3://, gs://, az:// or file://")
-    parser.add_argument("--revision", help="of a hub's repository; main when left out")
-    parser.add_argument("--folder", type=Path, required=True, help="where it is to be")
-    parser.add_argument("--writer", default=socket.gethostname(), help="tells apart who may fetch the same at once")
+    parser.add_argument("--revision", help="revision of a hub's repository; default: main")
+    parser.add_argument("--folder", type=Path, required=True, help="destination")
+    parser.add_argument("--writer", default=socket.gethostname(), help="name that distinguishes concurrent downloads")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     try:
         fetched = asyncio.run(download(options.uri, options.revision, options.folder, options.writer))
     except (FetchError, StorageError, OSError) as error:
         raise SystemExit(str(error)) from None
-    log.info("%s in %.0f s", "fetched" if fetched else "already there", time.monotonic() - started)
+    log.info("%s in %.0f s", "fetched" if fetched else "already present", time.monotonic() - started)
 
 
 if __name__ == "__main__":

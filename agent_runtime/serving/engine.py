@@ -1,9 +1,8 @@
-"""The engine behind a gateway: which of its processes runs, and which policy version it was verified to serve.
-
-A process that is started again has lost its policy, and has the same address as the one before it. So the gateway keeps
-an idle connection to it. No server closes such a connection by itself (uvicorn and aiohttp count the time between
-requests from the first answer), and the kernel ends it with the process, before another one can listen. The gateway
-checks this socket at each request, so it detects every restart, however busy it is.
+"""The engine (inference server) behind a gateway: its current process, and its verified policy version. A restarted
+process has lost its policy, but has the same address. So the gateway keeps an idle connection to the process. Servers
+do not close such a connection (uvicorn and aiohttp count idle time only after the first answer), and the kernel closes
+it when the process ends, before another process can listen. The gateway checks this socket at each request, so it
+detects every restart.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ CONNECT_SECONDS: Final = 5.0
 
 
 class Engine:
-    """Shut until `open`, and again when its process ends or `shut` is called."""
+    """Closed for calls until `open`, and again after its process has ended or `close_gate` was called."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -33,7 +32,7 @@ class Engine:
         if self._connection is None:
             return None
         try:
-            # No request is sent on it, so no answer comes: readable data means that the peer ended.
+            # No request is sent on this connection, so it only becomes readable when the peer closes it.
             self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return self._process
@@ -44,7 +43,7 @@ class Engine:
 
     @property
     def version(self) -> int | None:
-        """Return the policy version with which calls may be answered; None while shut."""
+        """Return the policy version with which calls may be answered; None while calls are not allowed."""
         return self._version if self.process is not None else None
 
     async def find(self) -> str | None:
@@ -56,17 +55,17 @@ class Engine:
             return self.process
 
     def open(self, process: str, version: int) -> bool:
-        """Allow calls to this process, with this policy version. False: another process runs."""
+        """Allow calls to this process, with this policy version. False if another process runs."""
         if self.process != process:
             return False
         self._version = version
         return True
 
-    def shut(self) -> None:
+    def close_gate(self) -> None:
         self._version = None
 
     def close(self) -> None:
-        self.shut()
+        self.close_gate()
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,7 +1,7 @@
-"""Fetch a folder of files so that it is either complete and checked, or absent.
+"""Fetch a folder of files. The folder exists only if it is complete and verified.
 
 Files are written into a temporary folder, which is renamed in one step when everything is checked. An interrupted fetch
-continues with its complete files. Nothing here relies on locks, which may do nothing on network file systems; that has
+continues with its complete files. No locks are used: they may have no effect on network file systems, which has
 silently corrupted model caches (huggingface_hub issue 4306).
 """
 
@@ -67,26 +67,26 @@ async def fetch_folder(source: Source, folder: Path, *, writer: str, digest: str
     if _is_from(folder, origin):
         return False
     files = await _listed(source, digest)
-    beside = folder.with_name(f".{folder.name}.{writer}")
-    beside.mkdir(exist_ok=True)
+    staging = folder.with_name(f".{folder.name}.{writer}")
+    staging.mkdir(exist_ok=True)
     turns = asyncio.Semaphore(FILES_AT_ONCE)
 
-    async def bring(file: RemoteFile) -> None:
+    async def fetch_file(file: RemoteFile) -> None:
         async with turns:
-            await _bring(source, file, beside / file.path)
+            await _fetch_file(source, file, staging / file.path)
 
     try:
         async with asyncio.TaskGroup() as group:
             for file in files:
-                group.create_task(bring(file))
-    except ExceptionGroup as failed:  # The first one ended the others, and its message is enough.
+                group.create_task(fetch_file(file))
+    except ExceptionGroup as failed:  # raise only the first error, which ended the other fetches
         raise failed.exceptions[0] from None
-    await asyncio.to_thread(_finish, beside, folder, origin, {file.path for file in files})
+    await asyncio.to_thread(_finish, staging, folder, origin, {file.path for file in files})
     return True
 
 
 async def _listed(source: Source, digest: str | None) -> list[RemoteFile]:
-    # A source may itself have been fetched by this program.
+    # Skip the sentinel of a source that was itself fetched by this program.
     files = {file.path: file for file in await source.files() if file.path != SENTINEL}
     if not files:
         raise FetchError(f"{source.uri} has no files; check the address")
@@ -106,7 +106,7 @@ async def _listed(source: Source, digest: str | None) -> list[RemoteFile]:
     if missing := sorted(sums.keys() - files.keys()):
         raise FetchError(f"{source.uri} lacks {missing[0]}, which its {SUMS} lists")
     if unlisted := sorted(files.keys() - sums.keys() - {SUMS}):
-        raise FetchError(f"{source.uri}/{SUMS} does not list {unlisted[0]}; write it anew, or remove the file")
+        raise FetchError(f"{source.uri}/{SUMS} does not list {unlisted[0]}; create it again, or remove the file")
     sums[SUMS] = found.removeprefix("sha256:")
     return [replace(file, sha256=sums[path]) for path, file in files.items()]
 
@@ -116,12 +116,12 @@ def _parse_sums(uri: str, data: bytes) -> dict[str, str]:
     for number, line in enumerate(data[:MOST_SUMS].decode(errors="replace").splitlines(), start=1):
         match = _SUM_LINE.match(line)
         if match is None:
-            raise FetchError(f"{uri}/{SUMS}: line {number} is not as sha256sum writes it")
+            raise FetchError(f"{uri}/{SUMS}: line {number} is not in the format of sha256sum")
         sums[match[2].removeprefix("./")] = match[1].lower()
     return sums
 
 
-async def _bring(source: Source, file: RemoteFile, target: Path) -> None:
+async def _fetch_file(source: Source, file: RemoteFile, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and await asyncio.to_thread(_is_whole, target, file):
         return
@@ -135,9 +135,9 @@ async def _bring(source: Source, file: RemoteFile, target: Path) -> None:
             size += len(piece)
         await asyncio.to_thread(_to_disk, out)
     if file.size is not None and size != file.size:
-        raise FetchError(f"{source.uri}/{file.path} came with {size} bytes, expected {file.size}")
+        raise FetchError(f"{source.uri}/{file.path} has {size} bytes, expected {file.size}")
     if file.sha256 is not None and digest.hexdigest() != file.sha256:
-        raise FetchError(f"{source.uri}/{file.path} came with SHA-256 {digest.hexdigest()}, expected {file.sha256}")
+        raise FetchError(f"{source.uri}/{file.path} has SHA-256 {digest.hexdigest()}, expected {file.sha256}")
     unfinished.rename(target)
 
 
@@ -151,13 +151,15 @@ def _put(out: IO[bytes], digest: _Digest, piece: bytes) -> None:
 
 
 def _to_disk(out: IO[bytes]) -> None:
-    """Flush the files to disk before the folder gets its final name, which promises that they are complete."""
+    """Flush a file to disk, before the folder gets its final name."""
     out.flush()
     os.fsync(out.fileno())
 
 
 def _is_whole(path: Path, file: RemoteFile) -> bool:
-    """Whether a file is complete: it gets its name only then. It may come from another version of the source, though."""
+    """Whether a file exists with the right content. Existing files are complete, but may be from another version of the
+    source.
+    """
     if file.size is not None and path.stat().st_size != file.size:
         return False
     if file.sha256 is None:
@@ -166,20 +168,20 @@ def _is_whole(path: Path, file: RemoteFile) -> bool:
         return hashlib.file_digest(data, "sha256").hexdigest() == file.sha256
 
 
-def _finish(beside: Path, folder: Path, origin: Mapping[str, str | None], expected: set[str]) -> None:
-    for path in beside.rglob("*"):
-        # Remains of another or an interrupted fetch.
-        if path.is_file() and path.relative_to(beside).as_posix() not in expected:
+def _finish(staging: Path, folder: Path, origin: Mapping[str, str | None], expected: set[str]) -> None:
+    for path in staging.rglob("*"):
+        # It remains from another or an interrupted fetch.
+        if path.is_file() and path.relative_to(staging).as_posix() not in expected:
             path.unlink()
-    (beside / SENTINEL).write_text(json.dumps(origin))
+    (staging / SENTINEL).write_text(json.dumps(origin))
     if folder.exists() and not _is_from(folder, origin):
         shutil.rmtree(folder)
     try:
-        beside.rename(folder)
+        staging.rename(folder)
     except OSError:
         if not _is_from(folder, origin):
             raise
-        shutil.rmtree(beside)  # Another writer was faster and wrote the same files.
+        shutil.rmtree(staging)  # another writer has written the same folder
 
 
 def _is_from(folder: Path, origin: Mapping[str, str | None]) -> bool:

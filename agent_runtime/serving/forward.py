@@ -19,7 +19,8 @@ from rollout_api.cluster import ENGINE_PROCESS_HEADER, SERVER_NOT_READY
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 2.0
-"""Unused connections are closed before the engine closes them (uvicorn: after 5 s), which could collide with a request.
+"""Unused connections are closed after this time, before the engine closes them (uvicorn: after 5 s) while a request is
+sent.
 """
 RETRY_SECONDS: Final = 5
 """Value of Retry-After: the operator opens an engine with its policy within seconds."""
@@ -33,11 +34,11 @@ HOP_BY_HOP: Final = frozenset(
     )
 )
 """Headers of one connection (RFC 9110, 7.6.1)."""
-OURS: Final = HOP_BY_HOP | {"host", "authorization", ENGINE_PROCESS_HEADER.lower()}
+NOT_FORWARDED: Final = HOP_BY_HOP | {"host", "authorization", ENGINE_PROCESS_HEADER.lower()}
 """Request headers that are not forwarded: the engine needs no keys."""
 
-OF_BODY: Final = frozenset({"content-length", "content-encoding"})
-"""Request headers that describe a body, and not another one in its place."""
+BODY_HEADERS: Final = frozenset({"content-length", "content-encoding"})
+"""Request headers that are dropped if the body is replaced."""
 
 
 def engine_session() -> aiohttp.ClientSession:
@@ -62,12 +63,12 @@ async def forward(
 ) -> web.StreamResponse:
     """Forward one request, and its answer with further `headers`. `body` replaces the request's own body.
 
-    `refusal` is called before the request is sent, and when the answer begins, and replaces the engine's answer. From
-    then on the connection ensures that no other process answers.
+    `refusal` is called before the request is sent, and when the answer begins. If it returns a response, that replaces
+    the engine's answer. Later parts come from the same process, because they come through the same connection.
     """
     if (refused := refusal()) is not None:
         return refused
-    left_out = OURS if body is None else OURS | OF_BODY
+    left_out = NOT_FORWARDED if body is None else NOT_FORWARDED | BODY_HEADERS
     data: aiohttp.StreamReader | io.BytesIO | None = request.content if request.can_read_body else None
     if body is not None:
         data = io.BytesIO(body)  # aiohttp sends it in pieces, so that a large one does not delay other calls
@@ -75,7 +76,7 @@ async def forward(
         upstream = await engine.request(
             request.method,
             _at(engine_url, request),
-            headers=_kept(request.headers, left_out),
+            headers=_without(request.headers, left_out),
             data=data,
             allow_redirects=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
@@ -86,7 +87,7 @@ async def forward(
         if (refused := refusal()) is not None:
             return refused
         answer = web.StreamResponse(
-            status=upstream.status, reason=upstream.reason, headers=_kept(upstream.headers, HOP_BY_HOP)
+            status=upstream.status, reason=upstream.reason, headers=_without(upstream.headers, HOP_BY_HOP)
         )
         answer.headers.update(headers)
         await answer.prepare(request)
@@ -95,7 +96,7 @@ async def forward(
                 await answer.write(piece)
             await answer.write_eof()
         except (aiohttp.ClientError, OSError) as error:
-            # An incomplete answer must not look complete: without a proper end the client notices.
+            # Abort the connection, so that an incomplete answer does not look complete.
             log.warning("%s %s: cut off: %s", request.method, request.path, error)
             if request.transport is not None:
                 request.transport.abort()
@@ -109,12 +110,12 @@ def unavailable(message: str) -> web.Response:
 
 
 def _at(engine_url: str, request: web.Request) -> URL:
-    """Return path and query unchanged. The request's host is ignored: it goes to the engine."""
+    """Return the engine's URL with the request's path and query, unchanged."""
     asked = request.rel_url
     query = f"?{asked.raw_query_string}" if asked.raw_query_string else ""
     return URL(f"{engine_url}{asked.raw_path}{query}", encoded=True)
 
 
-def _kept(headers: CIMultiDictProxy[str], left_out: frozenset[str]) -> CIMultiDict[str]:
+def _without(headers: CIMultiDictProxy[str], left_out: frozenset[str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for value in headers.getall("Connection", []) for name in value.split(",")}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out | named)

@@ -1,11 +1,11 @@
 """The gateway of a model server's pod: `python -m agent_runtime.serving.gateway`.
 
-The engine listens on the pod's loopback alone, with all its routes. Two ports lead to it: one for runners, with the
-routes of `routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `routes.OWN`, which requires the
-token. A NetworkPolicy also restricts the second port, but some clusters enforce none.
+The engine listens only on the pod's loopback. The gateway forwards two ports to it: one for runners, with the routes of
+`routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `routes.OWN`, which requires the token. A
+NetworkPolicy also restricts the second port, but some clusters do not enforce it.
 
-An engine that is started again has the weights that it is always started with, whatever the ModelServer's status says.
-So calls are refused until the operator has verified and reported which policy this process serves.
+A restarted engine has its initial weights again, which may not match the ModelServer's status. So calls are refused
+until the operator has verified and reported which policy this process serves.
 """
 
 import argparse
@@ -46,7 +46,7 @@ BodyT = TypeVar("BodyT", bound=ApiModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 END_SECONDS = 10.0
-"""Time for running answers when the gateway ends. As a sidecar it ends after the engine, so there are none."""
+"""Time for running answers when the gateway ends. As a sidecar it ends after the engine, so usually there are none."""
 
 
 class _BadBody(Exception):
@@ -66,24 +66,24 @@ MOST_BODY = 256 * 2**20
 
 
 def data_app(http: aiohttp.ClientSession, engine: Engine, adapters_of: str | None = None) -> web.Application:
-    """Return the runners' application. `adapters_of`: the model of which policies are LoRA adapters."""
+    """Return the runners' application. `adapters_of` is the base model if policies are LoRA adapters."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         route = (request.method, request.rel_url.raw_path)
         if route not in routes.DATA:
-            return _refused(404, f"{request.method} {request.path} is not offered here")
+            return _refused(404, f"{request.method} {request.path} is not supported on this port")
         if route not in routes.SAMPLING:
             return await forward(request, http, engine.url, lambda: None, {})
-        # Read first: the engine's policy may change while a body arrives.
+        # Read the body first, because the engine's policy may change meanwhile.
         body = None if adapters_of is None else await request.read()
         version, process = engine.version, engine.process
         if version is None or process is None:
-            return unavailable("this server's engine was not verified to serve a policy yet; ask another server")
+            return unavailable("the policy of this server's engine is not verified yet; use another server")
 
         def refusal() -> web.Response | None:
             if engine.process == process:
                 return None
-            return unavailable("this server's engine has ended, and with it its policy; ask another server")
+            return unavailable("this server's engine has ended and lost its policy; use another server")
 
         if adapters_of is not None and body is not None and version > 0:
             body = _for_adapter(body, adapters_of)
@@ -100,7 +100,7 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(hashlib.sha256(shown.strip().encode()).digest(), expected)
         if scheme.lower() != "bearer" or not known:
-            return _refused(401, "a bearer token is needed: the field `token` of the ModelServer's control Secret")
+            return _refused(401, "send the field `token` of the ModelServer's control Secret as bearer token")
         route = (request.method, request.rel_url.raw_path)
         if route == routes.FETCH_POLICY and policies is not None:
             return await _fetch(request, policies)
@@ -111,7 +111,7 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
         if route == routes.CALL_HOOK:
             return await _call_hook(request, http)
         if route not in routes.CONTROL and route != routes.DIGEST_POLICY:
-            return _refused(404, f"{request.method} {request.path} is not offered here")
+            return _refused(404, f"{request.method} {request.path} is not supported on this port")
         meant = request.headers.get(ENGINE_PROCESS_HEADER)
 
         def refusal() -> web.Response | None:
@@ -122,11 +122,11 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
         changes = route in routes.CHANGES
         try:
             if changes:
-                engine.shut()
+                engine.close_gate()
             return await forward(request, http, engine.url, refusal, {})
         finally:
             if changes:
-                engine.shut()  # statements from that time do not apply to the current process
+                engine.close_gate()  # what was verified before does not apply to the current process
 
     return _app(handle)
 
@@ -147,12 +147,12 @@ async def serve(
     ports = []
     data, control = data_app(http, engine, adapters_of), control_app(http, engine, token, policies)
     for app, port in ((data, data_port), (control, control_port)):
-        # With cancellation: a client that disconnects ends its request at the inference server immediately.
+        # handler_cancellation: when a client disconnects, its request at the inference server ends too.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=END_SECONDS)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, port=port).start()
-        # IPv4 and IPv6 have a port each when any port will do.
+        # With port 0, IPv4 and IPv6 get different ports; return the IPv4 one.
         ports.append(int(min(runner.addresses, key=len)[1]))
     return ports[0], ports[1]
 
@@ -172,8 +172,8 @@ def _app(handle: Handler, most_body: int = 2**20) -> web.Application:
 
 
 def _for_adapter(body: bytes, model: str) -> bytes:
-    """Return the body of a request to a model, addressed to the adapter of its policy. The engine takes a request without a
-    model for one to its base model.
+    """Return the body of a request with the policy's adapter as its model. Without a model, the engine would use its
+    base model.
     """
     try:
         asked = json.loads(body)
@@ -195,15 +195,15 @@ async def _fetch(request: web.Request, policies: Policies) -> web.Response:
     wanted = await _body(request, PolicyRequest, "version, uri and optionally digest")
     try:
         folder = await policies.fetch(wanted)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the operator has to be told
+    except Exception as error:  # noqa: BLE001 - the operator must get the error
         log.warning("fetching policy %d from %s: %s", wanted.version, wanted.uri, error)
         return _refused(502, f"policy {wanted.version} could not be fetched from {wanted.uri}: {error}")
     return web.json_response({"version": wanted.version, "path": str(folder)})
 
 
 async def _call_hook(request: web.Request, http: aiohttp.ClientSession) -> web.Response:
-    """Call the trainer's hook from this pod, which only reaches what its namespace may: the operator connects to no
-    address from a manifest.
+    """Call the trainer's hook from this pod, under the network rules of its namespace. The operator itself never
+    connects to addresses from manifests.
     """
     asked = await _body(request, HookRequest, "url, question and seconds")
     try:
@@ -222,7 +222,7 @@ async def _digest(
         answer = web.json_response({"digest": await weights_digest(http, engine_url)})
     except CallFailed as error:
         answer = _refused(error.status or 502, error.message)
-    # An inference server that was started in the meantime answered for other weights.
+    # If the inference server was restarted meanwhile, the digest is that of other weights.
     return answer if (refused := refusal()) is None else refused
 
 
@@ -241,7 +241,7 @@ async def _serve_policy(request: web.Request, engine: Engine) -> web.Response:
 
 
 def _ended(process: str) -> web.Response:
-    return _refused(412, f"the engine's process {process} has ended; look at what runs now")
+    return _refused(412, f"the engine's process {process} has ended; verify the current process")
 
 
 def _refused(status: int, message: str) -> web.Response:
@@ -253,7 +253,7 @@ def _refused(status: int, message: str) -> web.Response:
 async def _run(options: argparse.Namespace) -> None:
     token = options.token_file.read_text().strip()
     if not token:
-        raise SystemExit(f"{options.token_file} is empty; it must hold the token of the control port")
+        raise SystemExit(f"{options.token_file} is empty; it must contain the token of the control port")
     policies = Policies(options.policy_folder, dict(os.environ)) if options.policy_folder else None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -270,7 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m agent_runtime.serving.gateway", description=__doc__)
     parser.add_argument("--token-file", type=Path, required=True, help="file with the token of the control port")
-    parser.add_argument("--policy-folder", type=Path, help="where policies are fetched to; without it none are")
+    parser.add_argument(
+        "--policy-folder", type=Path, help="folder for fetched policies; without it, policies cannot be fetched"
+    )
     parser.add_argument("--adapters-of", metavar="MODEL", help="policies are LoRA adapters of this model")
     parser.add_argument("--engine-url", default=f"http://127.0.0.1:{MODEL_ENGINE_PORT}", help="the engine's address")
     parser.add_argument("--port", type=int, default=MODEL_PORT, help="for runners")

@@ -46,7 +46,7 @@ async def weights_digest(http: aiohttp.ClientSession, engine_url: str) -> str:
     url = f"{engine_url}/weight_checker"
     answer = await _post(http, url, {"action": "checksum"}, MOST_CHECKSUMS, None)
     if not isinstance(answer.get("checksums"), dict):
-        raise CallFailed(f"POST {url} answered without `checksums`, an object; is it vLLM 0.26 or newer?")
+        raise CallFailed(f"POST {url} returned no object `checksums`; vLLM 0.26 or newer is required")
     return hashlib.sha256(json.dumps(answer["checksums"], sort_keys=True).encode()).hexdigest()
 
 
@@ -63,7 +63,7 @@ async def _post(
 ) -> dict[str, Any]:
     what = f"POST {url}"
     timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=http.timeout.sock_connect)
-    # The session decodes nothing, so nothing may be compressed.
+    # The session does not decompress responses.
     headers = {"Accept-Encoding": "identity"}
     data = bytearray()
     try:

@@ -1,4 +1,6 @@
-"""Policies on the volume that gateway and engine share: one folder for each version, which is complete or absent."""
+"""Policies on the volume that gateway and engine share: one folder for each version, which exists only if it is
+complete.
+"""
 
 import asyncio
 import os

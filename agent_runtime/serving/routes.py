@@ -1,7 +1,7 @@
-"""The routes of an engine that may be called, and by whom. All others are not found.
+"""The routes of an engine that runners and the operator may call. All others get 404.
 
 Routes of vLLM 0.26: vllm/entrypoints/openai, vllm/entrypoints/serve/{render,disagg,tokenize,lora,instrumentator,dev}.
-New routes of later versions stay closed until they are reviewed.
+New routes of later versions are not allowed until they are reviewed.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ DATA: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 }
-"""Routes for runners: they answer one request without affecting others."""
+"""Routes for runners, whose requests do not affect each other."""
 SAMPLING: Final[frozenset[Route]] = frozenset(
     {("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/inference/v1/generate")}
 )
@@ -51,7 +51,7 @@ CONTROL: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/v1/load_lora_adapter"),
     ("POST", "/v1/unload_lora_adapter"),
 }
-"""Routes for the operator: they change an engine."""
+"""Routes for the operator, which may change an engine."""
 CHANGES: Final[frozenset[Route]] = frozenset(
     {
         ("POST", "/pause"),
@@ -66,7 +66,7 @@ CHANGES: Final[frozenset[Route]] = frozenset(
         ("POST", "/v1/unload_lora_adapter"),
     }
 )
-"""Routes after which the gateway is shut until the operator has checked the engine's policy and health."""
+"""Routes after which the gateway refuses calls until the operator has verified the engine's policy and health."""
 FETCH_POLICY: Final[Route] = ("POST", "/policy/fetch")
 SERVED_POLICY: Final[Route] = ("GET", "/policy/served")
 SERVE_POLICY: Final[Route] = ("POST", "/policy/served")

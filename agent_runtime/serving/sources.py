@@ -37,7 +37,7 @@ async def open_source(uri: str, revision: str | None, environ: Mapping[str, str]
             yield HubSource(f"{parts.netloc}{parts.path}".strip("/"), revision or "main", environ, session)
     elif parts.scheme in ("s3", "gs", "az", "file"):
         if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
-            raise FetchError(f"{uri}: there is no such folder here")
+            raise FetchError(f"{uri}: the folder does not exist")
         yield StoreSource(Store.open(uri, environ))
     else:
         raise FetchError(f"{uri}: expected hf://, s3://, gs://, az:// or file://")
@@ -67,7 +67,7 @@ class HubSource:
         self._hub = environ.get("HF_ENDPOINT", HUB).rstrip("/")
         self._commit = revision
         token = environ.get("HF_TOKEN")
-        # Not compressed: after a broken connection the download resumes at a byte of the file.
+        # Without compression, a download can resume at a byte of the file after a broken connection.
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self.uri = f"hf://{repository}@{revision}"
 
@@ -86,10 +86,8 @@ class HubSource:
         return self._get(f"{self._hub}/{self._repository}/resolve/{self._commit}/{quote(path)}")
 
     async def _get(self, url: str, *, is_whole: bool = False) -> AsyncIterator[bytes]:
-        """Yield the body in pieces. A broken connection is replaced, and the download continues where it stopped.
-
-        With `is_whole` it is one piece, which is requested again from its beginning, because a listing may change
-        between requests.
+        """Yield the body in pieces. After a broken connection the download continues where it stopped. With `is_whole`
+        the body is one piece and is requested again from its beginning, because a listing may change between requests.
         """
         done = tries = 0
         while True:
@@ -121,8 +119,9 @@ class HubSource:
         words = (await response.text())[:200]
         if response.status in (401, 403):
             raise FetchError(
-                f"{self.uri}: the hub refuses it ({response.status}); put a token with access to the model as HF_TOKEN "
-                f"into the Secret of model.secretRef: {words}"
+                f"{self.uri}: the hub refuses access ({response.status}); add a token with access to the model as "
+                "HF_TOKEN "
+                f"to the Secret of model.secretRef: {words}"
             )
         if response.status < 500 and response.status not in (408, 429):
             raise FetchError(f"{self.uri}: the hub answers {response.status}; check name and revision: {words}")

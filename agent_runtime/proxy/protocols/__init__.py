@@ -1,1 +1,1 @@
-"""Client APIs, translated to one internal chat format and back. Pure: JSON objects in, JSON objects and SSE out."""
+"""Translations between client APIs and the internal chat format: JSON objects in, JSON objects and SSE out."""

@@ -45,7 +45,7 @@ ERROR_TYPES = {
     504: "timeout_error",
 }
 TOO_LONG = "prompt is too long"
-"""The API's own message; agents look for these words to detect that they must shorten the conversation."""
+"""The API's own message, by which agents detect that they must shorten the conversation."""
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
@@ -91,7 +91,7 @@ def answer_tail(reply: ModelReply) -> tuple[JsonObject, JsonObject]:
 
 
 class AnthropicEncoder:
-    """See `Encoder`. Thinking that is only known at the end follows the text."""
+    """See `Encoder`. Thinking follows the text if it is only known at the end."""
 
     def __init__(self, request: ChatRequest, id: str) -> None:
         self._request, self._id = request, id
@@ -167,8 +167,9 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Prefix of the first line of Claude Code's system prompt, which is meant for Anthropic's billing and differs in every
-request, so that no conversation would extend another. vLLM removes it as well (vllm-project/vllm#36829).
+"""Prefix of the first line of Claude Code's system prompt, for Anthropic's billing. The line differs in every request,
+so it is removed; otherwise requests would not extend earlier conversations. vLLM removes it as well
+(vllm-project/vllm#36829).
 """
 
 PASSED = ENGINE_SAMPLING
@@ -204,8 +205,8 @@ IGNORED = frozenset(
     }
 )
 REFUSED = {
-    "container": "code execution runs on Anthropic's side; leave it out",
-    "mcp_servers": "MCP servers are called by the client here; leave it out",
+    "container": "code execution is only available at Anthropic; leave it out",
+    "mcp_servers": "only the client can call MCP servers; leave it out",
 }
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -247,8 +248,8 @@ class AnthropicMessages:
 
 
 def answer_blocks(answer: ChatAnswer, *, thinking: bool) -> list[JsonObject]:
-    """Return the content of an answer. Thinking is only included for clients that requested it; clients drop it without
-    a signature.
+    """Return the content of an answer. Thinking is included if the client requested it, although clients drop thinking
+    without a signature.
     """
     reply = answer.reply
     thought = reasoning(reply.message) if thinking else None
@@ -275,8 +276,8 @@ def _conversation(body: Mapping[str, Any]) -> list[Message]:
         raise BadRequest("messages: at least one message is required", "messages")
     if messages[-1].get("role") == "assistant":
         raise BadRequest(
-            "messages: the last message is the assistant's; this model does not continue a partial answer, "
-            "so let the conversation end with a user message",
+            "messages: the last message is the assistant's, which this model cannot continue; "
+            "end the conversation with a user message",
             "messages",
         )
     return list(chain.from_iterable(each(messages, "messages", _messages)))
@@ -346,7 +347,7 @@ def _text(block: JsonObject, where: str) -> str:
 def _tool(tool: JsonObject, where: str) -> JsonObject:
     if tool.get("type", "custom") != "custom":
         raise BadRequest(
-            f"{where}.type: {tool['type']!r}; only tools with an input_schema of their own are served", f"{where}.type"
+            f"{where}.type: {tool['type']!r}; only tools with an input_schema are supported", f"{where}.type"
         )
     function: JsonObject = {"name": required(tool, "name", str, where)}
     if tool.get("description") is not None:

@@ -1,4 +1,4 @@
-"""Parse the fields of a request: each is supported, ignored or refused, and none is silently dropped. Pure."""
+"""Parse the fields of a request. Each field is supported, ignored or refused; unknown fields are refused."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -51,7 +51,7 @@ def one(body: Mapping[str, Any], *names: str) -> None:
     """Refuse several answers to one request: each call is recorded with one."""
     for name in names:
         if body.get(name) not in (None, 1):
-            raise BadRequest(f"{name}: {body[name]!r}; only 1 is served here, send several requests instead", name)
+            raise BadRequest(f"{name}: {body[name]!r}; only 1 is supported; send several requests instead", name)
 
 
 def typed(value: Any, form: type[T], where: str) -> T:

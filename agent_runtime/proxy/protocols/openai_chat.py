@@ -67,9 +67,9 @@ REFUSED = {
     "audio": "the model writes text only",
     "function_call": "deprecated; use tool_choice",
     "functions": "deprecated; use tools",
-    "prediction": "predicted outputs are not served",
+    "prediction": "predicted outputs are not supported",
     "top_logprobs": "only the sampled token's logprob is recorded; leave it out",
-    "web_search_options": "there is no web search here",
+    "web_search_options": "web search is not supported",
 }
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -213,7 +213,7 @@ def _part_text(part: JsonObject, where: str) -> str:
 def parse_call(call: JsonObject, where: str) -> JsonObject:
     """Parse a tool call of an earlier answer. Raises BadRequest."""
     if call.get("type", "function") != "function":
-        raise BadRequest(f"{where}.type: {call['type']!r}; only function is served", f"{where}.type")
+        raise BadRequest(f"{where}.type: {call['type']!r}; only function is supported", f"{where}.type")
     function = required(call, "function", dict, where)
     return {
         "id": required(call, "id", str, where),
@@ -228,7 +228,7 @@ def parse_call(call: JsonObject, where: str) -> JsonObject:
 def parse_tool(tool: JsonObject, where: str) -> JsonObject:
     """Parse a tool definition. Raises BadRequest for tools that are not functions."""
     if tool.get("type") != "function":
-        raise BadRequest(f"{where}.type: {tool.get('type')!r}; only function tools are served", f"{where}.type")
+        raise BadRequest(f"{where}.type: {tool.get('type')!r}; only function tools are supported", f"{where}.type")
     required(required(tool, "function", dict, where), "name", str, f"{where}.function")
     return tool
 

@@ -33,8 +33,8 @@ HONOURED = frozenset(
     }
 )
 REFUSED = {
-    "echo": "the answer is given without its prompt; leave it out",
-    "suffix": "filling in the middle is not served",
+    "echo": "answers cannot include the prompt; leave it out",
+    "suffix": "filling in the middle is not supported",
 }
 
 
@@ -80,7 +80,7 @@ class CompletionsEncoder(ChunkEncoder):
     """Chunks of a streamed completion; see `Encoder`."""
 
     def start(self) -> bytes:
-        """Return nothing: the API begins with the first text."""
+        """Return no bytes: the API's stream begins with the first text."""
         return b""
 
     def text(self, piece: str) -> bytes:
@@ -102,7 +102,7 @@ def _prompt(prompt: Any) -> Message:
             if all(type(token) is int and token >= 0 for token in ids):
                 return {"role": PROMPT_ROLE, "token_ids": list(ids)}
     raise BadRequest(
-        f"prompt: expected one text, or one list of token ids, got {prompt!r:.100}; several prompts are several requests",
+        f"prompt: expected one text, or one list of token ids, got {prompt!r:.100}; send a request for each prompt",
         "prompt",
     )
 

@@ -66,11 +66,11 @@ IGNORED = frozenset(
     }
 )
 REFUSED = {
-    "background": "responses are made while the client waits; leave it out",
+    "background": "background responses are not supported; leave it out",
     "conversation": "give previous_response_id, or the whole input, instead",
     "image": "the model writes text only",
     "prompt": "prompt templates are not stored here; give instructions and input",
-    "top_logprobs": "logprobs are recorded, and given out by chat completions alone",
+    "top_logprobs": "logprobs are recorded, but only chat completions returns them",
 }
 ECHOED: JsonObject = {
     "instructions": None,
@@ -150,7 +150,8 @@ def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
 def _tool(tool: JsonObject, where: str) -> JsonObject:
     if tool.get("type") != "function":
         raise BadRequest(
-            f"{where}.type: {tool.get('type')!r}; only function tools are served, built-in tools run on OpenAI's side",
+            f"{where}.type: {tool.get('type')!r}; only function tools are supported; built-in tools are only "
+            "available at OpenAI",
             f"{where}.type",
         )
     required(tool, "name", str, where)

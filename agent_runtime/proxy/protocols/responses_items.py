@@ -136,7 +136,7 @@ def parse_items(items: Sequence[JsonObject], where: str, earlier: Earlier) -> li
         elif kind in ("message", "reasoning", "function_call"):
             key = _answer_id(item)
             follows = bool(parsed) and parsed[-1] is last
-            # Clients may put the result of a call right behind it, before the answer's next call.
+            # Clients may put a call's result directly after the call, before the answer's next call.
             if last is None or not ((follows and last.takes(kind)) or (key is not None and key == last.key)):
                 last = _Answer()
                 parsed.append(last)
@@ -144,7 +144,8 @@ def parse_items(items: Sequence[JsonObject], where: str, earlier: Earlier) -> li
             _add(last, kind, item, path)
         else:
             raise BadRequest(
-                f"{path}.type: {kind!r}; expected message, reasoning, function_call, function_call_output or item_reference",
+                f"{path}.type: {kind!r}; expected message, reasoning, function_call, function_call_output or "
+                "item_reference",
                 f"{path}.type",
             )
     return [part.message() if isinstance(part, _Answer) else part for part in parsed]

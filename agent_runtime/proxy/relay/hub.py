@@ -25,7 +25,7 @@ from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, Hello, JsonObject, Prompt
 
 WAIT_SECONDS: Final = 30.0
-"""How long a call waits without a connected worker, as in PR #83: longer than a worker's longest pause before it
+"""Time limit of a call without a connected worker, as in PR #83. Longer than a worker's longest pause before it
 reconnects.
 """
 
@@ -36,7 +36,7 @@ CALL_SECONDS: Final = 600.0
 """Deadline of a call, including waiting; equal to that of an endpoint."""
 
 MOST_WORKERS_LOST: Final = 3
-"""Most workers that one call may lose before it fails: it may be the cause."""
+"""A call fails after this many workers were lost while they had it, because it may be the cause."""
 
 _HELLO_SECONDS: Final = 10.0
 _DRAIN_SECONDS: Final = 50.0
@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _WorkerLost(Exception):
-    """The worker of a call disconnected, or was never reached."""
+    """The worker of a call has disconnected, or could not be reached."""
 
 
 @dataclass
@@ -58,12 +58,12 @@ class _Call:
     prompt: Prompt | None
     reply: asyncio.Future[ModelReply]
     heard: bool = False
-    """Part of its text was sent to the client, so that another worker's answer would not fit."""
+    """Whether some text was sent to the client, so that another worker cannot take over."""
 
 
 @dataclass
 class _Waiting:
-    """A call for which no worker has room yet."""
+    """A call that waits for a worker."""
 
     session: str
     is_prompt: bool
@@ -94,16 +94,16 @@ class _Worker:
     async def send(self, message: JsonObject) -> None:
         """Send a message. Raises _WorkerLost, and RequestRefused if the message is too large for a frame."""
         text = json.dumps(message, separators=(",", ":"))
-        # ASCII alone, so that characters are bytes.
+        # JSON in ASCII, so its length is in bytes.
         if len(text) > schemas.FRAME_BYTES:
             # No other worker accepts a message of this size either, so this is the client's error.
             raise RequestRefused(
                 "TooLarge",
-                f"the request has {len(text)} bytes, a worker takes at most {schemas.FRAME_BYTES} in one message",
+                f"the request has {len(text)} bytes; a message to a worker is limited to {schemas.FRAME_BYTES}",
             )
         try:
             await self.socket.send_str(text)
-        except (ConnectionError, RuntimeError) as error:  # RuntimeError: aiohttp's for a socket that is closing
+        except (ConnectionError, RuntimeError) as error:  # aiohttp raises RuntimeError for a closing socket
             raise _WorkerLost from error
 
     async def answer(self, call: _Call, model: str) -> ModelReply:
@@ -121,7 +121,7 @@ class _Worker:
 
     def _cancel(self, id: str) -> None:
         async def tell() -> None:
-            with contextlib.suppress(_WorkerLost):  # a lost worker has stopped its calls already
+            with contextlib.suppress(_WorkerLost):  # a lost worker has stopped its calls
                 await self.send({"type": "completion_cancel", "request_id": id})
 
         task = asyncio.ensure_future(tell())
@@ -130,7 +130,7 @@ class _Worker:
 
 
 _MOST_OWN_SESSIONS: Final = 10_000
-"""Remembered session prefixes, of the workers that connected last."""
+"""Number of session prefixes that are remembered, of the workers that connected last."""
 
 
 class Hub:
@@ -154,7 +154,7 @@ class Hub:
         self._wait, self._call_seconds = wait_seconds, call_seconds
         self._workers: dict[str, _Worker] = {}
         self._own_sessions: dict[str, None] = {}
-        """Prefixes of the names of sessions that only one worker answers, even while it is not connected."""
+        """Name prefixes of sessions that are reserved for one worker, even while it is not connected."""
         self._waiting: deque[_Waiting] = deque()
         self._alone_since = 0.0
         """Loop time at which the last worker disconnected."""
@@ -166,10 +166,10 @@ class Hub:
         return len(self._workers)
 
     async def check(self) -> None:
-        """Do nothing: workers come and go, so nothing can be checked before a call."""
+        """Do nothing: workers may connect later."""
 
     async def close(self) -> None:
-        """Wait for running calls, and disconnect the workers, which then look for the next proxy."""
+        """Wait for running calls, and disconnect the workers, which then reconnect to the next proxy."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self._idle.wait()
@@ -205,7 +205,8 @@ class Hub:
                     ) from None
                 if lost == MOST_WORKERS_LOST:
                     raise ModelError(
-                        "WorkerLost", f"{lost} workers were lost while they had this request, the last was {name}"
+                        "WorkerLost",
+                        f"{lost} workers disconnected while they processed this request, the last was {name}",
                     ) from None
                 request.health.note(f"WorkerLost: {name}")
                 request.health.lost_seconds = lost_before + clock() - began
@@ -219,7 +220,7 @@ class Hub:
             worker = await self._greeted(socket)
         except (_Refused, FormError, TimeoutError) as error:
             code = schemas.REFUSED if isinstance(error, _Refused) else schemas.BROKEN
-            await socket.close(code=code, message=_reason(str(error) or "no worker_hello came"))
+            await socket.close(code=code, message=_reason(str(error) or "no worker_hello was received"))
             return
         name = worker.hello.worker_id
         older, self._workers[name] = self._workers.get(name), worker
@@ -234,11 +235,11 @@ class Hub:
             if older is not None:
                 _end(older)
                 await older.socket.close(code=schemas.REPLACED, message=b"a worker of the same name has connected")
-            self._hand_out()
+            self._assign_waiting()
             async for message in socket:
                 if message.type is not WSMsgType.TEXT:
                     raise FormError(f"expected text frames, got {message.type.name} {message.data!r:.100}")
-                await self._heard(worker, _decoded(message.data))
+                await self._handle_message(worker, _decoded(message.data))
         except FormError as error:
             _LOG.warning("Worker %s: %s", name, error)
             await socket.close(code=schemas.BROKEN, message=_reason(str(error)))
@@ -269,7 +270,7 @@ class Hub:
             raise _Refused(f"this proxy serves model {self.name!r}, the worker has {found.model!r:.100}")
         return _Worker(found, socket)
 
-    async def _heard(self, worker: _Worker, message: JsonObject) -> None:
+    async def _handle_message(self, worker: _Worker, message: JsonObject) -> None:
         match message.get("type"):
             case "completion_chunk":
                 call, text = worker.calls.get(str(message.get("request_id"))), message.get("text")
@@ -283,7 +284,7 @@ class Hub:
                         call.request.on_text(text)
             case "completion_response":
                 call = worker.calls.get(str(message.get("request_id")))
-                # A missing call was cancelled in the meantime.
+                # Ignore responses to cancelled calls.
                 if call is not None and not call.reply.done():
                     _settle(call, message)
             case "ping":
@@ -298,14 +299,15 @@ class Hub:
         clock = asyncio.get_running_loop().time
         waiting = _Waiting(session, is_prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        self._hand_out()
+        self._assign_waiting()
         came = clock()
         try:
             while not waiting.worker.done():
-                able = self._able(session).values()
+                able = self._suitable_workers(session).values()
                 if able and not any(worker.takes(is_prompt) for worker in able):
                     raise RequestRefused(
-                        "NoPrompts", f"no connected worker of model {self.name} takes a bare prompt, only chat messages"
+                        "NoPrompts",
+                        f"the connected workers of model {self.name} support chat messages only, not a bare prompt",
                     )
                 due = max(came, self._alone_since) + self._wait if not able else clock() + self._wait
                 if clock() >= due:
@@ -319,7 +321,7 @@ class Hub:
                 self._waiting.remove(waiting)
             raise
 
-    def _able(self, session: str) -> dict[str, _Worker]:
+    def _suitable_workers(self, session: str) -> dict[str, _Worker]:
         is_own = any(session[:end] in self._own_sessions for end in range(len(session) + 1))
         return {
             name: worker
@@ -327,13 +329,15 @@ class Hub:
             if (worker.answers_for(session) if is_own else worker.hello.sessions is None)
         }
 
-    def _hand_out(self) -> None:
+    def _assign_waiting(self) -> None:
         """Assign the calls that have waited longest to workers with room."""
         for waiting in list(self._waiting):
             if not any(worker.room > 0 for worker in self._workers.values()):
                 break
             able = {
-                name: worker for name, worker in self._able(waiting.session).items() if worker.takes(waiting.is_prompt)
+                name: worker
+                for name, worker in self._suitable_workers(waiting.session).items()
+                if worker.takes(waiting.is_prompt)
             }
             in_flight = {name: worker.taken for name, worker in able.items()}
             limits = {name: worker.taken + worker.room for name, worker in able.items()}
@@ -347,7 +351,7 @@ class Hub:
         worker.taken -= 1
         if not any(other.taken for other in self._workers.values()):
             self._idle.set()
-        self._hand_out()
+        self._assign_waiting()
 
 
 class _Refused(Exception):

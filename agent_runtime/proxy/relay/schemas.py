@@ -8,9 +8,9 @@ worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prom
     proxy → worker   completion_cancel {request_id}                  no response is wanted any more
     both             ping, pong
 
-They are those of verl-recipe PR #83 (its inference relay and worker client), whose workers are served as well. Ours
-beyond it: `completion_chunk`, `completion_cancel`, all of hello but the id, and in requests and responses the fields
-that are marked below. Unknown fields are ignored.
+They are compatible with verl-recipe PR #83 (its inference relay and worker client), whose workers can connect too. Our
+additions are `completion_chunk`, `completion_cancel`, all fields of hello except the id, and the fields of requests and
+responses that are marked below. Unknown fields are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,8 @@ FRAME_BYTES: Final = 100 << 20
 """Most bytes of one message, as in PR #83."""
 
 BROKEN: Final = 4000
-"""Close code: the received data is not a message of the relay, or no hello came. The codes are PR #83's, 4000 to 4002.
+"""Close code: the received data is not a message of the relay, or there was no hello. The codes 4000 to 4002 are PR
+#83's.
 """
 REFUSED: Final = 4001
 """Close code: the worker cannot serve here, and reconnecting does not help."""
@@ -67,7 +68,7 @@ class Hello(ApiModel, extra="ignore"):
     capacity: int | None = None
     """Concurrent calls that it accepts; None: unlimited."""
     prompts: bool = False
-    """Whether it accepts bare prompts: workers that do not know this request field would ignore the prompt."""
+    """Whether it accepts bare prompts. Workers without support would ignore this field of a request."""
     sessions: str | None = None
     """Only this worker answers sessions with this name prefix; None: it answers all others."""
 
@@ -157,7 +158,8 @@ def reply_message(id: str, reply: ModelReply) -> JsonObject:
         "log_probs": reply.logprobs,
         "finish_reason": reply.finish_reason,
         "error": None,
-        # Ours. PR #83 has the message's parts instead (`completion_text`, `content_text`, `tool_calls`), not its reasoning.
+        # Our addition. PR #83 sends the message's parts instead (`completion_text`, `content_text`, `tool_calls`),
+        # without reasoning.
         "message": reply.message,
         "model": reply.model,
         "usage": reply.usage.model_dump(by_alias=False),
@@ -245,7 +247,7 @@ def _first(error: ValidationError) -> str:
 
 def _failure(message: Mapping[str, Any]) -> ModelError | ContextExceeded | ContentFiltered:
     kind = message.get("error_type")
-    words = str(message.get("error") or "").strip() or f"the worker gave no reason other than {kind!r}"
+    words = str(message.get("error") or "").strip() or f"the worker reported {kind!r} without a message"
     form = _ERRORS.get(str(kind), ModelError)
     if issubclass(form, ModelError):
         return form(str(message.get("error_reason") or "WorkerFailed"), words)

@@ -27,7 +27,7 @@ from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, JsonObject
 
 CAPACITY: Final = 1024
-"""Concurrent calls: more than one vLLM server batches, so that the server queues them."""
+"""Concurrent calls: more than a vLLM server processes at once, so that the server's queue is used."""
 
 HEARTBEAT_SECONDS: Final = 30.0
 """A connection that was silent for this time is pinged, and has half as long to respond. PR #83's value."""
@@ -39,9 +39,8 @@ _LOG = logging.getLogger(__name__)
 class Worker:
     """Serves the proxy at `url` (`https://proxy.example`) with a checked `model`.
 
-    With `sessions` it only answers sessions with this name prefix; the model is known there by the names with which
-    they were registered. `on_change` is called with True when the proxy has accepted the worker, and with False when
-    that connection ends.
+    With `sessions` it only answers sessions with this name prefix, whatever model name they were registered with.
+    `on_change` is called with True when the proxy has accepted the worker, and with False when that connection ends.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Worker:
                 raise ModelConfigError("KeyRefused", f"{self.url} refused the admin key with {error.status}") from None
             if error.status == 404:
                 raise ModelConfigError(
-                    "NotFound", f"{self.url} answers 404; is it a session proxy, and was it started for workers?"
+                    "NotFound", f"{self.url} answers 404; check that it is a session proxy with a relay"
                 ) from None
             raise
         async with socket:
@@ -139,16 +138,16 @@ class _Connection:
         """Answer until the connection ends; return its last message."""
         try:
             while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
-                await self._heard(json.loads(message.data))
+                await self._handle_message(json.loads(message.data))
             return message
         finally:
             working = list(self._working.values())
             for task in working:
                 task.cancel()
-            # The model's connections are closed when this ends.
+            # Wait for them, because the model's connections are closed afterwards.
             await asyncio.gather(*working, return_exceptions=True)
 
-    async def _heard(self, message: Any) -> None:
+    async def _handle_message(self, message: Any) -> None:
         match message:
             case {"type": "completion_request", "request_id": str(id)}:
                 task = asyncio.ensure_future(self._answer(id, message))
@@ -159,7 +158,7 @@ class _Connection:
             case {"type": "ping"}:
                 await self._socket.send_str('{"type":"pong"}')
             case _:
-                pass  # of a later proxy
+                pass  # from a newer proxy
 
     async def _answer(self, id: str, message: JsonObject) -> None:
         try:
@@ -172,12 +171,14 @@ class _Connection:
             )
         except ConnectionError:
             return  # `serve` notices the closed socket
-        except Exception as error:  # noqa: BLE001 whatever it is, the proxy gets a typed answer
+        except Exception as error:  # noqa: BLE001 the proxy must get an error response
             _LOG.exception("A request could not be answered.")
             response = schemas.error_message(id, ModelError("WorkerFailed", f"{type(error).__name__} in the worker"))
         text = json.dumps(response, separators=(",", ":"))
         if len(text) > schemas.FRAME_BYTES:
-            large = ModelError("TooLarge", f"the answer has {len(text)} bytes, a message at most {schemas.FRAME_BYTES}")
+            large = ModelError(
+                "TooLarge", f"the answer has {len(text)} bytes; a message is limited to {schemas.FRAME_BYTES}"
+            )
             text = json.dumps(schemas.error_message(id, large))
         with contextlib.suppress(ConnectionError):
             await self._socket.send_str(text)
@@ -187,7 +188,9 @@ class _Connection:
         ask = self._model.complete
         if prompt is not None:
             if not isinstance(self._model, PromptModel):
-                raise RequestRefused("NoPrompts", f"model {self._model.name} takes chat messages only, no bare prompt")
+                raise RequestRefused(
+                    "NoPrompts", f"model {self._model.name} supports chat messages only, not a bare prompt"
+                )
             ask = partial(self._model.complete_prompt, prompt)
         if not message.get("stream"):
             return schemas.reply_message(id, await ask(request))

@@ -348,7 +348,7 @@ async def test_reply_through_another_replica_is_kept_until_its_delivery_is_repor
     other = bench.begin([USER, USER])
     await other.answer()
     other.leave(None)
-    bench.session.told(other.ticket.turn, delivered=True)
+    bench.session.report_delivery(other.ticket.turn, delivered=True)
     assert (await bench.ask([USER, USER], retry=True)).text != "word 2"
 
 

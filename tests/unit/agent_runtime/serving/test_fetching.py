@@ -126,10 +126,10 @@ def broken(change: str) -> Fake:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("content", "a/shard-1 came with SHA-256"),
+        ("content", "a/shard-1 has SHA-256"),
         ("missing", "lacks a/shard-2"),
         ("unlisted", "does not list extra"),
-        ("sums", "line 1 is not as sha256sum writes it"),
+        ("sums", "line 1 is not in the format of sha256sum"),
     ],
 )
 async def test_weights_that_are_not_what_their_sums_say_are_never_used(tmp_path: Path, change: str, words: str) -> None:

@@ -121,7 +121,7 @@ async def test_a_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> No
 
 async def test_a_gated_model_needs_the_token_and_the_field_is_named(hub: Hub, tmp_path: Path) -> None:
     hub.needs_token = True
-    with pytest.raises(FetchError, match=r"HF_TOKEN into the Secret of model\.secretRef"):
+    with pytest.raises(FetchError, match=r"HF_TOKEN to the Secret of model\.secretRef"):
         await fetch(hub, tmp_path / "m")
     await fetch(hub, tmp_path / "m", HF_TOKEN="secret")
     assert there(tmp_path / "m") == FILES
