@@ -12,7 +12,9 @@ from typing import Any
 
 _TRACEBACK_FRAMES = 20
 _LONGEST_NAME = 100
-"""Characters of a name that is compared with others. A model chooses the length, and comparing takes time."""
+"""Names with more characters are not compared with others for suggestions, because a model controls the length and
+comparing is slow.
+"""
 
 
 class ExtensionError(Exception):
@@ -24,8 +26,8 @@ def contained(*also: type[BaseException]) -> Iterator[None]:
     """Convert a BaseException of user code into an ordinary error of that code.
 
     `sys.exit()` or `pytest.fail()` in one rollout would otherwise end the run with all rollouts. A CancelledError of
-    the code would look like a cancellation of the rollout, which would never get a result. A real cancellation passes,
-    and so do exceptions of Python itself (KeyboardInterrupt, GeneratorExit), unless one of `also`.
+    the code would look like a cancellation of the rollout, which would never get a result. Real cancellations,
+    KeyboardInterrupt and GeneratorExit pass unchanged, unless they are in `also`.
     """
     try:
         yield
@@ -78,9 +80,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Registry:
-    """One kind of extension. `builtin` maps names to `module:name`, so that only what is used is imported.
-
-    `optional` names what an entry point of an optional part provides, each with the requirement that installs it.
+    """One kind of extension. `builtin` maps names to `module:name`, which are imported on demand. `optional` maps names
+    of optional entry points to the requirements that install them.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Registry:
     def register(self, name: str, thing: Any) -> None:
         """Register `thing` in this process. Registering a name again replaces it, as when a notebook cell runs twice.
 
-        Raises ExtensionError for the name of a built-in: a manifest must mean the same everywhere.
+        Raises ExtensionError for the name of a built-in, because a manifest must have the same meaning everywhere.
         """
         if name in self.builtin or name in self.optional:
             raise ExtensionError(f"{self.what} {name!r} is a built-in; register yours under another name")
@@ -118,10 +119,11 @@ class Registry:
             return load_object(entries[0].value, f"{self.what} {name!r} =")
         if name in self.optional:
             raise ExtensionError(
-                f"{self.what} {name!r} is not installed: no installed package has an entry point of this name in the group "
+                f"{self.what} {name!r} is not installed: no installed package has an entry point of this name in "
+                "the group "
                 f"{self.group}. Run: pip install '{self.optional[name]}'. In a checkout, run: pip install -e ."
             )
         raise ExtensionError(
-            f"no {self.what} is named {name!r}{nearest(name, self.names())}. Known are {', '.join(self.names())}. "
-            f"A package adds one by an entry point in the group {self.group}; module:name always works"
+            f"no {self.what} is named {name!r}{nearest(name, self.names())}. Available: {', '.join(self.names())}. "
+            f"A package can add one by an entry point in the group {self.group}; module:name always works"
         )

@@ -1,7 +1,7 @@
 """Statistics for users, scalars of a training curve, and advantages. Pure. Undefined values are None.
 
-A rollout without a reward (lost to infrastructure, not gradable, cancelled) takes no part in any statistic and gets no
-advantage; so a failure of a node cannot make its neighbours look better or worse. Advantages equal those of ROLL
+Rollouts without a reward (lost to infrastructure, not gradable, cancelled) are excluded from all statistics and get no
+advantage. So a failed node does not change the advantages of other rollouts. Advantages equal those of ROLL
 (`agentic_reward_norm`).
 """
 
@@ -25,7 +25,7 @@ def sample_std(values: Sequence[float]) -> float | None:
 
 
 def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
-    """Return the standard error of the mean over all values, where those of a group are not independent.
+    """Return the standard error of the mean over all values, considering that values of a group are not independent.
 
     Clustered by group as in Miller 2024 (arXiv 2411.00640), with the correction G/(G - 1) for few groups. If each group
     has one value, that is the sample standard deviation over √n. None for fewer than two groups with values.
@@ -88,7 +88,7 @@ def _means(prefix: str, results: Sequence[Result]) -> dict[str, float]:
 EPSILON = 1e-6
 """Added to the standard deviation, and its minimum; both as in ROLL and in verl's GRPO."""
 LOWEST, HIGHEST = -1.0, 3.0
-"""Bounds of `AsymClip`, as in RAGEN, from which ROLL has it."""
+"""Bounds of `AsymClip`, as in RAGEN and ROLL."""
 
 
 def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: float | None = None) -> list[float]:
@@ -123,7 +123,9 @@ def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int
 
 
 def with_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
-    """Yield the results in order, with their advantages. Reads them twice, and keeps none."""
+    """Yield the results in order, with their advantages. Iterates over them twice, so that not all need to be in
+    memory.
+    """
     found = {} if spec is None else advantages(results, spec)
     for result in results:
         yield result if spec is None else result.model_copy(update={"advantage": found.get(result.index)})

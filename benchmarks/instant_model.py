@@ -115,7 +115,7 @@ class _Server:
         self._said = None if text is None else _said(text)
         self._answers = [_http(answer_body(turn, turns)) for turn in range(turns)]
         self._models = _http(json.dumps({"object": "list", "data": [{"id": NAME, "object": "model"}]}).encode())
-        self._delay, self._together = delay_seconds, together
+        self._delay, self._merged_warnings = delay_seconds, together
         self._held: list[Callable[[], None]] = []
 
     def answer(self, request: bytes, write: Callable[[bytes], None]) -> None:
@@ -135,10 +135,10 @@ class _Server:
         if self._delay:
             asyncio.get_running_loop().call_later(self._delay, write, answer)
         elif (
-            turn == 0 and self._together and b'"tools"' in request
+            turn == 0 and self._merged_warnings and b'"tools"' in request
         ):  # without tools it is only asked whether it is there
             self._held.append(lambda: write(answer))
-            if len(self._held) == self._together:
+            if len(self._held) == self._merged_warnings:
                 held, self._held = self._held, []
                 for write_held in held:
                     write_held()

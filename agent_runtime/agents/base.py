@@ -1,8 +1,8 @@
 """The agent interface: a class with `run`, which calls the model and the tools through its context.
 
-An agent keeps no state that is not derived from what its context returned. After a crash the engine runs it again from the
-start and answers its calls from the journal up to where it was, so a resumed agent continues unchanged. A
-call that differs from the recorded one shows that the agent is not deterministic, and fails the attempt with that reason.
+All state of an agent must derive from its context's results. After a crash the engine runs the agent again from the
+start, and answers its calls from the journal as far as they are recorded. So a resumed agent continues where it was. A
+call that differs from the recorded one shows that the agent is not deterministic, and fails the attempt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ class SubTask:
     system_prompt: str | None = None
     """Replaces the agent's own system prompt."""
     tools: Sequence[str] | None = None
-    """Names of the tools in `AgentContext.tools` that it may use; all when left out."""
+    """Names of the tools in `AgentContext.tools` that it may use; None: all."""
     max_turns: int | None = None
-    """Most model calls of its own. They count for the rollout's `maxTurns` as well."""
+    """Limit of its model calls, which also count for the rollout's `maxTurns`."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,13 @@ class AgentContext(Protocol):
     async def call_model(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ModelReply:
-        """Make one turn's model call. `tools` are definitions in OpenAI's format; those of `self.tools` when left out.
-
-        Concurrent calls are made one after another, because after a crash they are answered in the same order. Raises
-        Stop when a budget is used up, and the errors that end the attempt; an agent must not catch them.
+        """Make one turn's model call. `tools` are definitions in OpenAI's format; None: those of `self.tools`.
+        Concurrent calls are made one after another, because a replay answers them in the same order. Raises Stop when a
+        budget is used up, and the errors that end the attempt; an agent must not catch them.
         """
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
-        """Run tool calls of the turn, all or some. Each gets its own result under its own id, errors included.
+        """Run all or some tool calls of the turn. Each gets a result with its id, also after an error.
 
         Calls in the workspace run in order, others concurrently. Parallel calls of this method run one after another.
 
@@ -69,9 +68,9 @@ class AgentContext(Protocol):
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command in the workspace outside any model turn, as the Oracle does.
 
-        Its time limit is the rest of the agent's time. The sandbox keeps the result for a resumed agent, so one attempt can
-        make about 4,000 of these calls, written files of `put_files` included. A further one is not started, and its result
-        has a `start_error`; `put_files` raises FileError.
+        Its time limit is the rest of the agent's time. The sandbox keeps the result for a resumed agent, so an attempt
+        can make about 4,000 of these calls, including files written by `put_files`. Further commands are not started,
+        and their results have a `start_error`; `put_files` raises FileError.
         """
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:

@@ -4,8 +4,8 @@ One instance works on one attempt. The loop is `run_trajectory`; it sends the mo
 `format_messages_for_llm`, parses the answer with `parse_llm_output`, and runs tool calls with `execute_tool_call`.
 
 If a conversation is too long, its oldest turns are dropped, or a summary replaces all of them. The next call then
-starts a new branch, because its messages do not extend those of the previous call. So no token is trained on a context
-that the model did not have.
+starts a new branch, because its messages do not extend those of the previous call. So tokens are only trained on with
+the context in which they were sampled.
 """
 
 import json
@@ -23,13 +23,15 @@ from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import ContextLimit, ContextMethod
 
 KEPT_FRACTION = 0.5
-"""Fraction of the limit that remains after a cut. A cut begins a branch and invalidates the server's prefix cache, so
-cuts should be rare.
+"""Fraction of the limit to which a conversation is cut. Each cut begins a branch and loses the server's prefix cache,
+so cuts should be rare.
 """
 LEFT_OUT = "[Earlier messages were left out here to save space.]"
 SUMMARISE = (
-    "The conversation has become too long and will go on without its earlier messages. Call no tool now. Write down all "
-    "that is needed to go on with the task: what was asked, what was found out and done so far, what is left to do, and "
+    "The conversation has become too long and will go on without its earlier messages. Call no tool now. Write "
+    "down all "
+    "that is needed to go on with the task: what was asked, what was found out and done so far, what is left to "
+    "do, and "
     "the names of files, commands and values that matter."
 )
 SUMMARY = "Earlier messages were left out. This is your own summary of them:\n\n{summary}\n\nGo on with the task."
@@ -53,8 +55,8 @@ def is_over(limit: ContextLimit, size: Size) -> bool:
 def truncated(limit: ContextLimit, messages: Sequence[Message], head: int, tokens: int) -> list[Message]:
     """Return the first `head` messages, a note, and as many of the latest whole turns as fit in half the limit.
 
-    A turn is an answer with what followed it, so that each result follows its call. The latest turn is always kept. If
-    nothing must be left out, return the same messages.
+    A turn is an answer and the messages after it, so that results follow their calls. The latest turn is always kept.
+    If everything fits, return the same messages.
     """
     starts = [position for position in range(head, len(messages)) if messages[position].get("role") == "assistant"]
     kept = starts[-1:]
@@ -89,7 +91,7 @@ CUT_OFF = "Your answer was cut off at its token limit inside of this call. Send 
 class ParsedAnswer:
     """The contents of a model's answer: tool calls, or the end (`final`), or neither.
 
-    `complaint` tells the model what was wrong with the format of its answer. An answer without any content is empty.
+    `complaint` explains a format error to the model. An answer without any content is empty.
     """
 
     calls: Sequence[ToolCall] = ()
@@ -105,7 +107,7 @@ class ParsedAnswer:
 
 @dataclass
 class Trajectory:
-    """An agent's state, all of which derives from its context's results."""
+    """An agent's state, which derives from its context's results."""
 
     messages: list[Message] = field(default_factory=list)
     final: str | None = None
@@ -135,7 +137,7 @@ class BaseAgent:
         return self.finalize_trajectory(trajectory)
 
     def set_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Select the tools that the model is offered. Default: all of the manifest."""
+        """Select the tools for the model. Default: all tools of the manifest."""
         self.tools = tools
         self.definitions = [openai_definition(tool) for tool in tools.values()]
 
@@ -165,7 +167,7 @@ class BaseAgent:
         return trajectory.final is None
 
     async def manage_context(self, trajectory: Trajectory) -> None:
-        """Before each call: shorten a conversation beyond `agent.context`, by its method."""
+        """Shorten a conversation that exceeds `agent.context`. Called before each model call."""
         limit = self.context.spec.context
         if limit is None or not is_over(limit, Size(len(trajectory.messages), trajectory.tokens)):
             return
@@ -177,7 +179,7 @@ class BaseAgent:
         if summary:
             trajectory.messages = summarised(trajectory.messages, trajectory.head, summary)
         else:
-            # The manifest asks for this, or the model wrote no summary.
+            # The method is Truncate, or the model wrote no summary.
             trajectory.messages = truncated(limit, trajectory.messages, trajectory.head, trajectory.tokens)
         trajectory.tokens = 0
 

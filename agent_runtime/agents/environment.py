@@ -11,7 +11,7 @@ from agent_runtime.models.base import ToolCall
 from rollout_api.records import StopReason
 
 NO_ENVIRONMENT = (
-    "agent Environment acts in an environment, and the task has none; give it one (tasks.environments), or choose "
+    "agent Environment needs a task with an environment; give the task one (tasks.environments), or choose "
     "another agent"
 )
 
@@ -19,9 +19,9 @@ NO_ENVIRONMENT = (
 class Environment(BaseAgent):
     """Sends the model each observation, and takes the action in its answer, until the episode is over.
 
-    `agent.config.answerPattern` says where the action is (`agent_runtime.environments.answers`). An answer without an
-    action is a step too, and costs `formatPenalty`. With `agent.config.actionSeparator` an answer may have several actions,
-    which are taken in order; each is a step.
+    `agent.config.answerPattern` selects the action in an answer (`agent_runtime.environments.answers`). An answer
+    without an action is also a step, with `formatPenalty`. With `agent.config.actionSeparator` an answer may have
+    several actions, each a step.
     """
 
     system_prompt = "You act in an environment. Answer each turn with one action, such as <answer>ACTION</answer>."
@@ -49,7 +49,7 @@ class Environment(BaseAgent):
             shown = told(
                 act.template,
                 observation=steps[-1].content,
-                # A plugin may have refused a call, so that no action was taken.
+                # Valid only if all actions were taken; a plugin may have refused a call.
                 feedback="" if all(step.data.get("valid") for step in steps) else INVALID,
                 turn=turn + 1,
                 actions_left=left,

@@ -45,8 +45,8 @@ class ReActStep:
 
 
 def parse_step(text: str) -> ReActStep:
-    """Parse an answer. The first action or final answer counts. A later observation was invented by the model and is
-    dropped.
+    """Parse an answer. The first action or final answer counts. An observation in the answer was invented by the model,
+    and is dropped with everything after it.
     """
     labels = list(_LABEL.finditer(text))
     if not labels:

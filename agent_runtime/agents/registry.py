@@ -47,7 +47,8 @@ def find_agent(name: str) -> Callable[[], Agent]:
             inspect.signature(found).bind()
         except TypeError as error:
             raise ExtensionError(
-                f"agent {name!r} cannot be made without arguments: {error}; give them defaults, and read options of the "
+                f"agent {name!r} cannot be created without arguments: {error}; give them defaults, and read "
+                "options of the "
                 "manifest from context.spec.config"
             ) from None
     return cast(type[Agent], found)

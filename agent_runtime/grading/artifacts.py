@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
+from agent_runtime.tasks.loaded_by_python import LOADED_AUTOMATICALLY, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task, TaskFile, VerifierKind
 
@@ -90,7 +90,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
             "hidden": inside(path, hidden),
             "importRoots": [*above(path), *inside(path, searched["PYTHONPATH"])],
             "programFolders": inside(path, searched["PATH"]),
-            "names": sorted(LOADED_BY_THEMSELVES),
+            "names": sorted(LOADED_AUTOMATICALLY),
             "tests": [*TEST_FILES, *(_named_tests(commands) if is_pytest else ())],
             "options": [text for text in (*variables.values(), *texts) if "python_files" in text],
             "metadata": METADATA_SUFFIXES,

@@ -23,7 +23,7 @@ FILE_BYTES = 64 << 20
 """Largest file of a task folder: the limit of base64 in `TaskFile`."""
 
 EXECUTABLES = ".executables.json"
-"""File in the folder of `tasks.from.uri` that lists its executable files, because object storage keeps no modes."""
+"""File in the folder of `tasks.from.uri` that lists its executable files, because object storage has no file modes."""
 
 READERS = 16
 """Concurrent requests to object storage."""
@@ -53,7 +53,7 @@ class Folder:
         return self.read(path).decode("utf-8-sig")
 
     def is_executable(self, path: str) -> bool:
-        """Whether a file is executable. Scripts always are, because not every storage keeps modes."""
+        """Whether a file is executable. Scripts always are, because file modes may be lost in storage."""
         return path in self.executable or path.endswith(".sh") or self.read(path).startswith(b"#!")
 
     def below(self, folder: str) -> list[str]:
@@ -104,7 +104,7 @@ class Notes:
             self.refuse(file, "has Windows line ends, so no shell can run it; convert it, for example with dos2unix")
 
     def report(self, file: str, message: str, line: int | None = None) -> None:
-        """Record a setting that has no effect."""
+        """Record a warning about a setting that has no effect."""
         self.warnings.append((file, line, message))
 
 
@@ -126,7 +126,7 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
     Raises TaskSourceError with all problems.
     """
     if place.source.columns:
-        raise place.refused("tasks.from.columns is for files with columns; leave it out for folders")
+        raise place.refused("tasks.from.columns is only for files with columns; remove it for folders")
     folders = find_folders(place, form.marker)
     notes = [Notes(folder.where) for folder in folders]
     passes = row_filter(place.source.filter)
@@ -142,14 +142,16 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
     names: dict[str, str] = {}
     for p, task in zip(chosen, tasks, strict=True):
         if task is not None and task.name in names:
-            message = f"a task named {task.name!r} is in {names[task.name]} already; rename one of the folders"
+            message = f"a task named {task.name!r} already exists in {names[task.name]}; rename one of the folders"
             problems.append(TaskProblem(folders[p].where, None, message))
         elif task is not None:
             names[task.name] = folders[p].where
     if problems:
         raise TaskSourceError(problems)
     builds = [build for p in chosen for build in notes[p].builds]
-    return LoadedTasks([task for task in tasks if task is not None], _together([notes[p] for p in chosen])), builds
+    return LoadedTasks(
+        [task for task in tasks if task is not None], _merged_warnings([notes[p] for p in chosen])
+    ), builds
 
 
 def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
@@ -164,14 +166,14 @@ def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
 
 def _local(root: Path, place: SourcePlace, marker: str) -> list[Folder]:
     if not root.is_dir():
-        raise place.unreadable("there is no such folder")
+        raise place.unreadable("the folder does not exist")
     found: list[Folder] = []
     problems: list[TaskProblem] = []
     listed = _listed_locally(root)
     for folder, names, files in os.walk(root):
         if marker in files:
             names.clear()
-            found.append(_local_folder(Path(folder), _those_below(listed, os.path.relpath(folder, root)), problems))
+            found.append(_local_folder(Path(folder), _relative_to(listed, os.path.relpath(folder, root)), problems))
         names[:] = sorted(name for name in names if name != ".git")
     if problems:
         raise TaskSourceError(problems)
@@ -201,7 +203,7 @@ def _listed(data: bytes, where: str) -> frozenset[str]:
     return frozenset(paths)
 
 
-def _those_below(paths: frozenset[str], folder: str) -> frozenset[str]:
+def _relative_to(paths: frozenset[str], folder: str) -> frozenset[str]:
     """Return paths relative to the folder, which is "." or "" for the whole."""
     return paths if folder in ("", ".") else frozenset(p[len(folder) + 1 :] for p in paths if _is_below(p, folder))
 
@@ -229,11 +231,11 @@ def _local_folder(root: Path, listed: frozenset[str], problems: list[TaskProblem
 
 def _unusable(path: Path, root: Path) -> str | None:
     """Return why a file cannot be part of a task's folder; None if it can."""
-    target = Path(os.path.realpath(path))  # Path.resolve raises for links that lead to themselves
+    target = Path(os.path.realpath(path))  # Path.resolve raises for loops of links
     if not target.is_relative_to(root):
-        return f"is a link that leads out of the task's folder, to {target}; put the file itself there"
+        return f"is a link out of the task's folder, to {target}; replace it by the file"
     if target.is_dir():
-        return "is a link to a folder; put the folder itself there"
+        return "is a link to a folder; replace it by the folder"
     if not target.is_file():
         return "is a dangling link; remove it" if path.is_symlink() else "is not a regular file; remove it"
     size = target.stat().st_size
@@ -258,12 +260,12 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
             if sizes[key] > FILE_BYTES:
                 raise TaskSourceError([TaskProblem(f"{where}/{path}", None, _too_large(sizes[key]))])
         files = {path: _getter(store, keys[path]) for path in sorted(keys)}
-        folders.append(Folder(posixpath.basename(where), where, files, _those_below(listed, root)))
+        folders.append(Folder(posixpath.basename(where), where, files, _relative_to(listed, root)))
     return folders
 
 
 def prefetch(folder: Folder) -> None:
-    """Read all files of a folder concurrently: in object storage each is a request."""
+    """Read all files of a folder concurrently, because each is a request in object storage."""
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(folder.read, folder.files))
 
@@ -277,7 +279,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _too_large(size: int) -> str:
-    return f"has {size} bytes, at most {FILE_BYTES} fit; put it into the task's image"
+    return f"has {size} bytes; the limit is {FILE_BYTES}; put it into the task's image"
 
 
 def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
@@ -288,13 +290,13 @@ def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlac
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             field_path = ".".join(str(part) for part in problem["loc"])
-            notes.refuse(form.marker, f"does not make a task: {field_path}: {problem['msg']}")
+            notes.refuse(form.marker, f"does not define a valid task: {field_path}: {problem['msg']}")
     except UnicodeDecodeError as error:
         notes.refuse(form.marker, f"a text of the task is not UTF-8: {error.reason}")
     return None
 
 
-def _together(notes: Sequence[Notes]) -> list[TaskProblem]:
+def _merged_warnings(notes: Sequence[Notes]) -> list[TaskProblem]:
     """Combine equal warnings into one, with the first task and the number of others."""
     found: dict[tuple[str, str], list[TaskProblem]] = {}
     for note in notes:

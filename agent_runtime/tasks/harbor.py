@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
-from agent_runtime.tasks.harbor_keys import fate, leaves, line_of
+from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
@@ -24,11 +24,11 @@ TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
 LOGS, MARK = ("/logs/agent", CONVENTION), ".rollout"
 
 NO_AGENT_LIMIT: Final = 86_400
-"""Default time limit of an agent without `timeout_sec`: Harbor has none, a sandbox lives a day."""
+"""Time limit of an agent without `timeout_sec`: a day, the lifetime of a sandbox. Harbor has no limit then."""
 VERIFIER_SECONDS: Final = 600.0
 BUILD_SECONDS: Final = 600.0
 PORTS: Final = (443, 80)
-"""Ports of an allowed host that can be reached: Harbor names hosts, an executor's rules need host and port."""
+"""Ports of allowed hosts: Harbor's rules have only hosts, but the executor's need host and port."""
 
 _CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -47,9 +47,11 @@ def parse_config(folder: Folder, notes: Notes) -> Config | None:
         return None
     version = str(config.get("schema_version", config.get("version", "1.0")))
     if not re.fullmatch(r"1(\.\d+)?", version):
-        notes.refuse(CONFIG, f"schema_version {version!r} is not known, expected 1.x", line_of(text, "schema_version"))
+        notes.refuse(
+            CONFIG, f"schema_version {version!r} is not supported, expected 1.x", line_of(text, "schema_version")
+        )
     for path in dict.fromkeys(leaves(config)):
-        kind, instead = fate(path)
+        kind, instead = handling_of(path)
         if kind == "reported":
             notes.report(CONFIG, f"{path} is not supported: {instead}", line_of(text, path))
         elif kind == "refused":
@@ -74,7 +76,7 @@ FORMAT: Final = FolderFormat(CONFIG, _columns, _task)
 
 
 class _Reader:
-    """Reads one folder. Problems go into the notes, and reading continues to find the rest."""
+    """Reads one folder. Records problems in the notes and continues, so that all are found."""
 
     def __init__(self, folder: Folder, config: Config, notes: Notes, place: SourcePlace) -> None:
         self.folder, self.config, self.notes, self.place = folder, config, notes, place
@@ -87,7 +89,7 @@ class _Reader:
 
     def task(self) -> Task | None:
         """Return the task, or None with problems in the notes."""
-        self.look_around()
+        self.report_unsupported_files()
         steps = self.steps()
         agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
         if steps:
@@ -103,7 +105,7 @@ class _Reader:
         return Task(
             name=re.sub(r"[^A-Za-z0-9._@+=-]", "-", self.folder.name),
             prompt=prompt,
-            # Files are put in by root, and their folders with them: the image need not let the agent's user make these.
+            # Files and their parent folders are created with root's rights, because the agent's user may lack them.
             files=[TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS],
             setup=[" && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS), *self.healthcheck()],
             solution=solution,
@@ -193,23 +195,23 @@ class _Reader:
 
     # Parts of the folder
 
-    def look_around(self) -> None:
-        """Report files and keys in the folder that have no effect here."""
+    def report_unsupported_files(self) -> None:
+        """Report files and keys of the folder that are not supported."""
         if str(self.value("environment.os", str) or "linux").lower() != "linux":
-            self.refuse("environment.os", "is not linux, and nothing else can be run here; leave the task out")
+            self.refuse("environment.os", "is not linux; only Linux is supported; remove the task")
         for name in ("environment/docker-compose.yaml", "tests/docker-compose.yaml"):
             if name in self.folder.files:
-                self.notes.refuse(name, "needs several containers, but a task has one here; remove the task")
+                self.notes.refuse(name, "needs several containers, but only one is supported; remove the task")
         if "tests/Dockerfile" in self.folder.files and not self.is_separate():
             self.notes.report("tests/Dockerfile", "is not built: the task is graded in the agent's own workspace")
         if not self.is_separate():
             if self.config.get("artifacts"):
-                self.report("artifacts", "are not kept: a grading in the agent's own workspace carries nothing")
+                self.report("artifacts", "are not kept, because the task is graded in the agent's own workspace")
             if self.verifier.get("collect"):
-                self.report("verifier.collect", "is not run: a grading in the agent's own workspace carries nothing")
+                self.report("verifier.collect", "is not run, because the task is graded in the agent's own workspace")
         for path in self.folder.files:
             if posixpath.basename(path) == ".harborignore":
-                self.notes.report(path, "its patterns are not applied: all files are taken")
+                self.notes.report(path, "its patterns are ignored: all files are used")
             elif posixpath.basename(path) == "trajectory.json" and path.count("/") in (0, 2) and "tests" not in path:
                 self.notes.report(path, "the agent begins without this conversation")
 
@@ -239,7 +241,7 @@ class _Reader:
 
     def sandbox(self) -> SandboxOverrides:
         if self.working_dir is None:
-            message = "no workdir and no WORKDIR that can be read: commands start in the job's sandbox.workingDir"
+            message = "no workdir and no readable WORKDIR: commands start in the job's sandbox.workingDir"
             self.notes.report(CONFIG, message)
         cpus = self.value("environment.cpus", int, float)
         resources = Resources(
@@ -275,9 +277,7 @@ class _Reader:
         found = []
         for host in map(str, hosts):
             if "*" in host or "/" in host:
-                self.report(
-                    f"{path}.allowed_hosts", f"{host} is not reachable: hosts are allowed by their full name here"
-                )
+                self.report(f"{path}.allowed_hosts", f"{host} is not reachable: only full host names are supported")
                 continue
             address = f"[{host}]" if ":" in host else host.rstrip(".")
             found += [f"{address}:{port}" for port in PORTS]
@@ -286,8 +286,8 @@ class _Reader:
         return found or "None"
 
     def healthcheck(self, path: str = "environment.healthcheck") -> list[str]:
-        """Return the healthcheck's command, run as Docker would at the end of the setup: programs of the image are not
-        started here.
+        """Return a setup command that runs the healthcheck as Docker would. It runs last in the setup, because the
+        image's own programs are not started.
         """
         command = self.value(f"{path}.command", str)
         if command is None:
@@ -312,8 +312,8 @@ class _Reader:
         return [command], self.folder.as_files(folder, SOLUTION)
 
     def script(self, path: str, target: str) -> str:
-        """Return the command that starts a script with the program in its first line, because not every storage keeps
-        the x bit.
+        """Return the command that starts a script with the interpreter in its first line, because the x bit may be lost
+        in storage.
         """
         self.notes.check_script(self.folder, path)
         first = self.folder.read(path).split(b"\n", 1)[0]
@@ -373,7 +373,7 @@ class _Reader:
         sources = dict.fromkeys([CONVENTION, *(posixpath.normpath(str(entry)) for entry in entries)])
         for source in sources:
             if not source.strip("/") or ".." in source.split("/"):
-                self.refuse("artifacts", f"{source!r} cannot be carried; expected a file or folder below the root")
+                self.refuse("artifacts", f"{source!r} cannot be an artifact; expected a file or folder below the root")
         return list(sources)
 
     # Steps
@@ -387,7 +387,8 @@ class _Reader:
         name = self.value(f"{path}.name", str)
         if not name or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@+=-]*", name):
             self.refuse(
-                path, f"its name is {name!r}, expected letters, digits and ._@+=-, as its folder below steps/ is called"
+                path,
+                f"its name is {name!r}, expected the name of its folder below steps/, of letters, digits and ._@+=-",
             )
             return None
         if self.value(f"{path}.verifier.environment_mode", str) == "separate" or self.is_separate():

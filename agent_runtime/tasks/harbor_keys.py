@@ -35,25 +35,25 @@ _ELSEWHERE: Final = "the grading has the limits and settings of the task's own e
 _WHOLE_TASK: Final = "all steps use the settings of the task"
 
 REPORTED: Final[Mapping[str, str]] = {
-    "artifacts[].destination": "`rolloutctl export --format harbor` keeps what was graded under its own path",
-    "artifacts[].exclude": "all of the folder is taken",
-    "artifacts[].service": "a task has one container here, and it is taken from that",
-    "verifier.collect[].service": "a task has one container here, and the command runs in that",
+    "artifacts[].destination": "`rolloutctl export --format harbor` keeps graded files under their own paths",
+    "artifacts[].exclude": "the whole folder is used",
+    "artifacts[].service": "only one container is supported, and its file is used",
+    "verifier.collect[].service": "only one container is supported, and the command runs in it",
     "verifier.collect[].timeout_sec": "verifier.timeout_sec bounds each of these commands",
     "verifier.collect[].user": "the command runs as the agent's user",
     "verifier.environment.": _ELSEWHERE,
     "environment.gpus": "no GPU is requested; request it in the job's sandbox.podTemplate",
     "environment.gpu_types": "no GPU is requested; request it in the job's sandbox.podTemplate",
-    "environment.mcp_servers": "the agent gets the tools that the job names; name the servers there",
-    "environment.skills_dir": "agents here have no skills; the folder stays in the image",
+    "environment.mcp_servers": "the agent gets the tools of the job; name the servers in the job",
+    "environment.skills_dir": "skills are not supported; the folder stays in the image",
     "steps[].agent.": _WHOLE_TASK,
     "steps[].verifier.": "a step is graded in the agent's workspace, and all steps have the network of the task",
-    "steps[].artifacts": "only what a step's reward says is kept of it",
+    "steps[].artifacts": "only the step's rewards are kept",
 }
 """Keys without effect, and what happens instead. A name that ends with a dot includes all keys below it."""
 
-REFUSED: Final[Mapping[str, str]] = {"environment.tpu": "no TPU can be asked for here; leave the task out"}
-"""Keys without which the task would be a different one."""
+REFUSED: Final[Mapping[str, str]] = {"environment.tpu": "TPUs are not supported; remove the task"}
+"""Keys without which the task would be a different task, so it is refused."""
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
@@ -71,7 +71,7 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
         yield f"{path}[]" if path == "artifacts" else path
 
 
-def fate(path: str) -> tuple[str, str]:
+def handling_of(path: str) -> tuple[str, str]:
     """Return the handling of a key: (`honoured` | `reported` | `refused`, what happens instead)."""
     if any(path == key or (key.endswith(".*") and path.startswith(key[:-1])) for key in HONOURED):
         return "honoured", ""

@@ -21,16 +21,16 @@ def read_instances(
     required: Sequence[str],
     optional: Sequence[str],
     make: Callable[[Instance], Task],
-    name_if_sure: Callable[[Instance], str | None] = lambda instance: None,
+    name_if_valid: Callable[[Instance], str | None] = lambda instance: None,
 ) -> LoadedTasks:
-    """Return the tasks of a file of instances. `make` raises RowError; `name_if_sure` is as for `tasks_of_table`.
+    """Return the tasks of a file of instances. `make` raises RowError; `name_if_valid` is as for `tasks_of_table`.
 
     Raises TaskSourceError with every invalid row, or only with the missing columns.
     """
     fields = (*required, *optional)
     if unknown := [field for field in place.source.columns if field not in fields]:
         raise place.refused(
-            f"tasks.from.columns: {unknown[0]!r} is not a field of an instance; known are {', '.join(fields)}"
+            f"tasks.from.columns: {unknown[0]!r} is not a field of an instance; expected one of {', '.join(fields)}"
         )
     columns = {field: place.source.columns.get(field, field) for field in fields}
     table = open_table(place, {*columns.values(), *place.source.filter})
@@ -42,7 +42,7 @@ def read_instances(
         return row | {field: row.get(column) for field, column in place.source.columns.items()}
 
     return tasks_of_table(
-        place, table, lambda row: make(instance(row)), name_if_sure=lambda row: name_if_sure(instance(row))
+        place, table, lambda row: make(instance(row)), name_if_valid=lambda row: name_if_valid(instance(row))
     )
 
 
@@ -69,7 +69,7 @@ class Checked:
         self.messages: dict[str, str] = {}
 
     def wrong(self, field: str, message: str) -> None:
-        """Record a problem; only the first of each field counts."""
+        """Record the first problem of a field."""
         self.messages.setdefault(field, message)
 
     def refuse(self) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-LOADED_BY_THEMSELVES = frozenset(
+LOADED_AUTOMATICALLY = frozenset(
     {
         "conftest.py",
         "pytest.ini",
@@ -21,28 +21,32 @@ LOADED_BY_THEMSELVES = frozenset(
         "pyvenv.cfg",
     }
 )
-"""Configuration files that pytest, coverage, pyenv, uv and Python look for, and modules that Python imports at its start.
+"""Configuration files that pytest, coverage, pyenv, uv and Python read automatically, and modules that Python imports
+at its start.
 """
 
 TEST_FILES = ("test_*.py", "*_test.py")
 """Names of the files that pytest collects from a folder by default (`python_files`)."""
 
 METADATA_SUFFIXES = (".dist-info", ".egg-info", ".egg", ".egg-link", "EGG-INFO")
-"""Metadata of packages: an `entry_points.txt` anywhere on the path is enough to become a pytest plugin."""
+"""Metadata of packages: an `entry_points.txt` anywhere on the path can register a pytest plugin."""
 
 _PYTEST_FAMILY = (
     "pytest _pytest py pluggy iniconfig packaging pygments exceptiongroup tomli colorama attr attrs hypothesis xdist "
     "execnet coverage setuptools pkg_resources _distutils_hack importlib_metadata typing_extensions"
 )
-# Modules of common packages that register a pytest plugin: pytest imports them before any test, where they are installed.
+# Modules of common packages that register a pytest plugin. If they are installed, pytest imports them before any test.
 _PYTEST_PLUGINS = (
     "_hypothesis_pytestplugin _hypothesis_globals _hypothesis_ftz_detector anyio sniffio faker typeguard respx syrupy "
     "pyfakefs requests_mock time_machine inline_snapshot logfire langsmith celery jaxtyping"
 )
-# Modules that the standard library of another Python, from 3.6 on, imports: the image's may be older or newer than ours.
+# Modules of the standard library in other versions of Python from 3.6, because an image's Python may be older or newer
+# than ours.
 _OF_OTHER_PYTHONS = (
-    "_apple_support _ast_unparse _bootlocale _bootsubprocess _colorize _dummy_thread _dummy_threading _hmac _interpchannels "
-    "_interpqueues _interpreters _ios_support _math_integer _missing_stdlib_info _opcode_metadata _py_warnings _pydatetime "
+    "_apple_support _ast_unparse _bootlocale _bootsubprocess _colorize _dummy_thread _dummy_threading _hmac "
+    "_interpchannels "
+    "_interpqueues _interpreters _ios_support _math_integer _missing_stdlib_info _opcode_metadata _py_warnings "
+    "_pydatetime "
     "_pylong _pyrepl _remote_debugging _sha2 _sha256 _sha512 _suggestions _sysconfig _types _wmi _zstd annotationlib "
     "compression distutils dummy_threading imghdr imp org profiling sndhdr uu"
 )

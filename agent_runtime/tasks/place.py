@@ -99,7 +99,7 @@ class SourcePlace:
     def _open_store(self, folder: str) -> Any:
         scheme, _, place = folder.partition("://")
         if scheme not in SCHEMES:
-            raise ValueError(f"scheme {scheme!r} is not known, expected {', '.join(SCHEMES)}, file or a path")
+            raise ValueError(f"scheme {scheme!r} is not supported, expected {', '.join(SCHEMES)}, file or a path")
         bucket, _, prefix = place.partition("/")
         return remote_objects(scheme, bucket, self.environ, prefix=prefix or None)
 

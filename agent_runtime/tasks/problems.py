@@ -7,7 +7,7 @@ from typing import Literal
 from rollout_api.tasks import Task
 
 PROBLEMS_SHOWN = 100
-"""Most problems in one error; a file in the wrong format has one for each row."""
+"""Limit of problems in an error message; a file in the wrong format has one for each row."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TaskProblem:
 
 
 class TaskSourceError(ValueError):
-    """Tasks that cannot be used; `problems` has all their problems, line by line."""
+    """Tasks that cannot be used; `problems` has all problems, by line."""
 
     def __init__(self, problems: Sequence[TaskProblem]) -> None:
         self.problems = list(problems)

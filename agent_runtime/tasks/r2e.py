@@ -1,5 +1,4 @@
-"""`R2E`: instances of R2E-Gym, one in each row: an image each, with the repository in /testbed and the tests in the
-image.
+"""`R2E`: instances of R2E-Gym, one in each row. Each has an image with the repository in /testbed and the tests.
 
 Columns as in the dataset `R2E-Gym/R2E-Gym-Subset`. A task is solved if every test that is PASSED in
 `expected_output_json` is reported as passed; tests that fail even with the fix do not count.
@@ -24,7 +23,7 @@ OPTIONAL: Final = ("instance_id", "parsed_commit_content", "patch", "working_dir
 
 WORKING_DIR: Final = "/testbed"
 ENVIRONMENT: Final = ".venv/bin"
-"""Environment of the tests: the images have it in the repository, but on no path."""
+"""Python environment of the tests, which the images have in the repository but not on PATH."""
 SEARCH_PATH: Final = "/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=600)

@@ -1,7 +1,7 @@
 """Tasks whose result is a patch of a git repository: history without the fix, the agent's patch, and its grading.
 
-Only the patch is carried to the grading, a few KB instead of the repository, so the exported prediction is exactly what
-was graded.
+Only the patch is carried (copied) to the grading workspace, a few KB instead of the repository. So exported predictions
+are exactly what was graded.
 """
 
 import base64
@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from importlib import resources
 
 from agent_runtime.tasks.instance import valid
-from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
+from agent_runtime.tasks.loaded_by_python import LOADED_AUTOMATICALLY, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from agent_runtime.tasks.table import Row
 from rollout_api.tasks import Task, TaskFile, Timeouts
 
@@ -20,7 +20,9 @@ PATCH_FOLDER = ".rollout-patch"
 PATCH = f"{PATCH_FOLDER}/model.patch"
 TESTS_FOLDER = ".rollout-tests"
 PREPARED = "refs/rollout/prepared"
-"""The tree of the prepared work tree: images differ from `base_commit` if the environment required it."""
+"""The tree of the prepared working tree. In some images it differs from `base_commit`, because the environment required
+changes.
+"""
 
 PROMPT = """\
 The working directory has the repository {repo}. Resolve this issue in it, in its source files. Hidden tests will judge the \
@@ -48,9 +50,9 @@ def scrub_history(*base: str) -> str:
 
     The base is the first given revision that the repository has.
 
-    A new object store gets the objects of the base commit and replaces the old one. So nothing can be forgotten: refs,
-    reflogs, stashes, packs, alternates, worktrees, submodules' stores and unreachable objects disappear with the old
-    one. Tags of ancestors are kept, because packages compute their version from them.
+    A new object store with the objects of the base commit replaces the old one. This removes all refs, reflogs,
+    stashes, packs, alternates, worktrees, submodules' stores and unreachable objects. Tags of ancestors are kept,
+    because packages compute their version from them.
     """
     revisions = " ".join(shlex.quote(revision) for revision in base)
     return f"""{_GIT}
@@ -122,10 +124,10 @@ def hidden_files(
     """Return the hidden files: the hidden tests, and the program that applies them and the agent's patch.
 
     Args:
-        base_commit: where the tests are as they were.
+        base_commit: commit with the original tests.
         test_patch: the hidden tests.
-        tests: paths that are brought back to the base commit first, those of the hidden tests among them.
-        allowed: paths that the agent may change although Python loads them by itself: those of the known fix.
+        tests: paths that are restored from the base commit first, including those of the hidden tests.
+        allowed: paths of the known fix, which the agent may change although Python loads them automatically.
     """
     instance = {
         "base": base_commit,
@@ -153,7 +155,7 @@ def task_of_patch(
     timeouts: Timeouts,
     sandbox: Row,
 ) -> Task:
-    """Return a task to resolve an issue of a repository, of which only the patch is graded. Raises RowError."""
+    """Return a task to resolve an issue of a repository, whose result is a patch. Raises RowError."""
     graded = {"collect": [COLLECT_PATCH], "artifacts": [PATCH_FOLDER], "reward": "AllOrNothing"}
     return valid(
         {
@@ -175,7 +177,7 @@ APPLY_PATCH = f"python {TESTS_FOLDER}/apply_patch.py"
 
 def patched_paths(patch: str) -> list[str]:
     """Return the files of a patch in git's format, before and after it."""
-    # Split instead of searched: a regular expression would check every line of thousands of patches.
+    # Split first, because a regular expression over whole patches is slow.
     headers = (part.partition("\n")[0] for part in f"\n{patch}".split("\ndiff --git ")[1:])
     return [path for header in headers if (found := _HEADER.fullmatch(header)) for path in found.groups()]
 
@@ -184,7 +186,7 @@ _HEADER = re.compile(r'"?a/(.+?)"? "?b/(.+?)"?')
 
 _SOURCES = resources.files("agent_runtime")
 _RULES = {
-    "names": [*sorted(LOADED_BY_THEMSELVES), ".gitattributes"],
+    "names": [*sorted(LOADED_AUTOMATICALLY), ".gitattributes"],
     "modules": sorted(SHADOWED),
     "metadata": METADATA_SUFFIXES,
     "tests": TEST_FILES,

@@ -57,15 +57,15 @@ def _task(values: Row) -> Task:
         return validate(Task, values)
     except ValidationError as error:
         raise row_error(error, values) from None
-    except (TypeError, ValueError) as error:  # a type of Parquet that JSON does not have, such as a time
-        raise RowError([f"holds a value that a task cannot have: {error}"]) from None
+    except (TypeError, ValueError) as error:  # a type that JSON lacks, such as a time in Parquet
+        raise RowError([f"has a value of an unsupported type: {error}"]) from None
 
 
 def mapped(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
     """Return the fields of a task from a row of other columns. Raises RowError.
 
-    A field takes its column unchanged, except that three kinds of values are converted, because tables rarely have
-    anything else: a number for a text, one text for a list of texts, and JSON text for a list or mapping.
+    A field gets the value of its column. Three kinds of values are converted, because tables often have them: a number
+    for a text, one text for a list of texts, and JSON text for a list or mapping.
     """
     task: Row = {name: row[name] for name in FIELDS & row.keys() if name not in columns}
     problems = []
@@ -86,7 +86,7 @@ def _put(values: Row, path: list[str], value: Any) -> None:
     for name in path[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
-            raise ValueError(f"cannot be put in: {name} has another value already")
+            raise ValueError(f"cannot be set: {name} already has another value")
     values[path[-1]] = value
 
 
@@ -114,7 +114,7 @@ def _refuse_unknown_fields(place: SourcePlace, columns: Mapping[str, str]) -> No
         except KeyError as error:
             (unknown, known) = error.args
             near = difflib.get_close_matches(unknown, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(sorted(known))}"
             message = f"tasks.from.columns: {field!r} is not a field of a task; {hint}"
             problems.append(TaskProblem(place.uri, None, message))
     if problems:

@@ -46,10 +46,10 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
     if tasks.environments is not None:
         return LoadedTasks([task for entry in tasks.environments for task in _environment_tasks(entry)])
     if tasks.branch is not None:
-        message = "has no tasks of its own; they are those of the rollouts that it branches"
+        message = "has no tasks to list; a job with tasks.branch uses the tasks of the branched rollouts"
         raise TaskSourceError([TaskProblem("tasks.branch", None, message)])
     if tasks.from_ is None:
-        message = "has no tasks to read; they are submitted to the job"
+        message = "has no tasks to list; tasks are submitted to the job while it runs"
         raise TaskSourceError([TaskProblem("tasks.stream", None, message)])
     place, form = SourcePlace(tasks.from_, base_dir, environ, tasks.image_template), tasks.from_.format
     return read_folders(place, FOLDERS[form])[0] if form in FOLDERS else FILES[form](place)

@@ -21,28 +21,25 @@ from rollout_api.sandbox import EnvVar
 from rollout_api.tasks import Task, TaskFile, Timeouts
 
 CHARACTERS: Final = 30_000
-"""Most characters of an instance's texts except the issue, with a quote counted five times, as in shell quoting.
-
-The limit keeps values with the instance's paths within their bounds. A command has 65,536 characters: quoted, a file
-has at most half as many again as its test's name. A file has 204,800: JSON needs at most six characters for one of
-ASCII.
+"""Limit of the characters in an instance's texts except the issue, with a quote counted five times, as in shell
+quoting. Below it, no derived value exceeds its own limit: commands have 65,536 characters, and a quoted path has at
+most 1.5 times as many as its test's name; files have 204,800, and JSON needs at most six characters for an ASCII
+character.
 """
 
 _Issue = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
 _Commit = Annotated[str, StringConstraints(pattern="^[0-9a-f]{7,64}$")]
 _Patch = Annotated[str, StringConstraints(pattern=r"(^|\n)diff --git ")]
-_Texts = Annotated[list[ShortText], Field(max_length=5_000)]  # of two lists, which make one of at most 10,000
+_Texts = Annotated[list[ShortText], Field(max_length=5_000)]  # two such lists are combined into one of at most 10,000
 _Names = Annotated[
     Annotated[_Texts, Tag("list")] | Annotated[Json[_Texts], Tag("str")],
     Discriminator(lambda value: type(value).__name__),
 ]
 
 
-class UsualInstance(BaseModel):
-    """Checks the fields of a common instance, which shows that its task is valid before it is created.
-
-    Validating ten thousand of them takes a third of the time of creating their tasks. An uncommon instance need not be
-    invalid: its task is created to check it.
+class CommonInstance(BaseModel):
+    """Validates the fields of an instance with usual values, so that its task is certainly valid. This takes a third of
+    the time of creating the task. Other instances may be valid too, and are checked by creating their tasks.
     """
 
     model_config = ConfigDict(strict=True)
@@ -69,10 +66,10 @@ class UsualInstance(BaseModel):
         return text.isascii() and len(text) + 4 * text.count("'") <= CHARACTERS
 
 
-def usual(instance: Instance) -> UsualInstance | None:
+def usual(instance: Instance) -> CommonInstance | None:
     """Return the instance if it is a common one."""
     try:
-        found = UsualInstance.model_validate(instance)
+        found = CommonInstance.model_validate(instance)
     except ValidationError:
         return None
     return found if found.is_short else None
@@ -102,7 +99,7 @@ command.
 """
 
 TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
-"""The program instead of `python -m pytest`, which would put the repository's root before the standard library."""
+"""Not `python -m pytest`, which would put the repository's root before the standard library on the path."""
 
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=1800)
 """The verifier's limit is the harness's own default for one test run."""
@@ -125,11 +122,11 @@ def read(place: SourcePlace) -> LoadedTasks:
         REQUIRED,
         OPTIONAL,
         make=lambda instance: task_of(instance, place.image_template),
-        name_if_sure=lambda instance: name_if_sure(instance, place.image_template),
+        name_if_valid=lambda instance: name_if_valid(instance, place.image_template),
     )
 
 
-def name_if_sure(instance: Mapping[str, Any], image_template: str | None = None) -> str | None:
+def name_if_valid(instance: Mapping[str, Any], image_template: str | None = None) -> str | None:
     """Return the name of a common instance's task, for which `task_of` certainly succeeds. None for all others."""
     found = usual(instance)
     if found is None or len(image_of(instance, found.instance_id, image_template)) > IMAGE_CHARACTERS:
@@ -142,7 +139,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     checked = Checked(instance)
     name, base = checked.text("instance_id"), checked.text("base_commit")
     if base and not _COMMIT.fullmatch(base):
-        checked.wrong("base_commit", f"{base!r} is no commit id; expected 40 hexadecimal digits")
+        checked.wrong("base_commit", f"{base!r} is not a commit id; expected 40 hexadecimal digits")
     patch, test_patch = checked.patch("patch"), checked.patch("test_patch")
     to_pass, to_keep = checked.names("FAIL_TO_PASS"), checked.names("PASS_TO_PASS")
     if not to_pass and "FAIL_TO_PASS" not in checked.messages:
@@ -171,7 +168,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
 
 
 def runner_of(repo: str, command: str, files: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:
-    """Return how the tests of a repository are run, and how their results are read: the first fields of its verifier.
+    """Return the first fields of a repository's verifier: how its tests are run, and how the results are read.
 
     `command`, if given, is pytest's with the repository's own options. Django and SymPy have their own runners, called
     as in SWE-bench's harness on the files that the test patch changes; all others use pytest, on `files`.

@@ -1,6 +1,5 @@
-"""Rows of a JSONL or Parquet file, and tasks from them, parsed and created on access.
-
-A table holds a file's bytes, not its values: ten thousand parsed rows would take several times their file's memory.
+"""Rows of a JSONL or Parquet file, and tasks from them, which are parsed and created on access. A table keeps the
+file's bytes, because parsed rows need several times as much memory.
 """
 
 import hashlib
@@ -17,7 +16,8 @@ from rollout_api.tasks import Task, TaskSource
 Row = dict[str, Any]
 
 LINE_BYTES = 64 * 1024 * 1024
-"""Longest line: a task has at most 256 + 1024 files of 200 KiB, and a file without line ends must not fill the memory.
+"""Longest line: a task has at most 256 + 1024 files of 200 KiB. The limit keeps a file without line ends from filling
+the memory.
 """
 
 PARQUET_BATCH = 256
@@ -37,7 +37,7 @@ class Table(Protocol):
 
     unit: Literal["line", "row"]
     columns: Collection[str] | None
-    """Names of the columns in the file; None if each row has its own."""
+    """Names of the columns in the file; None if rows may have different ones."""
 
     def __len__(self) -> int: ...
 
@@ -158,11 +158,11 @@ class ParquetTable:
             raise place.refused("Parquet needs pyarrow; install agent-rollouts[parquet]") from error
         with place.open() as file, place.readable():
             try:
-                # A local file by its path: pyarrow then reads it itself, and not through the interpreter.
+                # Pass the path of a local file, so that pyarrow reads it without the interpreter.
                 opened = parquet.ParquetFile(place.local_path or file)
                 self.columns: Collection[str] | None = opened.schema_arrow.names
                 kept = [name for name in opened.schema_arrow.names if wanted is None or name in wanted]
-                # In batches, so that only parts of the columns are there in their encoded form too.
+                # In batches, so that only a part of the encoded columns is in memory at once.
                 batches = list(opened.iter_batches(PARQUET_BATCH, columns=kept))
                 self._table = pyarrow.Table.from_batches(batches) if batches else opened.read(columns=kept)
                 self._may_have_nulls = any(
@@ -239,7 +239,7 @@ def ordered(positions: Sequence[int], source: TaskSource) -> list[int]:
 MakeTask = Callable[[Row], Task]
 """Raises RowError with all problems of the row."""
 
-NameIfSure = Callable[[Row], str | None]
+NameIfValid = Callable[[Row], str | None]
 """Returns the name of a row's task if the row alone shows that the task is valid; otherwise None."""
 
 
@@ -273,7 +273,7 @@ def tasks_of_table(
     table: Table,
     make: MakeTask,
     warnings: Sequence[TaskProblem] = (),
-    name_if_sure: NameIfSure = lambda row: None,
+    name_if_valid: NameIfValid = lambda row: None,
 ) -> LoadedTasks:
     """Return the rows that `filter`, `shuffleSeed` and `limit` select, as valid tasks.
 
@@ -290,9 +290,9 @@ def tasks_of_table(
         try:
             if isinstance(row, RowError):
                 raise row
-            name = name_if_sure(row) or make(row).name
+            name = name_if_valid(row) or make(row).name
             if name in lines:
-                stands = f"is in {table.unit} {lines[name]} already; names must differ"
+                stands = f"already exists in {table.unit} {lines[name]}; names must be unique"
                 raise RowError([f"name: a task named {name!r} {stands}"])
             lines[name] = table.number(position)
         except RowError as error:
@@ -303,7 +303,7 @@ def tasks_of_table(
 
 
 def check_columns(place: SourcePlace, table: Table, needed: Sequence[tuple[str, str]]) -> None:
-    """Raise TaskSourceError for missing columns, with what needs each."""
+    """Raise TaskSourceError for missing columns. `needed` has each column with the reason why it is needed."""
     known = table.columns
     if known is None:
         return

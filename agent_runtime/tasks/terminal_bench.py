@@ -1,7 +1,7 @@
 """`TerminalBench`: unmodified task folders of Terminal-bench 1.
 
-task.yaml, Dockerfile, docker-compose.yaml with one container, run-tests.sh, tests/, solution.sh. pytest's own
-report decides: every test of the hidden files must pass.
+A folder has task.yaml, Dockerfile, docker-compose.yaml with one container, run-tests.sh, tests/ and solution.sh. The
+verdict is based on pytest's report: every test of the hidden files must pass.
 """
 
 import math
@@ -68,7 +68,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
     if not isinstance(instruction, str) or not instruction.strip():
         notes.refuse(CONFIG, "instruction: is missing; it must contain the agent's instructions")
     if (parser := config.get("parser_name", "pytest")) != "pytest":
-        notes.refuse(CONFIG, f"parser_name: {parser!r} cannot be read here, expected pytest; leave the task out")
+        notes.refuse(CONFIG, f"parser_name: {parser!r} is not supported, expected pytest; remove the task")
     if "run-tests.sh" not in folder.files:
         notes.refuse("run-tests.sh", "is missing; it grades the task")
     for script in {"run-tests.sh", "solution.sh"} & folder.files.keys():
@@ -76,7 +76,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
     env = _compose(folder, notes)
     facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None
     if facts is None or facts.working_dir is None:
-        notes.report("Dockerfile", "names no WORKDIR that can be read: commands start in the job's sandbox.workingDir")
+        notes.report("Dockerfile", "has no readable WORKDIR: commands start in the job's sandbox.workingDir")
     agent, test = (
         _seconds(config, key, default, notes)
         for key, default in (("max_agent_timeout_sec", AGENT_SECONDS), ("max_test_timeout_sec", TEST_SECONDS))
@@ -164,10 +164,12 @@ def _compose(folder: Folder, notes: Notes) -> list[EnvVar]:
         notes.refuse(COMPOSE, "is not a mapping with services")
         return []
     if others:
-        notes.refuse(COMPOSE, f"needs {', '.join(others)} beside the client, but a task has one container here")
+        notes.refuse(
+            COMPOSE, f"needs {', '.join(others)} in addition to the client, but only one container is supported"
+        )
     for key in sorted(set(client) - COMPOSE_HONOURED):
         notes.report(COMPOSE, f"services.client.{key} is not supported: the job determines the sandbox")
     given = client.get("environment") or []
     pairs = given.items() if isinstance(given, dict) else [str(entry).partition("=")[::2] for entry in given]
-    # The values of Terminal-bench's own variables are known here without them.
+    # Leave out Terminal-bench's own variables, which are not needed here.
     return [EnvVar(name=str(name), value=str(value)) for name, value in pairs if "${T_BENCH_" not in str(value)]

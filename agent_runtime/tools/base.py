@@ -11,7 +11,7 @@ from rollout_api.tasks import Task
 class ToolWorkspace(Protocol):
     """The attempt's workspace for a tool: every call automatically gets the next idempotency key of this tool call.
 
-    A tool that makes the same calls in the same order is repeated exactly after a crash: nothing is done twice.
+    If a tool makes the same calls in the same order when it is repeated after a crash, no call is executed twice.
     """
 
     working_dir: str
@@ -109,7 +109,7 @@ class ToolResult:
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the model in plain words what was wrong with its call."""
+    """Raised by a tool; the message explains to the model what was wrong with its call."""
 
 
 @runtime_checkable
@@ -126,8 +126,8 @@ class Tool(Protocol):
 
     @property
     def idempotent(self) -> bool:
-        """Whether a `Runner` tool may be run again after a crash; otherwise the model gets the message that the outcome
-        is unknown.
+        """Whether a `Runner` tool may be run again after a crash. If not, the model is informed that the outcome is
+        unknown.
         """
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -137,7 +137,5 @@ class Tool(Protocol):
 
 
 def takes_agents_time(tool: Tool | None) -> bool:
-    """Whether the tool's time counts as the agent's. It does, unless the tool has an attribute `takes_agents_time` that
-    is False.
-    """
+    """Whether the tool's time counts as the agent's: yes, unless the tool's attribute `takes_agents_time` is False."""
     return bool(getattr(tool, "takes_agents_time", True))

@@ -59,7 +59,8 @@ def _value(node: ast.expr) -> Number:
             return _bounded(_FUNCTIONS[name](*(_value(argument) for argument in arguments)))
         case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
             raise ToolError(
-                f"{name!r} is not known; there are {', '.join(_CONSTANTS)}, and the functions {', '.join(_FUNCTIONS)}"
+                f"{name!r} is unknown; expected {', '.join(_CONSTANTS)}, or one of the functions "
+                f"{', '.join(_FUNCTIONS)}"
             )
         case _:
             raise ToolError(
@@ -70,9 +71,7 @@ def _value(node: ast.expr) -> Number:
 def _bounded(value: object) -> Number:
     if isinstance(value, int) and not isinstance(value, bool):
         if value.bit_length() > INTEGER_BITS:
-            raise ToolError(
-                f"a whole number of more than {INTEGER_BITS} bits came up; use decimals, such as 2.0 ** 900"
-            )
+            raise ToolError(f"a whole number exceeds {INTEGER_BITS} bits; use decimals, such as 2.0 ** 900")
         return value
     if isinstance(value, float):
         return value
@@ -80,7 +79,7 @@ def _bounded(value: object) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    # Judged before it is computed: 9**9**9 would use up all memory first.
+    # Check before computing, because 9**9**9 would use up all memory.
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > 2 * INTEGER_BITS:
         raise ToolError(f"{base} ** {exponent} is too large; use decimals, such as {base}.0 ** {exponent}")
     return _bounded(base**exponent)

@@ -58,7 +58,7 @@ async def read_file(
 
 def _check_path(path: str) -> None:
     if "\0" in path:
-        raise ToolError("filepath has a NUL character; no file can be named so")
+        raise ToolError("filepath has a NUL character, which file names cannot have")
 
 
 @partial(FunctionTool, runs_in="Runner", idempotent=True)

@@ -1,6 +1,4 @@
-"""Executes a tool call as the model wrote it and returns an observation. Mistakes of the model are reported to it in
-plain words.
-"""
+"""Executes a tool call as the model wrote it and returns an observation. Errors in the call are explained to the model."""
 
 import json
 import time
@@ -38,7 +36,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
             raise TypeError(f"it returned {result!r:.200}; expected a ToolResult with text")
     except (SandboxFailure, WorkspaceLimit, Fenced):
         raise
-    except Exception as error:  # noqa: BLE001 - a tool may raise anything; the model sees it
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything; the error is reported to the model
         result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
         traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
     try:
@@ -71,7 +69,7 @@ async def _result(tools: Mapping[str, Tool], call: ToolCall, context: ToolContex
     except ValueError as error:
         return _format_error("MalformedJson", str(error))
     try:
-        if not isinstance(tool, FunctionTool):  # which checks them by its own signature
+        if not isinstance(tool, FunctionTool):  # a FunctionTool checks them by its signature
             arguments = checked_arguments(tool.parameters, arguments)
         with contained():
             return await tool.execute(arguments, context)
@@ -89,7 +87,7 @@ def decoded_arguments(text: str) -> dict[str, Any]:
     """Return the object in a call's arguments; empty arguments count as an empty object. Raises ValueError with a
     readable message.
 
-    Line breaks inside strings are accepted: models write them, and the meaning is clear.
+    Line breaks inside strings are accepted, because models write them.
     """
     if not text.strip():
         return {}
@@ -109,7 +107,7 @@ def decoded_arguments(text: str) -> dict[str, Any]:
         try:
             json.dumps(arguments, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("The JSON arguments have half of a surrogate pair. Write whole characters.") from None
+            raise ValueError("The JSON arguments have an unpaired surrogate. Write whole characters.") from None
     return arguments
 
 

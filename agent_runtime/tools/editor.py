@@ -17,7 +17,7 @@ from agent_runtime.tools.base import ToolContext, ToolError, ToolWorkspace
 from agent_runtime.tools.function_tool import FunctionTool
 
 FILE_BYTES = 1 << 20
-"""Largest file that can be edited: the limit of one remembered read of the executor."""
+"""Largest file that can be edited: the executor's limit for a read with a key."""
 VIEW_CHARACTERS = 48_000
 """Characters of one view: even multi-byte text mostly fits into one observation."""
 SNIPPET_LINES = 4  # around an edit
@@ -142,7 +142,7 @@ async def _existing(workspace: ToolWorkspace, path: str) -> File | None:
     """Return the file at a path, following links. Raises ToolError for a file that cannot be edited."""
     stat = await workspace.stat(path)
     if stat is not None and stat.type == "link":
-        # Writing replaces the entry at a path, so the link's target is edited, and the link stays.
+        # Edit a link's target, because writing would replace the link.
         resolved = await workspace.run(["readlink", "-f", path])
         path = resolved.stdout.decode(errors="surrogateescape").removesuffix("\n") or path
         stat = await workspace.stat(path)
@@ -152,7 +152,7 @@ async def _existing(workspace: ToolWorkspace, path: str) -> File | None:
         raise ToolError(f"{path} is a {stat.type}, not a file")
     if stat.size > FILE_BYTES:
         raise ToolError(
-            f"{path} has {stat.size} bytes, more than the {FILE_BYTES} that the editor takes; "
+            f"{path} has {stat.size} bytes, more than the editor's limit of {FILE_BYTES}; "
             "use the shell, for instance sed -n '100,200p'"
         )
     data = await workspace.read(path, limit=FILE_BYTES)
@@ -164,7 +164,7 @@ async def _existing(workspace: ToolWorkspace, path: str) -> File | None:
 async def _edit(workspace: ToolWorkspace, versions: Versions, file: File, text: str, line: int, added: str) -> str:
     data = file.encoded(text)
     if len(data) > FILE_BYTES:
-        raise ToolError(f"{file.path} would have {len(data)} bytes, more than the {FILE_BYTES} that the editor takes")
+        raise ToolError(f"{file.path} would have {len(data)} bytes, more than the editor's limit of {FILE_BYTES}")
     await versions.push(file)
     await workspace.write(file.path, data, mode=file.mode)
     first = max(1, line - SNIPPET_LINES)

@@ -44,7 +44,7 @@ def tool(
     """Register an async function, or a class of tools, by its name in this process.
 
     A function becomes a FunctionTool; a class, which has its own name, is returned unchanged. Raises TypeError if a
-    schema cannot be made, ExtensionError for the name of a built-in.
+    schema cannot be derived, ExtensionError for the name of a built-in.
     """
     if thing is None:
         return lambda function: _registered(FunctionTool(function, name=name, runs_in=runs_in, idempotent=idempotent))
@@ -75,7 +75,7 @@ def open_tools(names: Sequence[str], own: Mapping[str, Tool] = MappingProxyType(
                 raise ExtensionError(str(error)) from error
             if made.name in tools:
                 raise ExtensionError(
-                    f"agent.tools: {origins[made.name]} and {name} both give a tool named {made.name!r}; drop one"
+                    f"agent.tools: {origins[made.name]} and {name} both provide a tool named {made.name!r}; remove one"
                 )
             tools[made.name], origins[made.name] = made, name
     return tools

@@ -1,4 +1,4 @@
-"""JSON schemas of tools: derived from a signature, and used to check arguments, with errors that a model can act on."""
+"""JSON schemas of tools: derives them from signatures, and checks arguments, with error messages for the model."""
 
 import functools
 import inspect
@@ -90,9 +90,9 @@ def readable(error: ValidationError, known: Sequence[str]) -> str:
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "arguments"
         if problem["type"] == "missing":
-            lines.append(f"{where}: is required and was not given")
+            lines.append(f"{where}: required argument is missing")
         elif problem["type"] == "extra_forbidden":
-            lines.append(f"{where}: there is no such argument; the arguments are {', '.join(known) or 'none'}")
+            lines.append(f"{where}: unknown argument; the arguments are {', '.join(known) or 'none'}")
         else:
             shown = json.dumps(problem["input"], default=str)
             shown = shown if len(shown) <= SHOWN_INPUT else shown[:SHOWN_INPUT] + "…"
@@ -170,7 +170,7 @@ def _type_of(schema: Any, definitions: Mapping[str, Any], inside: frozenset[str]
         return Any
     if reference := schema.get("$ref"):
         name = str(reference).rpartition("/")[2]
-        # A type that contains itself is checked one level deep.
+        # Recursive types are checked one level deep.
         return Any if name in inside else _type_of(definitions.get(name), definitions, inside | {name})
     if "enum" in schema or "const" in schema:
         choices = schema.get("enum", [schema.get("const")])

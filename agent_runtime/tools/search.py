@@ -10,13 +10,13 @@ from agent_runtime.tools.base import ToolContext, ToolError
 from agent_runtime.tools.bash import how_it_ended
 from agent_runtime.tools.function_tool import FunctionTool
 
-LINE_CHARACTERS = 400  # of a matching line: minified files have lines of megabytes
+LINE_CHARACTERS = 400  # limit of a matching line, because minified files have lines of megabytes
 OUTPUT_BYTES = 60 * 1024  # below an observation's limit, so that the note at the end is visible
 
 
 def search_command(kind: str, pattern: str, path: str, name: str, max_results: int) -> str:
-    """Return the shell command of a search below an absolute path. It finds one result more than requested to show that
-    there are more.
+    """Return the shell command of a search below an absolute path. It finds one result more than requested, to detect
+    that there are more.
     """
     below = f"find {shlex.quote(path)} -name .git -prune -o"
     match kind:

@@ -27,18 +27,18 @@ REPLAYED_BYTES = 64 << 10
 START_SECONDS = 5.0
 """Time limit for the shell's first prompt, before anything is typed."""
 INPUT_SECONDS = 10.0
-"""Time limit for typed input to be accepted. A program that reads nothing belongs to the policy, and must not look like
-a lost sandbox.
+"""Time limit for typed input to be accepted. A program of the policy may not read its input, which must not count as a
+lost sandbox.
 """
 SETTLE_SECONDS = 0.05
 """Time after a prompt for further output."""
 END_SECONDS = 2.0
 """Time limit for the end of a shell whose last output was read."""
 PROMPT = "\x1b]133;A\x07"
-"""Marker with which a shell announces its prompt (FinalTerm's semantic prompts, OSC 133). No screen shows it."""
+"""Invisible marker that a shell prints before its prompt (FinalTerm's semantic prompts, OSC 133)."""
 ENVIRONMENT = {
     "TERM": "xterm-256color",
-    # Each for the shells that read it: bash, and those of POSIX.
+    # PROMPT_COMMAND is for bash, PS1 for other POSIX shells.
     "PROMPT_COMMAND": r"printf '\033]133;A\007'",
     "PS1": f"{PROMPT}$ ",
 }
@@ -80,7 +80,7 @@ def screen_of(output: bytes) -> str:
     try:
         pyte.Stream(screen).feed(text)
         lines = [line.rstrip() for line in screen.display]
-    except Exception:  # noqa: BLE001 - a program may print any sequence, also one that the emulator stumbles over
+    except Exception:  # noqa: BLE001 - the emulator may fail for sequences of a program
         lines = _ESCAPES.sub("", text).replace("\r", "").split("\n")[-ROWS:]
     return "\n".join(lines).rstrip("\n")
 
@@ -141,7 +141,7 @@ async def _find(processes: ToolProcesses) -> str:
 
 
 async def _until_prompt(processes: ToolProcesses, terminal: str, cursor: int, seconds: float) -> bool:
-    """Return when the shell shows a prompt after the cursor, closes its output (True), or the time is over."""
+    """Wait until the shell shows a prompt after the cursor, closes its output (then return True), or the time is over."""
     until, tail = time.monotonic() + seconds, b""
     while (left := until - time.monotonic()) > 0:
         piece = await processes.read_output(terminal, cursor, wait_seconds=left)

@@ -1,6 +1,5 @@
-"""Apply an agent's patch and the hidden tests to the repository for grading; exits with 1 if they do not apply.
-
-Started in the repository before anything that the agent wrote is there. Beside this file are `tree_rules.py`,
+"""Apply an agent's patch and the hidden tests to the repository for grading; exit with 1 if they do not apply. It is
+started in the prepared repository, before any change by the agent. Next to this file are `tree_rules.py`,
 `tree_rules.json`, `instance.json`, and the hidden tests as `tests.patch.0` and so on.
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
@@ -44,7 +43,7 @@ def git(*arguments: str, data: bytes = b"") -> bytes:
 class Repository(Tree):
     """The repository to which an agent's patch is applied."""
 
-    # Tests reach the code under test through such links: the solution lies there.
+    # Tests reach the code under test, which the solution changes, through such links.
     protects_test_link_targets = False
 
     def __init__(self, prepared: str, rules: Rules) -> None:
@@ -54,7 +53,7 @@ class Repository(Tree):
 
     def walk(self, enters: "Callable[[str], bool]") -> "Iterator[tuple[int, str, str, Kind]]":
         for folder, folders, files, parent in os.fwalk("."):
-            # git writes nothing in `.git`, and our own folders do not belong to the repository.
+            # Skip `.git`, which a patch cannot change, and our own folders, which are not part of the repository.
             folders[:] = [name for name in folders if folder != "." or not name.startswith((".git", ".rollout-"))]
             left = []
             for name in folders + files:
@@ -73,14 +72,14 @@ class Repository(Tree):
 
     def apply(self, patch: str) -> None:
         """Apply a patch without changes that would let it decide its own verdict."""
-        # --index lets the patch change no file that git ignores, the hidden tests among them; --check, follow no link.
-        # Our own folders hold reports and tests: nothing of them is a patch's to write.
+        # --index refuses changes of files that git ignores, such as the hidden tests; --check refuses paths through
+        # links. A patch must not write to our own folders, which have reports and tests.
         for how in ("--check", "--index"):
             git("apply", how, "--whitespace=nowarn", "--exclude=.rollout-*", patch)
         listed = git("diff", "--cached", "--name-only", "--no-renames", "-z", self._prepared_tree)
         for path in listed.decode("utf-8", "surrogateescape").split("\0")[:-1]:
             self.placed[path] = "link" if os.path.islink(path) else "file"
-        # PYTHONPATH or a configuration may name a folder that only the patch creates.
+        # Also check folders that the patch creates, because PYTHONPATH or a configuration may name them.
         new = {os.path.dirname(path) or "." for path in self.placed} - self._folders
         self.rules.import_roots.update(path for path in new if not os.path.exists(os.path.join(path, "__init__.py")))
         for path, kind in sorted(self.placed.items()):
@@ -110,7 +109,7 @@ def main() -> None:
     ones.
     """
     rules = dict(load("instance.json"), **load("tree_rules.json"))
-    # git's configuration and index are our own: those of the repository may be anything.
+    # Use our own configuration and index of git, because those of the repository are untrusted.
     scratch = tempfile.mkdtemp()
     os.environ.update(HOME=scratch, GIT_CONFIG_NOSYSTEM="1", GIT_INDEX_FILE=os.path.join(scratch, "index"))
     git("config", "--global", "--add", "safe.directory", "*")
@@ -137,7 +136,7 @@ def load(name: str) -> "dict[str, Any]":
 def restore(tree: str, path: str) -> None:
     """Restore a path as in a tree: its content, or its absence."""
     if any(os.path.islink(folder) for folder in parents(path)):
-        pass  # entries behind a link have another path
+        pass  # the path leads through a link
     elif os.path.islink(path) or os.path.isfile(path):
         os.remove(path)
     elif os.path.isdir(path):

@@ -1,8 +1,8 @@
 """`report_tests.py REPORT RUNNER ARGUMENT…`: run the tests of a repository that does not use pytest, and report each.
 
 `unittest SCRIPT …` runs a script that uses unittest's text runner, such as Django's `runtests.py`; `sympy FILE …` runs
-SymPy's own runner. The report is in JUnit's format. A unittest test is reported under the two names in its log, because
-SWE-bench's lists have whichever of them was on the line of its result: `test_a (module.Case)`, or its description.
+SymPy's own runner. The report is in JUnit's format. A unittest test is reported under both of its names, `test_a
+(module.Case)` and its description, because SWE-bench's lists have either of them.
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
 
@@ -76,7 +76,7 @@ def run_unittest(arguments: "list[str]") -> None:
 
 
 def run_sympy(arguments: "list[str]") -> None:
-    """Run SymPy's runner in this process: it starts another process unless the hash seed is set."""
+    """Run SymPy's runner in this process. It would start another process if the hash seed were not set."""
     sys.path[0] = os.getcwd()
     try:
         runtests = importlib.import_module("sympy.testing.runtests")  # type: Any

@@ -1,7 +1,8 @@
 """`seal KEY` removes a task's tests from its image and stores them encrypted; `open KEY` restores them for grading.
 
 R2E-Gym's images contain the tests, which an agent that runs as root could read. The key derives from data that only the
-dataset has. The stream of SHAKE-256 is the cipher: standard library, and each key is used for one text.
+dataset has. The cipher is the output stream of SHAKE-256, which is in the standard library; each key encrypts a single
+text.
 """
 # ruff: noqa: UP031 (the Python of an image may be an old one)
 

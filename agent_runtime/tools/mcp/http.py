@@ -1,4 +1,6 @@
-"""MCP's Streamable HTTP transport: one session for each attempt, opened on demand, held by its own task."""
+"""MCP's Streamable HTTP transport: one session for each attempt, which is opened on demand and held by its own
+coroutine.
+"""
 
 import asyncio
 
@@ -7,13 +9,15 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
 CLOSE_SECONDS = 5.0
-"""Time limit for telling the server that the session has ended."""
+"""Time limit for closing the session at the server."""
 TIMEOUT = httpx2.Timeout(30, read=300)
 """The default of the SDK's own client: a server may hold the stream of an answer open."""
 
 
 class HttpSession:
-    """A session with the server at `url`. The SDK requires one task to open and close it; calls may come from any task."""
+    """A session with the server at `url`. The SDK requires that one asyncio task opens and closes it; calls may come
+    from any task.
+    """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = url
@@ -54,7 +58,7 @@ class HttpSession:
                 self._session = session
                 opening.set_result(session)
                 await closing.wait()
-        except Exception as error:  # noqa: BLE001 - whoever waits for the session, or uses it, is told
+        except Exception as error:  # noqa: BLE001 - callers that wait for the session get the error
             if not opening.done():
                 opening.set_exception(error)
         finally:

@@ -1,4 +1,4 @@
-"""The MCP servers of one attempt: started and asked for their tools once, and then identified by the record."""
+"""The MCP servers of one attempt. They are started once and list their tools once, which is recorded for later runners."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,9 @@ from rollout_api.records import McpRecord
 from rollout_api.rollout_job import McpServer
 
 START_SECONDS = 60.0
-"""Time limit for a server to start and list its tools; those that npx or uvx download first take half of it."""
+"""Time limit for a server to start and list its tools. Downloads by npx or uvx take up to half of it."""
 PAGES = 100
-"""Most pages of one listing, in case a server always names another one."""
+"""Limit of pages of one listing, in case a server always returns another page."""
 
 
 class McpServers:
@@ -35,7 +35,7 @@ class McpServers:
     async def introduce(self, processes: Callable[[str], ToolProcesses]) -> list[McpRecord]:
         """Start and initialise them. `processes` returns the workspace for a server's name.
 
-        Raises SandboxFailure("McpServerFailed"): the policy has run nothing in the workspace yet.
+        Raises SandboxFailure("McpServerFailed"), because the policy cannot have caused a failure at this time.
         """
         return [await self._introduced(server, processes) for server in self._servers]
 
@@ -77,7 +77,7 @@ class McpServers:
 async def _start(server: McpServer, processes: ToolProcesses) -> tuple[McpRecord | None, str]:
     process = await processes.start_process(server.command, label=f"mcp-{server.name}")
     status = await processes.process(process)
-    assert status is not None  # it has just been started, and no turn was acknowledged since
+    assert status is not None  # it was just started, so it is not forgotten
     async with connect(processes, status, processes.call) as streams, ClientSession(*streams) as session:
         record, problem = await _listed(session, server.name, process)
     if record is None and (now := await processes.process_now(process)) is not None:

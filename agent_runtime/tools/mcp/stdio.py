@@ -1,8 +1,8 @@
 """MCP's stdio transport to a server in the workspace, with one connection for each call.
 
-The official SDK's session sits on two streams of messages; here they are the input and output of a process that the
-executor keeps. A repeated call writes the same bytes at the same offsets under the same keys, so the server gets each
-request once, and its answer is found in the output again: a runner that takes over after a crash asks nothing twice.
+The official SDK's session uses two streams of messages, which are connected to input and output of a process at the
+executor. A repeated call writes the same bytes at the same offsets with the same keys, and reads the answer from the
+output again. So after a crash, the server does not get a request twice.
 
 Protocol: https://modelcontextprotocol.io/specification (stdio: JSON-RPC 2.0 messages, one a line).
 """
@@ -24,7 +24,8 @@ from agent_runtime.tools.base import ToolProcesses
 WAIT_SECONDS = 20.0
 """Longest single wait for output; it is repeated."""
 INPUT_SECONDS = 10.0
-"""Time limit for a server to accept a message. The policy may have stopped it, which must not look like a lost sandbox.
+"""Time limit for a server to accept a message. The policy may have stopped the server, which must not count as a lost
+sandbox.
 """
 MESSAGE_BYTES = 8 << 20
 """Most bytes of one message; a server that sends more is disconnected."""
@@ -56,7 +57,7 @@ async def connect(
         for stream in (to_session, received, sent, from_session):
             stream.close()
         for outcome in outcomes:
-            # Raised by the sandbox: it is about the attempt, and not about this call.
+            # An error of the sandbox, which concerns the attempt and not this call.
             if isinstance(outcome, Exception) and not isinstance(outcome, anyio.BrokenResourceError):
                 raise outcome
 

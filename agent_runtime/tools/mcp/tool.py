@@ -17,7 +17,7 @@ from agent_runtime.tools.mcp.stdio import connect
 from rollout_api.records import McpRecord
 
 _LOST = ("Connection closed", "Session terminated")
-"""The SDK's errors for every further call of a session whose connection broke, or that its server has forgotten."""
+"""The SDK's errors for calls of a session whose connection broke, or which the server has forgotten."""
 STDERR_BYTES = 2000
 """Bytes of the final error output of a server that ended."""
 
@@ -35,8 +35,8 @@ class McpTool:
 
     @property
     def runs_in(self) -> Literal["Sandbox", "Runner"]:
-        """Return where it runs. A server in the workspace never gets a request twice; for a remote one, what it has
-        done is unknown.
+        """Return where it runs. A server in the workspace gets each request once; a remote one may have executed a
+        request whose answer was lost.
         """
         return "Sandbox" if self._http is None else "Runner"
 
@@ -50,7 +50,7 @@ class McpTool:
         answer: CallToolResult | MCPError | ValidationError
         try:
             async with asyncio.timeout(seconds), self._session(context) as session:
-                # Not raised in here: the SDK's task group would wrap it.
+                # Do not raise it here, because the SDK's task group would wrap it.
                 try:
                     answer = await session.send_request(request, CallToolResult)
                 except (MCPError, ValidationError) as error:
@@ -62,7 +62,7 @@ class McpTool:
         if isinstance(answer, CallToolResult):
             return result_of(answer)
         if isinstance(answer, ValidationError):
-            raise ToolError(f"{self.name}: its server broke the protocol: {answer.errors()[0]['msg']}")
+            raise ToolError(f"{self.name}: its server sent an invalid message: {answer.errors()[0]['msg']}")
         if self._http is not None and answer.message in _LOST:
             await self._http.lose(session)
         raise ToolError(f"{self.name}: {answer.message}{await self._ending(context, answer)}")

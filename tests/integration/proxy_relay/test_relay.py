@@ -339,7 +339,7 @@ async def test_bare_prompt_goes_only_to_workers_that_support_it(tmp_path: Path) 
         await relay.start(chats)
         status, words = await relay.go_on("Once upon")
         assert status == 400
-        assert "no connected worker of model tiny takes a bare prompt" in words
+        assert "the connected workers of model tiny support chat messages only" in words
         task = await relay.start(prompts, capacity=1)
         prompts.hold.clear()
         calls = [asyncio.ensure_future(relay.go_on(f"prompt {number}")) for number in range(3)]

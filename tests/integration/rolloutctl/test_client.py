@@ -84,7 +84,7 @@ async def test_tasks_from_any_iterable_are_run_stored_and_resumed(tmp_path: Path
         await anext(Client().run(path, tasks=[fix, {"name": "x"}, fix]))
     assert str(caught.value).splitlines() == [
         "tasks:2: prompt: is missing. The agent's instructions.",
-        "tasks:3: name: a task named 'fix-add' is in line 1 already; names must differ",
+        "tasks:3: name: a task named 'fix-add' already exists in line 1; names must be unique",
     ]
 
 

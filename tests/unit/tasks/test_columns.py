@@ -105,7 +105,7 @@ def test_structured_fields_are_read_from_text_that_is_json(tmp_path: Path) -> No
         ),
         (
             {"columns": {"name": "set", "prompt": "question"}, "limit": 2},
-            "rows.parquet, row 2: name: a task named 'a' is in row 1 already; names must differ",
+            "rows.parquet, row 2: name: a task named 'a' already exists in row 1; names must be unique",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_broken_parquet_file_and_an_empty_one_are_named(tmp_path: Path) -> Non
     pq.write_table(empty, tmp_path / "rows.parquet")
     assert told(tmp_path, "rows.parquet") == "rows.parquet: has no tasks; expected one task per row"
     pq.write_table(pa.table({"name": [b"\xff"], "prompt": [1]}), tmp_path / "rows.parquet")
-    assert told(tmp_path, "rows.parquet").startswith("rows.parquet, row 1: holds a value that a task cannot have")
+    assert told(tmp_path, "rows.parquet").startswith("rows.parquet, row 1: has a value of an unsupported type")
 
 
 def test_a_column_may_be_there_for_the_filter_alone(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_wildcard_host_is_reported_and_not_reachable(tmp_path: Path) -> None:
 
 BROKEN = {
     "task.toml: is not TOML": {"task.toml": "a = ["},
-    "schema_version '2.0' is not known, expected 1.x": {"task.toml": "schema_version = '2.0'"},
+    "schema_version '2.0' is not supported, expected 1.x": {"task.toml": "schema_version = '2.0'"},
     "task.toml:2: agent.timeout_sec: is 'x', expected a whole number or a number": {
         "task.toml": "[agent]\ntimeout_sec = 'x'"
     },
@@ -169,10 +169,10 @@ def test_links_and_special_files_that_cannot_be_read_are_all_named(tmp_path: Pat
     os.mkfifo(tmp_path / "u" / "pipe")
     told = refused(tmp_path).splitlines()
     assert {(line.split(": ")[0].rpartition("/")[2], line.split(": ")[1][:26]) for line in told} == {
-        ("passwd", "is a link that leads out o"),
+        ("passwd", "is a link out of the task'"),
         ("dangling", "is a dangling link; remove"),
         ("loop", "is a dangling link; remove"),
-        ("folder", "is a link to a folder; put"),
+        ("folder", "is a link to a folder; rep"),
         ("pipe", "is not a regular file; rem"),
     }
 

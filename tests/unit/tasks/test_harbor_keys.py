@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_runtime.tasks.harbor_keys import fate, leaves, line_of
+from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 
 EXPECTED = {
     "honoured": """
@@ -63,7 +63,7 @@ EXPECTED = {
     ("path", "expected"), [(path, kind) for kind, paths in EXPECTED.items() for path in paths.split()]
 )
 def test_every_key_of_harbor_is_honoured_reported_or_refused(path: str, expected: str) -> None:
-    kind, instead = fate(path)
+    kind, instead = handling_of(path)
     assert kind == expected
     assert bool(instead) == (kind != "honoured")
     assert "is not a key" not in instead
@@ -73,8 +73,8 @@ def test_every_key_of_harbor_is_honoured_reported_or_refused(path: str, expected
     "path", ["agent.timeout", "environment.docker_imag", "verifier.environment_mod", "stepz", "agent"]
 )
 def test_misspelt_key_is_reported(path: str) -> None:
-    assert fate(path)[0] == "reported"
-    assert "not a key" in fate(path)[1]
+    assert handling_of(path)[0] == "reported"
+    assert "not a key" in handling_of(path)[1]
 
 
 def test_key_without_effect_is_not_reported() -> None:

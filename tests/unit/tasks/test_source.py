@@ -51,7 +51,7 @@ def test_every_broken_line_is_reported_with_its_field() -> None:
         "tasks.jsonl:2: is not JSON: Expecting ',' delimiter: line 1 column 13 (char 12)",
         "tasks.jsonl:3: files[0].path: '../x' leaves the working directory; '..' is not allowed",
         "tasks.jsonl:3: timeouts.agentSecond: is not a known field; did you mean agentSeconds?",
-        "tasks.jsonl:4: name: a task named 'a' is in line 1 already; names must differ",
+        "tasks.jsonl:4: name: a task named 'a' already exists in line 1; names must be unique",
         "tasks.jsonl:5: expected a JSON object with at least name and prompt",
         "tasks.jsonl:6: name: is given twice; keep one of them",
         "tasks.jsonl:7: is not JSON: NaN is not a JSON number",

@@ -73,7 +73,7 @@ def test_parquet_with_real_lists_is_the_same_task_as_json_in_text(tmp_path: Path
     [
         ({"instance_id": None}, "instance_id: is missing or empty"),
         ({"instance_id": "a b"}, 'name: "a b" does not have the expected form'),
-        ({"base_commit": "main"}, "base_commit: 'main' is no commit id; expected 40 hexadecimal digits"),
+        ({"base_commit": "main"}, "base_commit: 'main' is not a commit id; expected 40 hexadecimal digits"),
         ({"problem_statement": 5}, "problem_statement: is 5, expected text"),
         ({"test_patch": ""}, "test_patch: is missing or empty: it must contain the hidden tests"),
         ({"patch": "see #5"}, "patch: is not a git patch: expected lines that begin with 'diff --git'"),
@@ -117,7 +117,7 @@ def test_file_in_another_form_is_reported_once(tmp_path: Path) -> None:
         "i.parquet: has no column 'instance_id', which format SWEBench needs; name the one that has it in "
         "tasks.from.columns; it has id, text"
     )
-    with pytest.raises(TaskSourceError, match="'prompt' is not a field of an instance; known are instance_id"):
+    with pytest.raises(TaskSourceError, match="'prompt' is not a field of an instance; expected one of instance_id"):
         load(tmp_path, [INSTANCE], columns={"prompt": "x"})
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_runtime.tasks.swe_bench import CHARACTERS, OPTIONAL, name_if_sure, task_of
+from agent_runtime.tasks.swe_bench import CHARACTERS, OPTIONAL, name_if_valid, task_of
 
 HEADER = "diff --git a/{path} b/{path}\n"
 INSTANCE: dict[str, Any] = {
@@ -58,7 +58,7 @@ CHANGE = st.fixed_dictionaries(
 @example({}, "{name}" * 100)
 def test_instance_accepted_as_valid_gives_a_task(change: dict[str, Any], image_template: str | None) -> None:
     instance = {**INSTANCE, **change}
-    name = name_if_sure(instance, image_template)
+    name = name_if_valid(instance, image_template)
     if name is not None:
         assert task_of(instance, image_template).name == name
 
@@ -73,4 +73,4 @@ def test_instance_accepted_as_valid_gives_a_task(change: dict[str, Any], image_t
     ],
 )
 def test_usual_instances_are_known_without_making_their_tasks(change: dict[str, Any]) -> None:
-    assert name_if_sure({**INSTANCE, **change}, "mirror/{name}") == "owner__name-1"
+    assert name_if_valid({**INSTANCE, **change}, "mirror/{name}") == "owner__name-1"

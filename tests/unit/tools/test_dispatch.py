@@ -65,7 +65,7 @@ async def test_a_tool_can_end_the_rollout() -> None:
         ("calculater", "{}", "UnknownTool", ["did you mean 'calculator'?", "calculator, finish, doubled"]),
         ("calculator", '{"expression": "1"', "MalformedJson", ["not valid JSON", "character 18", "one complete"]),
         ("calculator", '["1"]', "MalformedJson", ["must be a JSON object"]),
-        ("calculator", '{"expression": "\\ud800"}', "MalformedJson", ["half of a surrogate pair"]),
+        ("calculator", '{"expression": "\\ud800"}', "MalformedJson", ["an unpaired surrogate"]),
         ("calculator", "[" * 100_000, "MalformedJson", ["nested too deeply"]),
         ("calculator", "", "InvalidArguments", ["expression: is required"]),
         (

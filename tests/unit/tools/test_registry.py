@@ -124,7 +124,7 @@ async def test_a_name_may_stand_for_a_tool_that_one_run_alone_knows() -> None:
 
 
 def test_two_tools_of_the_same_name_are_refused() -> None:
-    with pytest.raises(ExtensionError, match="read_file and commands-and-files both give a tool named 'read_file'"):
+    with pytest.raises(ExtensionError, match="read_file and commands-and-files both provide a tool named 'read_file'"):
         open_tools(["read_file", "commands-and-files"])
 
 
