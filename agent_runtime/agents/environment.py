@@ -4,7 +4,7 @@ import json
 
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.agents.base_class import BaseAgent
-from agent_runtime.environments.act import ACT, INVALID, Act, told
+from agent_runtime.environments.act import ACT, INVALID, Act, observation_text
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ToolCall
@@ -46,7 +46,7 @@ class Environment(BaseAgent):
                 [ToolCall(f"{ACT}-{n}" if n else ACT, ACT, _arguments(action)) for n, action in enumerate(taken)]
             )
             messages.append(answer_message(reply))
-            shown = told(
+            shown = observation_text(
                 act.template,
                 observation=steps[-1].content,
                 # Valid only if all actions were taken; a plugin may have refused a call.

@@ -1,6 +1,6 @@
 """The tool with which an agent acts in its task's environment, and the verdict on an episode.
 
-Both only depend on the recorded steps, so no other state must be stored or graded.
+Both derive from the recorded steps, so no other state must be stored or graded.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ INVALID = "Your answer had no valid action."
 _PLACEHOLDER = re.compile(r"\{(observation|turn|actionsLeft)\}|\{(feedback)\}(\n?)")
 
 
-def told(template: str, *, observation: str, feedback: str = "", turn: int, actions_left: int) -> str:
+def observation_text(template: str, *, observation: str, feedback: str = "", turn: int, actions_left: int) -> str:
     """Return the text for the model at a turn, counted from 1. Without feedback its line is removed."""
     values = {"observation": observation, "turn": str(turn), "actionsLeft": str(actions_left)}
 
@@ -39,7 +39,7 @@ def told(template: str, *, observation: str, feedback: str = "", turn: int, acti
     return _PLACEHOLDER.sub(filled, template)
 
 
-def acted(records: Sequence[Record]) -> list[Observation]:
+def action_results(records: Sequence[Record]) -> list[Observation]:
     return [
         result
         for record in records
@@ -60,20 +60,20 @@ class Act:
     }
     runs_in: Literal["Runner"] = "Runner"
     idempotent = True
-    """An action that is not journaled is repeated after the journaled ones."""
+    """After a crash, the episode is replayed up to the journaled actions, so an unjournaled action can be repeated."""
     takes_agents_time = False
 
     def __init__(self, task: Task, host: EnvironmentHost, start: Beginning, recorded: Sequence[Record] = ()) -> None:
         assert task.environment is not None
         self.template, self.max_steps = task.prompt, task.environment.max_steps
-        shown = told(task.prompt, observation=start.observation, turn=1, actions_left=self.max_steps)
+        shown = observation_text(task.prompt, observation=start.observation, turn=1, actions_left=self.max_steps)
         self.task = task.model_copy(update={"prompt": f"{start.instruction}\n{shown}" if start.instruction else shown})
         """The task as an agent sees it: its prompt has the rules and the first observation."""
         self._host = host
-        self._past = acted(recorded)
+        self._past = action_results(recorded)
         self._in_sandbox = task.environment.run_in is RunIn.SANDBOX
         self._resumes = bool(self._past)
-        """An earlier runner took the actions so far, and they have not been repeated yet."""
+        """Whether an earlier runner took the actions so far, and they were not repeated yet."""
         self._one_at_a_time = asyncio.Lock()
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -101,11 +101,12 @@ class Act:
         """Raise EnvironmentFailure if the repeated actions gave other results."""
         for step, move in zip(self._past[len(self._past) - len(again) :], again, strict=True):
             if (step.content, step.data["reward"]) != (shortened(move.observation), move.reward):
-                # In a sandbox an action may run programs, which can end or replace the process that keeps the episode.
+                # In a sandbox, programs that an action runs can end or replace the episode's process.
                 own = self._in_sandbox and not self._resumes
                 raise EnvironmentFailure(
                     EnvironmentFault.DIED if own else "EnvironmentDiverged",
-                    f"the same actions led elsewhere: action {step.data['action']!r} gave {move.reward:g}, and "
+                    f"repeated actions had another result: action {step.data['action']!r} gave reward "
+                    f"{move.reward:g}, but "
                     f"{step.data['reward']:g} before; an environment must be a function of its seed and its actions",
                 )
 
@@ -126,10 +127,10 @@ def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> 
     """Return the sum of the steps' rewards; 0 without a step.
 
     `passed` is the success that the environment reports at its last step, or else a reward above 0. The further rewards
-    are ROLL's metrics: shares of valid and of effective actions, and success. In a sandbox, actions may run programs
-    that can reach the episode's process: such a verdict is forgeable.
+    are ROLL's metrics: fractions of valid and of effective actions, and success. In a sandbox, a verdict can be forged,
+    because programs run by actions can reach the episode's process.
     """
-    steps = acted(records)
+    steps = action_results(records)
     reward = math.fsum(step.data["reward"] for step in steps)
     last = steps[-1].data if steps else {}
     passed = bool(last.get("success", reward > 0))
@@ -144,4 +145,4 @@ def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> 
 
 
 def step_rewards(records: Sequence[Record]) -> list[float]:
-    return [float(step.data["reward"]) for step in acted(records)]
+    return [float(step.data["reward"]) for step in action_results(records)]

@@ -1,4 +1,4 @@
-"""Extract the action from an answer: pure, and in linear time, because the policy writes the text."""
+"""Extract the action from an answer, in linear time because the policy controls the text."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ ANSWER = "<answer>(.*?)</answer>"
 """Default position of an action; ROLL's own pattern."""
 WHOLE_ANSWER = "^(.*)$"
 GROUP = "(.*?)"
-# Pieces between groups must not match these characters: a prepared text could take more than linear time.
+# The literal text between groups must not have these characters, which could make matching slower than linear.
 _OPERATORS = re.compile(r"[][(){}|.*+?^$]")
 
 
@@ -31,7 +31,8 @@ class AnswerForm:
         bare = [piece.replace(r"\s*", "") for piece in pieces]
         if len(pieces) < 2 or not all(bare) or any(_OPERATORS.search(piece) for piece in bare):
             raise ValueError(
-                f"{pattern!r} is not an answer pattern; expected text and \\s* around one or more {GROUP}, or {WHOLE_ANSWER}"
+                f"{pattern!r} is not an answer pattern; expected text and \\s* around one or more {GROUP}, or "
+                f"{WHOLE_ANSWER}"
             )
         return cls(pattern, tuple(re.compile(piece) for piece in pieces))
 

@@ -70,7 +70,7 @@ class EnvironmentHost(Protocol):
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         """Take `action` after `past`. The last returned move is its result.
 
-        The earlier ones are those of past actions that had to be repeated, in a new process or after a crash. Raises
+        Earlier moves are those of past actions that were repeated, in a new process or after a crash. Raises
         EnvironmentFailure.
         """
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from agent_runtime.environments.act import Act, acted
+from agent_runtime.environments.act import Act, action_results
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentHost
 from agent_runtime.environments.pool import EnvironmentPool
@@ -28,7 +28,7 @@ async def open_environment(
     assert environment is not None
     host: EnvironmentHost
     if environment.run_in is RunIn.SANDBOX:
-        trial = kind_of(environment) not in pool.tried and not acted(recorded)
+        trial = kind_of(environment) not in pool.tried and not action_results(recorded)
         host = SandboxedEpisode(environment, task.timeouts, workspace, epoch, trial=trial)
     else:
         host = pool.episode(environment, task.timeouts)

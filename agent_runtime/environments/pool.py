@@ -1,7 +1,6 @@
-"""Processes for environments, separate from the engine, so that none can block its loop or exceed its deadline.
-
-A process serves many episodes, one call after another. A call that takes too long ends the process. Its other episodes
-are started again in another process, and their actions so far are repeated.
+"""Processes for environments, separate from the engine, so that an environment cannot block the engine's event loop. A
+process serves many episodes, one call after another. If a call exceeds its time limit, the process is ended. Its other
+episodes are restarted in another process, and their actions are repeated.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ MOST_PROCESSES = 4
 """A step takes microseconds, so one core serves thousands of rollouts. More processes only isolate slow resets."""
 ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer: all moves of an episode, after a process was lost."""
-# The variables that a process needs to find its modules and libraries. The runner's credentials are not among them.
+# The variables that a process needs to find its modules and libraries. Others, such as credentials, are not passed.
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
 
 
@@ -72,7 +71,7 @@ class _Process:
                 stderr=asyncio.subprocess.DEVNULL,
                 env={**variables, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 limit=ANSWER_BYTES,
-                # Ctrl-C must only reach the engine, which then ends its processes.
+                # Ctrl-C must only reach the engine, which ends these processes.
                 start_new_session=True,
             )
         )
@@ -97,7 +96,7 @@ class _Process:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def end(self, first: Exception) -> None:
-        """Kill it. Its current call ends with that; the others are lost."""
+        """Kill it. Its current call raises `first`; the others raise _ProcessLost."""
         self.alive = False
         if self.timer is not None:
             self.timer.cancel()
@@ -209,7 +208,7 @@ class PoolEpisode:
             self._process.tell({"episode": self._number})
 
     async def _begin(self, actions: Sequence[Action], seconds: float) -> dict[str, Any]:
-        """Start it, and take the actions. Another episode's call may end its process before this one is handled."""
+        """Start it, and take the actions. Retries if another episode's call ended the process first."""
         request = {"episode": self._number, "start": described(self._environment), "actions": list(actions)}
         while True:
             self._process = await self._pool.place(self._number)

@@ -29,7 +29,9 @@ FOLDER = ".agent-rollouts"
 PROGRAM = f"{FOLDER}/environment.zip"
 REPLY_BYTES = 1 << 20  # the executor's limit for one output
 START_TURN = 500_000
-"""Turn of a start's keys: above every turn of an agent, so that no watermark forgets them. Each epoch has its own."""
+"""Turn in the keys of an episode's start. It is above all agent turns, so these keys are never acknowledged. Each epoch
+has its own turn.
+"""
 _MAIN = "from agent_runtime.environments.hosted.sandboxed import main\nmain()\n"
 
 
@@ -59,7 +61,7 @@ class SandboxedEpisode:
 
     async def start(self) -> Beginning:
         try:
-            # The process that keeps the episode may be reading its modules, so existing files stay.
+            # Do not replace an existing program, whose modules the episode's process may be reading.
             if await self._workspace.stat(PROGRAM) is None:
                 await self._workspace.write(PROGRAM, program(), key=f"{self._key}-program")
         except FileError as error:
@@ -77,7 +79,7 @@ class SandboxedEpisode:
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         result = await workspace.run(["python3", PROGRAM], stdin=self._request([*past, action]), head_bytes=REPLY_BYTES)
-        if result.start_error:  # it started before, so the environment is not at fault
+        if result.start_error:  # an earlier command started, so the environment is not the cause
             raise SandboxFailure(
                 "ExecutorFailed", f"a step of {self._environment.id} cannot be started: {result.start_error}"
             )
@@ -99,7 +101,8 @@ class SandboxedEpisode:
             said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise EnvironmentFailure(
                 EnvironmentFault.DIED,
-                f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; the image "
-                "needs Python 3.10 or newer and what the environment imports",
+                f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; "
+                "the image "
+                "needs Python 3.10 or newer and the environment's dependencies",
             )
         return checked_reply(result.stdout, name)

@@ -1,9 +1,9 @@
 """Sandboxes in containers or pods that the kodo package starts (https://github.com/baidubce/kodo, 1.0.0; extra `kodo`).
 
-kodo starts a container of the task's image, copies files into it and runs commands in it. Here it starts one that waits
-for the executor's bundle and then becomes the executor; everything else is requested from the executor over HTTP, as
-with other providers. kodo's own status is not used: a container is ready when its executor answers, and has ended when
-it cannot be found. Calls of kodo may hang, so each has a time limit here.
+kodo starts a container of the task's image, copies files into it and runs commands in it. This provider starts a
+container whose command waits for the executor's bundle and then executes it; all further requests go to the executor
+over HTTP, as with other providers. kodo's status is not used: a container is ready when its executor answers, and has
+ended when it cannot be found. Calls of kodo may hang, so each has a time limit here.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from agent_runtime.sandboxes.hosting import Placement
 from rollout_api.base import quantity_value
 from rollout_api.sandbox import Kodo, KodoBackend
 
-# A call that changes one thing takes seconds; a copy of 16 MB through an API server, longer.
+# Time limit of calls to kodo, which take seconds, or longer to copy 16 MB through an API server.
 CALL_SECONDS = 120.0
-# kodo's copy into a pod ends before all has arrived, and sometimes cuts it: how long it is waited for before the next copy.
+# How long to wait for a copy before the next attempt: kodo's call ends before all data has arrived, and sometimes
+# truncates it.
 ARRIVAL_SECONDS = 10.0
 ARRIVAL_POLL_SECONDS = 0.2
 FOLDER = "/tmp/.rollout"
-# The last of the names in the folder, in the order in which tars are written: when it is there, all is.
+# Name of the file that is last in the copied tar. When it exists, the copy is complete.
 LAST = "whole"
-# In the container's own network any port works; above usual service ports, below ephemeral ports.
+# Ports for the executor: above usual service ports, below ephemeral ports.
 PORTS = range(20_000, 30_000)
-# Becomes the executor when the bundle has arrived, and ends if it never does. PID 1 gets SIGTERM only with a trap.
+# Executes the executor when the bundle has arrived, and exits if it does not arrive. Without the trap, PID 1 ignores
+# SIGTERM.
 WAIT_FOR_EXECUTOR = (
     "trap 'exit 1' TERM; mkdir -p {folder}; n=0; until [ -e {folder}/{last} ]; do "
     "n=$((n+1)); [ $n -gt {rounds} ] && exit 1; sleep 0.2 2>/dev/null || sleep 1; done; "
@@ -52,7 +54,8 @@ def import_kodo() -> Any:
     except ImportError as error:
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"sandbox.provider Kodo needs the package kodo, which is not installed ({error}); it is on no package index: "
+            f"sandbox.provider Kodo needs the package kodo, which is not installed ({error}); it is not on a "
+            "package index: "
             "`pip install git+https://github.com/baidubce/kodo` and `pip install 'agent-rollouts[kodo]'`",
         ) from error
 
@@ -65,11 +68,11 @@ async def call(what: str, seconds: float, function: Callable[..., Any], *argumen
     except TimeoutError:
         raise SandboxFailure("Kodo", f"kodo did not {what} in {seconds:g} s") from None
     except Exception as error:
-        failure = NotThere if status_of(error) == 404 else SandboxFailure
+        failure = ContainerNotFound if status_of(error) == 404 else SandboxFailure
         raise failure("Kodo", f"kodo could not {what}: {type(error).__name__}: {str(error)[:1000]}") from error
 
 
-class NotThere(SandboxFailure):
+class ContainerNotFound(SandboxFailure):
     """The requested object does not exist."""
 
 
@@ -106,7 +109,7 @@ class KodoContainers:
             "start a container", spec.start_seconds, self._runner.start_container, spec.image, name=container, **options
         )
         address = await self._address(container, port)
-        with contextlib.suppress(NotThere):  # The executor has ended already, and the caller reports it.
+        with contextlib.suppress(ContainerNotFound):  # The executor has ended, which the caller reports.
             await self._copy(reference if self._is_docker else container, upload)
         shutil.rmtree(upload)
         return address
@@ -141,7 +144,7 @@ class KodoContainers:
         images = self._runner.manager.client.images
         try:
             found = await call(f"find image {image}", CALL_SECONDS, images.get, image)
-        except NotThere:
+        except ContainerNotFound:
             found = await call(f"pull image {image}", seconds, images.pull, image)
         variables = (variable.partition("=") for variable in found.attrs["Config"].get("Env") or ())
         return {name: value for name, _, value in variables if name == "PATH"}
@@ -194,13 +197,13 @@ class KodoContainers:
                 return
             found = await self._find(container)
             await call("remove a container", CALL_SECONDS, found.remove, force=True)
-        except NotThere:
+        except ContainerNotFound:
             return
 
     async def has_ended(self, container: str) -> bool:
         try:
             found = await self._find(container)
-        except NotThere:
+        except ContainerNotFound:
             return True
         if self._is_docker:
             return found.status in ("exited", "dead", "removing")
@@ -227,8 +230,8 @@ class KodoProvider(ContainerProviderBase):
         if settings.backend is KodoBackend.DOCKER:
             options: dict[str, Any] = {"backend": "docker"}
         else:
-            # Otherwise kodo removes the proxy variables from this process's environment during each call, for all its
-            # threads.
+            # With disable_proxy, kodo would remove the proxy variables from this process's environment during each
+            # call.
             options = {"backend": "kubernetes", "namespace": settings.namespace, "disable_proxy": False}
         runner = await call("reach its backend", CALL_SECONDS, kodo.ContainerRunner, **options)
         containers = KodoContainers(runner, settings, bundle)
@@ -237,13 +240,13 @@ class KodoProvider(ContainerProviderBase):
         self._executors = executors
         self._open_pool(self._container_hosting("Plain", backend=settings.backend.value), executors)
         self.warnings = [
-            "sandbox.network is not enforced: a container of kodo has its backend's whole network in all phases",
+            "sandbox.network is not enforced: containers of kodo have their backend's network in all phases",
             *(
                 ["PATH of commands is kodo's own, not the image's"]
                 if settings.backend is KodoBackend.KUBERNETES
                 else []
             ),
-            "sandbox.runtimeClassName and sandbox.podTemplate are not used: kodo makes the containers",
+            "sandbox.runtimeClassName and sandbox.podTemplate are not used: kodo creates the containers",
         ]
 
     def _settings(self, spec: WorkspaceSpec) -> Mapping[str, Any]:
@@ -251,7 +254,5 @@ class KodoProvider(ContainerProviderBase):
 
     async def _placed(self, spec: WorkspaceSpec) -> Placement:
         if spec.image is None:
-            raise SandboxFailure(
-                "ImageUnavailable", "sandbox.image is missing, which sandbox.provider Kodo needs; name an image"
-            )
+            raise SandboxFailure("ImageUnavailable", "sandbox.provider Kodo needs sandbox.image; name an image")
         return Placement(spec, "", *self._found)

@@ -1,6 +1,6 @@
 """Runs plugins for Real Work's classes (ritser-labs/real-work, `src/plugins/base.py`) at our hooks.
 
-Real Work's packages are imported by its plugins, and are not needed without them.
+Real Work's packages are only needed if such plugins are used.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from rollout_api.tasks import Task
 
 
 class RealWork:
-    """Runs the plugin classes of a module written for Real Work, at the hooks and with the types that they know.
+    """Runs the plugin classes of a module written for Real Work, with Real Work's hooks and types.
 
     `execute` is called at the hooks that they support, and so is the deciding method of their kind: `filter_actions`,
     `modify_environment`, `should_continue_rollout`, `evaluate_episode`, `analyze_trajectory` with
@@ -31,7 +31,7 @@ class RealWork:
         """`config` is passed to each class. Raises ExtensionError for a module without such a class."""
         classes = [own for module in modules for own in _classes_of(module)]
         if not classes:
-            raise ExtensionError("plugin RealWork: config.modules names no module")
+            raise ExtensionError("plugin RealWork: config.modules is empty; name at least one module")
         base = next(parent for parent in classes[0].__mro__ if parent.__name__ == "BasePlugin")
         self._types = sys.modules[base.__module__]
         """Real Work's `src.plugins.base`, which imports all types of their interface."""
@@ -82,7 +82,7 @@ class RealWork:
         for plugin in await self._enabled("filter_actions"):
             actions = await plugin.filter_actions(actions, context)
         if not actions:
-            return Refuse("a Real Work plugin left the action out")
+            return Refuse("a Real Work plugin removed the action")
         content = actions[0].content
         if content == asked["content"]:
             return None
@@ -131,7 +131,7 @@ class RealWork:
         for plugin in await self._enabled("analyze_trajectory"):
             found = await plugin.analyze_trajectory(trajectory)
             suggestions = await plugin.suggest_improvements(trajectory)
-            # default=str: their analyses hold enums.
+            # default=str, because their analyses contain enums.
             analysis[plugin.name] = json.loads(json.dumps({**found, "suggestions": suggestions}, default=str))
         return analysis
 
@@ -197,8 +197,8 @@ def _classes_of(module: str) -> list[type[Any]]:
         found = importlib.import_module(module)
     except ImportError as error:
         raise ExtensionError(
-            f"plugin RealWork: module {module!r} cannot be imported: {error}; put the folder that holds it, and Real "
-            "Work's own `src`, on PYTHONPATH"
+            f"plugin RealWork: module {module!r} cannot be imported: {error}; put its folder, and the folder of Real "
+            "Work's `src`, on PYTHONPATH"
         ) from error
     classes = [
         thing

@@ -1,6 +1,6 @@
 """Single episodes for an external driver: ROLL's `AgentRunner.run_job(seed) → EpisodeResult`.
 
-Each is an ordinary rollout, recorded and resumable, of a job that stays open between them.
+Each episode is an ordinary rollout of an open job, recorded and resumable.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rollout_api.tasks import EnvironmentGroups, Task
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended. `Failed` and `NoData` have no score; the score of `Timeout` is that of the steps before it."""
+    """How an episode ended. `Failed` and `NoData` have no score; `Timeout` has the score of the steps before it."""
 
     FINISHED = "Finished"
     FAILED = "Failed"
@@ -79,7 +79,7 @@ class AgentRunner:
     """Runs episodes of one kind of environment. A context manager, not for use inside an event loop.
 
     `environment` is an entry of `tasks.environments` (its seed and groups are not used), `spec` has further fields of a
-    job's spec. Without `output`, episodes are recorded in a folder that goes away with the runner.
+    job's spec. Without `output`, episodes are recorded in a temporary folder.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class AgentRunner:
                     "mode": "Eval",
                     "agent": {"type": "Environment", "maxTurns": self._environment.max_steps},
                     "output": {"uri": self._folder.name},
-                    # Given where `model` is not: a manifest has to name one.
+                    # A placeholder, because a manifest must name a model.
                     "model": {"function": "agent_runtime.integrations.roll_episodes:no_model"},
                     **spec,
                     "tasks": {"stream": {}},

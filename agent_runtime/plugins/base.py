@@ -1,7 +1,6 @@
-"""The plugin interface: any object with methods named like hooks (hooks.py). Their arguments, and the five kinds.
-
-A method may be `async` or plain, and receives those of the hook's arguments that it declares. A plugin's kind is
-determined by one method that decides or returns something; the classes here show it, and need not be inherited from.
+"""The plugin interface: any object with methods named like hooks (hooks.py). A method may be `async` or not, and
+receives those arguments of the hook that it declares. A plugin's kind is determined by the hook with a result that it
+implements. The classes below show the kinds; inheriting from them is optional.
 """
 
 from abc import ABC, abstractmethod
@@ -72,7 +71,7 @@ class FinishedRollout:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A tool call must not run. The model gets the reason."""
+    """Result of a hook that refuses a tool call. The model gets the reason."""
 
     reason: str
 

@@ -14,8 +14,8 @@ from rollout_api.records import Outcome, Result
 class PerformanceStop(RolloutManager):
     """Ends a group when the last `minEpisodes` graded members, in their order, all reach `threshold`.
 
-    It ends the group after `maxEpisodes` members at the latest. Masked members count for neither; the rest of the group
-    is Cancelled.
+    It ends the group after `maxEpisodes` members at the latest. Masked members do not count; the rest of the group is
+    Cancelled.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TrajectoryAnalysis(TrajectoryAnalyzer):
 def analysis_of(uses: Sequence[ToolUse]) -> dict[str, Any]:
     """Return statistics of a rollout's tool calls. Pure."""
     results = [use.result for use in uses if use.result is not None]
-    failed = [use.result for use in uses if use.result is not None and _went_wrong(use)]
+    failed = [use.result for use in uses if use.result is not None and _has_failed(use)]
     seconds = [result.seconds for result in results]
     slowest = sorted(results, key=lambda result: -result.seconds)[:3]
     return {
@@ -122,5 +122,5 @@ def category(error: str) -> str:
     return next((kind for kind, words in _CATEGORIES if any(word in text for word in words)), "other")
 
 
-def _went_wrong(use: ToolUse) -> bool:
+def _has_failed(use: ToolUse) -> bool:
     return use.result is not None and (use.result.error or use.result.data.get("exitCode") not in (None, 0))

@@ -40,7 +40,8 @@ class Hooks:
         """Return another task of the same name to replace this one. It is recorded in the attempt, and used until the
         rollout ends.
 
-        On failure the attempt is lost as an infrastructure failure, because the task would not be the intended one.
+        If the hook fails, the attempt ends as an infrastructure failure, because it must not run with an unchanged
+        task.
         """
 
     @spec
@@ -80,14 +81,13 @@ class Hooks:
 
     @spec
     def after_rollout(self, rollout: RolloutInfo, result: Result, key: str) -> None:
-        """Called before a rollout is sealed, whatever its outcome."""
+        """Called before a rollout is sealed, for all outcomes."""
 
     @spec
     def should_stop_group(self, group: GroupInfo, results: Sequence[Result], key: str) -> str | None:
-        """Return why the group's other members are not needed any more, or None.
-
-        `results` are those of its first members, in their order: the hook is called once for each member, when it and
-        all before it have ended. Members that have not ended by then are Cancelled.
+        """Return why the group's other members are no longer needed, or None. The hook is called once for each member,
+        when it and all members before it have ended. `results` has the results of these members, in their order.
+        Members that have not ended by then are Cancelled.
         """
 
     @spec

@@ -1,4 +1,4 @@
-"""The plugins of one group: whether it should continue."""
+"""The plugins of one group, which may stop it early."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ class GroupPlugins:
         self._plugins, self._group, self._key = plugins, group, f"{run}/group-{group.number}"
         self._asked, self._asking = 0, asyncio.Lock()
         self.stopped: str | None = None
-        """Why the rest of the group is not needed any more, with the plugin's name."""
+        """Why the rest of the group is no longer needed, with the plugin's name."""
 
     async def begin(self) -> None:
-        await self._tell("before_group")
+        await self._notify("before_group")
 
     async def end(self, results: Sequence[Result]) -> None:
-        await self._tell("after_group", results=results)
+        await self._notify("after_group", results=results)
 
     async def judge(self, results: Mapping[int, Result]) -> None:
-        """Call the hooks for every number of first members that have ended since; `results` by member."""
+        """Call the hooks for each member that has ended, in the members' order; `results` by member."""
         if not self._plugins.have("should_stop_group"):
             return
         async with self._asking:
@@ -40,6 +40,6 @@ class GroupPlugins:
                     if answer.value and self.stopped is None:
                         self.stopped = f"{answer.call.plugin}: {answer.value}"
 
-    async def _tell(self, hook: str, **arguments: object) -> None:
+    async def _notify(self, hook: str, **arguments: object) -> None:
         async for answer in self._plugins.ask(hook, self._key, group=self._group, **arguments):
             self._plugins.count_for_job(answer.call)

@@ -1,6 +1,4 @@
-"""The plugins of one attempt at a rollout: when they are called, the effects of their results, and the totals of the
-calls.
-"""
+"""The plugins of one attempt of a rollout: calls them, applies their results, and adds up their calls."""
 
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -62,7 +60,7 @@ def call_that_ran(call: ToolCall, result: Observation) -> ToolCall | None:
 
 
 class PluginFailed(Exception):
-    """A plugin that changes the task failed: infrastructure, because the policy has not been called yet."""
+    """A plugin that changes the task failed. This is an infrastructure failure, because the policy was not called yet."""
 
     reason = "PluginFailed"
 
@@ -93,7 +91,7 @@ class RolloutPlugins:
         """Call the hooks before the sandbox is requested: return the task as changed by plugins, None if unchanged.
         Raises PluginFailed.
         """
-        await self._tell("before_rollout")
+        await self._notify("before_rollout")
         changed = failed = None
         async for answer in self._plugins.ask_on("modify_task", f"{self._key}:task", "task", task, rollout=self._info):
             self._calls.append(answer.call)
@@ -126,25 +124,25 @@ class RolloutPlugins:
             if isinstance(made, ToolCall):
                 if self._plugins.have("after_tool_call"):
                     shown = {"call": made, "result": result}
-                    await self._tell("after_tool_call", f":turn-{turn}:call-{number}", **shown)
+                    await self._notify("after_tool_call", f":turn-{turn}:call-{number}", **shown)
                 if made != call:
                     ran = {"name": made.name, "arguments": made.arguments}
                     result = result.model_copy(update={"data": {**result.data, CHANGED: ran}})
             said.append(result)
         return said
 
-    async def saw(self, response: ResponseRecord) -> None:
+    async def note_program_calls(self, response: ResponseRecord) -> None:
         """Report the tool calls in an answer to a program in the sandbox, which runs them itself."""
         if self._plugins.have("before_tool_call"):
             for number, call in enumerate(ModelReply(response.message, "").tool_calls):
-                await self._tell("before_tool_call", f":turn-{response.turn}:call-{number}", call=call)
+                await self._notify("before_tool_call", f":turn-{response.turn}:call-{number}", call=call)
 
     async def before_verifier_command(self, number: int, command: str) -> None:
-        await self._tell("before_verifier_command", f":verifier-{number}", command=command)
+        await self._notify("before_verifier_command", f":verifier-{number}", command=command)
 
     async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
         shown = {"command": result.command, "result": result}
-        await self._tell("after_verifier_command", f":verifier-{number}", **shown)
+        await self._notify("after_verifier_command", f":verifier-{number}", **shown)
 
     async def finished(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
         """Return the result with the plugins' scores, analyses and reports; nothing else in it can change."""
@@ -167,7 +165,7 @@ class RolloutPlugins:
             return result.model_copy(update={"plugins": reports})
 
         if self._plugins.have("after_rollout"):
-            await self._tell("after_rollout", result=with_reports())
+            await self._notify("after_rollout", result=with_reports())
         return with_reports()
 
     async def _admit(self, occasion: str, call: ToolCall) -> ToolCall | Observation:
@@ -180,10 +178,10 @@ class RolloutPlugins:
                 made = answer.value or made
         if refused is not None:
             return _refusal(call, refused)
-        await self._tell("before_tool_call", occasion, call=made)
+        await self._notify("before_tool_call", occasion, call=made)
         return made
 
-    async def _tell(self, hook: str, occasion: str = "", **arguments: object) -> None:
+    async def _notify(self, hook: str, occasion: str = "", **arguments: object) -> None:
         async for _ in self._ask(hook, occasion, **arguments):
             pass
 
@@ -195,7 +193,7 @@ class RolloutPlugins:
 
 def _refusal(call: ToolCall, by: PluginCall) -> Observation:
     if by.did == "Failed":
-        # A failed filter refuses the call: a call that makes a filter fail must neither run nor mask the rollout.
+        # If a filter fails, the call is refused, because the policy may have caused the failure.
         content = f"Not run: {by.plugin}, which looks at every call first, failed on this one. Write it in another way."
     else:
         content = f"Refused by {by.plugin}, not run: {by.message}"

@@ -1,7 +1,6 @@
-"""Call a job's plugins in order, each on its own thread and within its time limit, with a record of every call.
-
-A plugin that raises, hangs or returns an invalid value has failed, without affecting others. The caller decides what
-that means for the rollout.
+"""Call a job's plugins in order, each on its own thread and with a time limit, and record every call. A plugin that
+raises, hangs or returns an invalid value has failed; others are not affected. The caller decides about the consequences
+for the rollout.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from typing import Any
 from agent_runtime.extensions import ExtensionError, described
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.base import Refuse
-from agent_runtime.plugins.registry import Loaded, load_plugins, unheard
+from agent_runtime.plugins.registry import Loaded, load_plugins, unused_hooks
 from agent_runtime.plugins.worker import Worker
 from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import PluginCall
@@ -24,7 +23,7 @@ from rollout_api.rollout_job import PluginUse
 from rollout_api.tasks import Task
 
 ANALYSIS_BYTES = 64 * 1024
-"""Most bytes of one plugin's analysis of a rollout: seals are read by the thousand."""
+"""Limit of one plugin's analysis of a rollout in bytes, because thousands of seals are read at once."""
 
 _JOB_SUMS = ("calls", "seconds", "stopped", "failed")
 
@@ -80,7 +79,7 @@ class Plugins:
         if not uses and not in_process:
             return cls()
         loaded = load_plugins(uses, in_process)
-        return cls(_registered(loaded), on_failure, unheard(loaded) if is_command else ())
+        return cls(_registered(loaded), on_failure, unused_hooks(loaded) if is_command else ())
 
     @property
     def any(self) -> bool:
@@ -122,10 +121,10 @@ class Plugins:
             returned = await method.worker.run(method.function, wanted, method.plugin.timeout_seconds)
             check = _CHECKS.get(hook)
             value = None if check is None else check(returned, arguments)
-            did, message = _deed(hook, value), _reason_in(value)
+            did, message = _decision_name(hook, value), _reason_in(value)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 whatever a plugin raises is its own failure
+        except Exception as error:  # noqa: BLE001 any exception is a failure of the plugin
             did, message = "Failed", described(error)
         seconds = round(time.perf_counter() - started, 6)
         call = PluginCall(plugin=method.plugin.name, hook=hook, seconds=seconds, did=did, message=message)
@@ -165,7 +164,7 @@ def _registered(plugins: Sequence[Loaded]) -> dict[str, list[_Method]]:
 def _method(implementation: Any, plugin: Loaded, worker: Worker) -> _Method:
     if implementation.wrapper or implementation.hookwrapper:
         raise ExtensionError(
-            f"plugin {plugin.name!r}: {implementation.function.__name__} is a wrapper; hooks cannot be"
+            f"plugin {plugin.name!r}: {implementation.function.__name__} is a hook wrapper, which is not supported"
         )
     return _Method(plugin, worker, implementation.function, implementation.argnames)
 
@@ -190,14 +189,14 @@ def _reason(value: Any, _arguments: Mapping[str, Any]) -> str | None:
 def _task(value: Any, arguments: Mapping[str, Any]) -> Task | None:
     task = _one_of(value, (Task, type(None)), "a Task or None")
     if task is not None and task.name != arguments["task"].name:
-        raise ValueError(f"the task is named {task.name} now; it must stay {arguments['task'].name}")
+        raise ValueError(f"the task's name was changed to {task.name}; it must stay {arguments['task'].name}")
     return None if task is None or task == arguments["task"] else Task.model_validate(task.model_dump())
 
 
 def _filtered(value: Any, arguments: Mapping[str, Any]) -> Refuse | ToolCall | None:
     call = _one_of(value, (Refuse, ToolCall, type(None)), "Refuse, a ToolCall or None")
     if isinstance(call, ToolCall) and call.id != arguments["call"].id:
-        raise ValueError(f"the call's id is {call.id!r} now; it must stay {arguments['call'].id!r}")
+        raise ValueError(f"the call's id was changed to {call.id!r}; it must stay {arguments['call'].id!r}")
     return None if call == arguments["call"] else call
 
 
@@ -211,10 +210,10 @@ def _scores(value: Any, _arguments: Mapping[str, Any]) -> dict[str, float]:
 def _analysis(value: Any, _arguments: Mapping[str, Any]) -> dict[str, Any]:
     analysis = dict(_one_of(value, (Mapping,), "a mapping"))
     if too_deep(analysis):
-        raise ValueError(f"an analysis is nested more than {DEEPEST} levels deep; make it flatter")
+        raise ValueError(f"the analysis is nested more than {DEEPEST} levels deep; reduce the nesting")
     text = json.dumps(analysis, allow_nan=False)
     if len(text) > ANALYSIS_BYTES:
-        raise ValueError(f"an analysis of {len(text)} bytes; at most {ANALYSIS_BYTES} are kept")
+        raise ValueError(f"the analysis has {len(text)} bytes; the limit is {ANALYSIS_BYTES}")
     kept: dict[str, Any] = json.loads(text)
     return kept
 
@@ -225,7 +224,7 @@ def _one_of(value: Any, types: tuple[type[Any], ...], expected: str) -> Any:
     return value
 
 
-def _deed(hook: str, value: Any) -> Any:
+def _decision_name(hook: str, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Refuse):

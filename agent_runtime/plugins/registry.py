@@ -21,7 +21,7 @@ from rollout_api.rollout_job import PluginUse
 
 
 def options_of(plugin_class: type[Any], name: str) -> type[BaseModel]:
-    """Return the options of a class as a model. Raises ExtensionError for a parameter that no manifest could give."""
+    """Return the options of a class as a model. Raises ExtensionError for a parameter that a manifest cannot set."""
     if plugin_class.__init__ is object.__init__:
         return create_model("Options", __config__=_CONFIG)
     hints = typing.get_type_hints(plugin_class.__init__, include_extras=True)
@@ -53,7 +53,7 @@ def made(plugin_class: type[Any], name: str, config: Mapping[str, Any]) -> Any:
     try:
         return plugin_class(**{field: getattr(options, field) for field in model.model_fields})
     except Exception as error:
-        raise ExtensionError(f"plugin {name!r} could not be made: {type(error).__name__}: {error}") from error
+        raise ExtensionError(f"plugin {name!r} could not be created: {type(error).__name__}: {error}") from error
 
 
 registry = Registry(
@@ -102,13 +102,13 @@ def load_plugins(uses: Sequence[PluginUse], in_process: Sequence[object] = ()) -
     names = [plugin.name for plugin in loaded]
     for name, plugin in zip(names, loaded, strict=True):
         if names.count(name) > 1:
-            raise ExtensionError(f"two plugins are named {name!r}; results are kept by name, so drop one")
+            raise ExtensionError(f"two plugins are named {name!r}; names must be unique; remove one")
         hooks_of(plugin.plugin, name)
     return loaded
 
 
-def unheard(plugins: Sequence[Loaded]) -> list[str]:
-    """Return which hooks have no effect if the agent is a program in the sandbox, which runs its tools itself."""
+def unused_hooks(plugins: Sequence[Loaded]) -> list[str]:
+    """Return warnings about hooks that are not called for a program agent, which runs its tools itself."""
     said = []
     for loaded in plugins:
         lost = [
@@ -116,8 +116,8 @@ def unheard(plugins: Sequence[Loaded]) -> list[str]:
         ]
         if lost:
             said.append(
-                f"plugin {loaded.name}: {' and '.join(lost)} of it will not be called. A Command agent runs its tools by "
-                "itself; before_tool_call sees the calls in the model's answers, nothing sees what the program makes of them"
+                f"plugin {loaded.name}: {' and '.join(lost)} will not be called. A Command agent runs its tools "
+                "itself; only before_tool_call is called, for the tool calls in the model's answers"
             )
     return said
 
@@ -155,7 +155,7 @@ def _class_of(name: str) -> type[Any]:
         raise ExtensionError(f"plugin {name!r} is {found!r}, not a class; see docs/plugins.md")
     if inspect.isabstract(found):
         left = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise ExtensionError(f"plugin {name!r} lacks {left}, which its base class asks for")
+        raise ExtensionError(f"plugin {name!r} lacks {left}, which its base class requires")
     return found
 
 

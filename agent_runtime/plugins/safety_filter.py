@@ -1,8 +1,8 @@
 """The built-in plugin SafetyFilter, and its shell parser, which finds simple commands without running them.
 
-The parser never fails. Its time grows linearly with the text, because the policy writes the text and every rollout
-waits for it. The filter detects mistakes of people or models. It does not find commands that are hidden on purpose, in
-a variable or a file; for these only the sandbox protects.
+The parser never fails, and takes linear time, because the policy controls the text. The filter detects mistakes of
+people or models. It does not detect commands that are hidden on purpose, such as in a variable or a file; against
+these, only the sandbox protects.
 """
 
 import posixpath
@@ -78,7 +78,7 @@ def _words(text: str) -> list[str]:
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
     try:
         return list(lexer)
-    except ValueError:  # an unclosed quote: the shell would refuse it too, so an approximate split is enough
+    except ValueError:  # for an unclosed quote, which the shell would refuse too, an approximate split is enough
         return [part for part in re.split(r"([();<>|&\n{}]+)|\s+", text) if part]
 
 
@@ -95,7 +95,7 @@ def _substitutions(text: str) -> Iterator[str]:
             if levels[-1]:
                 opened[-1].append(piece)
                 continue
-            yield "".join(opened.pop())  # nested commands are left out: each is yielded separately
+            yield "".join(opened.pop())  # nested commands are yielded separately
             levels.pop()
     yield from re.findall(r"`([^`]*)`", text)
 
@@ -137,7 +137,7 @@ def _behind_options(words: Sequence[str], with_word: str, *, numbers: bool) -> l
 
 
 LONGEST = 128 * 1024
-"""Most characters of an examined command. Linux accepts no longer argument of a program."""
+"""Longest command that is examined: the longest argument of a program in Linux."""
 BLOCKED_PROGRAMS = ("shutdown", "reboot", "halt", "poweroff", "mkfs", "mkfs.*", "format")
 
 _SYSTEM = re.compile(r"/(?:bin|boot|dev|etc|home|lib|lib64|opt|proc|root|run|sbin|srv|sys|usr|var)?")
@@ -148,8 +148,8 @@ _FORK_BOMB = re.compile(r"(\S{1,64})\s*+\(\)\s*\{\s*\1\s*\|\s*\1\s*&\s*\}")
 class SafetyFilter(ActionFilter):
     """Refuses commands that would destroy the machine they run on, and tells the model why.
 
-    It examines the programs that a command starts and their arguments, not words in it. It prevents accidents that
-    would ruin a rollout; the sandbox prevents harm.
+    It examines programs and their arguments instead of searching for words. It prevents accidents that would spoil a
+    rollout; the sandbox is the protection against attacks.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class SafetyFilter(ActionFilter):
         try:
             arguments = decoded_arguments(call.arguments)
         except ValueError:
-            return None  # the model gets the message when the call is made
+            return None  # the call is executed, so the model gets the tool's own error message
         commands = (value for name, value in arguments.items() if {name, f"{call.name}.{name}"} & self.arguments)
         return next((Refuse(reason) for command in commands if (reason := self.reason(_text(command)))), None)
 
     def reason(self, command: str) -> str | None:
         if len(command) > LONGEST:
-            return f"the command has {len(command)} characters, at most {LONGEST} are looked at. Write a file in parts."
+            return f"the command has {len(command)} characters; the limit is {LONGEST}. Write a file in parts."
         for pattern in self.blocked_patterns:
             if pattern.search(command):
                 return f"the command matches {pattern.pattern!r}, which this job does not allow. Find another way."

@@ -9,7 +9,7 @@ from typing import Any
 from agent_runtime.extensions import contained
 
 PATIENCE_SECONDS = 1.0
-"""Time for a thread to respond after a call timed out: it returns to its loop at once, or is still blocked."""
+"""Time for the thread to respond after a call timed out; otherwise it counts as blocked."""
 
 
 class HookTimeout(Exception):
@@ -23,7 +23,7 @@ class Worker:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_doubt = False
-        """A call timed out, and the thread has not responded since."""
+        """Whether a call has timed out and the thread has not responded since."""
 
     async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float) -> Any:
         """Return the function's result, awaited if necessary. Raises HookTimeout and the function's errors."""

@@ -221,7 +221,7 @@ class Program:
             return
         for record in records:
             if isinstance(record, ResponseRecord):
-                await self._plugins.saw(record)
+                await self._plugins.note_program_calls(record)
         called = self._plugins.take_record()
         self.records += called
         self._unwritten += called

@@ -24,7 +24,7 @@ def make_game(name: str, config: dict[str, Any]) -> Game:
     try:
         return FrozenLake(**config) if name == "FrozenLake" else Sokoban(**config)
     except TypeError as error:
-        raise GameError(f"{name}: config does not fit: {error}") from error
+        raise GameError(f"{name}: config is invalid: {error}") from error
 
 
 class Episode:
@@ -45,11 +45,11 @@ class Episode:
         return asdict(start)
 
     def steps(self, actions: Sequence[str | None]) -> list[dict[str, Any]]:
-        """Take these actions in order; return a Move for each. After the end nothing changes any more."""
+        """Take these actions in order; return a Move for each. Actions after the end have no effect."""
         return [asdict(self._step(action)) for action in actions]
 
     def try_step(self) -> None:
-        """Take any valid action, so that a broken step shows before the first rollout."""
+        """Take any valid action, to detect a broken `step` before the first rollout."""
         self._step(getattr(self._game, "any_action", None))
 
     def _step(self, action: str | None) -> Move:
@@ -59,7 +59,9 @@ class Episode:
         self._taken += 1
         reward = move.reward if move.valid else move.reward + float(self._described["formatPenalty"])
         if not math.isfinite(reward):
-            raise GameError(f"environment {self._described['id']!r} gave the reward {reward}, expected a finite number")
+            raise GameError(
+                f"environment {self._described['id']!r} returned the reward {reward}, expected a finite number"
+            )
         truncated = move.truncated or (not move.terminated and self._taken >= int(self._described["maxSteps"]))
         self._over = move.terminated or truncated
         return Move(move.observation, reward, move.terminated, truncated, move.valid, move.effective, move.success)

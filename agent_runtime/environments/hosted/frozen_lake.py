@@ -1,7 +1,6 @@
-"""FrozenLake with a random map: options and maps are those of ROLL, slipping that of Gymnasium, equal for equal seeds.
-
-Maps are drawn from the seed until one has a path from start to goal, which may be on any tiles. On slippery ice, a step
-goes in the intended direction with probability 1/3, else to one of the two sides (Gymnasium's FrozenLake-v1).
+"""FrozenLake with a random map. For equal seeds, maps equal ROLL's and slipping equals Gymnasium's. Maps are drawn from
+the seed until one has a path from start to goal, which can be on any tiles. On slippery ice, a step goes in the
+intended direction with probability 1/3, else to one of the two sides (Gymnasium's FrozenLake-v1).
 """
 
 from __future__ import annotations

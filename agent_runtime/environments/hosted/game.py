@@ -1,6 +1,5 @@
-"""Interface of an environment: text in, text out. Everything in this folder also runs alone, inside a sandbox.
-
-Therefore nothing here imports other parts of this repository, and all of it runs on Python 3.10.
+"""Interface of an environment with text actions and observations. This folder also runs inside a sandbox, so it imports
+no other parts of this repository and supports Python 3.10.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class Move:
     terminated: bool = False
     truncated: bool = False
     valid: bool = True
-    """The environment knows the action."""
+    """Whether the action exists."""
     effective: bool | None = None
-    """The action changed something; None if the environment does not report it."""
+    """Whether the action changed the state; None if the environment does not report it."""
     success: bool | None = None
-    """The goal is reached; None if the environment does not report it."""
+    """Whether the goal is reached; None if the environment does not report it."""
 
 
 class Game(Protocol):
@@ -46,7 +45,9 @@ class Game(Protocol):
         """Begin. None: there is no episode for that seed (a dataset has ended)."""
 
     def step(self, action: str | None) -> Move:
-        """Take an action; None represents an answer without one. Unknown actions are not errors, but not `valid`."""
+        """Take an action; None represents an answer without one. An unknown action is not an error; its move is not
+        `valid`.
+        """
 
 
 def lookup(given: Mapping[Any, str] | None, standard: Mapping[int, str]) -> dict[int, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from agent_runtime.environments.hosted.game import GameError, Move, Start, action_number
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# Most characters of an observation that is sent to a model; an image as numbers would be longer.
+# Limit of an observation's characters. An image as numbers would exceed it.
 LARGEST_OBSERVATION = 100_000
 
 
@@ -59,7 +59,8 @@ class GymnasiumGame:
         if not isinstance(result, tuple) or len(result) != 5:
             given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise GameError(
-                f"environment {self._name!r}: step returned {given}, expected Gymnasium's five: observation, reward, "
+                f"environment {self._name!r}: step returned {given}, expected Gymnasium's five values: "
+                "observation, reward, "
                 "terminated, truncated, info"
             )
         observation, reward, terminated, truncated, info = result
@@ -106,8 +107,9 @@ class GymnasiumGame:
             text = observation if isinstance(observation, str) else str(_plain(observation))
         if len(text) > LARGEST_OBSERVATION:
             raise GameError(
-                f"environment {self._name!r} observes {len(text)} characters, such as an image has; wrap it so that it "
-                "gives text, and name the class as module:Class"
+                f"environment {self._name!r}: an observation has {len(text)} characters, as if it were an image; "
+                "wrap it so "
+                "that it returns text, and name the class as module:Class"
             )
         self._seen = text
         return text
@@ -129,7 +131,7 @@ def make_gymnasium_game(name: str, config: dict[str, Any]) -> GymnasiumGame:
     except GameError:
         raise
     except Exception as error:
-        raise GameError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise GameError(f"environment {name!r} cannot be created: {type(error).__name__}: {error}") from error
     for method in ("reset", "step"):
         if not callable(getattr(environment, method, None)):
             raise GameError(

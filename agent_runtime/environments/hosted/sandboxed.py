@@ -1,7 +1,6 @@
-"""One episode in a workspace: a process that holds it, and one command for each step that queries it.
-
-A step is a command of the workspace like any other, so the executor remembers its result, and a runner that takes over
-gets it. The process outlives the runner. If it has ended, the command starts another one and repeats all actions.
+"""One episode in a workspace: a process has the episode, and a command for each step asks that process. The executor
+remembers the result of the command, so the next runner gets it. The process outlives the runner. If it has ended, the
+command starts another one and repeats all actions.
 
 Run as `python3 environment.zip` with one JSON object as input: {"start": {...}, "actions": [all so far]}, and "try":
 true to test the environment with one step in a separate episode first. It prints the answer of `hosted.worker`, with
@@ -24,7 +23,9 @@ from agent_runtime.environments.hosted.game import GameError
 SOCKET = "environment.socket"  # in the folder of the program: paths of sockets must be short
 CONNECT_SECONDS = 30.0  # importing an environment's packages may take long on a cold disk
 PAUSE_SECONDS = 0.02
-MOVES_CHARACTERS = 300_000  # of moves in an answer, which must fit into one output; the last is always reported
+MOVES_CHARACTERS = (
+    300_000  # limit of the moves in an answer, which must fit into one output; the last is always reported
+)
 
 
 class Kept:
@@ -44,7 +45,7 @@ class Kept:
             return self._answer(request["start"], request["actions"])
         except GameError as error:
             return {"error": str(error)}
-        except Exception as error:  # noqa: BLE001 - an environment is code of others
+        except Exception as error:  # noqa: BLE001 - an environment is user code
             return {"error": f"the environment raised {type(error).__name__}: {error}"}
 
     def _answer(self, start: dict[str, Any], actions: list[str | None]) -> dict[str, Any]:
@@ -61,14 +62,14 @@ class Kept:
 
 
 def latest(moves: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = []
+    observation_text: list[dict[str, Any]] = []
     characters = 0
     for move in reversed(moves):
         characters += len(json.dumps(move))
-        if told and characters > MOVES_CHARACTERS:
+        if observation_text and characters > MOVES_CHARACTERS:
             break
-        told.append(move)
-    return told[::-1]
+        observation_text.append(move)
+    return observation_text[::-1]
 
 
 def serve() -> None:
@@ -104,7 +105,7 @@ def ask(request: bytes) -> bytes:
             return b'{"error": "the process of the environment ended while it answered"}\n'
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > deadline:
-                return b'{"error": "the process of the environment does not start"}\n'
+                return b'{"error": "the process of the environment did not start"}\n'
         if not started:
             subprocess.Popen(
                 [sys.executable, os.path.abspath(sys.argv[0]), "serve"],

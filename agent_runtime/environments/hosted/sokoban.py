@@ -1,11 +1,10 @@
 """Sokoban with a random room: options and rooms of ROLL, rules and rewards of gym-sokoban.
 
-Each step costs 0.1; a box that gets onto a target gives 1, one that leaves it takes 1, the last one gives 10 more.
-
-Rooms can be solved, and are those of ROLL and gym-sokoban, seed for seed. They are made as Weber et al. 2017 (arXiv
-1707.06203, appendix) describe: a random walk carves the floor, boxes are set on their targets, and the game is played
-backwards, pulling boxes, in a depth-first search for the state whose boxes were pulled most often and farthest. ROLL
-then lets the player walk up to three steps away. All random draws have the same order as in ROLL.
+Rewards: -0.1 for each step, 1 for a box pushed onto a target, -1 for a box pushed off, and 10 more for the last box.
+Rooms are solvable, and equal those of ROLL and gym-sokoban for equal seeds. They are generated as described by Weber et
+al. 2017 (arXiv 1707.06203, appendix): a random walk creates the floor, boxes are placed on targets, and a depth-first
+search plays backwards, pulling boxes, for the state whose boxes were pulled most often and farthest. ROLL then lets the
+player walk up to three steps away. All random draws have the same order as in ROLL.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from agent_runtime.environments.hosted.game import GameError, Move, Start, actio
 
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER = range(6)
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
-TRIES = 4  # rooms drawn before another seed is taken
-SEEDS = 100  # taken before no room is believed to exist
-MOST_STATES = 300_000  # of one search
+TRIES = 4  # rooms drawn before another seed is used
+SEEDS = 100  # tried before the search for a room fails
+MOST_STATES = 300_000  # limit of one search
 TURN_PROBABILITY = 0.35
 # The cells that a walker digs around itself: a row, a column, or a corner.
 _BRUSHES = (
@@ -72,7 +71,8 @@ class Sokoban:
     ) -> None:
         if len(dim_room) != 2 or min(dim_room) < 5 or not 0 < num_boxes <= min(dim_room) or search_depth < 2:
             raise GameError(
-                f"Sokoban: dim_room {list(dim_room)}, num_boxes {num_boxes} and search_depth {search_depth} allow no room; "
+                f"Sokoban: dim_room {list(dim_room)}, num_boxes {num_boxes} and search_depth {search_depth} allow "
+                "no room; "
                 "expected two sides from 5, at most as many boxes as the shorter side, and a depth from 2"
             )
         self._rows, self._columns = dim_room
@@ -143,7 +143,7 @@ class _NoRoom(Exception):
 
 
 def random_room(rows: int, columns: int, boxes: int, search_depth: int, seed: int) -> Room:
-    """Return the room of a seed; if its draws give none, that of a derived seed. Raises GameError if none does."""
+    """Return the room of a seed, or of a derived seed if its draws give no room. Raises GameError if none is found."""
     for _ in range(SEEDS):
         try:
             return _room(rows, columns, boxes, search_depth, random.Random(seed), np.random.RandomState(seed % 2**32))

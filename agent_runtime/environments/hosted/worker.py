@@ -1,5 +1,5 @@
-"""Episodes over standard input and output: `python -m agent_runtime.environments.hosted.worker`. One JSON line each
-way.
+"""Episodes over standard input and output, with one JSON line per request and answer: `python -m
+agent_runtime.environments.hosted.worker`.
 
 {"episode": 7, "start": {id, seed, maxSteps, formatPenalty, config}, "actions": [...]}   → {"start": ..., "moves": [...]}
     {"episode": 7, "start": ..., "actions": [], "try": true}   → the same, after a step that shows whether it works
@@ -48,7 +48,7 @@ def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -
     except GameError as error:
         episodes.pop(number, None)
         return {"error": str(error)}
-    except Exception as error:  # noqa: BLE001 - an environment is code of others
+    except Exception as error:  # noqa: BLE001 - an environment is user code
         episodes.pop(number, None)
         return {"error": f"the environment raised {type(error).__name__}: {error}"}
 

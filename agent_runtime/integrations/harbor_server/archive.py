@@ -16,8 +16,8 @@ MEMBERS: Final = 20_000
 DEPTH: Final = 100
 """Most folders above an entry. Python walks and removes folders recursively and fails at 1,000."""
 BETWEEN_BYTES: Final = 1 << 20
-"""Most bytes that belong to no file's content: the headers of one entry, which `tarfile` reads into memory, or the
-tar's end.
+"""Limit of bytes outside of file contents: the headers of one entry, which `tarfile` reads into memory, or the end of
+the tar.
 """
 
 
@@ -26,7 +26,7 @@ class BadArchive(ValueError):
 
 
 class _Unzipped(gzip.GzipFile):
-    """Stops reading when nothing is `left`. Unlike `tarfile`, it checks the checksum at the end."""
+    """Limits the bytes that are read to `left`. Unlike in `tarfile`, the checksum at the end is verified."""
 
     left = BETWEEN_BYTES
 
@@ -42,7 +42,7 @@ def pack(folder: Path) -> bytes:
     """Return the folder as tar.gz under its own name, as PR #83's client sends it. Raises FileNotFoundError."""
     real = folder.resolve()
     if not real.is_dir():
-        raise FileNotFoundError(f"{folder}: there is no such task folder")
+        raise FileNotFoundError(f"{folder}: the task folder does not exist")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
         tar.add(real, arcname=real.name)
@@ -64,24 +64,23 @@ def unpack(archive: Path, folder: Path) -> None:
                 total += max(member.size, 0)
                 if total > UNPACKED_BYTES:
                     raise BadArchive(
-                        f"the archive has more than {UNPACKED_BYTES} bytes unpacked; put large files into the task's image"
+                        f"the archive has more than {UNPACKED_BYTES} bytes unpacked; put large files into the "
+                        "task's image"
                     )
                 if not (member.isreg() or member.isdir()):
-                    raise BadArchive(
-                        f"{member.name!r} is neither a file nor a folder; put the file itself into the task's folder"
-                    )
+                    raise BadArchive(f"{member.name!r} is neither a file nor a folder; replace it by a file")
                 if member.name.count("/") > DEPTH:
                     raise BadArchive(
-                        f"{member.name[:DEPTH]!r} … lies below more than {DEPTH} folders; take it out of the archive"
+                        f"{member.name[:DEPTH]!r} … is nested in more than {DEPTH} folders; remove it from the archive"
                     )
                 content.left = member.size + BETWEEN_BYTES
                 extract_member(tar, member, folder, real)
-            # read up to the checksum, because a tar that is cut off in a header looks complete
+            # read up to the checksum, because a tar that is truncated in a header looks complete
             while content.read(BETWEEN_BYTES):
                 pass
     except BadArchive:
         raise
     except UnsafeMember as error:
-        raise BadArchive(f"{error}; take it out of the archive") from error
+        raise BadArchive(f"{error}; remove it from the archive") from error
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
         raise BadArchive(f"the archive is not a tar.gz of a task's folder: {error}") from error

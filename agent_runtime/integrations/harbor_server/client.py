@@ -1,7 +1,7 @@
 """A client of `POST /api/v1/runs`: the Harbor server of verl-recipe PR #83, or ours.
 
-It sends `Prefer: respond-async`. A server that supports it answers 202, and the result is fetched, also across restarts
-of that server; other servers answer when the run has ended.
+It sends `Prefer: respond-async`. A server that supports it answers 202, and the client fetches the result, also after
+restarts of the server. Other servers answer when the run has ended.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 FETCH_SECONDS: Final = 30
 """How long a fetch waits at the server for the end of the run."""
 AWAY_SECONDS: Final = 120.0
-"""How long a server may be unavailable while its run continues: a restart, or a deployment of a new version."""
+"""How long a server may be unavailable during a run, such as for a restart or an upgrade."""
 PAUSE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 30.0
 SHOWN: Final = 500
@@ -73,7 +73,7 @@ class HarborClient:
         while True:
             try:
                 async with http.get(f"{self._url}{PATH}/{run_id}", params={"wait": str(FETCH_SECONDS)}) as reply:
-                    if reply.status >= 500:  # a load balancer, while the server is down
+                    if reply.status >= 500:  # for example from a load balancer while the server is down
                         reply.raise_for_status()
                     result = await _result(reply)
                 answered = time.monotonic()

@@ -27,7 +27,7 @@ def find_tasks(root: Path) -> list[Path]:
     Raises FileNotFoundError.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"{root}: this folder of Harbor tasks does not exist")
+        raise FileNotFoundError(f"{root}: the folder of Harbor tasks does not exist")
     found = []
     for folder, names, files in os.walk(root, followlinks=False):
         if CONFIG in files and INSTRUCTION in files:
@@ -49,7 +49,7 @@ def rows_of(
     for index, folder in enumerate(find_tasks(root)[:limit]):
         if (other := seen.setdefault(folder.name, folder)) is not folder:
             message = (
-                f"a task named {folder.name!r} is {other} already, and instance_id must tell them apart; rename one"
+                f"the task name {folder.name!r} is also used by {other}, but instance_id must be unique; rename one"
             )
             problems.append(TaskProblem(str(folder), None, message))
         try:
@@ -83,7 +83,7 @@ def rows_of(
 
 
 def file_name(root: Path, split: str, limit: int | None) -> str:
-    """Return `<split>-<md5[:10]>.parquet`, of the same inputs as in PR #83."""
+    """Return `<split>-<md5[:10]>.parquet`; the digest has the same inputs as in PR #83."""
     signature = f"{root.resolve()}|split={split}|limit={limit}"
     return f"{split}-{hashlib.md5(signature.encode(), usedforsecurity=False).hexdigest()[:10]}.parquet"
 
@@ -144,8 +144,8 @@ def harbor_files(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def alike(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return tables in which each key has one type, as Parquet needs: a key whose values differ in type, or have parts,
-    becomes JSON text in all. None for each if no table has a key. Pure.
+    """Return the tables with a single type for each key, as Parquet requires. Keys with values of different types, or
+    with nested values, become JSON text in all tables. If no table has a key, all results are None.
     """
     keys = sorted({key for table in tables for key in table})
     if not keys:
@@ -157,7 +157,7 @@ def alike(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
 
 
 def _kind(tables: Sequence[Mapping[str, Any]], key: str) -> type:
-    """Return the Parquet type of a key: that of its first value, if it is a scalar; lists are of texts."""
+    """Return the Parquet type of a key, from its first value: a scalar's type, or a list of texts."""
     value = next(table[key] for table in tables if key in table)
     if isinstance(value, list):
         every = [item for table in tables if isinstance(table.get(key), list) for item in table[key]]

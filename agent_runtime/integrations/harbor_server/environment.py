@@ -33,11 +33,11 @@ class Environment:
     job: dict[str, Any] = field(default_factory=dict)
     """Fields of `spec.sandbox`."""
     not_honoured: list[str] = field(default_factory=list)
-    """Names that are not supported here."""
+    """Names of unsupported settings."""
 
 
 def resources_of(given: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return fields of `resources`; understood ones are removed from `given`."""
+    """Return the fields of `resources`; removes the converted ones from `given`."""
     return {
         ours: form.format(given.pop(prefix + name))
         for name, (ours, form) in RESOURCES.items()
@@ -92,7 +92,7 @@ def own_provider(settings: RemoteSettings) -> Callable[[], SandboxProvider] | No
     try:
         made = load_object(path, where)
     except ExtensionError as error:
-        raise SettingsError(f"{error}. Environments of Harbor that are known here: {', '.join(HARBORS)}") from error
+        raise SettingsError(f"{error}. Supported environments of Harbor: {', '.join(HARBORS)}") from error
     if missing := [name for name in _METHODS if not callable(getattr(made, name, None))]:
         raise SettingsError(
             f"{where}: {path!r} has no {', '.join(missing)}; expected a class that implements SandboxProvider of "
@@ -102,12 +102,12 @@ def own_provider(settings: RemoteSettings) -> Callable[[], SandboxProvider] | No
     try:
         inspect.signature(made).bind(**kwargs)
     except TypeError as error:
-        raise SettingsError(f"remote_agent.environment_kwargs: {path} does not take them: {error}") from error
+        raise SettingsError(f"remote_agent.environment_kwargs: {path} does not accept them: {error}") from error
     return partial(made, **kwargs)
 
 
 def _parsed(value: Any) -> Any:
-    """Parse JSON text, in which the command line gives objects and numbers."""
+    """Parse JSON text, the format of objects and numbers on the command line."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:

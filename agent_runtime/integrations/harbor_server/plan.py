@@ -1,4 +1,4 @@
-"""Convert a requested run into a job, and the job's result into the answer. Pure."""
+"""Convert a requested run into a job, and the job's result into the answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
     if agent.import_path is not None:
         if template.spec.agent.is_command:
             raise RunRefused(
-                f"agent.import_path: the job {template.metadata.name!r} runs a program of its own; leave it out"
+                f"agent.import_path: the job {template.metadata.name!r} runs its own program; remove the field"
             )
         spec["agent"] = {**spec.get("agent", {}), "type": agent.import_path}
     sampling = {
@@ -88,18 +88,17 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
         # The session's proxy records the tokens.
         spec["model"] = {"endpoint": endpoint, "allowTextOnly": True}
     elif agent.model_name is not None and template.spec.agent.type not in AGENTS_WITHOUT_MODEL:
-        warnings.append("agent.model_name is not supported without agent.llm_proxy_url: the server's own model answers")
+        warnings.append("agent.model_name is ignored without agent.llm_proxy_url: the server's own model is used")
     if agent.import_path is not None:
         spec["agent"]["config"] = {**spec["agent"].get("config", {}), **kwargs}
     else:
         warnings += [
-            f"agent.kwargs.{name} is not supported: job {template_name} determines how its agent works"
-            for name in kwargs
+            f"agent.kwargs.{name} is not supported: job {template_name} configures the agent" for name in kwargs
         ]
     environment = read_environment(request.environment_kwargs, template.spec.sandbox.provider)
     if place_of(image := environment.task.get("image", ""), Path()) is not None:
         raise RunRefused(f"environment_kwargs: {image!r} is a path of the server; name an image of a registry")
-    where = f"job {template_name} determines where sandboxes come from"
+    where = f"job {template_name} configures the sandboxes"
     warnings += [f"environment_kwargs.{name} is not supported: {where}" for name in environment.not_honoured]
     own = spec.get("sandbox", {})
     spec["sandbox"] = {**own, **environment.job}
@@ -122,9 +121,8 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
 
 
 def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
-    """Return the answer for a sealed rollout. One lost to infrastructure has no rewards.
-
-    Of the rewards only `reward` is included, because clients of PR #83 add all of them up.
+    """Return the answer for a sealed rollout. A rollout that was lost to infrastructure has no rewards. Only the reward
+    named `reward` is included, because clients of PR #83 add up all rewards.
     """
     completed = result.outcome is Outcome.COMPLETED
     return RunResult(
@@ -196,7 +194,7 @@ def _timed(task: Task, request: RunRequest) -> dict[str, Any]:
 
 def _unknown(request: RunRequest) -> list[str]:
     forms = (("", request), ("agent.", request.agent), ("verifier.", request.verifier))
-    return [f"{prefix}{name} is not known here" for prefix, form in forms for name in form.unknown()]
+    return [f"{prefix}{name} is unknown" for prefix, form in forms for name in form.unknown()]
 
 
 def _valid(kind: type[Any], wire: dict[str, Any], what: str) -> Any:

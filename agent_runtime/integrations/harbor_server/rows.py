@@ -1,7 +1,5 @@
-"""Rows of verl that name a Harbor task's folder, and the job for their rollouts. Pure except for reading folders.
-
-`use_local_trial`: this engine runs the task. Otherwise a Harbor server does, and only its prompt and its reward are
-known here.
+"""Rows of verl that name a Harbor task's folder, and the job for their rollouts. With `use_local_trial`, this engine
+runs the task. Otherwise a Harbor server runs it, and this engine only has its prompt and its reward.
 """
 
 import os
@@ -36,7 +34,7 @@ def roots_of(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[Path
 
 
 def dataset_paths(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[Path]:
-    """Files and folders of the dataset, which have hidden tests and solutions. Those that are not there are left out."""
+    """Files and folders of the dataset, which have hidden tests and solutions. Missing ones are left out."""
     data = config.get("data") or {}
     listed = (data.get(name) or [] for name in ("train_files", "val_files"))
     files = [file for names in listed for file in ([names] if isinstance(names, str) else names)]
@@ -55,7 +53,7 @@ def task_path(instance_id: str, local_task_path: str | None, roots: Sequence[Pat
         tried.append(Path(os.path.expanduser(local_task_path)))
     if instance_id:
         if instance_id.startswith("/") or ".." in Path(instance_id).parts:
-            raise NoTask(f"instance_id {instance_id!r} leads out of the folders of tasks; expected a name in them")
+            raise NoTask(f"instance_id {instance_id!r} is not inside the folders of tasks; expected a name in them")
         tried += [root / instance_id for root in roots]
         if template:
             tried.append(Path(os.path.expanduser(template.replace("{instance_id}", instance_id))))
@@ -63,7 +61,8 @@ def task_path(instance_id: str, local_task_path: str | None, roots: Sequence[Pat
     if found is None:
         listed = ", ".join(map(str, tried)) or "nowhere: the row has neither local_task_path nor instance_id"
         raise NoTask(
-            f"the task {instance_id!r} does not exist; searched {listed}. Set data.train_harbor_dir, {ROOTS_VARIABLE} or "
+            f"the task {instance_id!r} does not exist; searched {listed}. Set data.train_harbor_dir, "
+            f"{ROOTS_VARIABLE} or "
             "REMOTE_AGENT_TASK_PATH_TEMPLATE"
         )
     return found
@@ -74,7 +73,7 @@ _WEEK: Final = 604_800
 OWN_KEY = "agent_rollouts"
 """Our key in `rollout.custom`, which verl leaves to extensions."""
 _MOST_TURNS: Final = 100_000
-"""Largest value in a manifest, for PR #83's unlimited turns: the agent on the server has its own limit."""
+"""The largest value in a manifest, because turns are unlimited in PR #83: the agent on the server has its own limit."""
 AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop")
 """Our agents for values of `agent_name`; `swe-agent` is `SWE`."""
 
@@ -186,14 +185,14 @@ def not_honoured(settings: RemoteSettings) -> list[str]:
     if not settings.use_local_trial:
         return []
     proxy = (
-        "remote_agent.proxy_server_url is not used with use_local_trial: sandboxes of this engine reach the model by it"
+        "remote_agent.proxy_server_url is not used with use_local_trial: sandboxes reach the model through this engine"
     )
     found = [f"environment_kwargs.{name}" for name in environment_of(settings).not_honoured]
     if settings.agent_kwargs and settings.agent_import_path is None:
         found.append("agent_kwargs")
     return [
         *([proxy] if settings.proxy_server_url else []),
-        *(f"remote_agent.{name} is not supported: rollout.custom.agent_rollouts says it here" for name in found),
+        *(f"remote_agent.{name} is not supported: use rollout.custom.agent_rollouts instead" for name in found),
     ]
 
 
@@ -209,7 +208,8 @@ def _local_agent(settings: RemoteSettings) -> dict[str, Any]:
     found = next((name for name in AGENTS if plain(name) == plain(settings.agent_name)), None)
     if found is None:
         raise SettingsError(
-            f"remote_agent.agent_name: {settings.agent_name!r} is not an agent of this engine, which runs the trials with "
+            f"remote_agent.agent_name: {settings.agent_name!r} is not an agent of this engine, which runs the "
+            "trials with "
             f"use_local_trial; expected one of {', '.join(AGENTS)}, or agent_import_path. A program is run with "
             "rollout.custom.agent_rollouts.agent of type Command, and no agent_name"
         )

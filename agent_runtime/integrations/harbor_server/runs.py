@@ -1,7 +1,6 @@
-"""The runs of a server: each is a job of this machine, on disk from before its start until after its end.
-
-A single rename creates `<folder>/<run>/request.json` and `task/`; `result.json` is written when the run has ended, and
-in between there is the job's own record. So a restarted server resumes its runs, and runs none twice.
+"""The runs of a server. Each is a job on this machine, with a folder on disk. A single rename creates
+`<folder>/<run>/request.json` and `task/`; `result.json` is written when the run has ended. In between, the job has its
+own record. So a restarted server resumes its runs, and runs none twice.
 """
 
 import asyncio
@@ -39,10 +38,9 @@ from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
 MOST_WAITING: Final = 4096
 """Most accepted and unfinished runs: each has its task's folder on disk."""
 CALL_SECONDS: Final = 1800.0
-"""Deadline of one answer of a client's session, equal to an agent's default time: a trainer may hold calls meanwhile.
-"""
+"""Deadline of one answer of a client's session: an agent's default time, because a trainer may delay calls."""
 CLEAN_UP_SECONDS: Final = 60.0
-"""Time limit for opening a run of an earlier server to delete its sandboxes."""
+"""Time limit for opening a cancelled run of an earlier server, to delete its sandboxes."""
 AGAIN_SECONDS: Final = 30.0
 """Pause before a run is resumed whose storage or disk was unavailable."""
 _REQUEST, _RESULT, _TASK, _INCOMING = "request.json", "result.json", "task", ".incoming-"
@@ -50,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class SessionModel(OpenAIEndpoint):
-    """A client's session as a model. No trial call is made, because it would be a turn of the recorded conversation."""
+    """A client's session as a model. It makes no test call, which would be recorded as a turn."""
 
     def __init__(self, url: SessionUrl) -> None:
         headers = {} if url.key is None else {"Authorization": f"Bearer {url.key}"}
@@ -88,10 +86,12 @@ class _Kept(BaseModel):
     request: RunRequest
     digest: str
     awaited: bool
-    """The client waits on a connection that ends with the server, and cannot ask for the result later."""
+    """Whether the client waits on a connection, so that it cannot get the result after a restart of the server."""
     warnings: list[str]
     uid: str | None = None
-    """Of its job. An equal key names an equal run at every server, and servers may share `output.uri`."""
+    """The uid of its job. It is unique, because servers may share `output.uri`, and runs with equal keys have equal
+    names at all servers.
+    """
 
 
 class _Ended(BaseModel):
@@ -134,7 +134,8 @@ class Runs:
         except BlockingIOError:
             self._held.close()
             raise FolderInUse(
-                f"another server keeps its runs in {self._folder.resolve()}; stop it first, or use another folder (--folder)"
+                f"another server keeps its runs in {self._folder.resolve()}; stop it first, or use another folder "
+                "(--folder)"
             ) from None
         for path in sorted(self._folder.iterdir()):
             if path.name.startswith(_INCOMING):
@@ -170,7 +171,7 @@ class Runs:
         if self._is_known(run_id, digest):
             return run_id
         if len(self._working) >= MOST_WAITING:
-            raise Full(f"{MOST_WAITING} runs are under way; try again later")
+            raise Full(f"{MOST_WAITING} runs are in progress; try again later")
         planned = await asyncio.to_thread(self._planned, run_id, request, incoming / _TASK)
         uid = str(uuid.uuid4())
         kept = _Kept(request=request, digest=digest, awaited=awaited, warnings=list(planned.warnings), uid=uid)
@@ -178,7 +179,7 @@ class Runs:
         try:
             incoming.rename(self._folder / run_id)
         except OSError:
-            # Two requests came with this key, and the other one was faster.
+            # A concurrent request with the same key was faster.
             if not self._is_known(run_id, digest):
                 raise
         else:
@@ -221,8 +222,8 @@ class Runs:
         return replace(planned, warnings=[*planned.warnings, *warnings])
 
     def _task(self, folder: Path, request: RunRequest) -> tuple[Task, list[str]]:
-        """Return the single task of an archive. Its `${NAME}` are filled in only from the request, and its image cannot
-        be a path: the sender must not read this machine's environment and disk.
+        """Return the single task of an archive. Its `${NAME}` are replaced only from the request, and its image cannot
+        be a path, because the sender must not get access to this machine's environment and disk.
         """
         task, warnings = self._loaded(folder, request, None)
         for image in (task.sandbox.image, None if task.verifier is None else task.verifier.image):
@@ -255,7 +256,7 @@ class Runs:
             planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK)
             work = functools.partial(self._result, run_id, kept, planned)
             result = await self._completed(run_id, work)
-        except Exception as error:  # noqa: BLE001 whatever it is, the client must be told
+        except Exception as error:  # noqa: BLE001 the client must get the error
             _LOG.warning("Run %s has failed: %s: %s", run_id, type(error).__name__, error)
             result = RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"{type(error).__name__}: {error}")
         result = result.model_copy(update={"warnings": kept.warnings})
@@ -288,9 +289,9 @@ class Runs:
     async def _result(self, run_id: str, kept: _Kept, planned: PlannedRun) -> RunResult:
         """Run the job unless the run is cancelled first."""
         cancelled = self._cancelled[run_id]
-        # A run of an earlier server is opened before it is given up, so that its sandboxes are removed.
+        # Also open a run that is cancelled, so that its sandboxes from an earlier server are removed.
         grace = CLEAN_UP_SECONDS if cancelled.is_set() else 0.0
-        playing = asyncio.create_task(self._played(run_id, kept.uid, planned, cancelled))
+        playing = asyncio.create_task(self._run_in_session(run_id, kept.uid, planned, cancelled))
         stop = asyncio.create_task(cancelled.wait())
         try:
             await asyncio.wait({playing, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -304,7 +305,9 @@ class Runs:
             return playing.result()
         return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"Cancelled: {_why(kept)}")
 
-    async def _played(self, run_id: str, uid: str | None, planned: PlannedRun, cancelled: asyncio.Event) -> RunResult:
+    async def _run_in_session(
+        self, run_id: str, uid: str | None, planned: PlannedRun, cancelled: asyncio.Event
+    ) -> RunResult:
         served = self._jobs[planned.template]
         output = planned.job.spec.output.model_copy(update={"uri": output_uri(planned.job, served.base_dir)})
         metadata = planned.job.metadata.model_copy(update={"uid": uid})
@@ -334,9 +337,9 @@ class Runs:
                 raise
 
     def _is_known(self, run_id: str, digest: str) -> bool:
-        """Whether an equal request began this run. Raises Conflict where another one did."""
+        """Whether an equal request began this run. Raises Conflict if a different request did."""
         if (known := self._known_digest(run_id)) not in (None, digest):
-            raise Conflict("this Idempotency-Key came with another request before; use a new one")
+            raise Conflict("this Idempotency-Key was used for another request; use a new one")
         return known is not None
 
     def _known_digest(self, run_id: str) -> str | None:
@@ -352,7 +355,7 @@ class Runs:
 
 @contextlib.asynccontextmanager
 async def _place(places: asyncio.Semaphore, cancelled: asyncio.Event) -> AsyncIterator[None]:
-    """Wait for a free place; none if the run is cancelled meanwhile."""
+    """Wait for a free place, or until the run is cancelled."""
     taking = asyncio.ensure_future(places.acquire())
     stop = asyncio.ensure_future(cancelled.wait())
     try:
@@ -372,7 +375,7 @@ def _is_run(name: str) -> bool:
 
 
 def _why(kept: _Kept) -> str:
-    return "its client went away, or the server was started anew meanwhile" if kept.awaited else "somebody asked for it"
+    return "its client disconnected, or the server was restarted" if kept.awaited else "a client requested it"
 
 
 def _digest(request: RunRequest, task: Path) -> str:

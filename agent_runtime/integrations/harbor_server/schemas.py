@@ -14,18 +14,18 @@ METADATA, ARCHIVE = "metadata", "task_archive"
 
 
 class _Form(BaseModel):
-    # Unknown fields are kept and reported: a newer client must not be refused for them.
+    # Unknown fields are accepted and reported, for newer clients.
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     def unknown(self) -> list[str]:
-        """Return the fields of this message that are unknown here."""
+        """Return the unknown fields of this message."""
         return sorted(self.model_extra or {})
 
 
 _TimeLimit = Annotated[float, Field(gt=0, le=604_800)] | None
 
 
-class AgentRequest(_Form):  # type: ignore[no-redef]  # pydantic's plugin takes the field `kwargs` for that of __init__
+class AgentRequest(_Form):  # type: ignore[no-redef]  # pydantic's plugin confuses the field `kwargs` with that of __init__
     """The agent for the task."""
 
     name: str | None = None
@@ -66,11 +66,11 @@ class RunStatus(StrEnum):
 
     RUNNING = "running"
     COMPLETED = "completed"
-    """Graded, whatever the agent did."""
+    """Graded, whatever the reward."""
     FAILED = "failed"
     """Lost to infrastructure, not gradable, or cancelled; without rewards."""
     TIMEOUT = "timeout"
-    """The agent's time ran out. Used only by other servers; ours grades what the agent left."""
+    """The agent's time ran out. Used only by other servers; ours grades the agent's work."""
 
 
 class RolloutDetail(BaseModel):

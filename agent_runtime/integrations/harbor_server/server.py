@@ -26,11 +26,11 @@ from rollout_api.rollout_job import RolloutJob
 
 METADATA_BYTES: Final = 1 << 20
 ARCHIVE_BYTES: Final = 256 << 20
-"""Largest archive: packed, a quarter of the unpacked limit."""
+"""Largest archive, compressed: a quarter of the limit for its unpacked files."""
 UPLOAD_SECONDS: Final = 600
 """Time limit for receiving a request."""
 KEY_LENGTH: Final = 255
-"""Most characters of an idempotency key; Stripe's limit, which clients know."""
+"""Limit of an idempotency key's characters, as in Stripe's API."""
 MOST_WAIT: Final = 60.0
 """Longest wait of a GET; below the idle time of every common load balancer."""
 _LOG = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ async def _post(runs: Runs, request: web.Request) -> web.StreamResponse:
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 0 < len(key) <= KEY_LENGTH:
         raise RunRefused(f"Idempotency-Key has {len(key)} characters, expected 1 to {KEY_LENGTH}")
-    # The `Prefer` header of RFC 7240; the words may be in any case.
+    # The `Prefer` header of RFC 7240 is case-insensitive.
     is_async = "respond-async" in request.headers.get("Prefer", "").lower()
     with runs.incoming() as folder:
         try:
@@ -90,13 +90,11 @@ async def _post(runs: Runs, request: web.Request) -> web.StreamResponse:
         result = await runs.wait(run_id)
     except asyncio.CancelledError:
         if awaited:
-            # Only the disconnected client knew of this run, so its further work has no reader.
+            # Only the disconnected client could get the result of this run.
             await asyncio.shield(runs.cancel(run_id))
         raise
     if result is not None and result.status == RunStatus.RUNNING:
-        return _detail(
-            503, f"the server is being stopped; run {run_id} goes on with the next one", {"Retry-After": "5"}
-        )
+        return _detail(503, f"the server is stopping; run {run_id} resumes after a restart", {"Retry-After": "5"})
     return _found(result, run_id)
 
 
@@ -207,9 +205,8 @@ async def serve_jobs(
     concurrency: int,
     image_template: str | None,
 ) -> None:
-    """Serve jobs, each with the folder where its relative paths start, until the process is told to stop.
-
-    It is the entry point behind `rolloutctl serve`.
+    """Serve jobs, each with the base folder of its relative paths, until the process gets a stop signal. `rolloutctl
+    serve` calls it.
     """
     log_to_stderr(__package__)
     served = {name: ServedJob(job, base_dir) for name, (job, base_dir) in jobs.items()}
@@ -219,7 +216,7 @@ async def serve_jobs(
         try:
             await stop.wait()
         finally:
-            # Runs stop first. A client that waits for a run gets no answer now, and can fetch it later by its key.
+            # Stop runs first. Waiting clients get 503, and can fetch the result later by their key.
             await runs.close()
             await runner.cleanup()
 

@@ -1,6 +1,6 @@
 """Settings of users of verl-recipe PR #83: the fields of `remote_agent` and `proxy_server`, and their variables.
 
-The command line overrides the environment, and the environment overrides the yaml. Pure.
+The command line overrides the environment, and the environment overrides the YAML file.
 """
 
 import json
@@ -28,7 +28,7 @@ class RemoteSettings:
     model_name: str | None = None
     agent_kwargs: Mapping[str, Any] | None = None
     max_retries: int = 3
-    """Number of attempts, as in PR #83."""
+    """Number of attempts in all, as in PR #83."""
     retry_base_delay: float = 2.0
     task_path_template: str = "/home/verl/dataset-tasks/{instance_id}"
     environment_overrides: Mapping[str, Any] | None = None
@@ -188,7 +188,7 @@ def given_at(overrides: Sequence[str], config: Mapping[str, Any]) -> dict[str, A
 
 
 def as_environment(settings: RemoteSettings) -> dict[str, str]:
-    """Return environment variables with the same settings, for processes that see neither command line nor shell."""
+    """Return environment variables with the same settings, for processes without access to the command line."""
     variables = {source.field: source.variable for source in SOURCES}
     found: dict[str, str] = {}
     for field in fields(settings):

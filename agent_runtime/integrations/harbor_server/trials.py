@@ -1,8 +1,8 @@
 """Trials on a Harbor server as sandboxes of the engine: a workspace is one trial, whose program runs elsewhere.
 
-So a trial is an ordinary attempt: recorded with its tokens, retried under a new key after an infrastructure failure,
-masked when no attempt is left. The workspace's image is the task's folder; running its program runs the trial; the
-verifier's reward file then has the rewards that the server returned.
+So a trial is an ordinary attempt: it is recorded with its tokens, retried with a new key after an infrastructure
+failure, and masked if no attempt is left. The workspace's image is the path of the task's folder. Running its program
+runs the trial, and the verifier's reward file has the server's rewards.
 """
 
 import base64
@@ -25,7 +25,7 @@ from agent_runtime.engine.program.program import PROGRAM_KEY
 from agent_runtime.grading.reward_file import HIGHEST, JSON_PATH, LOWEST
 from agent_runtime.integrations.harbor_server.client import HarborClient, TrialLost
 from agent_runtime.integrations.harbor_server.environment import own_provider
-from agent_runtime.integrations.harbor_server.fronts import Front, Reached, RelayedFront
+from agent_runtime.integrations.harbor_server.model_routers import ModelAccess, ModelRouter, RelayedModelRouter
 from agent_runtime.integrations.harbor_server.schemas import RunResult, RunStatus
 from agent_runtime.integrations.harbor_server.settings import SERVER_KEY, RemoteSettings
 from agent_runtime.proxy.keys import session_of
@@ -41,19 +41,19 @@ from agent_runtime.sandboxes.base import (
 from agent_runtime.sandboxes.no_sandbox import NoSandbox, NoSandboxes
 
 GRACE_SECONDS: Final = 1800.0
-"""Time besides the agent's: images are built in it (Harbor's default is 600 s), and the task is graded."""
+"""Time of a trial in addition to the agent's, for building images (Harbor's default is 600 s) and grading."""
 
 GRADED_ERRORS: Final = re.compile(
     "AgentTimeoutError|AgentSafetyRefusalError|ContextWindowExceededError|OutputTokenExceededError"
-    # The agent's program failed. Harbor derives the name from the program's output, which the policy writes.
+    # The agent's program failed. Harbor derives the exception from the program's output, which the policy controls.
     "|Api[A-Za-z]*Error|UnknownApiError|NonZeroAgentExitCodeError|AgentAuthenticationError|ModelNotFoundError"
     "|NetworkConnectionError|UnsupportedModelParametersError"
-    # The verifier runs on files that the policy wrote, which may break or block it.
+    # The verifier failed, which the policy's files can cause.
     "|VerifierTimeoutError|VerifierOutputParseError|RewardFileNotFoundError|RewardFileEmptyError"
     "|MemoryLimitExceededError|SandboxLikelyOutOfMemoryError"
 )
-"""Exceptions of Harbor 0.26 that a policy can cause: such a trial gets 0, unless the proxy saw a call of the model fail, or
-answered none.
+"""Exceptions of Harbor 0.26 that a policy can cause. Such a trial gets reward 0, unless a model call failed at the proxy, or
+the proxy answered none.
 """
 
 
@@ -62,8 +62,8 @@ class HarborTrials(NoSandboxes):
 
     name = "harbor"
 
-    def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], front: Front) -> None:
-        self._settings, self._front = settings, front
+    def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], router: ModelRouter) -> None:
+        self._settings, self._front = settings, router
         self._client = HarborClient(settings.harbor_server_url, environ.get(SERVER_KEY) or None)
 
     async def open(self) -> None:
@@ -71,7 +71,7 @@ class HarborTrials(NoSandboxes):
             await self._front.open()
         except OSError as error:
             where = f"{self._settings.proxy_host}:{self._settings.proxy_port}"
-            message = f"proxy_server: {where} cannot be listened on: {error.strerror}; with several workers use port 0"
+            message = f"proxy_server: cannot listen on {where}: {error.strerror}; with several workers use port 0"
             raise SandboxFailure("ProviderUnavailable", message) from error
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> "Trial":
@@ -84,7 +84,7 @@ class HarborTrials(NoSandboxes):
         )
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """Do nothing: trials of an earlier process no longer have a model and end by themselves."""
+        """Do nothing: trials of an earlier process end, because they have no model any more."""
 
     async def close(self, *, keep: bool = False) -> None:
         await self._front.close()
@@ -93,8 +93,8 @@ class HarborTrials(NoSandboxes):
 class Trial(NoSandbox):
     """Implements the parts of Workspace that a program and a reward file need."""
 
-    def __init__(self, settings: RemoteSettings, client: HarborClient, front: Front, folder: Path) -> None:
-        self._settings, self._client, self._front, self._folder = settings, client, front, folder
+    def __init__(self, settings: RemoteSettings, client: HarborClient, router: ModelRouter, folder: Path) -> None:
+        self._settings, self._client, self._front, self._folder = settings, client, router, folder
         self._secret = secrets.token_bytes(32)
         self._asked: set[str] = set()
         self._rewards = b""
@@ -116,12 +116,12 @@ class Trial(NoSandbox):
             return _ended(0)
         variables = dict(env or {})
         model = variables["OPENAI_MODEL"]
-        async with self._front.session(variables["OPENAI_API_KEY"], model) as reached:
-            metadata = trial_request(self._settings, self._folder, reached, model)
+        async with self._front.session(variables["OPENAI_API_KEY"], model) as access:
+            metadata = trial_request(self._settings, self._folder, access, model)
             seconds = self._settings.harbor_timeout + GRACE_SECONDS
             result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
-        if result.status != RunStatus.COMPLETED and reached.failure is not None:
-            raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {reached.failure}")
+        if result.status != RunStatus.COMPLETED and access.failure is not None:
+            raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {access.failure}")
         if result.status != RunStatus.COMPLETED and not self._front.has_answered(self._asked):
             why = result.error or f"the server reports {result.status}"
             raise TrialLost("NotAnswered", f"the trial has failed before the model answered its agent: {why}")
@@ -154,13 +154,13 @@ class Trial(NoSandbox):
         return 0
 
 
-def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, model: str) -> dict[str, Any]:
+def trial_request(settings: RemoteSettings, folder: Path, access: ModelAccess, model: str) -> dict[str, Any]:
     """Return the metadata of a trial whose agent reaches `model` there. Pure."""
-    kwargs = {**(settings.agent_kwargs or {}), "model_base_url": reached.url, "session_id": session_of(reached.key)}
+    kwargs = {**(settings.agent_kwargs or {}), "model_base_url": access.url, "session_id": session_of(access.key)}
     agent: dict[str, Any] = {
         "model_name": settings.model_name or f"openai/{model}",
         "max_timeout_sec": settings.harbor_timeout,
-        "llm_proxy_url": reached.url,
+        "llm_proxy_url": access.url,
         "kwargs": kwargs,
     }
     if settings.agent_import_path is not None:
@@ -173,8 +173,8 @@ def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, mode
         "timeout_multiplier": 1.0,
         "verifier": {"disable": False},
         "environment_overrides": {
-            "OPENAI_API_KEY": reached.key,
-            "OPENAI_BASE_URL": reached.url,
+            "OPENAI_API_KEY": access.key,
+            "OPENAI_BASE_URL": access.url,
             **(settings.environment_overrides or {}),
         },
         "environment_kwargs": dict(settings.environment_kwargs or {}),
@@ -182,21 +182,21 @@ def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, mode
 
 
 def rewards_of(result: RunResult) -> dict[str, float]:
-    """Return the rewards of a trial, and as `reward` their sum, limited to -1 to 1, with which PR #83 trains.
-
-    Raises TrialLost if there are none and the policy is not the cause. Pure.
+    """Return the rewards of a trial, and their sum, limited to -1 to 1, as `reward`, as PR #83 does. Raises TrialLost
+    if there are none and the policy is not the cause.
     """
     reason = (result.error or "").partition(":")[0].strip()
     if result.status == RunStatus.TIMEOUT or (result.status != RunStatus.COMPLETED and GRADED_ERRORS.fullmatch(reason)):
-        # For every kind of error, such a server returns the reward 0.
+        # The server reports an error that the policy can cause.
         return {"reward": 0.0}
     if result.status != RunStatus.COMPLETED:
         raise TrialLost("TrialFailed", f"the server reports {result.status}: {result.error or 'no reason given'}")
     if not result.rewards:
         raise TrialLost(
-            "NoReward", "the trial was completed, but the server returned no reward; does its task have a verifier?"
+            "NoReward", "the trial was completed, but the server returned no reward; check that the task has a verifier"
         )
-    # Out of range it is bounded: the policy may have written it, and must not be able to discard its trial by a number.
+    # Limit the sum instead of refusing it, because the policy may have written it, and must not be able to discard its
+    # trial.
     total = sum(result.rewards.values())
     return {**result.rewards, "reward": 0.0 if math.isnan(total) else min(max(total, LOWEST), HIGHEST)}
 
@@ -209,15 +209,15 @@ def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> 
         return None
     if settings.use_local_trial:
         return own_provider(settings)
-    front = (
-        Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
+    router = (
+        ModelRouter(settings.proxy_host, settings.proxy_port, _public_host(settings))
         if settings.proxy_server_url is None
-        else RelayedFront(settings, environ, settings.harbor_timeout + GRACE_SECONDS)
+        else RelayedModelRouter(settings, environ, settings.harbor_timeout + GRACE_SECONDS)
     )
-    return lambda: HarborTrials(settings, environ, front)
+    return lambda: HarborTrials(settings, environ, router)
 
 
-def _known_as(settings: RemoteSettings) -> str:
+def _public_host(settings: RemoteSettings) -> str:
     if settings.llm_proxy_ip is not None:
         return settings.llm_proxy_ip
     if URL(settings.harbor_server_url).host in ("localhost", "127.0.0.1", "::1"):

@@ -38,7 +38,8 @@ class VerlChat:
         said = list(ids[:-1] if ended else ids)
         if not tools:
             return _before_stop(await asyncio.to_thread(self._text, said), stops), []
-        # Parsers block, and take hours for some answers, such as ones that repeat the beginning of a call.
+        # In a daemon thread, because parsers block, and take hours for some answers, such as repeated beginnings of a
+        # call.
         parse = functools.partial(self._parser.extract_tool_calls, said, _schemas(tools))
         text, calls = await in_daemon_thread("verl tool parser", lambda: asyncio.run(parse()))
         if not calls:
@@ -61,8 +62,8 @@ class VerlChat:
                 )
                 return list(merged.token_ids)
             except (ValueError, TemplateError):
-                # The template cannot render only the new part: the whole conversation is rendered, as a fork of the
-                # sequence.
+                # The template cannot render only the new part, so render the whole conversation, which begins a new
+                # branch.
                 pass
         return list(self._builder.build_initial_tokens(conversation, tools=definitions))
 

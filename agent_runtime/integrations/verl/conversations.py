@@ -25,7 +25,7 @@ class RecordedConversations(MultiTurnSFTDataset):  # type: ignore[misc]
 
 
 def _as_recorded(message: Message) -> Message:
-    # Templates ask whether a field is there, and take arguments as an object, as servers hand them over.
+    # As in servers: templates check whether a field exists, and need arguments as an object.
     given = {name: value for name, value in message.items() if value is not None}
     calls = [{**call, "function": _function(call["function"])} for call in given.get("tool_calls", [])]
     return {**given, **({"tool_calls": calls} if calls else {})}

@@ -1,4 +1,4 @@
-"""Convert verl's configuration into the jobs of its rollouts. Pure.
+"""Convert verl's configuration into the jobs of its rollouts.
 
 `actor_rollout_ref.rollout.custom.agent_rollouts` is a job's spec without the fields that verl determines (tasks, group
 size, sampling). Other keys of `custom` belong to other extensions and are not read.
@@ -25,12 +25,12 @@ SAMPLED_BY_VERL = ("temperature", "topP")
 VERLS_CLIENT = {"function": "agent_runtime.integrations.verl.model:LLMClientModel"}
 """Recorded model name if verl's own LLM client answers; the object itself is passed to the session."""
 MOST_IN_FLIGHT = 100_000
-"""Groups in flight: verl itself limits them by what it submits."""
+"""Limit of groups in flight. verl limits them itself by what it submits."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Rollouts that can share a job: everything that is fixed during a job."""
+    """The properties that all rollouts of a job share."""
 
     members: int
     validate: bool
@@ -47,11 +47,11 @@ def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
     custom = dict(own_settings(config))
     sampling = dict(custom.pop("sampling", None) or {})
     problems = [
-        Problem(f"{CUSTOM}.{field}", f"is decided by {by}; remove it")
+        Problem(f"{CUSTOM}.{field}", f"is determined by {by}; remove it")
         for field, by in DECIDED_BY_VERL.items()
         if custom.pop(field, None) is not None
     ] + [
-        Problem(f"{CUSTOM}.sampling.{field}", "is decided by verl's own sampling settings; remove it")
+        Problem(f"{CUSTOM}.sampling.{field}", "is determined by verl's own sampling settings; remove it")
         for field in SAMPLED_BY_VERL
         if sampling.pop(field, None) is not None
     ]

@@ -34,7 +34,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(RolloutWorker)
         super().__init__(*args, **kwargs)
-        # Wrong settings are reported here, not by another process later.
+        # Report invalid settings here, before other processes are started.
         settings = OmegaConf.to_container(self.config, resolve=True)
         remote = read_settings(settings, os.environ)
         rollout_job(with_remote_agent(settings, remote), Kind(members=1, validate=False))
@@ -43,7 +43,8 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
             log.warning("%s", warning)
         if self.rollout_config.get("enable_rollout_routing_replay", False):
             raise ValueError(
-                "actor_rollout_ref.rollout.enable_rollout_routing_replay is not supported by RolloutManager: routed experts "
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay is not supported by RolloutManager: "
+                "routed experts "
                 "are not recorded; set it to false"
             )
 
@@ -91,7 +92,9 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
 
 
 def _give_all_the_same_reward_keys(outputs: Sequence[DataProto]) -> None:
-    """Add missing reward keys: a worker that lost all of its rollouts has none of a reward function's further values."""
+    """Add missing reward keys: the output of a worker that lost all its rollouts has no further values of a reward
+    function.
+    """
     keys = sorted({key for output in outputs for key in output.meta_info.get("reward_extra_keys", [])})
     for output in outputs:
         if "reward_extra_keys" in output.meta_info:
@@ -110,6 +113,6 @@ def _with_mean_for_lost_groups(scores: torch.Tensor) -> torch.Tensor:
     rows = scores.sum(dim=1)
     if rows.isnan().all():
         raise RuntimeError(
-            "every rollout of the batch was lost to infrastructure; the workers' logs and results say to what"
+            "every rollout of the batch was lost to infrastructure; see the workers' logs and results for the reasons"
         )
     return torch.where(lost, rows.nanmean(), scores)

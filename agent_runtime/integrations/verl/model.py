@@ -1,4 +1,6 @@
-"""verl's LLM servers as a model: token ids in, token ids out, so that verl trains on exactly what its servers sampled."""
+"""verl's LLM servers as a model with token ids in and out, so that verl trains on exactly the tokens that its servers
+sampled.
+"""
 
 import asyncio
 import uuid
@@ -9,7 +11,7 @@ from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, M
 from rollout_api.records import Message, PolicySpan, Usage
 
 CALL_SECONDS = 1800
-"""Deadline of one answer, equal to an agent's default time: verl's servers set none, and one may hang."""
+"""Deadline of one answer: an agent's default time. verl's servers have no deadline, and may hang."""
 RESUME_SECONDS = 1.0
 """Pause between the pieces of an answer that a weight update interrupted, as in verl's FullyAsyncLLMServerClient."""
 ABORTED = ("abort", "aborted")
@@ -71,7 +73,7 @@ class LLMClientModel:
         left = self._context - len(prompt)
         if left < 1:
             raise ContextExceeded(
-                f"the prompt has {len(prompt)} tokens, and prompt and answer may have {self._context}"
+                f"the prompt has {len(prompt)} tokens; prompt and answer together are limited to {self._context}"
             )
         limit = min(most for most in (left, request.max_tokens, request.sampling.max_tokens) if most is not None)
         pieces: list[TokenOutput] = []
@@ -104,10 +106,10 @@ class LLMClientModel:
                     sampling_params=self._sampling(request, limit - len(ids)),
                 )
             except Exception as error:
-                # Any exception of a server counts as infrastructure, because the policy did not cause it.
+                # Exceptions of a server count as infrastructure failures, because the policy cannot cause them.
                 raise ModelError("Unreachable", f"verl's LLM server: {_summary(error)}") from error
             if piece.token_ids and (piece.log_probs is None or len(piece.log_probs) != len(piece.token_ids)):
-                raise ModelError("NoLogprobs", "verl's LLM server gave token ids without a logprob for each")
+                raise ModelError("NoLogprobs", "verl's LLM server returned token ids without logprobs")
             pieces.append(piece)
             ids += piece.token_ids
             if piece.stop_reason not in ABORTED or len(ids) >= limit:

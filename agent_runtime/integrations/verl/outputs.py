@@ -32,7 +32,7 @@ def _output(
         response_mask=sample.response_mask,
         response_logprobs=sample.logprobs,
         reward_score=reward,
-        # verl's count: each answer, and the message that it answers.
+        # verl counts each answer, and the message before it.
         num_turns=2 * result.turns,
         metrics=_metrics(result),
         extra_fields={
@@ -40,7 +40,7 @@ def _output(
             "max_global_steps": version if sample.max_version is None else sample.max_version,
             "turn_scores": [],
             "tool_rewards": list(tool_rewards),
-            # verl's reward functions put theirs here; its batches need the same keys in all rows.
+            # Filled by verl's reward functions; batches need the same keys in all rows.
             "reward_extra_info": {},
         },
     )
@@ -70,8 +70,8 @@ async def outputs_by_row(
 ) -> list[Any]:
     """Return verl's padded output of each row.
 
-    For a rollout with several branches it is the last one. A lost rollout gets mask 0 and the mean reward of its group
-    (NaN if the whole group is lost), so that it changes no other advantage.
+    For a rollout with several branches it is the last branch. A lost rollout gets mask 0 and the mean reward of its
+    group (NaN if the whole group is lost), so that it does not change other advantages.
     """
     outputs: list[Any] = [None] * len(rows)
 

@@ -106,7 +106,7 @@ class _OpenJob:
         provider: SandboxProvider | None,
         private: Sequence[Path],
     ) -> "_OpenJob":
-        """Open a new run. After a restart, verl itself submits again what was in flight."""
+        """Open a new run. After a restart, verl submits unfinished prompts again."""
         session = RolloutSession(
             job, base_dir=Path.cwd(), environ=environ, provider=provider, model=model, new=True, private=private
         )
@@ -139,7 +139,7 @@ class _OpenJob:
                 waiting = self._waiting.setdefault(group.sequence, loop.create_future())
                 if not waiting.done():  # the waiting caller was just cancelled
                     waiting.set_result(group)
-        except Exception as error:  # noqa: BLE001 handed to everybody who waits
+        except Exception as error:  # noqa: BLE001 raised by all waiting callers
             self._failure = error
             for future in self._waiting.values():
                 if not future.done():

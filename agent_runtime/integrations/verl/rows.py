@@ -1,8 +1,9 @@
 """Convert a row of verl's dataset into a task.
 
-The prompt is the row's prompt. Everything else of a task (files, setup, verifier, timeouts) is `extra_info.task`: a task in
-the form that a manifest has it in, as an object or as its JSON text, which Parquet keeps as it is. A row without one that
-names a Harbor folder (`local_task_path`, `instance_id`) has all of it from there, the prompt as well.
+The prompt is the row's prompt. The other fields of the task (files, setup, verifier, timeouts) are in
+`extra_info.task`, in the format of a manifest, as an object or as JSON text, which Parquet stores unchanged. A row
+without it that names a Harbor folder (`local_task_path`, `instance_id`) gets the whole task from there, including the
+prompt.
 """
 
 import json
@@ -35,10 +36,9 @@ class Row:
     tools_kwargs: Mapping[str, Any]
 
 
-class RowsAtWork:
-    """Rows by uid, in which verl's tools look up their arguments.
-
-    A row stays while any caller holds the result of `begin`: REMAX has two groups of one uid, which end separately.
+class ActiveRows:
+    """Rows by uid, from which verl's tools get their arguments. A row is kept while a caller has a reference to the
+    result of `begin`, because REMAX has two groups with the same uid that end separately.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class RowsAtWork:
         return self._rows.setdefault(row.uid, row)
 
     def tools_kwargs(self, task: Task) -> Mapping[str, Any]:
-        """The arguments in the row from which the task was made."""
+        """Return the arguments in the row of the task."""
         row = next((found for tag in reversed(task.tags) if (found := self._rows.get(tag))), None)
         return {} if row is None else row.tools_kwargs
 
@@ -59,7 +59,7 @@ def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row
     uid = str(fields["uid"])
     place = f"row {fields.get('index', '?')} of {fields.get('data_source', 'the dataset')}"
     if "_" in uid:
-        raise RowError(f"{place}: uid {uid!r} has a '_', at which verl cuts its keys; use one without")
+        raise RowError(f"{place}: uid {uid!r} contains '_', at which verl splits its keys; use a uid without '_'")
     extra = fields.get("extra_info") or {}
     if harbor is not None and not extra.get("task") and (found := _harbor_task(harbor, fields, place)) is not None:
         task = found.model_copy(update={"tags": [*found.tags, uid]})
@@ -87,12 +87,13 @@ def _prompt(messages: Any, place: str) -> tuple[str | None, str]:
     roles = [message.get("role") for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise RowError(
-            f"{place}: the prompt has the roles {', '.join(map(str, roles))}; expected a user message, alone or after a "
-            "system message. Write earlier turns into the user message"
+            f"{place}: the prompt has the roles {', '.join(map(str, roles))}; expected one user message, "
+            "optionally after a "
+            "system message. Include earlier turns in the user message"
         )
     texts = [message.get("content") for message in messages]
     if not all(isinstance(text, str) for text in texts):
-        raise RowError(f"{place}: the prompt has parts that are not text (images, video); only text can be rolled out")
+        raise RowError(f"{place}: the prompt has parts that are not text (images, video); only text is supported")
     return (texts[0] if len(texts) == 2 else None), texts[-1]
 
 

@@ -1,4 +1,4 @@
-"""verl's training data: samples of a rollout's token sequences, and which rows of a batch form a group. Pure."""
+"""verl's training data: samples of a rollout's token sequences, and the groups of a batch's rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,8 @@ class Sample:
 def samples_of(branches: Sequence[Branch], prompt_length: int, response_length: int) -> list[Sample]:
     """Return the branches with training data, in order.
 
-    The prompt is everything before the first sampled token, up to `prompt_length`. The rest of a longer one begins the
-    response, with mask 0, because the policy saw it. A response ends at `response_length`, as in verl's own agent
-    loops.
+    The prompt is everything before the first sampled token, up to `prompt_length`. The rest of a longer prompt is at
+    the beginning of the response, with mask 0. A response ends at `response_length`, as in verl's own agent loops.
     """
     samples = []
     for branch in branches:

@@ -40,7 +40,7 @@ class VerlTool:
         else:
             response, reward, metrics = await self._execute(dict(arguments), context)
         if response.image or response.video:
-            return ToolResult(f"{self.name} returned an image or video, and only text can be shown here.", error=True)
+            return ToolResult(f"{self.name} returned an image or video, but only text is supported.", error=True)
         data = {"reward": reward, "metrics": metrics}
         return ToolResult(response.text or "", data=json.loads(json.dumps(data, default=_plain)))
 

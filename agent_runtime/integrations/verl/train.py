@@ -1,7 +1,8 @@
 """`python -m agent_runtime.integrations.verl.train`: verl's own trainer, with the configuration of verl-recipe PR #83.
 
-Before verl starts, Harbor folders become its data files, and the settings of the remote agent are decided: the command line
-before the environment before the yaml. Workers get them as environment variables, as PR #83 hands them on.
+Before verl starts, Harbor folders are converted to data files, and the settings of the remote agent are determined: the
+command line overrides the environment, which overrides the YAML file. Workers get them as environment variables, as in
+PR #83.
 """
 
 import os

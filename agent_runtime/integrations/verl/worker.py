@@ -34,7 +34,7 @@ from agent_runtime.integrations.verl.job import Kind, uses_verls_client
 from agent_runtime.integrations.verl.model import LLMClientModel
 from agent_runtime.integrations.verl.outputs import NOT_COLUMNS, outputs_by_row, outputs_of
 from agent_runtime.integrations.verl.rollouts import Member, Rollouts
-from agent_runtime.integrations.verl.rows import Row, RowsAtWork, read_row
+from agent_runtime.integrations.verl.rows import ActiveRows, Row, read_row
 from agent_runtime.integrations.verl.samples import groups_of
 from agent_runtime.integrations.verl.tools import register_loaded
 
@@ -47,7 +47,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._settings: dict[str, Any] = OmegaConf.to_container(self.config, resolve=True)
-        self._rows = RowsAtWork()
+        self._rows = ActiveRows()
         names = register_loaded(self.tools, self._rows.tools_kwargs)
         agent = own_settings(self._settings).get("agent") or {}
         if names and "tools" not in agent:
@@ -64,7 +64,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         make_model = self._make_model if uses_verls_client(self._settings) else None
         self._rollouts = Rollouts(self._settings, make_model, os.environ, make_trials(remote, os.environ))
         self._background: set[asyncio.Task[None]] = set()
-        if self._settings["transfer_queue"]["enable"]:  # as V1 sets it before it makes a manager
+        if self._settings["transfer_queue"]["enable"]:  # V1 sets this before it creates a manager
             transfer_queue.init()
 
     async def generate_sequences(self, batch: DataProto) -> DataProto:
@@ -172,7 +172,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         settings = self._settings["actor_rollout_ref"]["rollout"]
         generate = self.llm_client.generate
         if isinstance(self.llm_client, FullyAsyncLLMServerClient):
-            # Its own `generate` joins the pieces between weight updates, and the boundary of the weights would be lost.
+            # The subclass's `generate` joins pieces across weight updates, which loses their versions.
             generate = functools.partial(LLMServerClient.generate, self.llm_client)
         return LLMClientModel(
             generate,

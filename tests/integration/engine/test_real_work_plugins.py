@@ -69,7 +69,7 @@ async def test_each_kind_of_plugin_is_called_and_decides(tmp_path: Path, modules
     run, told = await run_with(tmp_path, modules)
     first, second = run.results()
     assert told[0] == "Work. Be quick."
-    assert "a Real Work plugin left the action out" in told[1]
+    assert "a Real Work plugin removed the action" in told[1]
     assert first.reward == 0.5, "the changed command ran"
     report = first.plugins["RealWork"]
     assert (report.scores, report.failed) == ({"judge.tests": 2.0}, 0)

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent_runtime.integrations.harbor_server.fronts import Front
+from agent_runtime.integrations.harbor_server.model_routers import ModelRouter
 from agent_runtime.proxy.keys import new_key
 
 
@@ -31,21 +31,21 @@ class Model:
 
 
 @pytest.fixture
-async def front() -> AsyncIterator[Front]:
-    serving = Front("127.0.0.1", 0, "127.0.0.1")
+async def front() -> AsyncIterator[ModelRouter]:
+    serving = ModelRouter("127.0.0.1", 0, "127.0.0.1")
     await serving.open()
     yield serving
     await serving.close()
 
 
-async def ask(front: Front, key: str, *, in_path: bool) -> tuple[int, str]:
+async def ask(front: ModelRouter, key: str, *, in_path: bool) -> tuple[int, str]:
     headers = {} if in_path else {"Authorization": f"Bearer {key}"}
     path = f"/{key}/v1/chat/completions" if in_path else "/v1/chat/completions"
     async with aiohttp.ClientSession() as http, http.post(front.url + path, data="hello", headers=headers) as reply:
         return reply.status, await reply.text()
 
 
-async def test_trials_of_one_name_are_separated_by_keys_and_unknown_keys_refused(front: Front) -> None:
+async def test_trials_of_one_name_are_separated_by_keys_and_unknown_keys_refused(front: ModelRouter) -> None:
     keys, models = [new_key("rollout-0-0") for _ in range(3)], [Model("a"), Model("b")]
     async with (
         front.serving([keys[0].rpartition(".")[2]], models[0].server),
@@ -57,7 +57,7 @@ async def test_trials_of_one_name_are_separated_by_keys_and_unknown_keys_refused
     assert (await ask(front, keys[0], in_path=True))[0] == 401
 
 
-async def test_a_late_call_of_an_attempt_that_ended_leaves_no_model_working(front: Front) -> None:
+async def test_a_late_call_of_an_attempt_that_ended_leaves_no_model_working(front: ModelRouter) -> None:
     key, model = new_key("rollout-0-0"), Model("a")
     model.held.clear()
     async with front.serving([key.rpartition(".")[2]], model.server):
@@ -69,7 +69,7 @@ async def test_a_late_call_of_an_attempt_that_ended_leaves_no_model_working(fron
         await asking
 
 
-async def test_a_client_that_goes_away_stops_its_model_call(front: Front) -> None:
+async def test_a_client_that_goes_away_stops_its_model_call(front: ModelRouter) -> None:
     key, model = new_key("rollout-0-0"), Model("a")
     model.held.clear()
     async with front.serving([key.rpartition(".")[2]], model.server):

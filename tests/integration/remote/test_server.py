@@ -267,7 +267,7 @@ async def test_a_client_that_goes_away_ends_its_run_and_its_model_call(tmp_path:
         (kept,) = [path for path in (tmp_path / "runs").iterdir() if path.name.startswith("run-")]
         _, answer = await get(url, kept.name, wait="30")
         assert (answer["status"], answer["rewards"]) == ("failed", None)
-        assert answer["error"].startswith("Cancelled: its client went away")
+        assert answer["error"].startswith("Cancelled: its client disconnected")
         assert runs.count == 0
 
 

@@ -444,7 +444,7 @@ def test_validate_names_tasks_that_script_environments_and_agent_cannot_take(she
                 "agent": {"type": "Environment"},
                 "model": endpoint,
             },
-            "environment 'FrozenLaek' cannot be made",
+            "environment 'FrozenLaek' cannot be created",
         ),
         (
             {"tasks": {"inline": [stepped]}, "agent": {"type": "Command", "command": ["true"]}, "model": endpoint},

@@ -14,7 +14,7 @@ from agent_runtime.sandboxes.container.executor import ContainerExecutors
 from agent_runtime.sandboxes.local.executor import ExecutorRecord, LocalExecutor, LocalExecutors
 
 
-class Front:
+class ModelRouter:
     """Breaks the first connections, then carries every other one to a real executor's socket."""
 
     def __init__(self, socket: str) -> None:
@@ -65,7 +65,7 @@ async def executor(tmp_path: Path) -> AsyncIterator[LocalExecutor]:
         return {"mode": "Plain", "root": str(home)}
 
     executor = await LocalExecutors(tmp_path, settings, 60).start("one", WorkspaceSpec("g0", "/"))
-    front = Front(executor.record.address.removeprefix("unix:"))
+    front = ModelRouter(executor.record.address.removeprefix("unix:"))
     async with await front.serve(tmp_path / "front"):
         record = replace(executor.record, address=f"unix:{tmp_path}/front")
         _write(tmp_path / "one.json", vars(record))

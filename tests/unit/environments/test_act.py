@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from agent_runtime.environments.act import ACT, Act, episode_verdict, step_rewards, told
+from agent_runtime.environments.act import ACT, Act, episode_verdict, observation_text, step_rewards
 from agent_runtime.environments.host import Action, Beginning, EnvironmentFailure, Move, checked_reply, moves
 from agent_runtime.tools.base import ToolContext, ToolResult, ToolWorkspace
 from rollout_api.environments import RunIn, TaskEnvironment
@@ -78,7 +78,7 @@ async def test_replaced_process_in_sandbox_is_the_rollouts_own_failure() -> None
     own = Act(task, Walk(lost=2, drift=0.5), Beginning("place 0", "Walk."))
     taken = await steps(own, "a", "b")
     own._past[0].data["reward"] = 0.0
-    with pytest.raises(EnvironmentFailure, match="EnvironmentDied: the same actions led elsewhere"):
+    with pytest.raises(EnvironmentFailure, match="EnvironmentDied: repeated actions had another result"):
         await steps(own, "c")
     resumed = Act(task, Walk(lost=2), Beginning("place 0", "Walk."), recorded(*taken))
     with pytest.raises(EnvironmentFailure, match="EnvironmentDiverged"):
@@ -120,9 +120,14 @@ def test_an_agent_of_any_kind_is_given_the_rules_and_what_is_seen_first() -> Non
 
 
 def test_what_an_environment_shows_is_never_read_as_a_placeholder() -> None:
-    text = told("{turn}|{observation}|{actionsLeft}", observation="{turn}{feedback}", turn=2, actions_left=5)
+    text = observation_text(
+        "{turn}|{observation}|{actionsLeft}", observation="{turn}{feedback}", turn=2, actions_left=5
+    )
     assert text == "2|{turn}{feedback}|5"
-    assert told("{feedback}\n{observation}", observation="x", feedback="Wrong.", turn=1, actions_left=1) == "Wrong.\nx"
+    assert (
+        observation_text("{feedback}\n{observation}", observation="x", feedback="Wrong.", turn=1, actions_left=1)
+        == "Wrong.\nx"
+    )
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,11 @@ def test_a_class_of_ones_own_acts_in_text_and_says_itself_what_success_is() -> N
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("Nope-v3", {}, "'Nope-v3' cannot be made: NameNotFound"),
-        ("no_such_module:Game", {}, "cannot be made: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("json:dumps", {}, r"'json:dumps' cannot be made: TypeError"),
+        ("Nope-v3", {}, "'Nope-v3' cannot be created: NameNotFound"),
+        ("no_such_module:Game", {}, "cannot be created: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("json:dumps", {}, r"'json:dumps' cannot be created: TypeError"),
         ("counting:Counter", {"size": 4}, "got an unexpected keyword argument 'size'"),
-        ("FrozenLake", {"siz": 4}, "FrozenLake: config does not fit: .*'siz'"),
+        ("FrozenLake", {"siz": 4}, "FrozenLake: config is invalid: .*'siz'"),
         ("FrozenLake-v1", {"actions": ["Left"]}, r"actions has 1 names, its space is Discrete\(4\)"),
     ],
 )

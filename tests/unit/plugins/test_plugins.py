@@ -264,7 +264,7 @@ def test_a_hook_that_wraps_the_others_is_refused_when_the_job_starts() -> None:
         def before_tool_call(self) -> Any:
             return (yield)
 
-    with pytest.raises(ExtensionError, match="is a wrapper"):
+    with pytest.raises(ExtensionError, match="is a hook wrapper"):
         Plugins.open([], [Wraps()])
 
 

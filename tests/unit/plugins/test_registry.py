@@ -11,7 +11,7 @@ from pydantic import Field
 from agent_rollouts.plugins import ActionFilter, EpisodeEvaluator
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.plugins.plugins import Plugins
-from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry, unheard
+from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry, unused_hooks
 from rollout_api.rollout_job import PluginUse
 
 MODULE = """
@@ -125,7 +125,7 @@ def test_class_without_hooks_or_its_kinds_method_is_reported(monkeypatch: pytest
         used(Empty, {}, monkeypatch)
     with pytest.raises(ExtensionError, match="lacks evaluate_rollout"):
         used(Unfinished, {}, monkeypatch)
-    with pytest.raises(ExtensionError, match="could not be made: OSError: no licence"):
+    with pytest.raises(ExtensionError, match="could not be created: OSError: no licence"):
         used(Broken, {}, monkeypatch)
 
 
@@ -139,7 +139,7 @@ def test_hooks_that_a_command_agent_never_calls_are_reported() -> None:
         async def filter_tool_call(self, rollout: Any, call: Any) -> None: ...
         def before_tool_call(self) -> None: ...
 
-    (said,) = unheard(load_plugins([], [Filters(), Configured(1)]))
+    (said,) = unused_hooks(load_plugins([], [Filters(), Configured(1)]))
     assert "plugin Filters: filter_tool_call of it will not be called" in said
 
 

@@ -122,7 +122,7 @@ def test_every_invalid_task_is_reported(tmp_path: Path) -> None:
         rows_of(tmp_path, split="train")
 
     assert len(refused.value.problems) == 2
-    assert "instance_id must tell them apart" in str(refused.value)
+    assert "instance_id must be unique" in str(refused.value)
 
 
 VALUES: st.SearchStrategy[Any] = st.one_of(

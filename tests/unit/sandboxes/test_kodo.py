@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.integrations import kodo
-from agent_runtime.integrations.kodo import KodoContainers, KodoProvider, NotThere, call, import_kodo
+from agent_runtime.integrations.kodo import ContainerNotFound, KodoContainers, KodoProvider, call, import_kodo
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.container import executor
 from agent_runtime.sandboxes.container.executor import ContainerExecutors
@@ -158,7 +158,7 @@ async def test_what_kodo_raises_is_named() -> None:
 
     with pytest.raises(SandboxFailure, match=r"could not start: ValueError: no such backend") as failure:
         await call("start", 60, fail)
-    assert not isinstance(failure.value, NotThere)
+    assert not isinstance(failure.value, ContainerNotFound)
 
 
 def test_missing_package_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_runtime.integrations.verl.rows import RowError, RowsAtWork, read_row
+from agent_runtime.integrations.verl.rows import ActiveRows, RowError, read_row
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_invalid_task_is_reported_with_the_row_and_the_field(fields: dict[str, A
 
 def test_tools_find_their_arguments_until_the_last_group_of_a_row_ends() -> None:
     """REMAX plays a greedy baseline beside the sampled rollouts of a row, which often ends first."""
-    rows, given = RowsAtWork(), {"lookup": {"create_kwargs": {"word": "apple"}}}
+    rows, given = ActiveRows(), {"lookup": {"create_kwargs": {"word": "apple"}}}
     sampled = rows.begin(read_row(row(tools_kwargs=given)))
     greedy = rows.begin(read_row(row(tools_kwargs=given)))
     task = sampled.task

@@ -1,9 +1,7 @@
-"""One address for the model calls of many trials: `Front` listens in this process, `RelayedFront` is behind a session
-proxy.
-
-With `PROXY_SERVER_URL` agents call a session proxy elsewhere. This process registers a session there for each trial,
-connects out to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials. A trial's session here
-records each call either way, so everything that is trained on comes from there.
+"""One address for the model calls of many trials: `ModelRouter` listens in this process, `RelayedModelRouter` is behind
+a session proxy. With `PROXY_SERVER_URL`, agents call a separate session proxy. This process registers a session there
+for each trial, connects to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials. In both
+cases the trial's session in this process records each call, for training.
 """
 
 import asyncio
@@ -30,23 +28,22 @@ from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
 
 
 @dataclass
-class Reached:
+class ModelAccess:
     """How the agent of a trial reaches its model."""
 
     url: str
     """Base URL, up to `/v1`, with the key in its path."""
     key: str
     failure: str | None = None
-    """Set when the session ends: why the agent's latest call got no answer, if this process does not know the reason
-    otherwise.
+    """Set when the session ends: why the agent's latest call got no answer, if this process has no other information.
     """
 
 
-class Front:
+class ModelRouter:
     """Listens from the first `open` to the last `close`. Agents reach it at `url`."""
 
-    def __init__(self, host: str, port: int, known_as: str) -> None:
-        self._host, self._port, self._known_as = host, port, known_as
+    def __init__(self, host: str, port: int, public_host: str) -> None:
+        self._host, self._port, self._public_host = host, port, public_host
         self._trials: dict[str, web.Server] = {}
         self._calls: dict[str, set[asyncio.Task[web.StreamResponse]]] = {}
         self._answered: set[str] = set()
@@ -67,7 +64,7 @@ class Front:
             self._runner = server_runner(app, 0.0)
             await self._runner.setup()
             await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
-            self.url = f"http://{self._known_as}:{self._runner.addresses[0][1]}"
+            self.url = f"http://{self._public_host}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
         async with self._changing:
@@ -78,7 +75,7 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def serving(self, secrets: Iterable[str], server: web.Server) -> AsyncIterator[str]:
-        """Let `server` answer calls with keys of these secrets while the context is open; then they are cut off."""
+        """While the context is open, `server` answers calls with keys of these secrets. Then running calls are aborted."""
         mine = list(secrets)
         self._trials |= dict.fromkeys(mine, server)
         try:
@@ -95,9 +92,9 @@ class Front:
         return not self._answered.isdisjoint(secrets)
 
     @contextlib.asynccontextmanager
-    async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
+    async def session(self, key: str, model: str) -> AsyncIterator[ModelAccess]:
         """Yield how the agent of the trial with this key reaches the model of that name."""
-        yield Reached(f"{self.url}/{key}/v1", key)
+        yield ModelAccess(f"{self.url}/{key}/v1", key)
 
     async def _carry(self, request: web.Request) -> web.StreamResponse:
         segment = request.path.split("/")[1]
@@ -105,8 +102,8 @@ class Front:
         secret = key.rpartition(".")[2]
         server = self._trials.get(secret)
         if server is None:
-            # The attempt has ended, or was never here: later calls must not reach the model.
-            error = {"message": "no trial has this key; it has ended or never existed", "code": "invalid_api_key"}
+            # The key's attempt has ended or never existed, so the call must not reach the model.
+            error = {"message": "this key belongs to no running trial", "code": "invalid_api_key"}
             return web.json_response({"error": error}, status=401, headers={"x-should-retry": "false"})
         call = asyncio.ensure_future(server.request_handler(request))
         calls = self._calls.setdefault(secret, set())
@@ -140,12 +137,12 @@ class TrialSessions:
         """Trials by the name of their session at the proxy."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """See `Model.complete`. Refusals of the trial's own session are caused by the agent and are not failures of the
+        """See `Model.complete`. Refusals of the trial's session are caused by the agent, and are not failures of the
         proxy.
         """
         if (trial := self.open.get(request.session)) is None:
             raise RequestRefused(
-                "TrialEnded", f"session {request.session} belongs to no running trial; its trial has ended"
+                "TrialEnded", f"session {request.session} does not belong to a running trial; its trial has ended"
             )
         try:
             return await trial.complete(request, _TOKENS, tries=1)
@@ -159,8 +156,8 @@ class TrialSessions:
         """Do nothing: each trial closes its own model."""
 
 
-class RelayedFront(Front):
-    """A `Front` behind a session proxy: agents call the proxy, which forwards their calls here."""
+class RelayedModelRouter(ModelRouter):
+    """A `ModelRouter` behind a session proxy: agents call the proxy, which forwards their calls here."""
 
     def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], session_seconds: float) -> None:
         super().__init__("127.0.0.1", 0, "127.0.0.1")
@@ -192,8 +189,8 @@ class RelayedFront(Front):
             await asyncio.gather(working, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
-        """See `Front.session`. Raises TrialLost as soon as the connection to the proxy is lost, because agents' calls
+    async def session(self, key: str, model: str) -> AsyncIterator[ModelAccess]:
+        """See `ModelRouter.session`. Raises TrialLost as soon as the connection to the proxy is lost, because agents' calls
         may then fail without this process knowing.
         """
         await self._wait_for_proxy()
@@ -210,15 +207,15 @@ class RelayedFront(Front):
                     "metadata": {"attempt": session_of(key)},
                 }
                 registered = await self._ask("POST", name, registration)
-                reached = Reached(str(self._public).rstrip("/") + registered["base_path"], registered["key"])
+                access = ModelAccess(str(self._public).rstrip("/") + registered["base_path"], registered["key"])
                 try:
-                    yield reached
+                    yield access
                 except BaseException:
                     with contextlib.suppress(TrialLost):
                         await self._ask("DELETE", name)
                     raise
-                # Its key is unknown from now on, so that no late call reaches the model.
-                reached.failure = (await self._ask("DELETE", name)).get("failure")
+                # From now on the key is invalid, so that late calls do not reach the model.
+                access.failure = (await self._ask("DELETE", name)).get("failure")
         except TimeoutError:
             if not while_connected.expired():
                 raise
@@ -246,7 +243,8 @@ class RelayedFront(Front):
         if not self._connected.is_set():
             raise TrialLost(
                 "ProxyUnreachable",
-                f"remote_agent.proxy_server_url: no connection to {self._proxy} within {CONNECT_SECONDS:g} s; start the "
+                f"remote_agent.proxy_server_url: no connection to {self._proxy} within {CONNECT_SECONDS:g} s; "
+                "start the "
                 "proxy there: rolloutctl proxy --relay",
             )
 
