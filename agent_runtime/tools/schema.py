@@ -90,7 +90,7 @@ def readable(error: ValidationError, known: Sequence[str]) -> str:
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "arguments"
         if problem["type"] == "missing":
-            lines.append(f"{where}: required argument is missing")
+            lines.append(f"{where}: is required, but missing")
         elif problem["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown argument; the arguments are {', '.join(known) or 'none'}")
         else:

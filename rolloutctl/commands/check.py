@@ -15,7 +15,7 @@ from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import RunEnvironment, check_tasks, missing_programs
 from agent_runtime.engine.validation import wrong_fields
 from agent_runtime.environments.pool import EnvironmentPool
-from agent_runtime.plugins.registry import load_plugins, unheard
+from agent_runtime.plugins.registry import load_plugins, unused_hooks
 from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
 from rollout_api.manifest import ManifestError, load_manifest, located
 from rollout_api.rollout_job import RolloutJob
@@ -63,7 +63,9 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         answer_json({"valid": False, "problems": [*map(asdict, fields), *map(asdict, in_tasks.problems)]})
         raise typer.Exit(Exit.BAD_INPUT)
     plugins = load_plugins(job.spec.plugins)
-    deaf = [TaskProblem(str(manifest), None, text) for text in unheard(plugins)] if job.spec.agent.is_command else []
+    deaf = (
+        [TaskProblem(str(manifest), None, text) for text in unused_hooks(plugins)] if job.spec.agent.is_command else []
+    )
     warnings = [*loaded.warnings, *deaf]
     missing = asyncio.run(missing_programs(job, loaded.tasks, RunEnvironment(base_dir, os.environ, provider)))
     valid = all(found.has_setup for found in missing)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agent_runtime.agents.environment import Environment
 from agent_runtime.engine.scheduling.shard import rollout_seed, turn_seed
-from agent_runtime.environments.act import INVALID, told
+from agent_runtime.environments.act import INVALID, observation_text
 from agent_runtime.environments.answers import AnswerForm
 from agent_runtime.environments.host import described
 from agent_runtime.environments.hosted.episode import Episode
@@ -43,7 +43,7 @@ def _play(weights: policy.Weights, number: int, settings: Settings, seed: int) -
     assert task.environment is not None
     episode = Episode(described(task.environment))
     start = episode.start()
-    seen = told(task.prompt, observation=start["observation"], turn=1, actions_left=lake.STEPS)
+    seen = observation_text(task.prompt, observation=start["observation"], turn=1, actions_left=lake.STEPS)
     system: Message = {"role": "system", "content": Environment.system_prompt}
     ids = render([system, {"role": "user", "content": f"{start['instruction']}\n{seen}"}])
     mask, reward = [0] * len(ids), 0.0
@@ -55,7 +55,9 @@ def _play(weights: policy.Weights, number: int, settings: Settings, seed: int) -
         if move["terminated"] or move["truncated"]:
             break
         feedback = "" if move["valid"] else INVALID
-        seen = told(task.prompt, observation=move["observation"], feedback=feedback, turn=turn + 2, actions_left=0)
+        seen = observation_text(
+            task.prompt, observation=move["observation"], feedback=feedback, turn=turn + 2, actions_left=0
+        )
         context = _closed(answer) + render([{"role": "user", "content": seen}])
         ids, mask = ids + context, mask + [0] * len(context)
     return Branch(token_ids=ids, mask=mask, policy_versions=[None] * len(ids)), reward

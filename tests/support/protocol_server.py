@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, ErrorKind, Translation, decoded
-from agent_runtime.proxy.conversation import Conversations, Known
+from agent_runtime.proxy.conversation import Conversations, MatchedMessages
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
 from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
@@ -33,7 +33,7 @@ class Session:
     model: Callable[[list[Message]], ModelReply] = lambda messages: ModelReply({}, "")
     url: str = ""
     requests: list[ChatRequest] = field(default_factory=list)
-    known: list[Known] = field(default_factory=list)
+    known: list[MatchedMessages] = field(default_factory=list)
     conversations: Conversations = field(default_factory=Conversations)
     stored: dict[str, list[Message]] = field(default_factory=dict)
     turns: "itertools.count[int]" = field(default_factory=itertools.count)

@@ -69,7 +69,7 @@ async def test_an_episode_begun_again_elsewhere_has_to_lead_to_the_same_places()
     same = await steps(act(Walk(lost=1)), "a", "b")
     assert [step.content for step in same] == ["place 1", "place 2"]
     tool = act(Walk(lost=1, drift=0.5), recorded(*await steps(act(Walk()), "a")))
-    with pytest.raises(EnvironmentFailure, match=r"EnvironmentDiverged: .*action 'a' gave 1.5, and 1 before"):
+    with pytest.raises(EnvironmentFailure, match=r"EnvironmentDiverged: .*action 'a' gave reward 1.5, but 1 before"):
         await steps(tool, "b")
 
 

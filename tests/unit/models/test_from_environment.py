@@ -51,7 +51,7 @@ def test_the_variables_of_one_family_make_the_endpoint(
     [
         ({"OPENAI_API_KEY": "k"}, "none of them is set in the environment; set exactly one of OPENAI_MODEL, "),
         ({"OPENAI_MODEL": "m", "LLM_MODEL_NAME": "m"}, "OPENAI_MODEL and LLM_MODEL_NAME are set in the environment; "),
-        ({"LLM_MODEL_NAME": "m"}, "LLM_MODEL_NAME is set, and LLM_BASE_URL is not; set it"),
+        ({"LLM_MODEL_NAME": "m"}, "LLM_MODEL_NAME is set, but LLM_BASE_URL is not; set it"),
     ],
 )
 def test_what_is_not_clear_is_not_guessed(environ: dict[str, str], said: str) -> None:

@@ -140,7 +140,7 @@ def test_hooks_that_a_command_agent_never_calls_are_reported() -> None:
         def before_tool_call(self) -> None: ...
 
     (said,) = unused_hooks(load_plugins([], [Filters(), Configured(1)]))
-    assert "plugin Filters: filter_tool_call of it will not be called" in said
+    assert "plugin Filters: filter_tool_call will not be called" in said
 
 
 def test_without_pluggy_the_error_says_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,7 +396,7 @@ async def test_call_over_budget_is_refused_and_reported_once_after_a_while(
     bench = Bench(limits, told.put)
     await bench.ask()
     for _ in range(2):
-        with pytest.raises(Refused, match="no further call") as refused:
+        with pytest.raises(Refused, match="cannot make further calls") as refused:
             bench.begin()
         assert refused.value.kind is ErrorKind.OVER_BUDGET
         assert told.empty()

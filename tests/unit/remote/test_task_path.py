@@ -29,5 +29,5 @@ def test_missing_task_folder_is_reported_with_the_searched_paths(tmp_path: Path)
 
 @pytest.mark.parametrize("instance", ["../secret", "/etc", "a/../../b"])
 def test_a_dataset_cannot_name_a_folder_outside_of_the_roots(tmp_path: Path, instance: str) -> None:
-    with pytest.raises(NoTask, match="leads out"):
+    with pytest.raises(NoTask, match="is not inside"):
         task_path(instance, None, [tmp_path], "/{instance_id}")

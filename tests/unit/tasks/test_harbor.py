@@ -132,7 +132,7 @@ BROKEN = {
     "is only for environment_mode separate": {
         "task.toml": "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1"
     },
-    "'/' cannot be carried": {
+    "'/' cannot be an artifact": {
         "task.toml": "artifacts = ['/']\n[environment]\nworkdir = '/a'\n[verifier]\nenvironment_mode = 'separate'"
     },
 }

@@ -91,7 +91,7 @@ def test_broken_instance_is_reported_with_its_line_among_all_others(
         load(tmp_path, [INSTANCE, {**INSTANCE, "instance_id": "x-2", **change}, INSTANCE])
     first, last = str(caught.value).splitlines()
     assert first.startswith(f"i.jsonl:2: {message}")
-    assert last.startswith("i.jsonl:3: name: a task named 'django__django-11099' is in line 1 already")
+    assert last.startswith("i.jsonl:3: name: a task named 'django__django-11099' already exists in line 1")
 
 
 def test_repositories_with_a_runner_of_their_own_are_run_by_it() -> None:

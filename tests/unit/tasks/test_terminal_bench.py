@@ -41,7 +41,7 @@ def test_unsupported_part_is_reported(tmp_path: Path) -> None:
 BROKEN = {
     "task.yaml:2: is not YAML": {"task.yaml": "a: 1\n b: ]"},
     "instruction: is missing": {"task.yaml": "difficulty: easy"},
-    "parser_name: 'swebench' cannot be read here": {"task.yaml": "instruction: x\nparser_name: swebench"},
+    "parser_name: 'swebench' is not supported": {"task.yaml": "instruction: x\nparser_name: swebench"},
     "max_test_timeout_sec: is 0, expected seconds": {"task.yaml": "instruction: x\nmax_test_timeout_sec: 0"},
     "run-tests.sh: has Windows line ends": {"run-tests.sh": b"#!/bin/bash\r\npytest\r\n"},
     "needs db in addition to the client": {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"},

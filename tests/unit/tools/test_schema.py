@@ -73,7 +73,7 @@ def test_arguments_become_what_the_function_takes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({}, "path: required argument is missing"),
+        ({}, "path: is required, but missing"),
         ({"path": 3}, "path: input should be a valid string, got 3"),
         ({"path": "a", "unit": "bytes"}, "unit: input should be 'words' or 'lines', got \"bytes\""),
         ({"path": "a", "limit": 11}, "limit: input should be less than or equal to 10, got 11"),
@@ -159,7 +159,7 @@ def test_arguments_of_a_hand_written_schema_are_checked_and_completed(arguments:
         ({"path": "a", "tags": ["1", "2", "3"]}, "tags: "),
         ({"path": "a", "where": {"y": 1}}, "where"),
         ({"path": "a", "tree": {"children": 5}}, "tree.children: "),
-        ({"path": "a", "other": 1}, "other: there is no such argument"),
+        ({"path": "a", "other": 1}, "other: unknown argument"),
     ],
 )
 def test_arguments_that_do_not_fit_a_hand_written_schema_are_refused(arguments: Any, where: Any) -> None:
