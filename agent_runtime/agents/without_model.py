@@ -15,7 +15,7 @@ class Oracle:
     """Writes the solution's files and runs `task.solution`, one command after another."""
 
     async def run(self, context: AgentContext) -> str | None:
-        """Run the commands. Raises Stop with AgentError at the first failure, or if there is no solution."""
+        """Run the commands. Raises Stop with AgentError if a command fails, or if the task has no solution."""
         if not context.task.solution:
             raise Stop(StopReason.AGENT_ERROR, f"task {context.task.name} has no solution; give it task.solution")
         await context.put_files(context.task.solution_files)

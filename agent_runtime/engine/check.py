@@ -89,7 +89,7 @@ async def check_job(
 
 
 def _asks_for_shared(job: RolloutJob, task: Task) -> bool:
-    """Whether the task itself, and not the job, asks for grading in the agent's workspace."""
+    """Whether the task itself, and not the job, requests grading in the agent's workspace."""
     return job.spec.verifier.mode is None and not task.steps and job.spec.verifier_of(task).mode is VerifierMode.SHARED
 
 

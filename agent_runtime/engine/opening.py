@@ -76,7 +76,7 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
             "TextOnly",
             f"mode: Train needs token ids with logprobs, but model {model.name} returns none. Serve it with vLLM "
             "0.10.2 "
-            "or newer, set mode: Eval, or set model.allowTextOnly: true to train on text alone",
+            "or newer, set mode: Eval, or set model.allowTextOnly: true to train on text only",
         )
 
 
@@ -147,7 +147,7 @@ async def open_run(
         record = await JobRecord.find(store, job, tasks, new=new)
         stack.enter_context(run_lock(record.uid, run_environment.shard.index, record.folder))
         if record.resumed:
-            # Before the checks, which may take minutes: `gc` spares the run from now on.
+            # Do this before the checks, which may take minutes, so that `gc` does not delete the run meanwhile.
             await record.begin()
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)

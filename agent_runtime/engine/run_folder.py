@@ -34,8 +34,8 @@ class RunInProgress(Exception):
 def run_folder(uid: str) -> Path:
     """Return a private folder of that run, the same for every process of this user that resumes it.
 
-    It is in the system's temporary folder, not beside the output: unix socket paths are limited to 107 bytes, and the
-    output may be in object storage.
+    It is in the system's temporary folder, because unix socket paths are limited to 107 bytes, and the output may be in
+    object storage.
     """
     folder = _path(uid)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

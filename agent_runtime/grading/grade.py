@@ -166,8 +166,8 @@ class _Grading:
         }
         """The hidden files, by absolute path."""
         self.owner = spec.user or WORKSPACE_USER
-        """Owner of all files that are added for the verifier or removed before it. The verifier's commands read them,
-        and write beside them.
+        """Owner of all files that are added for the verifier or removed before it. The verifier's commands read these
+        files, and write into the same folders.
         """
         self.commands: list[CommandVerdict] = []
         self.is_prepared_state = False

@@ -30,7 +30,7 @@ class CallHealth:
     on_sign: Callable[[bool], None] = lambda answered: None
     """Called when an attempt ends or its answer begins: True for (part of) an answer, False for a failure."""
     on_tokens: Callable[[int], None] = lambda count: None
-    """Called when tokens of a streamed answer arrive, also those whose text is held back."""
+    """Called when tokens of a streamed answer arrive, also if their text is not streamed."""
 
     def note(self, why: str | None) -> None:
         """Record that the latest attempt failed for that reason, or (None) received something."""
@@ -68,7 +68,7 @@ class ModelRequest:
     """The previous turn's ids, if the messages extend it. A server that accepts token ids continues from them."""
     on_text: Callable[[str], None] | None = None
     """Called with each piece of plain text as it arrives, for streaming clients. Text that is, or may become, part of a
-    tool call is held back.
+    tool call is not passed.
     """
     group: str = ""
     """Equal for all calls that share the beginning of their prompt. They go to the same server if it has a free place.

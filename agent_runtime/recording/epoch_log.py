@@ -93,21 +93,21 @@ class EpochLog:
         if not self._begun:
             raise RuntimeError(f"{self.name}: begin() comes before append()")
         async with self._lock:
-            await self._settle()
+            await self._write_pending()
             if records:
                 self._unsettled = self._repeats.encode(records), records
-                await self._settle()
+                await self._write_pending()
 
     async def settle(self) -> None:
         """Wait until the outcome of a cancelled append is known. Raises Superseded if a later epoch is claimed, and
         StorageUnavailable.
         """
         async with self._lock:
-            await self._settle()
+            await self._write_pending()
         if (later := await self._folder.latest_claim(self.epoch + 1)) is not None:
             raise Superseded(f"{self.name}: epoch {later.epoch} is claimed; another holder continues it")
 
-    async def _settle(self) -> None:
+    async def _write_pending(self) -> None:
         """Write the pending segment. Its bytes are kept until the outcome is known, so that each number is used once."""
         if self._unsettled is None:
             return

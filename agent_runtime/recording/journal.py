@@ -88,7 +88,7 @@ class Journal:
         """
         await self._log.settle()
         records = linear(records)
-        # Both depend on the records alone, so that sealing again after a cancellation writes the same bytes.
+        # Both depend only on the records, so that sealing again after a cancellation writes the same bytes.
         derived: dict[str, bytes] = {}
         if samples := branches.token_branches(records):
             derived[self._folder.object_key(self.epoch, TOKENS)] = branches.encode_branches(samples)

@@ -63,8 +63,8 @@ def delete(folder: str, key: str) -> None:
 
 
 def _written(path: str, data: bytes) -> str:
-    """Return a new file beside `path` with the data. It is named as obstore names its own, so that obstore's listings
-    skip it.
+    """Return the path of a new file with the data, in the same folder. It is named as obstore names its own, so that
+    obstore's listings skip it.
     """
     for number in itertools.count(1):
         staging = f"{path}#{number}"

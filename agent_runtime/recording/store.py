@@ -187,7 +187,7 @@ class Store:
             if parts.scheme in SCHEMES:
                 if not parts.netloc:
                     raise StorageError(
-                        f"{parts.scheme}://: a bucket is needed after it, such as {parts.scheme}://BUCKET/PREFIX"
+                        f"{parts.scheme}://: the bucket is missing; expected {parts.scheme}://BUCKET/PREFIX"
                     )
                 objects = remote_objects(parts.scheme, parts.netloc, environ)
                 return cls(uri.rstrip("/"), objects, prefix, patience_seconds)

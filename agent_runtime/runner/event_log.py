@@ -56,7 +56,7 @@ def lines_of(event: Event) -> Iterator[Line]:
                 {"group": event.group, "outcomes": outcomes, "rewards": rewards},
             )
         case AttemptFailed():
-            follows = "another one follows" if event.retry else "it was the last one"
+            follows = "another attempt follows" if event.retry else "it was the last attempt"
             yield (
                 logging.WARNING,
                 f"rollout {event.index}: attempt {event.attempt} was lost to infrastructure, {follows}",

@@ -122,8 +122,8 @@ class StartState(Protocol):
     """Equal for equal states."""
 
     async def apply_to(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
-        """Bring a bare workspace into this state; may be repeated. Its idempotency keys use LIFECYCLE_TURN, or turns
-        before all others. Raises SandboxFailure.
+        """Put a new workspace into this state; may be repeated. The idempotency keys use LIFECYCLE_TURN, or turns below
+        all others. Raises SandboxFailure.
         """
 
 
@@ -150,7 +150,8 @@ class WorkspaceSpec:
     alone: bool = False
     """The sandbox hosts no workspace of another attempt, so that its loss can be attributed."""
     working_dir_of_image: bool = False
-    """`working_dir` is a default: a provider that knows the image's working folder uses that instead."""
+    """Whether `working_dir` is only a default, which the image's working folder overrides if the provider can read it.
+    """
 
 
 USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
@@ -179,7 +180,7 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with code 0."""
+        """Whether it exited with code 0, and was not ended by the executor."""
         return self.exit_code == 0 and self.cause is None
 
     @property

@@ -1,6 +1,6 @@
 """The prepared state of a group: its task's files and setup, done once for all members that can fork from it.
 
-The keys of its steps depend on the spec alone, so the next runner continues a preparation, and two runners share one.
+The keys of its steps depend only on the spec, so the next runner continues a preparation, and two runners share one.
 """
 
 from __future__ import annotations

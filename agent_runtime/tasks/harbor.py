@@ -1,7 +1,7 @@
 """`Harbor`: unmodified task folders of Harbor, schema 1.x.
 
 task.toml, instruction.md, environment/, tests/test.sh, solution/solve.sh, steps/. The verifier writes
-/logs/verifier/reward.json or reward.txt; tests lie in /tests, the solution in /solution.
+/logs/verifier/reward.json or reward.txt; tests are in /tests, the solution in /solution.
 """
 
 import math

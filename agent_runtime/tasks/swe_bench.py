@@ -127,7 +127,7 @@ def read(place: SourcePlace) -> LoadedTasks:
 
 
 def name_if_valid(instance: Mapping[str, Any], image_template: str | None = None) -> str | None:
-    """Return the name of a common instance's task, for which `task_of` certainly succeeds. None for all others."""
+    """Return the task's name if the instance is certainly valid (`CommonInstance`); otherwise None."""
     found = usual(instance)
     if found is None or len(image_of(instance, found.instance_id, image_template)) > IMAGE_CHARACTERS:
         return None

@@ -240,7 +240,9 @@ MakeTask = Callable[[Row], Task]
 """Raises RowError with all problems of the row."""
 
 NameIfValid = Callable[[Row], str | None]
-"""Returns the name of a row's task if the row alone shows that the task is valid; otherwise None."""
+"""Returns the name of a row's task if the row is certainly valid; otherwise None, and the task must be created to check
+it.
+"""
 
 
 class TableTasks(Sequence[Task]):

@@ -27,7 +27,7 @@ class FunctionTool:
         idempotent: bool = False,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"a tool is an async function; {function!r} is not, write `async def`")
+            raise TypeError(f"a tool must be an async function, but {function!r} is not; use `async def`")
         signature = Signature(function)
         self.name = name or function.__name__
         self.description = signature.description

@@ -88,7 +88,7 @@ class Situation:
     alone: bool = False
     """The sandbox hosted no other attempt."""
     losses_alone: int = 0
-    """Earlier unexplained losses of exposed sandboxes that hosted this rollout alone."""
+    """Earlier unexplained losses of exposed sandboxes that hosted only this rollout."""
     requests_failed: int = 0
     """Earlier attempts that ended with a request at which the model failed while it answered others."""
     actions_failed: int = 0
@@ -251,7 +251,7 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Decision:
             "was in it"
         )
         return _used_up(f"{losses}: {failure.message}", situation, is_gone=True)
-    # This retry does not count, but retries are still bounded: the next sandbox hosts the rollout alone, and losses
+    # This retry does not count, but retries are still bounded: the next sandbox hosts only this rollout, and losses
     # there are counted.
     return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.SANDBOX)
 

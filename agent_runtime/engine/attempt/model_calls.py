@@ -151,7 +151,7 @@ class ModelCalls:
         self._session = f"rollout-{assignment.rollout.index}"
 
     async def trouble(self) -> ModelError | None:
-        """Return why the cancelled call had no answer; None if there was none, or the model was only slow."""
+        """Return why the cancelled call had no answer; None if no call was cancelled, or the model was only slow."""
         failing = None if (why := self._health.failing) is None else ModelError("Unreachable", why)
         return await trouble_of(failing, self._cut_off, self.probe)
 

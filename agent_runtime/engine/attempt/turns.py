@@ -263,7 +263,7 @@ class Turns:
     async def checkpoint(self) -> str:
         """Save the workspace as a checkpoint (see AgentContext)."""
         self._require_turns_alone()
-        # Untimed: the end of the agent's time would leave a workspace that is frozen and cannot be graded.
+        # Untimed, because a time-out in between would leave a frozen workspace, which cannot be graded.
         return await self._guarded(self._clock.untimed(self._states.checkpoint(self.turn)))
 
     async def go_back(self, checkpoint: str) -> None:

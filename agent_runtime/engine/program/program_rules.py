@@ -70,7 +70,7 @@ class Ended:
     over: Exhausted | None = None
     """The limit that it reached."""
     failure: ModelError | None = None
-    """Why the model did not answer its latest call, or, if the program failed, another call that it gave up."""
+    """Why the model did not answer its latest call; or another call that it gave up, if the program failed."""
     refusal: StopReason | None = None
     """Why the model refused its latest call."""
     cut: bool = False
@@ -81,7 +81,7 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
     """Return why the rollout has stopped, with a message. Raises an error if infrastructure is the cause."""
     result = ended.result
     output = result.end_of_output
-    if result.ok and ended.failure is None:  # some agents print the failure of their last call, and exit with 0
+    if result.ok and ended.failure is None:  # some agents exit with 0 after their last call failed
         return StopReason.FINISHED, output
     if result.cause == "NotStarted":
         raise SandboxFailure("AgentNotStarted", f"agent.command cannot be started: {output}")

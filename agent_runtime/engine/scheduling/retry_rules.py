@@ -21,7 +21,7 @@ def retry_delay(failures: Sequence[FailedRecord], attempts: Attempts, jitter: ra
 
 
 def backoff(counted: int, attempts: Attempts, jitter: random.Random) -> float:
-    """Seconds to wait after so many counted failures.
+    """Return the seconds to wait after this many counted failures.
 
     The delay doubles with each failure. Up to half of it is subtracted at random, so that members that failed together
     do not retry together.

@@ -200,7 +200,7 @@ class Process:
         await self._input.write(offset, data, end)
 
     async def signal(self, number: signal.Signals, tree: bool) -> None:
-        """Send a signal. Raises Conflict if only the command is meant and it has ended."""
+        """Send a signal. Raises Conflict if the command has ended, unless `tree` is set."""
         if self.is_ended and not tree:
             raise ApiError(
                 "Conflict", f"process {self.id!r} has ended; set tree: true to signal its remaining children"

@@ -148,6 +148,6 @@ def become(identity: Identity, *, keep_capabilities: bool = False) -> None:
             error.errno or errno.EPERM,
             identity.name,
             f"cannot run as user {identity.name!r} ({identity.uid}:{identity.gid}) here: {error.strerror}; "
-            f"this sandbox may run commands as {os.geteuid()}:{os.getegid()} alone",
+            f"this sandbox may only run commands as {os.geteuid()}:{os.getegid()}",
         ) from None
     kernel.hide_from_tools()

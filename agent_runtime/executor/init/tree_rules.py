@@ -129,7 +129,7 @@ class Rules:
         self.hidden = set(hidden)
         self._hidden_modules = {path[:-3] for path in hidden if path.endswith(".py")}
         self.hidden_folders = {os.path.dirname(path) or "." for path in hidden}
-        """Folders of hidden files. Python imports modules beside a test."""
+        """Folders of hidden files, from which Python imports modules when it runs a test there."""
         self.above_hidden = {folder for path in hidden for folder in parents(path)} - self.hidden_folders
         self.has_tests = bool(hidden)
         """Whether there are hidden or prepared tests, as found by `note_test`."""

@@ -1,7 +1,7 @@
 """Unpack tars into a workspace: plain ones, and layers with their deletions and owners.
 
-Names in a tar are untrusted, and so is the existing tree. Unpacking walks from the target folder one name at a time,
-and follows no links unless the caller asks for it, so nothing leaves the target.
+Names in a tar are untrusted, and so is the existing tree. Paths are resolved from the target folder one name at a time,
+without following links unless the caller requests it, so nothing is written outside the target.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ class Target:
             raise Refused(
                 errno.EPERM,
                 member.name,
-                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace may not "
+                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace "
+                "may not "
                 "give it to them; restore it where commands run as root, or as that user",
             ) from None
 

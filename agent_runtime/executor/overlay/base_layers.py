@@ -52,7 +52,7 @@ def refuse_overlay_on_overlay(layers: str) -> None:
     if kind in ("overlay", "fuse.fuse-overlayfs"):
         raise Impossible(
             f"stateDir is on {kind} (mounted at {point}), which cannot hold writable layers; "
-            "put it on a volume of its own, such as an emptyDir"
+            "put it on a separate volume, such as an emptyDir"
         )
 
 

@@ -201,8 +201,8 @@ _PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
 def _mount_view(base: BaseLayers, own: str, lower_layers: Message) -> list[int]:
     """Mount a workspace's root and move it onto `/`; return descriptors of the layer for snapshots.
 
-    `own` is its empty layer. `lower_layers` has the layers below: a `chain` of frozen layers, the nearest first. A view of a
-    layer (`view_of`) has no layer of its own.
+    `own` is its empty layer. `lower_layers` has the layers below: a `chain` of frozen layers, the nearest first. A view
+    of an existing layer (`view_of`) gets no new layer.
     """
     chain, frozen = lower_layers["chain"], lower_layers["view_of"]
     if frozen:

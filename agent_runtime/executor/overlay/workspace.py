@@ -125,7 +125,7 @@ class Command:
 
 
 class Workspace:
-    """One workspace. `layer` is the name of its own layer's folder (empty in `Plain`)."""
+    """One workspace. `layer` is the name of its layer's folder (empty in `Plain`)."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Workspace:
     async def listen(self, port: int) -> int | None:
         """Return a descriptor that listens for TCP on the workspace's own loopback; `port` 0 is any free one.
 
-        None if the workspace has no network of its own (`Plain`).
+        None if the workspace has no network namespace (`Plain`).
         """
         self._refuse_if_frozen("a port")
         if not self.host.isolates:

@@ -278,7 +278,7 @@ class Runs:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _written(self, run_id: str, ended: _Ended) -> None:
-        """Write the result of a run, as often as the disk of this machine needs: the run is not lost to it."""
+        """Write the result of a run. Retries while the disk is full or unavailable."""
         while True:
             try:
                 return await asyncio.to_thread(_write, self._folder / run_id / _RESULT, ended.model_dump_json())

@@ -206,8 +206,8 @@ class _Connection:
         return schemas.reply_message(id, reply)
 
     async def _send_text(self, id: str, pieces: "asyncio.Queue[tuple[str, int] | None]") -> None:
-        """Send an answer's text, and the number of tokens, until None comes. What arrives while a piece is being sent is
-        combined.
+        """Send the answer's text and numbers of tokens from the queue until None. Pieces that arrive during a transfer
+        are combined.
         """
         while (piece := await pieces.get()) is not None:
             text, tokens = piece

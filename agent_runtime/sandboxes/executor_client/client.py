@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 class ExecutorRefusal(SandboxFailure):
-    """An error response of the executor; `reason` is its code, and `details` the rest of the error object."""
+    """An error response of the executor; `reason` is its code, and `details` are the other fields of the error object."""
 
     def __init__(self, code: str, message: str, details: Mapping[str, Any]) -> None:
         super().__init__(code, message)

@@ -27,8 +27,8 @@ class _PendingCommand(NamedTuple):
     answer: asyncio.Future[bytearray]
     until: float
     reports: int | None
-    """Most messages that it still runs; None if it is answered as soon as it runs. They count the executor's time: a
-    process that stood still, with the executor or alone, learns late how the command ended.
+    """Limit of the executor's messages that the command still runs; None if it is answered as soon as it runs. Counting
+    messages measures the executor's time, because this process may have been stopped meanwhile.
     """
 
 
@@ -54,7 +54,7 @@ class CommandStream(asyncio.Protocol):
         return bool(self._pending) or self._idle_since > time.monotonic() - KEPT_SECONDS
 
     async def ask(self, content: bytes, seconds: float | None) -> bytearray:
-        """Return the answer to a command, the contents of both frames. `seconds`: the longest that it may run, or None
+        """Return the answer to a command, the contents of both frames. `seconds` is the time limit of the command; None
         if it is answered as soon as it runs.
 
         Raises OSError, TimeoutError, and SandboxFailure for a command that runs longer.

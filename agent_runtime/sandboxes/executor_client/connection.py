@@ -252,7 +252,7 @@ class Connections:
             self._give_back(connection, headers if is_over else None)
 
     def _give_back(self, connection: Connection, headers: Headers | None) -> None:
-        """Keep the connection after a reply with these headers that was read to its end; None: there was none."""
+        """Keep the connection if possible. `headers` are those of the reply; None if the reply was not read completely."""
         # Close after an interrupted upload, which may still be in progress: its reply has `Connection: close`.
         if headers is not None and headers.get("connection", "").lower() != "close" and connection.is_usable:
             connection.idle_since = time.monotonic()

@@ -1,6 +1,6 @@
 """The user's cache of unpacked images. Layers that several images share are stored once.
 
-~/.cache/agent-rollouts/unpacked/     readable by its owner alone: programs in it may be set-uid
+~/.cache/agent-rollouts/unpacked/     only readable by its owner, because programs in it may be set-uid
         layers/CHAIN          a layer over those below it; CHAIN is the image specification's ChainID, which stands for both
         layers/CHAIN.partial  being unpacked, by whoever holds locks/CHAIN; left by a kill, it is removed by the next one
         pulled/NAME           what a name of a registry came to, as an OCI layout

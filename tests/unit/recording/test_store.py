@@ -142,7 +142,7 @@ def test_a_local_folder_is_made_from_a_path_or_a_file_uri(tmp_path: Path) -> Non
     ("uri", "message"),
     [
         ("ftp://host/x", "scheme 'ftp' is not known; use s3, gs, az, file or a local path"),
-        ("s3:///prefix", "a bucket is needed"),
+        ("s3:///prefix", "the bucket is missing"),
     ],
 )
 def test_a_uri_that_cannot_work_is_refused_with_what_would(uri: str, message: str) -> None:
