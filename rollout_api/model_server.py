@@ -413,7 +413,7 @@ class ServerStatus(ApiModel):
     uid: Annotated[str, StringConstraints(max_length=64)] = ""
     """Uid of its pod. A pod with another uid is another server."""
     policy_version: Annotated[int, Field(ge=0)] | None = None
-    """Version that it was last verified to serve; None: no traffic since it started."""
+    """Version that it was last verified to serve; None if it has not been ready since it started."""
     ready: bool = False
     """Verified to serve `policy.current`. Runners call no other server."""
     state: ServerState = ServerState.STARTING

@@ -1,1 +1,1 @@
-"""The control plane: RolloutJobs become runner Jobs, Sandboxes become pods."""
+"""The operator: it creates runner Jobs for RolloutJobs, pods for Sandboxes, and inference servers for ModelServers."""

@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 UNPROCESSABLE: Final = 422
 """Status code that the API server uses when its own schema refuses an object."""
 
-MOST_FROM_ONE: Final = 8
-"""Most requests of one address at once. They are checked one after the other; of the largest jobs one takes about a
-second, and an API server waits for 5.
+MOST_PER_ADDRESS: Final = 8
+"""Most concurrent requests of one address. They are checked one after the other. A check of the largest jobs takes about
+a second, and an API server waits 5 s.
 """
 
-MOST_REQUESTS: Final = 4 * MOST_FROM_ONE
-"""Most requests at once. One pod alone cannot take all places from the API servers."""
+MOST_REQUESTS: Final = 4 * MOST_PER_ADDRESS
+"""Most concurrent requests. It is above MOST_PER_ADDRESS, so that one pod cannot block the API servers."""
 
 READ_SECONDS: Final = 2
 """Longest time that a request may take to arrive."""
@@ -46,13 +46,13 @@ def _of_rollout_job(body: Body, config: OperatorConfig) -> list[str]:
 
 def _of_model_server(body: Body, config: OperatorConfig) -> list[str]:
     if why := size_problem(body.get("spec")):
-        body = {**body, "spec": {}, EXCESS: why}  # as the operator keeps it
+        body = {**body, "spec": {}, EXCESS: why}  # as in the operator's cache
     return [str(problem) for problem in parse(body, config.privileged_namespaces).problems]
 
 
 def _of_sandbox(body: Body, config: OperatorConfig) -> list[str]:
-    """Check a Sandbox that a person created. A job's Sandboxes are judged with the job, and its runners read the
-    condition.
+    """Check a Sandbox that a person created. A job's Sandboxes are not checked here: the job was, and its runners read
+    the Sandboxes' conditions.
     """
     if any(owner.get("kind") == "RolloutJob" for owner in body["metadata"].get("ownerReferences") or []):
         return []
@@ -88,11 +88,11 @@ def refusal(plural: str, new: Body, old: Body | None, config: OperatorConfig) ->
 
 
 class Server(kopf.WebhookServer):
-    """Answers at most MOST_REQUESTS at once, MOST_FROM_ONE of each address. Further ones fail unread, and the API server
-    then admits their objects.
+    """Webhook server with limits: MOST_REQUESTS concurrent requests, MOST_PER_ADDRESS of each address.
 
-    Its port is open to every pod, and a check of a large job takes half a second of processor time. Without a bound a few
-    connections stop the operator for all. A request that does not arrive in time fails too, so that it holds no place.
+    Further requests fail unread, and the API server then admits their objects. Every pod can connect to the port, and a
+    check of a large job takes half a second of processor time, so without limits a few connections could stop the
+    operator. A request that does not arrive within READ_SECONDS fails, so that it does not occupy a slot.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -101,22 +101,22 @@ class Server(kopf.WebhookServer):
 
     async def _serve(self, fn: Any, request: web.Request) -> web.Response:  # type: ignore[override]
         source = request.remote
-        if self._requests.total() >= MOST_REQUESTS or self._requests[source] >= MOST_FROM_ONE:
-            raise web.HTTPServiceUnavailable(text="too many requests at once")
+        if self._requests.total() >= MOST_REQUESTS or self._requests[source] >= MOST_PER_ADDRESS:
+            raise web.HTTPServiceUnavailable(text="too many concurrent requests")
         self._requests[source] += 1
         try:
             async with asyncio.timeout(READ_SECONDS):
-                await request.read()  # aiohttp keeps the body that it read
+                await request.read()  # aiohttp caches the body for kopf
             return await super()._serve(fn, request)
         except TimeoutError as error:
             raise web.HTTPRequestTimeout(text=f"the request did not arrive within {READ_SECONDS} s") from error
         finally:
-            self._requests -= Counter([source])  # which drops addresses without requests
+            self._requests -= Counter([source])  # subtraction removes addresses whose count is 0
 
 
 class NoMemories(ResourceMemories):
-    """Remembers no object. kopf would keep an entry for each object that admission has seen updated, and delete it when
-    its own watch sees a deletion; here kopf has no watch.
+    """Keeps no memory of objects. kopf would keep an entry for each updated object until its own watch reports a
+    deletion, and here kopf has no watch.
     """
 
     async def recall(self, raw_body: kopf.RawBody, **options: Any) -> ResourceMemory:

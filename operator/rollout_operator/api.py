@@ -1,10 +1,9 @@
 """Client of the API server over one aiohttp session: list, watch, read, and the writes that the operator needs.
 
-The official client was measured at twice the memory and four times the time per write (docs/operator.md); what is needed
-of it is these requests.
+The official client takes twice the memory and four times as long per write (measured, docs/operator.md).
 
-Lists come in pages of a bounded size: a parsed object takes over twenty times the memory of its JSON, and a tenant's object
-may have a megabyte. Small pages of small objects would make a list slow: each takes a request.
+Lists are read in pages of a bounded size in bytes. A parsed object takes over twenty times the memory of its JSON, and a
+tenant's object may have a megabyte. A fixed small number of objects per page would make lists of small objects slow.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ FIRST_PAGE, LARGEST_PAGE = 10, 250
 """Objects in the first page, and the most in any page."""
 PAGE_BYTES: Final = 2**20
 MOST_PAGE_BYTES: Final = 4 * PAGE_BYTES
-"""A larger page is not parsed. It is requested again with fewer objects, unless it has only one."""
+"""Limit of a page. A larger page is requested again with fewer objects, unless it has only one."""
 
 
 def next_limit(limit: int, size: int) -> int:
@@ -40,12 +39,12 @@ def next_limit(limit: int, size: int) -> int:
 
 log = logging.getLogger(__name__)
 
-_OVERTAKEN = "please apply your changes to the latest version and try again"
+_CONFLICTING_WRITE = "please apply your changes to the latest version and try again"
 UNREACHABLE = 0
 """Status of an error without a response: no connection, a broken connection, or a time-out."""
 LIST_SECONDS = 60.0
 SILENCE_SECONDS = 120.0
-"""The API server sends a bookmark about once a minute. A watch that is silent for twice as long is dead."""
+"""Time without data after which a watch counts as broken. The API server sends a bookmark about once a minute."""
 WATCH_SECONDS = 1800
 """The API server ends a watch after this time. The informer then resumes it at once."""
 
@@ -66,24 +65,24 @@ class ApiError(Exception):
         """Whether the API server refuses the object itself (Pod Security, a policy, a field), so that a retry is
         useless.
 
-        Any other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted.
+        Other 403 responses may be temporary: a full quota, a missing ServiceAccount, rights that are not granted yet.
         """
         return self.status in (400, 422) or (self.status == 403 and is_by_admission(self.message))
 
     @property
     def of_another_uid(self) -> bool:
         """Whether the object was deleted. Another object may have its name."""
-        # Its message names the object, and a name may have "uid" in it.
+        # The message contains the object's name, which may contain "uid" too.
         return self.status == 409 and "uid" in self.message.lower() and not self.is_overtaken
 
     @property
     def is_overtaken(self) -> bool:
         """Whether another writer changed the object at the same time. The request can be retried."""
-        return self.status == 409 and self.message.endswith(_OVERTAKEN)
+        return self.status == 409 and self.message.endswith(_CONFLICTING_WRITE)
 
     @property
     def lacks_kind(self) -> bool:
-        """For a create: whether the cluster lacks the kind. A missing namespace has the same status."""
+        """Whether a create failed because the cluster lacks the kind. A missing namespace has the same status."""
         return self.status == 404 and "namespaces " not in self.message
 
 
@@ -125,14 +124,14 @@ class KubeApi:
             raise
 
     async def create(self, body: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create an object, or only validate it with `dry_run`. Status 409: the name is taken."""
+        """Create an object, or only validate it with `dry_run`. Raises status 409 if the name is taken."""
         verb, query = ("dry-run", {"dryRun": "All"}) if dry_run else ("create", None)
         return await self._write(
             verb, "POST", body["kind"], body["metadata"].get("namespace", ""), body=body, query=query
         )
 
     async def replace(self, body: Manifest) -> Manifest:
-        """Replace an object. Status 409: the object changed since the body's resourceVersion."""
+        """Replace an object. Raises status 409 if the object has changed since the body's resourceVersion."""
         metadata = body["metadata"]
         return await self._write(
             "update", "PUT", body["kind"], metadata.get("namespace", ""), metadata["name"], body=body
@@ -142,14 +141,14 @@ class KubeApi:
         return await self._write("patch", "PATCH", kind, namespace, name, body=change, form="merge-patch+json")
 
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Manifest) -> Manifest:
-        """Set one condition of a pod. Status 409: the pod's uid differs."""
+        """Set one condition of a pod. Raises status 409 if the pod's uid differs."""
         # Conditions are merged by their type.
         body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
         form = "strategic-merge-patch+json"
         return await self._write("patch-status", "PATCH", "Pod", namespace, name, "status", body=body, form=form)
 
     async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
-        """Server-side apply `manager`'s part of a status. Status 409: the object's uid differs."""
+        """Server-side apply `manager`'s part of a status. Raises status 409 if the object's uid differs."""
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
         body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
         place, query = (metadata["namespace"], metadata["name"], "status"), {"fieldManager": manager, "force": "true"}
@@ -165,7 +164,10 @@ class KubeApi:
         *,
         foreground: bool = False,
     ) -> Manifest:
-        """Delete an object, and its dependents after or before it. Status 404: it does not exist; 409: its uid differs."""
+        """Delete an object, and its dependents after it or (`foreground`) before it.
+
+        Raises status 404 if it does not exist, 409 if its uid differs.
+        """
         policy = "Foreground" if foreground else "Background"
         body: dict[str, Any] = {"propagationPolicy": policy, "preconditions": {"uid": uid}}
         if grace_seconds is not None:
@@ -193,7 +195,7 @@ class KubeApi:
         """Yield (type, object) for each change after a resourceVersion, bookmarks included, until the server ends the
         watch.
 
-        Status 410: the version is too old, the objects must be listed again.
+        Raises status 410 if the version is too old; the objects must then be listed again.
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query |= {"timeoutSeconds": str(WATCH_SECONDS)} | ({"labelSelector": selector} if selector else {})
@@ -221,7 +223,7 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         form: str = "json",
     ) -> dict[str, Any]:
-        """Send one write. `place`: namespace, name and subresource; `form`: content type of the body."""
+        """Send one write. `place` is namespace, name and subresource; `form` is the content type of the body."""
         began, code = time.monotonic(), "none"
         try:
             answer = await self._call(method, KINDS[kind].path(*place), query, body, f"application/{form}")
@@ -262,7 +264,7 @@ class KubeApi:
             headers = {"Content-Type": content_type} if data is not None else {}
             asked = datetime.now(UTC)
             response = await session.request(method, self._server + url, data=data, headers=headers, timeout=timeout)
-            clock.note(response.headers.get("Date"), asked)
+            clock.learn_from(response.headers.get("Date"), asked)
             if response.status < 400:
                 return response
             async with response:
@@ -284,7 +286,7 @@ class KubeApi:
                 }
                 old, self._server = self._session, info.server.rstrip("/")
                 self._session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=info.proxy_url)
-                if old:  # Watches that still run on it restart.
+                if old:  # Watches on the old session end, and the informers restart them.
                     await old.close()
             return self._session
 

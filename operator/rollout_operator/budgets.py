@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 LONGEST_WAIT_SECONDS = 60.0
-"""A key returns after this time at the latest, because other groups may no longer take turns."""
+"""Longest delay of a key. Its turn may come earlier than computed, because other groups may leave the queue."""
 
 
 class TokenBucket:
@@ -19,23 +19,23 @@ class TokenBucket:
         self._tokens = self._most = max(1.0, per_second)
         self._at = 0.0
 
-    def promise(self, now: float) -> float:
+    def reserve(self, now: float) -> float:
         """Reserve the next token. Returns the time from which it may be used: `now`, or later."""
         self._tokens = min(self._most, self._tokens + max(0.0, now - self._at) * self._per_second)
         self._at = max(self._at, now)
         self._tokens -= 1
         return now if self._tokens >= 0 else now - self._tokens / self._per_second
 
-    def spare(self, now: float) -> bool:
-        """Take a token if one is available."""
-        if self.promise(now) <= now:
+    def try_take(self, now: float) -> bool:
+        """Take a token if one is available. Returns whether it was."""
+        if self.reserve(now) <= now:
             return True
         self._tokens += 1
         return False
 
 
 @dataclass
-class _Line(Generic[K]):
+class _Queue(Generic[K]):
     """The keys of one group in order of arrival, each with its number."""
 
     keys: dict[K, int] = field(default_factory=dict)
@@ -57,16 +57,16 @@ class Budget(Generic[K]):
         self._bucket = TokenBucket(per_second)
         self._turn_seconds = 1 / per_second
         self._group_of = group_of
-        self._waiting: dict[Hashable, _Line[K]] = {}
+        self._waiting: dict[Hashable, _Queue[K]] = {}
         """Queues by group. The group whose turn is next comes first."""
         self._admitted: set[K] = set()
         self.in_flight = asyncio.Semaphore(in_flight)
 
     def admit(self, key: K, now: float) -> float:
-        """Return the seconds after which the key should return; 0: it may write now."""
+        """Return 0 if the key may write now, else the seconds after which to call again."""
         group = self._group_of(key)
         if key not in self._admitted:
-            self._waiting.setdefault(group, _Line()).join(key)
+            self._waiting.setdefault(group, _Queue()).join(key)
         self._serve(now)
         if key in self._admitted:
             self._admitted.remove(key)
@@ -75,10 +75,10 @@ class Budget(Generic[K]):
         turns = (places[key] - places[next(iter(places))] + 1) * len(self._waiting)
         return min(LONGEST_WAIT_SECONDS, turns * self._turn_seconds)
 
-    def spare(self, now: float) -> bool:
-        """Take one more write if no key waits for it."""
+    def try_extra(self, now: float) -> bool:
+        """Take the token for one more write if no key waits for it. Returns whether it was available."""
         self._serve(now)
-        return self._bucket.spare(now)
+        return self._bucket.try_take(now)
 
     def forget(self, key: K) -> None:
         """Remove a key that no longer needs to write."""
@@ -88,7 +88,7 @@ class Budget(Generic[K]):
             del self._waiting[group]
 
     def _serve(self, now: float) -> None:
-        while self._waiting and self._bucket.spare(now):
+        while self._waiting and self._bucket.try_take(now):
             group = next(iter(self._waiting))
             line = self._waiting.pop(group)
             key = next(iter(line.keys))

@@ -1,7 +1,7 @@
-"""The objects that the watches have delivered: plain dicts with one index, by controller, and no copies.
+"""Cache of the objects that the watches delivered, indexed by name, by controller and (pods) by node.
 
-Objects are JSON as the API server sent it, without the fields that the operator does not read (`prune.py`). Readers must not
-change them. `wakes` says which objects have to be planned again when one changes.
+Objects are the API server's JSON without the fields that the operator does not read (`prune.py`). They are not copied, so
+readers must not change them. `affected_by` returns which objects have to be planned again after a change.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,9 +52,10 @@ class Cache:
         return self._objects.get(kind, {}).values()
 
     def owned(self, kind: str, namespace: str, owner_uid: str) -> tuple[Manifest, ...]:
-        """Objects of a kind whose controller has that uid: the Pods of a Sandbox or of a Job, the Sandboxes, the Job
-        and the NetworkPolicies of a RolloutJob. An owner is in the namespace of what it owns; any user can write its
-        uid into an object in another namespace."""
+        """Return the objects of a kind in a namespace whose controller has that uid.
+
+        Objects in other namespaces are ignored: any user can write any uid into an object there.
+        """
         return tuple(self._owned.get((kind, namespace, owner_uid), {}).values())
 
     def pods_on(self, node: NodeName) -> tuple[Manifest, ...]:
@@ -94,7 +95,7 @@ def _drop(index: dict[_K, dict[_Name, Manifest]], entry: _K, name: _Name) -> Non
 
 
 def read_as(model: type[_Model], found: Any) -> _Model | None:
-    """Return a value parsed by the contract; None if it is malformed, as one from another version may be."""
+    """Parse a value with an API type. Returns None if it is malformed, as one from another version may be."""
     try:
         return model.model_validate(found)
     except ValidationError:
@@ -117,13 +118,13 @@ PRIMARY = ("Sandbox", "RolloutJob", "ModelServer")
 """Kinds that users and runners write. All other kinds are derived from them."""
 
 
-def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -> list[Ref]:
-    """Return the keys to plan, given an object before and after a change (None: it does not exist)."""
+def affected_by(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -> list[Ref]:
+    """Return the objects to plan again, given an object before and after a change (None: it does not exist)."""
     obj = new or old
     assert obj is not None
     if kind in PRIMARY:
         itself = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
-        if kind == "RolloutJob":  # Only while it has not ended, a policy update waits for its runners.
+        if kind == "RolloutJob":  # A policy update waits for the job's runners only until the job has ended.
             server = model_server_of(obj)
             return [itself, server] if server else [itself]
         if kind == "ModelServer":
@@ -136,7 +137,7 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
         itself = Ref(kind, "", obj["metadata"]["name"])
         same = old is not None and new is not None and is_ready(old) == is_ready(new)
         pods = () if same else cache.pods_on(itself.name)
-        return [itself, *(ref for pod in pods for ref in wakes("Pod", None, pod, cache))]
+        return [itself, *(ref for pod in pods for ref in affected_by("Pod", None, pod, cache))]
     namespace = obj["metadata"]["namespace"]
     labels = obj["metadata"].get("labels", {})
     if kind == "Pod" and labels.get(ROLE_LABEL) == RUNNER_ROLE:  # Its controller is the Job.
@@ -147,11 +148,11 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
     if owner is None or owner["kind"] not in PRIMARY:
         return []
     owners = [Ref(owner["kind"], namespace, owner["name"])]
-    if kind == "NetworkPolicy" and new is None:  # A job owns the policies that its Sandboxes need.
+    if kind == "NetworkPolicy" and new is None:  # A job owns the NetworkPolicies of its Sandboxes.
         sandboxes = cache.owned("Sandbox", namespace, owner["uid"])
         owners += (Ref("Sandbox", namespace, sandbox["metadata"]["name"]) for sandbox in sandboxes)
     if kind == "RolloutShard" and (job := cache.get("RolloutJob", namespace, owner["name"])):
-        owners += filter(None, [model_server_of(job)])  # Runners' acknowledgements are a part of policy updates.
+        owners += filter(None, [model_server_of(job)])  # Policy updates wait for the runners' acknowledgements.
     return owners
 
 

@@ -11,8 +11,8 @@ def now() -> datetime:
     return datetime.now(UTC) - _ahead
 
 
-def note(date: str | None, asked: datetime) -> None:
-    """Learn from the `Date` header (in whole seconds) of a response to a request sent at local time `asked`."""
+def learn_from(date: str | None, asked: datetime) -> None:
+    """Update the offset from the `Date` header (whole seconds) of a response to a request sent at local time `asked`."""
     global _ahead
     try:
         earliest = parsedate_to_datetime(date or "").replace(tzinfo=UTC)

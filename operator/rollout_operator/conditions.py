@@ -8,8 +8,8 @@ from typing import Any, Final
 from rollout_api.conditions import Condition
 
 MOST_CHARACTERS = 1024
-"""Bound of a message. Messages of registries and webhooks can be long, and thousands of statuses are held in memory."""
-_ON_ITS_WAY: Final = ("ContainerCreating", "PodInitializing")
+"""Longest message. Messages of registries and webhooks can be long, and thousands of statuses are kept in memory."""
+_NORMAL_START: Final = ("ContainerCreating", "PodInitializing")
 
 
 def condition(kind: str, holds: bool, reason: str, message: str = "", most: int = MOST_CHARACTERS) -> Condition:
@@ -46,8 +46,8 @@ def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return why a pod does not start: a reason and a message. None if nothing is wrong."""
+def start_problem(status: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return why a pod does not start, as reason and message; None if nothing is wrong."""
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return condition.get("reason", "Unschedulable"), condition.get("message", "")
@@ -55,7 +55,7 @@ def trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
     for container in containers:
         waiting = container.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "ContainerCreating")
-        if reason not in _ON_ITS_WAY:
-            # The kubelet goes back and forth between the two.
+        if reason not in _NORMAL_START:
+            # The kubelet alternates between ErrImagePull and ImagePullBackOff; one name keeps the status stable.
             return "ImagePullBackOff" if reason == "ErrImagePull" else reason, waiting.get("message", "")
     return None

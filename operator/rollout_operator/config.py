@@ -11,8 +11,8 @@ CONFIG_VARIABLE = "ROLLOUT_OPERATOR_CONFIG"
 """Environment variable that names the file."""
 
 WRITE_SECONDS = 5
-"""Time-out of a write. A lease outlasts its holder's right to write by at least this time, so that one leader's writes
-end before the next leader's begin.
+"""Time-out of a write. A lease expires at least this long after its holder stops writing, so that one leader's writes end
+before the next leader's begin.
 """
 
 

@@ -17,8 +17,12 @@ def application(
     model_servers: Callable[[], Iterable[Manifest]],
     tokens: Mapping[str, str],
 ) -> web.Application:
-    """Build the application. `unsynced`: kinds that the cache lacks; `tokens`: tokens of control ports by ModelServer
-    uid.
+    """Build the web application.
+
+    Args:
+        unsynced: returns the kinds whose first list is not complete.
+        model_servers: returns the cached ModelServers.
+        tokens: tokens of the control ports, by uid of the ModelServer.
     """
 
     async def metrics(_: web.Request) -> web.Response:
@@ -29,7 +33,7 @@ def application(
         return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
 
     async def discovery(request: web.Request) -> web.Response:
-        """Return only the caller's own servers: tenants share this port."""
+        """Return only the servers of the ModelServer whose token was sent: tenants share this port."""
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             words = "send the field `token` of a ModelServer's control Secret as a bearer token\n"

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 COMPONENT = "rollout-operator"
 PER_SECOND = 10.0
 MOST_WAITING = 1000
-"""Further Events are dropped. Events inform; conditions are the record."""
+"""Most queued Events. Further ones are dropped, which loses nothing: conditions hold the same information."""
 REMEMBERED = 5000
 COUNT_AGAIN_SECONDS = 60.0
 """A repeated Event is written again at this interval."""
@@ -67,7 +67,7 @@ class EventRecorder:
             known.count += 1
             if now - known.written < COUNT_AGAIN_SECONDS:
                 return
-        await asyncio.sleep(self._bucket.promise(now) - now)
+        await asyncio.sleep(self._bucket.reserve(now) - now)
         if known:
             known.written = now
             try:
@@ -75,7 +75,7 @@ class EventRecorder:
                 await self._api.merge("Event", metadata["namespace"], known.name, change)
                 return
             except ApiError as error:
-                if error.status != 404:  # The API server forgets events after an hour.
+                if error.status != 404:  # The API server deletes Events after an hour.
                     raise
         body = _body(obj, kind, event)
         await self._api.create(body)

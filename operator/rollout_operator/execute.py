@@ -42,12 +42,14 @@ MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 RECONCILED = "Reconciled"
 """Type of the condition that is False while an action fails. Plans neither read nor write it."""
-BROKEN = -1
-"""Status code that stands for a failure of the operator itself."""
+OPERATOR_ERROR = -1
+"""Status code for an exception in the operator itself."""
 _KEEPS_USER_NAMESPACES = ("keeps-user-namespaces",)
+"""Fact: the API server keeps `hostUsers: false` in pods."""
 _KEEPS_SECONDS = 3600.0
-"""Time after which the operator asks the API server again whether it keeps the field."""
-_MAKES = Create | EnsureKey | ReadKey
+"""Time for which the fact is remembered."""
+_CREATING = Create | EnsureKey | ReadKey
+"""Actions that later creates may depend on."""
 
 
 class NotLeader(Exception):
@@ -55,10 +57,10 @@ class NotLeader(Exception):
 
 
 class Throttled(Exception):
-    """The creates of this round must wait for their turn."""
+    """The creates of this plan must wait because of the rate limit."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"creates are rate-limited; retried in {seconds:.1f} s")
+        super().__init__(f"creates are rate-limited; they are retried in {seconds:.1f} s")
         self.seconds = seconds
 
 
@@ -69,9 +71,9 @@ class Done:
     again: bool = False
     """Plan again at once, because a fact was learned."""
     failures: tuple[ApiError, ...] = ()
-    """Messages of failed actions. Later creates were skipped; other later actions ran."""
+    """Errors of failed actions. Later creates were skipped; other later actions ran."""
     wait: float | None = None
-    """Seconds until the deletes that were delayed by the rate limit can run."""
+    """Seconds until deletes that the rate limit delayed can run; None if none was delayed."""
 
 
 class Execution:
@@ -98,20 +100,20 @@ class Execution:
 
     async def carry_out(self, ref: Ref, obj: Manifest, plan: Plan, now: datetime) -> Done:
         """Execute the plan for one object. Raises Throttled before the first action, and NotLeader."""
-        # One token a round, not an object: repeating half a round would cost more writes than it saves.
+        # One token for all creates of a plan: repeating half a plan would cost more writes than separate tokens save.
         creates = any(isinstance(action, Create | EnsureKey) for action in plan.actions)
         if creates and (wait := self._creates.admit(ref, time.monotonic())):
             raise Throttled(wait)
         learned, failures = False, list[ApiError]()
-        may_make = True
+        may_create = True
         for action in plan.actions:
-            if isinstance(action, Delete) or (isinstance(action, _MAKES | Remember) and not may_make):
+            if isinstance(action, Delete) or (isinstance(action, _CREATING | Remember) and not may_create):
                 continue
             try:
                 learned |= await self._act(ref, action)
             except ApiError as error:
                 failures.append(error)
-                may_make &= not isinstance(action, _MAKES | Replace)
+                may_create &= not isinstance(action, _CREATING | Replace)
             else:
                 self.on_progress(ref)
                 if learned and not failures and not isinstance(action, Remember):
@@ -169,7 +171,7 @@ class Execution:
         return False
 
     async def _written(self, what: str, write: Awaitable[Manifest]) -> Manifest | None:
-        """Return the response to a write; None if the object was deleted or replaced, which the watch will show."""
+        """Return the response to a write; None if the object was deleted or replaced. The watch then reports that."""
         try:
             return await write
         except ApiError as error:
@@ -199,7 +201,7 @@ class Execution:
         try:
             async with self._creates.in_flight:
                 await self._check_user_namespace(action.body)
-                self._check()  # After all waiting: another replica may have the lease by now.
+                self._check()  # Last, because another replica may have taken the lease during the waits above.
                 created = await self._api.create(action.body)
         except ApiError as error:
             # A full quota also refuses the creation of existing objects.
@@ -215,7 +217,7 @@ class Execution:
     async def _check_user_namespace(self, body: Manifest) -> None:
         """Raise ApiError unless a pod gets the user namespace that it requests.
 
-        Where the feature is off, the API server silently drops the field: a pod of Overlay would be root on its node.
+        If the feature is off, the API server silently drops the field, and an Overlay pod would be root on its node.
         """
         if body["kind"] != "Pod" or body["spec"].get("hostUsers") is not False:
             return
@@ -227,9 +229,9 @@ class Execution:
             self.memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), clock.now().timestamp())
 
     async def _exists(self, ref: Ref, body: Manifest) -> bool:
-        """Whether an object with that name exists. With another controller than ours, it must be deleted first.
+        """Whether an object with that name exists. Raises ApiError if it has another controller.
 
-        If there is none, the conflict was about another object: admission could not update the count of a ResourceQuota.
+        If none exists, the conflict was in a ResourceQuota, whose count admission could not update.
         """
         owner = controller_of(body)
         found = self.cache.get(ref.kind, ref.namespace, ref.name) if ref.kind in WATCHED else None
@@ -239,16 +241,17 @@ class Execution:
         return found is not None
 
     async def _delete_some(self, key: Ref, deletes: Sequence[Delete], failures: list[ApiError]) -> float | None:
-        """Delete as many objects at once as the rate limit allows. Returns when to continue.
+        """Delete as many objects concurrently as the rate limit allows. Returns the seconds until it can continue; None
+        if all were deleted.
 
-        A suspended job may have thousands of Sandboxes: its worker must not wait for them, and others want a share.
+        A suspended job may have thousands of Sandboxes. They must not block a worker, nor use up the rate limit.
         """
         if not deletes:
             return None
         if wait := self._deletes.admit(key, time.monotonic()):
             return wait
         batch = [deletes[0]]
-        while len(batch) < min(self._most_deletes, len(deletes)) and self._deletes.spare(time.monotonic()):
+        while len(batch) < min(self._most_deletes, len(deletes)) and self._deletes.try_extra(time.monotonic()):
             batch.append(deletes[len(batch)])
         done = await asyncio.gather(*(self._delete(key, action) for action in batch), return_exceptions=True)
         for error in done:
@@ -269,7 +272,7 @@ class Execution:
         if deleted is None:
             return
         self.on_progress(key)
-        # The watch may have shown its end before the reply came; then nothing more is to be seen.
+        # The watch may have reported the deletion before the response came; then no further event follows.
         cached = self.cache.get(ref.kind, ref.namespace, ref.name)
         if cached is not None and action.uid == uid_of(cached) == deleted.get("metadata", {}).get("uid"):
             self._expect(key, ref, deleted)
@@ -293,7 +296,7 @@ def _namespace(ref: Ref) -> str:
 
 
 def version_of(obj: Manifest) -> int:
-    """The resourceVersion, which Kubernetes defines to be a number that grows."""
+    """Return the resourceVersion, which Kubernetes defines as a growing number."""
     return int(obj["metadata"]["resourceVersion"])
 
 
@@ -309,19 +312,18 @@ def without_failures(obj: Manifest) -> Manifest:
 def with_failures(
     status: Manifest, found: Manifest, failures: Sequence[ApiError], generation: int | None, now: datetime
 ) -> Manifest:
-    """Return a status with the condition Reconciled for failures that a person can act on, or without it if nothing
-    failed.
+    """Return the status with the condition Reconciled for failures that a person can fix; without it if nothing failed.
 
-    An outage says nothing about the object, so it leaves the condition unchanged.
+    An outage leaves the condition unchanged, because its cause is not the object.
     """
     before = next((entry for entry in found.get("conditions", ()) if entry["type"] == RECONCILED), None)
     others = [entry for entry in status.get("conditions", ()) if entry["type"] != RECONCILED]
-    told = [failure for failure in failures if worth_telling(failure)]
-    if not told:
+    reported = [failure for failure in failures if is_reportable(failure)]
+    if not reported:
         kept = [before] if before and failures else []
         return {**status, "conditions": [*others, *kept]} if kept or "conditions" in status else status
-    message = "; ".join(dict.fromkeys(failure.message for failure in told))
-    reason = _REASONS.get(told[0].status, "ActionFailed")
+    message = "; ".join(dict.fromkeys(failure.message for failure in reported))
+    reason = _REASONS.get(reported[0].status, "ActionFailed")
     failed = condition(RECONCILED, False, reason, message)
     if before and (before["reason"], before.get("message")) == (reason, failed.message):
         return {**status, "conditions": [*others, before]}
@@ -330,7 +332,7 @@ def with_failures(
 
 
 _REASONS: Mapping[int, str] = {
-    BROKEN: "OperatorError",
+    OPERATOR_ERROR: "OperatorError",
     400: "Refused",
     403: "Forbidden",
     404: "NotFound",
@@ -340,7 +342,7 @@ _REASONS: Mapping[int, str] = {
 
 
 def differs(wanted: Manifest, found: Manifest) -> bool:
-    """Whether a status differs from the planned one."""
+    """Whether two statuses differ. The order of conditions does not matter."""
     return _comparable(wanted) != _comparable(found)
 
 
@@ -351,6 +353,6 @@ def _comparable(status: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def worth_telling(error: ApiError) -> bool:
-    """Whether a failure deserves an Event. Transient failures do not."""
+def is_reportable(error: ApiError) -> bool:
+    """Whether a failure is reported in an Event and a condition. Transient failures are not."""
     return error.status not in (UNREACHABLE, 429) and error.status < 500 and not error.is_overtaken

@@ -1,4 +1,4 @@
-"""The operator's writes that the watches have not shown yet. A plan from a cache without them would repeat them."""
+"""The operator's writes that the watches have not delivered yet. A plan from a cache without them would repeat them."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 EXPIRY_SECONDS = 30.0
-"""Longer than a watch takes to reconnect. If it expires too early, a plan gets 409 responses: names are deterministic.
+"""Longest wait for a write. It is longer than a watch takes to reconnect. If it expires too early, a plan repeats the
+write and gets status 409, because names are deterministic.
 """
 
 ObjectName = tuple[str, str, str]

@@ -1,8 +1,8 @@
 """Keep the cache up to date for one kind of object: list, then watch, until cancelled.
 
-Not kopf's own watching: when a watch breaks and its version is too old to resume (every restart of the API server),
-kopf lists again and never reports the objects that were deleted in between. It does not report when a first list is
-complete, and keeps parts of objects that are never read. docs/operator.md has the figures.
+kopf's own watching is not used, for three reasons (figures in docs/operator.md). When a watch breaks and its version is too
+old to resume, as after a restart of the API server, kopf lists again and never reports objects that were deleted in
+between. It does not report when the first list is complete. It keeps parts of objects that are never read.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ from rollout_operator.kinds import OPTIONAL
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
-"""First and longest pause before a retry. All informers of all replicas return within seconds of an outage's end. A
-watch that lasted longer than the longest pause resets the back-off.
+"""First and longest pause before a retry. The longest one is short, so that informers recover within seconds after an
+outage. A watch that lasted longer than it resets the back-off.
 """
 ABSENT, GONE = (403, 404), 410
+"""Statuses for a kind that the cluster lacks or that may not be read, and for a version that is too old to watch from."""
 ABSENT_LIMIT_SECONDS = 300.0
 """Longest pause between requests for a kind that a cluster may lack. It may be installed later."""
 
@@ -37,7 +38,7 @@ class Sink(Protocol):
         """An object was deleted; this is its last state."""
 
     def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
-        """A list is complete: cached objects with other (namespace, name) pairs no longer exist."""
+        """A list is complete. Cached objects that are not `present`, by (namespace, name), no longer exist."""
 
 
 class Informer:
@@ -85,7 +86,7 @@ class Informer:
             except ApiError as error:
                 if not token or error.status == GONE:
                     raise
-                # From the same page, not from the first: a long list would never end while a few requests fail.
+                # Repeat this page only. If a few requests fail, a long list would never complete from its start.
                 await self._pause(error, failures)
                 failures += 1
                 continue
@@ -100,7 +101,7 @@ class Informer:
                 present.add((obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
                 self._tell(self._sink.seen, obj, listed=True)
             token, newest = page.token, page.version
-            del page  # Otherwise its objects would be in memory together with those of the next one.
+            del page  # so that two pages are never in memory together
             if not token:
                 break
             await asyncio.sleep(0)
@@ -121,7 +122,7 @@ class Informer:
         try:
             callback(self.kind, obj, **how)
         except Exception:
-            # One object must not stop the operator for all others.
+            # One malformed object must not stop the operator.
             name = f"{obj['metadata'].get('namespace', '')}/{obj['metadata'].get('name', '')}"
             log.exception("%s %s cannot be read and is ignored in this version", self.kind, name)
 

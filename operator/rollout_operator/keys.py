@@ -1,6 +1,4 @@
-"""Keys of jobs and model servers. Each is in a Secret, is read at most once, and stays in memory while its owner
-exists.
-"""
+"""Keys of jobs and model servers. Each is stored in a Secret, read once, and kept in memory while its owner exists."""
 
 import base64
 import secrets
@@ -26,11 +24,11 @@ class KeyRing:
         """Create the Secret with its owner's key, or read the key of an existing one. A new key is random unless one is
         known.
 
-        Returns whether the key was learned or changed.
+        Returns whether the key is new or has changed.
         """
         owner = controller_of(body)
         if owner is None:
-            raise ValueError(f"Secret {body['metadata']['name']}: has no controller; a key must go when its owner goes")
+            raise ValueError(f"Secret {body['metadata']['name']}: has no controller that it is deleted with")
         before = self.known.get(owner["uid"])
         key = before or self._new_key()
         try:
@@ -44,14 +42,14 @@ class KeyRing:
         return before is None
 
     async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> bool:
-        """Read the key of a Secret that this owner controls. Returns whether it was learned or changed."""
+        """Read the key of a Secret that this owner controls. Returns whether it is new or has changed."""
         secret = await self._api.find("Secret", namespace, name)
         if secret is None:
             raise ApiError(
                 404,
-                f"Secret {namespace}/{name} is missing; it holds the job and the key of its running sandboxes. Suspend the "
-                "RolloutJob and resume it: the operator then creates the Secret with a new key. If it does not, the chart's "
-                "defaults have changed: create the RolloutJob again",
+                f"Secret {namespace}/{name} is missing; it has the job and the key of its running sandboxes. Suspend and "
+                "resume the RolloutJob, and the operator creates the Secret with a new key. If it does not, the chart's "
+                "defaults have changed; then create the RolloutJob again",
             )
         check_owner(secret, "Secret", owner_uid)
         encoded = (secret.get("data") or {}).get(field, "")
@@ -67,15 +65,15 @@ class KeyRing:
 
 
 def check_owner(found: Manifest, kind: str, owner_uid: str) -> None:
-    """Raise ApiError with status 409 unless the object has that controller. The dependents of an earlier object with
-    the same name may not be deleted yet.
+    """Raise ApiError with status 409 unless the object has that controller. It may still belong to an earlier object with
+    the same name.
     """
     owner = controller_of(found)
     if owner is None or owner["uid"] != owner_uid:
         metadata = found["metadata"]
-        whose = f"{owner['kind']} {owner['name']} (uid {owner['uid']})" if owner else "nobody"
+        whose = f"belongs to {owner['kind']} {owner['name']} (uid {owner['uid']})" if owner else "has no owner"
         raise ApiError(
             CONFLICT,
-            f"{kind} {metadata['namespace']}/{metadata['name']} exists and belongs to {whose}; waiting for it to go. "
-            "If it stays, delete it or choose another name",
+            f"{kind} {metadata['namespace']}/{metadata['name']} exists already and {whose}; waiting until it is deleted. "
+            "If it remains, delete it or choose another name",
         )

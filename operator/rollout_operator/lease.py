@@ -35,14 +35,14 @@ class SeenLease:
 
 
 def decide(seen: SeenLease | None, me: str, now: float) -> Literal["take", "wait"]:
-    """Decide whether a replica may take, or renew, a lease: its own, a released one, or one that was not renewed for its
-    whole duration. Deleting the object does not end its holder's term.
+    """Decide whether a replica may take or renew a lease. It may if the lease is its own, was released, or was not
+    renewed for its whole duration.
     """
     is_free = seen is None or seen.holder in ("", me) or now - seen.since >= seen.duration
     return "take" if is_free else "wait"
 
 
-def note(seen: SeenLease | None, lease: Mapping[str, Any], now: float) -> SeenLease:
+def updated(seen: SeenLease | None, lease: Mapping[str, Any], now: float) -> SeenLease:
     """Update the lease after reading it. An unchanged lease keeps the time at which it was first seen."""
     spec = lease.get("spec") or {}
     fresh = SeenLease(
@@ -74,7 +74,7 @@ class Leadership:
         self._on_won = on_won
         self._seen: SeenLease | None = None
         self._exists = False
-        self._stale = True  # until one of our own writes is known to be the newest
+        self._stale = True  # whether the lease must be read again before a write
         self._held_until = 0.0
         self._was_leading = False  # for the log
         self._failures = 0  # in a row
@@ -87,7 +87,7 @@ class Leadership:
         """Request the lease, renew it, and request it again after losing it, until cancelled."""
         while True:
             try:
-                # A request that hangs must not eat the deadline.
+                # A request that hangs must leave time for another one before the deadline.
                 async with asyncio.timeout(self._settings.renew_deadline_seconds / 2):
                     await self._try()
                 self._failures = 0
@@ -103,12 +103,12 @@ class Leadership:
     async def _try(self) -> None:
         if self._stale:
             lease = await self._api.find("Lease", self._settings.namespace, self._settings.name)
-            # Counted from when the answer is here: its holder may have renewed after the request was sent.
+            # The time of the response, because the holder may have renewed after the request was sent.
             self._exists = lease is not None
             if lease is not None:
-                self._seen = note(self._seen, lease, self._clock())
+                self._seen = updated(self._seen, lease, self._clock())
         self._stale = True
-        # Counted from before a renewal is sent: others may see it from then on.
+        # The time before the renewal is sent, because other replicas may see the renewal from then on.
         asked = self._clock()
         if decide(self._seen, self._identity, asked) == "wait":
             self._held_until = 0.0
@@ -117,7 +117,7 @@ class Leadership:
         self._won(await write(self._lease(self._identity)), asked)
 
     def _won(self, lease: Mapping[str, Any], asked: float) -> None:
-        self._seen = note(self._seen, lease, asked)
+        self._seen = updated(self._seen, lease, asked)
         self._stale, self._exists = False, True
         newly = not self.held()
         self._held_until = asked + self._settings.renew_deadline_seconds
@@ -147,7 +147,7 @@ class Leadership:
             "metadata": metadata | ({"resourceVersion": seen.version} if seen and self._exists else {}),
             "spec": {
                 "holderIdentity": holder,
-                # 1: the duration that Kubernetes' own controllers write when they release.
+                # Kubernetes' own controllers also write the duration 1 when they release a lease.
                 "leaseDurationSeconds": self._settings.duration_seconds if holder else 1,
                 "renewTime": now,
                 "acquireTime": (seen.acquired if seen and same else "") or now,

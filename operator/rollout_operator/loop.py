@@ -1,4 +1,4 @@
-"""observe -> plan -> execute -> status -> events, for every object that changed, is due, or was not planned for long.
+"""The control loop. For every object that changed or is due: observe, plan, execute, write the status, record Events.
 
 The loop is level-triggered: plans depend on the current state, never on the change itself.
 """
@@ -16,16 +16,16 @@ from rollout_operator import clock
 from rollout_operator.actions import Event, Ref
 from rollout_operator.api import ApiError
 from rollout_operator.budgets import TokenBucket
-from rollout_operator.cache import PRIMARY, uid_of, wakes
+from rollout_operator.cache import PRIMARY, affected_by, uid_of
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import (
-    BROKEN,
+    OPERATOR_ERROR,
     Execution,
     NotLeader,
     Throttled,
+    is_reportable,
     version_of,
     without_failures,
-    worth_telling,
 )
 from rollout_operator.metrics import Metrics
 from rollout_operator.prune import prune
@@ -35,14 +35,14 @@ from rollout_operator.world import Controller, World
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 300.0
-"""A worker without progress for this time has hung. One request takes far less."""
+"""Time without progress after which a worker counts as hung. One request takes far less."""
 
 LOG_LINES_PER_SECOND = 5.0
 """Rate of log lines about failing objects. One cause often affects thousands."""
 
 
 class Loop:
-    """Receives objects from the informers; its workers process each object with one worker at a time."""
+    """Receives objects from the informers and reconciles them with workers, each object with one worker at a time."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Loop:
         self._log_lines = TokenBucket(LOG_LINES_PER_SECOND)
         self._leading = False
 
-    # Informer callbacks.
+    # Informer callbacks
 
     def seen(self, kind: str, obj: Manifest, listed: bool) -> None:
         new = prune(kind, obj)
@@ -80,7 +80,7 @@ class Loop:
         if kind == "Sandbox":
             self._metrics.sandbox_seen(new, is_new=old is None and not listed)
         if old is None or _changed(old, new):
-            self._wake(wakes(kind, old, new, self._cache))
+            self._wake(affected_by(kind, old, new, self._cache))
         self._saw(kind, new)
 
     def gone(self, kind: str, obj: Manifest) -> None:
@@ -88,7 +88,7 @@ class Loop:
         namespace, name = metadata.get("namespace", ""), metadata["name"]
         old = self._cache.get(kind, namespace, name)
         if old is not None and uid_of(old) == metadata["uid"]:
-            affected = wakes(kind, old, None, self._cache)
+            affected = affected_by(kind, old, None, self._cache)
             self._cache.remove(kind, namespace, name)
             self._wake(affected)
         if kind in PRIMARY:
@@ -121,7 +121,7 @@ class Loop:
                 if queue := self._queues.get(ref.kind):
                     queue.add(ref)
 
-    # Worker coroutines.
+    # Workers
 
     def lead(self) -> None:
         """This replica leads from now on: plan all objects."""
@@ -131,7 +131,7 @@ class Loop:
                 self._wake([_ref(kind, obj)])
 
     async def run(self) -> None:
-        """Run until cancelled. Rounds in progress are interrupted: every write is independent."""
+        """Run until cancelled. Rounds in progress are then interrupted, which is safe because writes are independent."""
         async with asyncio.TaskGroup() as group:
             for kind in self._queues:
                 group.create_task(self._resync(kind))
@@ -160,10 +160,10 @@ class Loop:
             try:
                 result = await self._reconcile(ref, queue)
             except NotLeader:
-                # The next leader plans every object. This replica does so if it has regained the lease by then.
+                # A new leader plans every object. If this replica holds the lease again by now, it goes on.
                 self._leading = self._execution.may_write()
                 result = "requeue_after"
-            except Exception:  # one object's trouble must not stop the others
+            except Exception:  # an error of one object must not stop the others
                 log.exception("%s: reporting its failure failed", ref)
                 queue.retry(ref)
             finally:
@@ -188,7 +188,7 @@ class Loop:
             seen = controller.observe(world, without_failures(obj))
             if controller.needs_spec(seen):
                 spec = await self._execution.read_spec(ref, uid_of(obj))
-                if spec is None:  # Deleted, and maybe created again: the watch will report it soon.
+                if spec is None:  # The object was deleted or replaced. The watch reports it soon.
                     return "success"
                 seen = controller.observe(world, {**without_failures(obj), "spec": spec})
             plan = controller.plan(seen)
@@ -198,8 +198,8 @@ class Loop:
             return "requeue_after"
         except NotLeader:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a manifest holds, its author reads what became of it
-            failure = error if isinstance(error, ApiError) else self._broken(ref, error)
+        except Exception as error:  # noqa: BLE001 - the author of any manifest must find the error in its status
+            failure = error if isinstance(error, ApiError) else self._operator_error(ref, error)
             with contextlib.suppress(ApiError):
                 await self._execution.report_failure(ref, obj, failure, now)
             self._failed(ref, obj, [failure], queue)
@@ -218,9 +218,9 @@ class Loop:
             queue.add(ref)
         return "requeue_after" if deadlines else "success"
 
-    def _broken(self, ref: Ref, error: Exception) -> ApiError:
+    def _operator_error(self, ref: Ref, error: Exception) -> ApiError:
         """Return the failure for an unexpected exception. Its traceback is logged once."""
-        failure = ApiError(BROKEN, f"the operator failed: {error!r}; its log has the details")
+        failure = ApiError(OPERATOR_ERROR, f"the operator failed: {error!r}; its log has the details")
         if self._errors.get(ref) != failure.message:
             log.error("%s: the round failed", ref, exc_info=error)
         return failure
@@ -228,10 +228,10 @@ class Loop:
     def _failed(self, ref: Ref, obj: Manifest, failures: Sequence[ApiError], queue: WorkQueue[Ref]) -> None:
         pause = queue.retry(ref, max(failure.retry_after for failure in failures))
         message = "; ".join(dict.fromkeys(failure.message for failure in failures))
-        level = logging.WARNING if self._log_lines.spare(time.monotonic()) else logging.DEBUG
+        level = logging.WARNING if self._log_lines.try_take(time.monotonic()) else logging.DEBUG
         log.log(level, "%s: %s (again in %.1f s)", ref, message, pause)
         self._errors[ref] = message
-        if ref.kind in PRIMARY and any(map(worth_telling, failures)):
+        if ref.kind in PRIMARY and any(map(is_reportable, failures)):
             self._events.record(obj, ref.kind, Event("Warning", "ReconcileFailed", message))
 
     def _forget(self, ref: Ref, queue: WorkQueue[Ref]) -> None:
@@ -247,7 +247,7 @@ def _ref(kind: str, obj: Manifest) -> Ref:
 
 
 def _changed(old: Manifest, new: Manifest) -> bool:
-    """Whether a kept field other than the version differs."""
+    """Whether a cached field other than the resourceVersion differs."""
     if any(old.get(part) != new.get(part) for part in ("spec", "status")):
         return True
     before, after = old["metadata"], new["metadata"]

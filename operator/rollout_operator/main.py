@@ -39,13 +39,13 @@ from rollout_operator.world import Controller, Memory
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 600.0
-"""An informer gets a response, or an error, at least every five minutes. One without either for this time has hung."""
+"""Time without a response or an error after which an informer counts as hung. It gets one at least every 5 minutes."""
 RELEASE_SECONDS = 3.0
 """Time for releasing the lease at the end. The pod has 30 s."""
 
 
 class Operator:
-    """All parts of one operator process, connected."""
+    """The parts of one operator process, and their connections."""
 
     def __init__(self, config: OperatorConfig, controllers: Iterable[Controller]) -> None:
         self.config = config
@@ -93,12 +93,14 @@ class Operator:
                 group.create_task(self._lead())
 
     def trouble(self) -> str | None:
-        """Return what has hung in this process. An unreachable API server does not count: a restart would not help."""
+        """Return which part of this process has hung; None if none has. An unreachable API server does not count,
+        because a restart would not help.
+        """
         if seconds := self.loop.stuck():
-            return f"a worker has hung for {seconds:.0f} s"
+            return f"a worker has made no progress for {seconds:.0f} s"
         for informer in self.informers:
             if (silence := time.monotonic() - informer.alive) > SILENT_SECONDS:
-                return f"the informer of {informer.kind} has hung for {silence:.0f} s"
+                return f"the informer of {informer.kind} has had no response for {silence:.0f} s"
         return None
 
     async def _lead(self) -> None:
@@ -119,11 +121,13 @@ class Operator:
 
 
 def login() -> kopf.ConnectionInfo:
-    """Return how to reach the API server: as the pod's service account, else by KUBECONFIG."""
+    """Return the connection to the API server: as the pod's service account, else by KUBECONFIG."""
     settings = kopf.OperatorSettings()
     info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
     if info is None:
-        raise kopf.LoginError("no way to reach an API server: run in a pod with a service account, or set KUBECONFIG")
+        raise kopf.LoginError(
+            "found no credentials for an API server; run in a pod with a service account, or set KUBECONFIG"
+        )
     return info
 
 
@@ -133,7 +137,7 @@ async def run(config: OperatorConfig) -> None:
     operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER, node])
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
-    settings.scanning.disabled = True  # kopf watches nothing here (see informer.py): it need not read CRDs, namespaces
+    settings.scanning.disabled = True  # kopf watches nothing here (see informer.py), so it need not read CRDs
     settings.networking.error_backoffs = itertools.repeat(5.0)  # an API server may be unavailable at the start
     settings.posting.enabled = False
     admission.register(registry, settings, config)
@@ -181,7 +185,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("kopf", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter
+    disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series of counters
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
         raise SystemExit(f"{CONFIG_VARIABLE} is not set; it names the operator's configuration file (docs/operator.md)")

@@ -1,6 +1,6 @@
-"""The operator's Prometheus metrics: controller-runtime's names with our prefix, and figures of sandboxes and rollouts.
+"""The operator's Prometheus metrics: those of controller-runtime with the prefix `rollout_`, and counts of objects.
 
-Labels are kinds, verbs, states and outcomes: never the name of an object.
+Labels are kinds, verbs, states and outcomes, never names of objects.
 """
 
 import time
@@ -21,7 +21,7 @@ from rollout_operator.cache import Cache, report_of, uid_of
 from rollout_operator.work_queue import WorkQueue
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-"""Buckets from planning an unchanged object to a pod that waits for a node."""
+"""Buckets for durations from 1 ms (planning an unchanged object) to 500 s (a pod that waits for a node)."""
 WRITE_BUCKETS = (0.01, 0.05, 0.2, 1, 5)
 """Few buckets, because each kind, verb and code has its own series. A write times out after 5 s."""
 SANDBOX_STATES = ("Finished", "Ready", "Starting")
@@ -47,17 +47,17 @@ class Metrics:
 
         queue, controller = "rollout_workqueue", "rollout_controller"
         self._adds = counter(f"{queue}_adds_total", "Keys that were added", "name")
-        self._retries = counter(f"{queue}_retries_total", "Keys that came back after a failure", "name")
+        self._retries = counter(f"{queue}_retries_total", "Keys that were queued again after a failure", "name")
         self._depth = gauge(f"{queue}_depth", "Keys that wait for a worker", "name")
-        self._waited = seconds(f"{queue}_queue_duration", "Time a key has waited", "name")
+        self._waited = seconds(f"{queue}_queue_duration", "Time that a key was queued", "name")
         self._worked = seconds(f"{queue}_work_duration", "Processing time of a key", "name")
         unfinished = "Time of unfinished work"
         self._unfinished = gauge(f"{queue}_unfinished_work_seconds", unfinished, "name")
         self._active = gauge(f"{controller}_active_workers", "Workers that are busy", "controller")
-        looks = "Rounds for an object, by result"
-        self._reconciles = counter(f"{controller}_reconcile_total", looks, "controller", "result")
-        self._errors = counter(f"{controller}_reconcile_errors_total", "Failed rounds for an object", "controller")
-        self._times = seconds(f"{controller}_reconcile_time", "Duration of one round for an object", "controller")
+        rounds = "Reconciliations of an object, by result"
+        self._reconciles = counter(f"{controller}_reconcile_total", rounds, "controller", "result")
+        self._errors = counter(f"{controller}_reconcile_errors_total", "Failed reconciliations", "controller")
+        self._times = seconds(f"{controller}_reconcile_time", "Duration of one reconciliation", "controller")
         writes = "Time of one write to the API server"
         self._writes = seconds("rollout_api_write", writes, "kind", "verb", "code", buckets=WRITE_BUCKETS)
         self._starts = seconds("rollout_sandbox_start", "From a Sandbox's creation until it is Ready")
@@ -78,7 +78,7 @@ class Metrics:
         self._errors.labels(kind)
 
     def reconciled(self, kind: str, result: str, seconds: float) -> None:
-        """Record one finished round for an object. `result`: success, requeue_after or error."""
+        """Record one reconciliation. `result` is success, requeue_after or error."""
         self._reconciles.labels(kind, result).inc()
         self._times.labels(kind).observe(seconds)
         self._worked.labels(kind).observe(seconds)
@@ -86,7 +86,7 @@ class Metrics:
             self._errors.labels(kind).inc()
 
     def wrote(self, kind: str, verb: str, code: str, seconds: float) -> None:
-        """Record a write that was answered or timed out."""
+        """Record a write that got a response or timed out."""
         self._writes.labels(kind, verb, code).observe(seconds)
 
     def sandbox_seen(self, sandbox: Manifest, is_new: bool, now: float | None = None) -> None:

@@ -1,16 +1,16 @@
-"""Labels nodes by what they offer to sandboxes (rollout_api/on_cluster/nodes.py): the scheduler places pods by them."""
+"""Labels nodes that lack user namespaces (rollout_api/on_cluster/nodes.py), for the scheduling of sandbox pods."""
 
 from rollout_api.on_cluster.nodes import LABEL_PREFIX, is_ready, labels_of, reported_handlers, user_namespaces_label
 from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.actions import Patch, Plan, Ref
 
 LACKS_USER_NAMESPACES = "false"
-"""The value that the operator sets and removes. An administrator may set any other value, which the operator keeps."""
+"""Label value that the operator sets and removes. It keeps any other value, which an administrator has set."""
 
 
 def plan(node: Manifest) -> Plan:
     """Label a node with the runtime handlers without user namespaces, as its kubelet reports them."""
-    if not is_ready(node):  # A kubelet that starts reports its runtime late.
+    if not is_ready(node):  # A starting kubelet has not reported its runtime yet.
         return Plan()
     _, lacking = reported_handlers(node)
     wanted = {user_namespaces_label(handler) for handler in lacking}

@@ -1,7 +1,7 @@
-"""Reduce objects to the fields that are read: 5,000 pods as the API server sends them would take a hundred megabytes.
+"""Reduce objects to the fields that the operator reads. 5,000 complete pods would take a hundred megabytes.
 
-Tenants and their runners write parts of these objects. Whatever does not have the form of the contract is left out here, so
-that everything behind the cache may rely on it: one tenant's malformed status must not stop the operator for all.
+Tenants and their runners write parts of these objects. Parts that do not match the API's types are removed here, so that
+readers of the cache can rely on the types. One tenant's malformed status must not stop the operator.
 """
 
 import sys
@@ -23,7 +23,7 @@ _METADATA = (
     "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
 _READ_KEYS = (f"{API_GROUP}/", "batch.kubernetes.io/", "kueue.x-k8s.io/")
-"""Prefixes of the labels and annotations that are read."""
+"""Prefixes of the labels and annotations that the operator reads."""
 _JOB_SPEC = ("suspend", "groupSize", "ttlSecondsAfterFinished", "security")
 _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
@@ -38,9 +38,9 @@ _LONGEST_SHARED = 64
 
 
 def prune(kind: str, obj: Manifest) -> Manifest:
-    """Return the parts of the object that are read. The argument is not changed; equal strings are shared.
+    """Return the parts of the object that the operator reads. The argument is not changed; equal strings are shared.
 
-    Whatever a tenant can make long is left out when it is longer than any that serves a purpose.
+    Parts that a tenant made larger than any useful value are removed.
     """
     kept: dict[str, Any] = {"metadata": _metadata(obj["metadata"])}
     match kind:
@@ -77,7 +77,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
 
 
 def readable_status(kind: str, status: Any) -> dict[str, Any]:
-    """Return the fields and list entries of a status that the contract accepts; empty if it is not a mapping."""
+    """Return the fields and list entries of a status that match its API type; empty if it is not a mapping."""
     kept: dict[str, Any] = _without_nulls(status) if isinstance(status, Mapping) else {}
     while kept:
         try:
@@ -136,7 +136,7 @@ def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
-    """Return a field's value without its invalid list entries; nothing if an invalid value is not a list."""
+    """Return a field's value without its invalid list entries; None if the value is invalid and not a list."""
     positions = {path[1] for path in wrong if len(path) > 1 and path[0] == field}
     if isinstance(value, list):
         return [entry for number, entry in enumerate(value) if number not in positions]
@@ -144,11 +144,11 @@ def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
 
 
 def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a job's spec that are needed while it runs. Its tasks can take a megabyte; they are read
-    again to start it.
+    """Return the parts of a job's spec that are needed while it runs. Its tasks can take a megabyte, so the start reads
+    them again from the API server.
     """
     kept = _pick(spec, *_JOB_SPEC)
-    template = _pick(spec.get("sandbox") or {}, "podTemplate")  # of every pod of its sandboxes
+    template = _pick(spec.get("sandbox") or {}, "podTemplate")  # the plan of each of its Sandboxes reads it
     kept["sandbox"] = (
         {} if size_problem(template) else template
     )  # such a job never starts (rollout_api/on_cluster/resolve.py)

@@ -1,4 +1,4 @@
-"""What the operator asks of model servers, and what they answered last."""
+"""Types for operations on model servers, and for the last report of each server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from rollout_api.model_server import PolicySource, TransferMode
 
 
 class Call(StrEnum):
-    """The operations of a server; `operations.py` has their requests."""
+    """Kinds of operations on a server; `operations.py` has their requests."""
 
     LOOK = "Look"
     PAUSE = "Pause"
@@ -22,11 +22,11 @@ class Call(StrEnum):
 
 @dataclass(frozen=True)
 class ServerOperation:
-    """Operations of servers; they may take minutes."""
+    """An operation on servers. It may take minutes."""
 
     call: Call
     source: PolicySource | None = None
-    """For Fetch, Load and Open."""
+    """Weights to use; set for Fetch, Load and Open."""
 
     @property
     def version(self) -> int:
@@ -36,83 +36,83 @@ class ServerOperation:
 
 @dataclass(frozen=True)
 class ServerReport:
-    """What a server answered when it was last asked for its state."""
+    """The state that a server reported last."""
 
     at: datetime
     paused: bool
     version: int | None
-    """Version of its weights; None: a load was begun and not finished, so they may be of two versions."""
+    """Version of its weights; None after an unfinished load, because the weights may then mix two versions."""
     fetched: int | None = None
-    """Version that its side-car was last seen to have fetched."""
+    """Version that its gateway has fetched."""
     checked: bool = False
-    """Its engine was asked for its checksums since this version was loaded."""
+    """Whether the engine's checksums were read since this version was loaded."""
     digest: str | None = None
-    """What they come to, when it makes any."""
+    """SHA-256 over these checksums; None if the engine provides none."""
     process: str = ""
-    """Its gateway's name for the process that the engine is: one that is started again has another."""
+    """The gateway's name for the engine's process. A restarted engine has another name."""
     opened: int | None = None
-    """Version that its gateway lets calls through for; None: it lets none through."""
+    """Version for which the gateway accepts calls; None: it accepts none."""
 
     @property
     def is_open(self) -> bool:
-        """Its gateway knows that this version was verified."""
+        """Whether the gateway accepts calls for this version."""
         return self.version is not None and self.opened == self.version
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A call to a server failed, after all retries."""
+    """A failed operation on a server, after all retries."""
 
     at: datetime
     operation: ServerOperation
     message: str
-    """Names server and route."""
+    """Message with server and route."""
     untouched: bool = False
-    """Its weights were not touched, and the cause may lie elsewhere: a store, or the trainer."""
+    """Whether its weights are unchanged. The cause may then be a store or the trainer, not the server."""
 
 
 @dataclass(frozen=True)
 class ServerContact:
-    """What the operator's requests to a server have shown."""
+    """Results of the operator's requests to a server."""
 
     report: ServerReport | None = None
     busy: ServerOperation | None = None
-    """The operation that is under way."""
+    """The operation in progress."""
     failures: Mapping[Call, Failure] = field(default_factory=dict)
-    """By call; a later success removes the failure."""
+    """Last failure of each kind of operation. A later success removes it."""
     silent_since: datetime | None = None
-    """When the first of the looks failed that no report has followed."""
+    """Time of the first failed Look since the last report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server(ServerContact):
-    """One server: an engine in a pod, since it last started."""
+    """One start of an engine in a pod."""
 
     name: str
     uid: str
-    """Of its pod."""
+    """Uid of its pod."""
     restarts: int
-    """Of its engine."""
+    """Restarts of its engine."""
     url: str
-    """Where runners reach it."""
+    """URL for runners; empty while the pod has no address."""
     control_url: str
-    """Its control port; empty while it has no address."""
+    """URL of its control port; empty while the pod has no address."""
     up: bool
-    """Its containers run."""
+    """Whether its containers run."""
     leaving: bool
-    """Its pod is being deleted."""
+    """Whether its pod has ended or is being deleted."""
     loaded: bool
-    """The pod's condition policy-loaded, which its readiness waits for."""
+    """Whether the pod's readiness gate `policy-loaded` is True."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """Tells engine starts apart."""
+        """Identifier of this start of the engine."""
         return self.uid, self.restarts
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What a ModelServer's spec says about loads."""
+    """Settings of a ModelServer's spec for loads."""
 
     mode: TransferMode
     adapters: bool
@@ -120,7 +120,7 @@ class LoadOptions:
     model: str
     """Name under which it is served."""
     model_path: str
-    """Folder of the weights with which the engines were started: version 0."""
+    """Folder of the model's own weights, version 0."""
     fetch_seconds: float
     hook: str | None
     push_seconds: float

@@ -1,4 +1,4 @@
-"""Queue of keys. Each is queued once, with a delay, and processed by one worker at a time; failures back off."""
+"""Queue of keys. A key is queued at most once, may have a delay, and is processed by one worker at a time."""
 
 import asyncio
 import heapq
@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 BACKOFF_SECONDS, BACKOFF_LIMIT_SECONDS = 0.2, 30.0
-"""First and longest back-off. An immediate retry would see the same cache, and a person who fixed a permission waits
-half a minute at most.
+"""First and longest back-off. An immediate retry would read the same cache. After a person has fixed a permission, the
+retry follows within half a minute.
 """
 
 
@@ -19,8 +19,8 @@ class WorkQueue(Generic[K]):
     """A key that is added while queued stays queued once; a key that is added while processed is queued again
     afterwards.
 
-    Groups of keys take turns, so that one tenant's thousand objects do not hold up another's.
-    Times are seconds of `clock`. Not thread-safe: one event loop.
+    Groups of keys take turns, so that one tenant's thousand objects do not delay another's. Times are seconds of `clock`.
+    Not thread-safe.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class WorkQueue(Generic[K]):
         self._jitter = jitter
         self._ready: dict[Hashable, dict[K, float]] = {}
         """By group: keys in order of arrival with their times. The group whose turn is next comes first."""
-        self._working: dict[K, float] = {}  # -> since when
-        self._advanced: dict[K, float] = {}  # -> when its work last got further
+        self._working: dict[K, float] = {}  # when a worker took the key
+        self._advanced: dict[K, float] = {}  # when the worker last made progress
         self._again: dict[K, float] = {}
         self._due: dict[K, float] = {}
-        self._delayed: list[tuple[float, int, K]] = []  # a heap; entries that `_due` disowns are skipped
+        self._delayed: list[tuple[float, int, K]] = []  # a heap; entries that differ from `_due` are outdated
         self._order = itertools.count()
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
@@ -88,7 +88,7 @@ class WorkQueue(Generic[K]):
         """Queue a failed key after its back-off, which doubles with each failure. Returns the back-off."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        # Without jitter, all that failed in one outage would come back in one wave.
+        # Without jitter, all keys that failed in one outage would be retried at the same time.
         pause = min(BACKOFF_LIMIT_SECONDS, BACKOFF_SECONDS * 2.0 ** min(failures, 16)) * (0.5 + self._jitter() / 2)
         self.on_retry()
         self.add_after(key, max(pause, at_least))

@@ -12,7 +12,7 @@ from rollout_operator.cache import Cache
 from rollout_operator.server_contact import ServerContact
 
 MOST_FACTS = 10_000
-"""Bound against leaks only. The number of facts grows with namespaces and nodes, and facts expire."""
+"""Most facts, as a guard against leaks. Normally facts expire, and their number depends on namespaces and nodes."""
 
 
 class Memory:
@@ -48,9 +48,9 @@ class World:
     keys: dict[str, str]
     """Known keys (actions `EnsureKey` and `ReadKey`), by the uid of their Secret's controller."""
     last_error: str | None = None
-    """Why the last round about this object failed, in the API server's words; None when it went well."""
+    """Error message of this object's last reconciliation; None if it succeeded."""
     asked: Mapping[tuple[str, int], ServerContact] = field(default_factory=dict)
-    """What model servers reported (action `Ask`), by uid of their pod and restarts of their engine."""
+    """Reports of model servers (action `Ask`), by uid of their pod and restarts of their engine."""
 
     def recall(self, fact: Fact) -> str | None:
         """Return the message of an unexpired fact (action `Remember`)."""
@@ -63,7 +63,7 @@ class Controller:
 
     kind: str
     observe: Callable[[World, Manifest], Any]
-    """(world, the object) -> frozen inputs of the plan."""
+    """Returns the immutable inputs of the plan, given the world and the object."""
     plan: Callable[[Any], Plan]
     needs_spec: Callable[[Any], bool] = lambda seen: False
-    """Whether the plan needs the whole spec, of which the cache may have only a part (`prune.py`)."""
+    """Whether the plan needs the whole spec. The cache may have only a part of it (`prune.py`)."""

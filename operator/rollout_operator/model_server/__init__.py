@@ -1,4 +1,4 @@
-"""ModelServer: vLLM behind a gateway in each of its pods, and policy updates as one transaction."""
+"""Controller of ModelServers: pods with vLLM behind a gateway, and policy updates in steps that survive restarts."""
 
 from rollout_operator.model_server.observe import observe
 from rollout_operator.model_server.plan import needs_spec, plan

@@ -1,8 +1,8 @@
-"""Client of a model server's control port: one function for each request, with time-outs, retries, and errors that name
+"""Client of a model server's control port: one method for each request, with time-outs, retries, and errors that name
 server and route.
 
-The port is the gateway's (`agent_runtime/serving`). It passes on what vLLM's development router offers, for which see
-vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py and .../rpc/api_router.py, and has `/policy/fetch` of its own.
+The gateway (`agent_runtime/serving`) listens on this port. It forwards the routes of vLLM's development router (vLLM 0.26,
+vllm/entrypoints/serve/dev/rlhf/api_router.py and .../rpc/api_router.py) and serves the routes below `/policy/` itself.
 """
 
 import asyncio
@@ -21,29 +21,29 @@ from rollout_operator.server_contact import ServerReport
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 10.0
-# Times of one try: prime-rl's, src/prime_rl/utils/client.py, for all that waits for the engine and for loads.
+# Time limits of one attempt, the same as in prime-rl (src/prime_rl/utils/client.py).
 ENGINE_SECONDS = 300.0
 LOAD_SECONDS = 720.0
 LORA_SECONDS = 120.0
-"""Limit of all attempts to load a LoRA adapter, as in prime-rl. One takes seconds."""
+"""Time limit for loading a LoRA adapter, as in prime-rl. A load takes seconds."""
 TRIES = 3
 BACKOFF_SECONDS = 1.0
-"""Pause before the second attempt; doubles after each."""
+"""Pause before the second attempt. It doubles with each further one."""
 MOST_ANSWER = 2**20
-"""Bytes of a response. Tenants control their pods, and hundreds may respond at once."""
+"""Most bytes of a response. Tenants control their pods, and hundreds may respond at the same time."""
 MOST_HOOK_ANSWER = 16 * 2**20
-"""Bytes of a hook's response. Names, types and shapes of 100,000 tensors take some 9 MB."""
+"""Most bytes of a hook's response. Names, types and shapes of 100,000 tensors take about 9 MB."""
 
 MESSAGE_CHARACTERS: Final = 1024
-"""Bound of an error message, which may quote a response."""
+"""Longest error message. It may quote a response."""
 VERSION_DIGITS: Final = len(str(2**53))
 """Most digits of `spec.policy.version`."""
 PROCESS_NAME: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 """Valid process names of an inference engine, as a gateway reports them. The name is sent back in a header."""
 
 LOADING = "loading"
-"""Name of the weights while a load is in progress. It shows that they may mix two versions, even if the load's record
-is lost.
+"""Version name of the weights while a load is in progress. The engine reports it, so a new operator also knows that the
+weights may mix two versions.
 """
 
 ENDED: Final = 412
@@ -56,7 +56,7 @@ class ControlError(Exception):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.message = message[:MESSAGE_CHARACTERS]
-        """Names the called server, the route, and the response."""
+        """Message with the called server, the route and the response."""
         self.status = status
         """HTTP status; 0: no response."""
 
@@ -74,7 +74,7 @@ class Address:
     url: str
     token: str = field(repr=False)
     process: str = ""
-    """Engine process for which requests are meant; empty: any."""
+    """Engine process that may handle the requests; empty: any."""
 
 
 class Control:
@@ -103,7 +103,7 @@ class Control:
         except ControlError as error:
             if error.status != 404:
                 raise
-            # An engine too old to be given other weights (rollout_api.vllm_versions.SUPPORTS_UPDATES) has its own.
+            # An engine that does not support updates (vllm_versions.SUPPORTS_UPDATES) has the model's own weights.
             info = {"weight_version": None}
         if not isinstance(paused.get("is_paused"), bool) or "weight_version" not in info:
             raise ControlError(
@@ -113,15 +113,15 @@ class Control:
         return ServerReport(clock.now(), paused["is_paused"], version, process=process, opened=opened)
 
     async def open(self, server: Address, version: int) -> None:
-        """Let calls through the gateway: this process was verified to serve this version."""
+        """Tell the gateway to accept calls, because this engine process was verified to serve this version."""
         await self._post(server, "/policy/served", {"engine": server.process, "version": version})
 
     async def pause(self, server: Address) -> None:
         """Pause all requests in progress; `resume` continues them. Has no effect on a paused engine.
 
-        The cache is kept. vLLM would clear it otherwise, and compute the whole context of each request anew
-        (vllm/v1/engine/core.py, `_finish_pause`). Runners salt their requests with the policy version, so no version
-        finds what another one cached.
+        The prefix cache is kept. vLLM would clear it by default and compute the whole context of each request again
+        (vllm/v1/engine/core.py, `_finish_pause`). Runners salt their requests with the policy version, so a version
+        never uses cache entries of another one.
         """
         await self._post(server, "/pause", query={"mode": "keep", "clear_cache": "false"})
 
@@ -129,7 +129,7 @@ class Control:
         await self._post(server, "/resume")
 
     async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
-        """Have the side-car fetch a version unless it has it. Returns the folder in the engine's file system."""
+        """Tell the gateway to fetch a version unless it has it. Returns the folder in the engine's file system."""
         answer = await self._ask(server, "/policy/fetch", source.wire(), seconds=seconds)
         path = answer.get("path")
         if not isinstance(path, str):
@@ -137,19 +137,19 @@ class Control:
         return path
 
     async def name_weights(self, server: Address, version: str) -> None:
-        """Set the version name of the loaded weights."""
+        """Set the version name that the engine reports for its weights."""
         await self._post(server, "/update_weight_version", {"new_version": version})
 
     async def reload(self, server: Address, path: str) -> None:
-        """Load weights from a folder. Without a path the engine would load the last folder again, whatever it was."""
+        """Load weights from a folder. The path is always sent, because without it the engine loads its last folder."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}, "timeout": LOAD_SECONDS}
         await self._post(server, "/collective_rpc", body, seconds=LOAD_SECONDS)
 
     async def set_adapter(self, server: Address, name: str, path: str | None) -> None:
-        """Load a LoRA adapter in place of the one with that name, or unload that one, and verify it.
+        """Load a LoRA adapter under a name, or unload it if `path` is None, and verify the result.
 
-        Requests in progress keep the adapter, or the lack of one, that they began with. So where this changes, they are
-        aborted; runners send them again.
+        Requests in progress would continue with or without an adapter, as they began. If that changes, they are aborted;
+        runners send them again.
         """
         before = await self._adapter(server, name)
         if path is not None:
@@ -166,7 +166,7 @@ class Control:
         """Return the folder of the loaded adapter with this name; None if it is not loaded."""
         listed = (await self._get(server, "/v1/models")).get("data")
         models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
-        # Of a LoRA, `root` is its folder (vLLM, vllm/entrypoints/openai/models/serving.py).
+        # `root` of an adapter is its folder (vLLM, vllm/entrypoints/openai/models/serving.py).
         return next((str(model.get("root")) for model in models if model.get("id") == name), None)
 
     async def begin_transfer(self, server: Address, init: Mapping[str, Any] | None) -> None:
@@ -176,7 +176,7 @@ class Control:
         try:
             await self._post(server, "/start_weight_update", tries=1)
         except ControlError:
-            # An earlier transfer may be unfinished: its sender or its operator has ended.
+            # An earlier transfer may be unfinished, because its trainer or its operator has ended.
             await self._post(server, "/finish_weight_update", {}, tries=1)
             await self._post(server, "/start_weight_update", tries=1)
 
@@ -202,11 +202,11 @@ class Control:
         return digest
 
     async def ask_hook(self, server: Address, url: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Have a server's gateway call the trainer's hook. The response describes the tensors that the trainer will
+        """Call the trainer's hook through a server's gateway. The response describes the tensors that the trainer will
         send.
 
-        The URL is from a manifest, and the operator reaches more than the manifest's author. So the operator sends
-        requests only to the API server and to the control ports of pods.
+        The operator does not call the URL itself: it comes from a manifest, and the operator can connect to more than the
+        manifest's author. It sends requests only to the API server and to control ports of pods.
         """
         body = {"url": url, "question": question, "seconds": seconds}
         return await self._ask(server, "/policy/hook", body, seconds=seconds + CONNECT_SECONDS, most=MOST_HOOK_ANSWER)
@@ -247,7 +247,7 @@ class Control:
         most: int = MOST_ANSWER,
     ) -> bytes:
         if self._session is None:
-            # Answers are not decompressed: a small compressed one could become large.
+            # Responses are not decompressed, because a small one could become very large.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 auto_decompress=False,

@@ -1,9 +1,10 @@
 """The objects of a ModelServer besides its pods: Services, NetworkPolicies, disruption budget, and the weight download.
 
-Sandboxes never reach its pods, whatever is asked for: they run untrusted code.
+Sandboxes can never connect to its pods, because they run untrusted code.
 
-With a cache, or a claim that has them already, accelerators are taken only when all weights are in place: one Job without
-accelerators writes, and servers mount read-only. Without a cache each pod downloads for itself, before its engine starts.
+With `cache`, a Job without accelerators downloads the weights first, and servers then mount them read-only. Accelerators
+are allocated only when the download is complete. Without `cache`, each pod downloads the weights before its engine starts.
+Weights in `pvc://` are used in place.
 """
 
 import hashlib
@@ -33,15 +34,13 @@ from rollout_api.selectors import NetworkPeer
 from rollout_operator.kinds import NOT_SANDBOX, tcp
 
 DIGEST: Final = f"{API_GROUP}/digest"
-"""Annotation with the digest of an object's source. If the digest changes, the object is replaced."""
+"""Annotation with the digest of the data that an object is built from. If the digest changes, the object is replaced."""
 
 WORKLOAD_KINDS: Final = ("StatefulSet", "LeaderWorkerSet")
 
 
 def api_name(server: str) -> str:
-    """Return the name of the Service in front of all servers. NAME itself is the headless Service, as in
-    LeaderWorkerSet.
-    """
+    """Return the name of the Service in front of all servers. The headless Service has the server's own name."""
     return f"{server}-api"
 
 
@@ -78,11 +77,12 @@ def with_digest(body: dict[str, Any], source: Any = None) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """Return sixteen hexadecimal digits that identify a value."""
+    """Return the first 16 hexadecimal digits of a value's SHA-256."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 def noted_digest(obj: Mapping[str, Any]) -> str | None:
+    """Return the digest in an object's annotation."""
     annotations: Mapping[str, str] = obj["metadata"].get("annotations") or {}
     return annotations.get(DIGEST)
 
@@ -96,13 +96,13 @@ def url(server: ModelServer) -> str:
 
 
 def services(server: ModelServer) -> list[Json]:
-    """Return the Service in front of all ready servers, and the headless Service that gives each server a name.
+    """Return the Service in front of all ready servers, and the headless Service that gives each server a DNS name.
 
-    A LeaderWorkerSet makes its headless Service itself.
+    A LeaderWorkerSet creates its headless Service itself.
     """
     name = server.metadata.name
     front = _service(server, api_name(name), {})
-    # Also for pods that are not ready: starting members find an inference server by name.
+    # Pods that are not ready have DNS names too, because servers that still start are looked up by name.
     headless = _service(server, name, {"clusterIP": "None", "publishNotReadyAddresses": True})
     return [front] if server.spec.parallelism.nodes > 1 else [headless, front]
 
@@ -116,10 +116,10 @@ def disruption_budget(server: ModelServer) -> Json | None:
         "maxUnavailable": budget.max_unavailable,
         "selector": {
             "matchLabels": {MODEL_SERVER_LABEL: server.metadata.name},
-            # Of a server on several nodes all pods count: each one takes the others with it.
+            # All pods of a multi-node server count, because the end of one ends the others.
             "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": _SERVING}],
         },
-        # A server that never came up must not keep a node from being drained.
+        # A server that never became ready must not block the drain of its node.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return with_digest(owned(server, "PodDisruptionBudget", server.metadata.name, spec=spec))
@@ -134,13 +134,13 @@ OPERATOR: Final = {"app.kubernetes.io/name": "agent-rollouts", "app.kubernetes.i
 """Labels of the operator's pods, as set by the chart."""
 
 FIRST_PORT, LAST_PORT = 1024, 65_535
-"""Ports that NCCL may choose for the engine's end of a connection."""
+"""Range of the ports that NCCL may choose in the engine's pod."""
 
 
 def policies(server: ModelServer, config: OperatorConfig) -> list[Json]:
     """Return the NetworkPolicies of the servers and of the download pod, which accepts no connections.
 
-    What they may reach is open: stores, hubs and trainers are anywhere.
+    Outgoing connections are unrestricted, because stores, hubs and trainers can be anywhere.
     """
     name = server.metadata.name
     return [
@@ -252,7 +252,7 @@ def download_job(server: ModelServer, config: OperatorConfig) -> Json | None:
     }
     spec = {
         "backoffLimit": RETRIES,
-        # One writer: the next pod starts when the last one has ended for certain.
+        # A replacement pod starts only when the last one has ended, so that one pod at a time writes.
         "podReplacementPolicy": "Failed",
         "template": {"metadata": {"labels": labels(server, MODEL_DOWNLOAD_ROLE)}, "spec": pod},
     }
@@ -265,7 +265,7 @@ def pod_security() -> Json:
         "runAsUser": USER,
         "runAsGroup": USER,
         "fsGroup": USER,
-        # Changing the owner of every file of a large model takes minutes, at every start.
+        # Otherwise the owner of every file would be changed at every start, which takes minutes for a large model.
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
@@ -283,7 +283,7 @@ def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
             f"--uri={server.spec.weights_uri}",
             *revision,
             f"--folder={_folder(server)}",
-            # The next pod of the same server continues what one left half done.
+            # A later pod with the same writer continues an unfinished download.
             f"--writer={server.metadata.uid}",
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
@@ -296,7 +296,7 @@ def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
 
 
 def _folder(server: ModelServer) -> str:
-    """Return the folder name, which depends on its contents: servers that share a claim share only equal weights."""
+    """Return the folder of the weights. It is named by their source, so that servers on one claim share equal weights."""
     return f"{MODELS}/{digest_of([server.spec.weights_uri, server.spec.model.revision])}"
 
 

@@ -15,7 +15,7 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RunnerState
 from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, reports_of, uid_of, users
-from rollout_operator.conditions import trouble
+from rollout_operator.conditions import start_problem
 from rollout_operator.model_server.control import LOAD_SECONDS
 from rollout_operator.model_server.objects import WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
@@ -48,7 +48,7 @@ class Download:
     failed: str | None = None
     """Why the Job failed."""
     trouble: tuple[str, str] | None = None
-    """Why its pod does not start: reason and message."""
+    """Why its pod does not start, as reason and message."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class Observed:
     is_deleted: bool
     server: Parsed
     is_partial: bool
-    """The spec is too large for the cache and missing here."""
+    """Whether the cache lacks the spec because it is too large."""
     status: ModelServerStatus
     token: str | None = field(repr=False)
-    """Token of its control ports; None: the Secret was not read yet."""
+    """Token of its control ports; None if the Secret was not read yet."""
     secret_checked: bool
     objects: Mapping[tuple[str, str], Manifest]
     """Objects that it controls, by kind and name."""
     download: Download | None
     servers: tuple[Server, ...]
     """Servers in existing pods, by name."""
-    troubles: Mapping[str, tuple[str, str]]
-    """Why pods do not start, by pod name: reason and message."""
+    start_problems: Mapping[str, tuple[str, str]]
+    """Why pods do not start, as reason and message, by name of the pod."""
     runners: tuple[Runner, ...]
     """Active runners that use it."""
     refusal: str | None
-    """Why the StatefulSet or LeaderWorkerSet could not be made: the API server's message."""
+    """The API server's message when it refused the StatefulSet or LeaderWorkerSet."""
     config: OperatorConfig
     now: datetime
 
@@ -115,7 +115,9 @@ def observe(world: World, obj: Manifest) -> Observed:
         objects=objects,
         download=_download(world, objects.get(("Job", download_name(ref.name)))),
         servers=tuple(server_of(pod, world.asked) for pod in pods),
-        troubles={pod["metadata"]["name"]: found for pod in pods if (found := trouble(pod.get("status") or {}))},
+        start_problems={
+            pod["metadata"]["name"]: found for pod in pods if (found := start_problem(pod.get("status") or {}))
+        },
         runners=tuple(_runners(world, ref)),
         refusal=world.recall(workload_refused(uid)),
         config=world.config,
@@ -136,7 +138,7 @@ def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) 
         name=metadata["name"],
         uid=uid,
         restarts=restarts,
-        # An address, not a name: it belongs to this pod alone, and no DNS cache has an old one.
+        # An address belongs to this pod only. A name could resolve to an earlier pod through a DNS cache.
         url=f"http://{host}:{MODEL_PORT}" if host else "",
         control_url=f"http://{host}:{MODEL_CONTROL_PORT}" if host else "",
         up=bool(host) and bool(engine.get("started")) and _runs(engine) and _runs(gateway),
@@ -183,7 +185,7 @@ def _download(world: World, job: Manifest | None) -> Download | None:
         done="SuccessCriteriaMet" in true or "Complete" in true,
         failed=None if failed is None else words or failed.get("message", "its pods failed"),
         trouble=next(
-            (found for status in pods if status.get("phase") == "Pending" and (found := trouble(status))), None
+            (found for status in pods if status.get("phase") == "Pending" and (found := start_problem(status))), None
         ),
     )
 

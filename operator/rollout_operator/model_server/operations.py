@@ -1,9 +1,8 @@
-"""Operations on model servers: the requests of each operation, and which servers are busy.
+"""Runs operations on model servers outside the control loop, and keeps the last report of each server.
 
-A load takes minutes, and a worker of the loop must not wait for it. So an operation runs outside the loop, at most one
-a server; when it ends, the ModelServer is planned again. What servers reported last is kept here: an operator that has
-just
-started has no reports, and asks.
+A load takes minutes, and a worker of the loop must not wait for it. Each server has at most one operation at a time. When
+an operation ends, its ModelServer is planned again. Reports are not persisted: an operator that has just started requests
+them again.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ from rollout_operator.server_contact import Call, Failure, Server, ServerContact
 log = logging.getLogger(__name__)
 
 LEADER_CHECK_SECONDS = 1.0
-"""Interval at which operations check that this replica still leads. The lease leaves five seconds (lease.py)."""
+"""Interval of checks that this replica still leads. After a lost lease, 5 s pass before another one writes (lease.py)."""
 _UNCHECKED = {"checked": False, "digest": None}
-"""Report of a server with newly loaded weights."""
+"""Fields of the report of a server with newly loaded weights."""
 
 
 class ServerOperations:
@@ -82,7 +81,7 @@ class ServerOperations:
             else:
                 await asyncio.gather(*(self._one(ask, server) for server in ask.servers))
         except Exception as error:
-            # Without a recorded failure the same request would be repeated immediately.
+            # Record a failure, because the plan would otherwise repeat the operation immediately.
             log.exception("%s of %s", operation.call.value, ref)
             for server in ask.servers:
                 failed = ControlError(f"{server.name}: {operation.call.value} failed: {error!r}")
@@ -124,7 +123,7 @@ class ServerOperations:
 
     async def _fetch(self, ask: Ask, address: Address) -> str | None:
         source = ask.operation.source
-        # The model's own weights are there since the engine started.
+        # The engine loaded the model's own weights at its start.
         if ask.options.mode is TransferMode.PUSH or source is None or source.uri is None:
             return None
         return await self._control.fetch(address, source, ask.options.fetch_seconds)
@@ -139,7 +138,7 @@ class ServerOperations:
         await self._control.name_weights(address, str(version))
 
     async def _push(self, ask: Ask) -> None:
-        """Push weights to all servers at once: they are all members of the trainer's broadcast."""
+        """Load pushed weights on all servers together, because all take part in the trainer's broadcast."""
         deadline = asyncio.get_running_loop().time() + ask.options.push_seconds
         try:
             answer = await self._ask_hook(ask)
@@ -177,7 +176,7 @@ class ServerOperations:
                     await self._control.transfer(address, update, seconds)
                 await self._control.finish_transfer(address, version)
         except TimeoutError:
-            words = f"the weights were not there {seconds:.0f} s after the trainer's hook was called"
+            words = f"the weights did not arrive within {seconds:.0f} s after the call of the trainer's hook"
             failed = ControlError(f"{server.name}: {words}")
         except ControlError as error:
             failed = error
@@ -185,7 +184,7 @@ class ServerOperations:
         await self._look(address, server, **_UNCHECKED)
 
     async def _look(self, address: Address, server: Server, **learned: Any) -> None:
-        """Request a report, ignoring the results of earlier requests. `learned`: fields that the operation showed."""
+        """Request a report of a server and store it. `learned` has fields of it that an operation has determined."""
         old = self._of(server).report
         try:
             report = await self._control.look(address)
@@ -203,8 +202,8 @@ class ServerOperations:
         self._record(server, ServerOperation(Call.LOOK))
 
     def _address(self, ask: Ask, server: Server) -> Address:
-        """Return the address of the engine process for which an operation was decided. A later process needs a new
-        operation.
+        """Return the address of the engine process that was last reported. A later process refuses the requests, because
+        they were decided for this one.
         """
         report = self._of(server).report
         return Address(server.name, server.control_url, ask.options.token, "" if report is None else report.process)
@@ -223,7 +222,7 @@ class ServerOperations:
         if error is not None:
             log.warning("%s of %s: %s", operation.call.value, server.name, error.message)
             if error.status == ENDED and operation.call is not Call.LOOK:
-                return  # The process that failed has ended; the one that runs now has not failed.
+                return  # The request was for an engine process that has ended. The current one has not failed.
             failures[operation.call] = Failure(clock.now(), operation, error.message, untouched)
         self._update(server, failures=failures)
 
@@ -234,13 +233,13 @@ class Transfer(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel)
 
     init_info: dict[str, Any] | None = None
-    """Body of vLLM's `/init_weight_transfer_engine`; None: the engine is ready already."""
+    """Body of vLLM's `/init_weight_transfer_engine`; None if the engine is initialized already."""
     updates: list[dict[str, Any]] | None = None
     """Bodies of `/update_weights` in order: names, types and shapes, as the backend expects them."""
 
 
 class HookAnswer(Transfer):
-    """What a trainer will send: `{"initInfo"?, "updates": [...], "servers"?: {name: the same}}`."""
+    """Response of a trainer's hook: `{"initInfo"?, "updates": [...], "servers"?: {name: {initInfo?, updates?}}}`."""
 
     servers: dict[str, Transfer] = {}
     """Entries by server name. Their fields replace those for all servers."""

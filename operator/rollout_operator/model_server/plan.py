@@ -1,9 +1,9 @@
-"""Plan one ModelServer. Pure: the observed state goes in, the actions come out.
+"""Plan one ModelServer: return actions for the observed state. No side effects.
 
-key of the control port ─► addresses, policies, claim ─► download Job ─► pods ─► each verified, then Ready
-                                                             (before accelerators are taken)
+control token ─► Services, NetworkPolicies, claim ─► download Job ─► pods ─► each verified, then Ready
+                                                  (before accelerators are allocated)
 
-Pods are replaced when their source has changed, one at a time. A new policy goes into those that run.
+Pods are replaced one at a time when the spec's fields for them have changed. A new policy is loaded into running pods.
 """
 
 from collections.abc import Iterator
@@ -46,16 +46,17 @@ from rollout_operator.model_server.status import events_of, invalid, status_of
 from rollout_operator.server_contact import LoadOptions
 
 SECRET_SECONDS: Final = 60
-"""Interval between checks for the Secret that starting servers need."""
+"""Interval between checks that the Secret exists, while servers start that need it."""
 REFUSED_SECONDS: Final = 60
-"""Pause before a workload that the API server refused is tried again. A quota may be raised, or an addition installed.
+"""Pause before a refused StatefulSet or LeaderWorkerSet is created again. By then a quota may have been raised, or
+LeaderWorkerSet installed.
 """
 
 
 def plan(seen: Observed) -> Plan:
     """Return the actions; none if the operator only has to wait."""
     if seen.is_deleted:
-        return Plan()  # garbage collection does the rest
+        return Plan()  # garbage collection deletes its objects
     server, problems = seen.server
     if server is None or (problems and not seen.objects):
         status = invalid(seen, problems)
@@ -64,11 +65,11 @@ def plan(seen: Observed) -> Plan:
     if seen.token is None:
         return Plan((key,))
     if _waits(seen) and not seen.secret_checked:
-        # A pod whose Secret was deleted waits for it in silence.
+        # A pod waits without any message for a Secret that was deleted.
         return Plan((Remember(secret_fact(seen.uid), "", SECRET_SECONDS), key))
     downloaded = is_downloaded(seen, server)
     decision = policy.decide(seen.policy(server))
-    # Servers that run are verified and updated also where the spec is invalid: jobs wait for them.
+    # Running servers are verified and updated even if the spec is invalid, because jobs wait for them.
     options = load_options(seen, server)
     actions: list[Action] = [*_servers(seen, decision)]
     actions += [Ask(task.operation, task.servers, options) for task in decision.tasks]
@@ -83,7 +84,7 @@ def plan(seen: Observed) -> Plan:
 
 
 def needs_spec(seen: Observed) -> bool:
-    """Whether running servers need the whole spec, which may be too large for the cache."""
+    """Whether the plan needs a spec that is too large for the cache, because servers exist."""
     return seen.is_partial and bool(seen.objects)
 
 
@@ -98,7 +99,7 @@ def control_secret(server: ModelServer) -> dict[str, Any]:
 
 
 def is_downloaded(seen: Observed, server: ModelServer) -> bool:
-    """Whether pods may be made: weights are downloaded, or each pod downloads them itself."""
+    """Whether pods may be created: the weights are downloaded, or each pod downloads them itself."""
     if any((kind, seen.ref.name) in seen.objects for kind in WORKLOAD_KINDS):
         return True
     if download_job(server, seen.config) is None:
@@ -114,10 +115,10 @@ def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[
         yield from _kept(seen, budget)
     elif (old := seen.objects.get(("PodDisruptionBudget", seen.ref.name))) is not None:
         yield Delete(Ref("PodDisruptionBudget", seen.ref.namespace, seen.ref.name), uid_of(old))
-    # A claim and a Job cannot be changed, and neither can their sources.
-    for once in (claim(server), download_job(server, seen.config)):
-        if once is not None and not downloaded and _found(seen, once) is None:
-            yield Create(once)
+    # A claim and a Job are immutable, and so are the fields that they are built from.
+    for fixed in (claim(server), download_job(server, seen.config)):
+        if fixed is not None and not downloaded and _found(seen, fixed) is None:
+            yield Create(fixed)
     if downloaded:
         yield from _workload(seen, server)
 
@@ -135,7 +136,9 @@ def _workload(seen: Observed, server: ModelServer) -> Iterator[Action]:
 
 
 def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:
-    """Act only on what the status already records, so that the next leader sees what may have been done."""
+    """Delete pods and set readiness gates, but only as the written status already says. The next leader then knows what
+    this one may have done.
+    """
     written = {entry.uid: entry for entry in seen.status.servers}
     for server in seen.servers:
         before = written.get(server.uid)

@@ -1,7 +1,7 @@
 """The pods of a ModelServer, and the StatefulSet or LeaderWorkerSet that creates them.
 
-In each pod vLLM listens on the loopback, with a gateway in front of it. Every flag of vLLM is one that the declared version
-knows.
+In each pod vLLM listens on the loopback, with a gateway in front of it. Only flags that the declared version of vLLM
+supports are used.
 """
 
 import json
@@ -48,9 +48,7 @@ def drains(spec: ModelServerSpec) -> bool:
 
 
 def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -> list[str]:
-    """Return the arguments of `vllm serve`. `worker`: for a further pod of a multi-node server, which has no own
-    address.
-    """
+    """Return the arguments of `vllm serve`. `worker` is for the further pods of a multi-node server."""
     return [
         model_path,
         *_option("--served-model-name", spec.model.name),
@@ -58,11 +56,11 @@ def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -
         *_option("--host", "127.0.0.1"),
         *_option("--port", MODEL_ENGINE_PORT),
         *_parallelism(spec, worker=worker),
-        # A turn's prompt is the one before and a little more.
+        # Each turn's prompt begins with the previous turn's.
         "--enable-prefix-caching",
-        # Without it, answers do not report how many tokens of their prompt were cached.
+        # Makes responses report how many tokens of their prompt were cached.
         "--enable-prompt-tokens-details",
-        # Without it a request that names a priority is an error.
+        # Makes vLLM accept requests with a priority.
         *_option("--scheduling-policy", "priority"),
         *(_option("--shutdown-timeout", DRAIN_SECONDS) if drains(spec) else ()),
         *(
@@ -86,16 +84,16 @@ def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -
 def environment(spec: ModelServerSpec) -> list[Json]:
     """Return the environment of the engine. The user's variables come last."""
     fixed = {
-        # /pause, /resume, /weight_info and their like exist in this mode alone (vLLM docs, RLHF).
+        # /pause, /resume, /weight_info and similar routes exist only in this mode (vLLM docs, RLHF).
         "VLLM_SERVER_DEV_MODE": "1",
         **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.weight_transfer.has_adapters else {}),
-        # The weights are there: an engine that asks a hub could come up with others.
+        # The weights are downloaded already. An engine that asks a hub could load other ones.
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # Hashes of prefixes are the same in all processes of an engine (vLLM docs, prefix caching).
+        # Makes prefix hashes equal in all processes of an engine (vLLM docs, prefix caching).
         "PYTHONHASHSEED": "0",
         "HOME": SCRATCH,
-        # Software looks up the user's name, and a numeric user has none.
+        # Some software looks up the user's name, and a numeric user has none.
         "USER": "rollout",
         "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH}/torchinductor",
     }
@@ -108,19 +106,19 @@ def _option(flag: str, value: str | int) -> tuple[str, str]:
 
 
 def _parallelism(spec: ModelServerSpec, *, worker: bool) -> list[str]:
-    ways = spec.parallelism
+    parallelism = spec.parallelism
     found = [
-        *_option("--tensor-parallel-size", ways.tensor),
-        *_option("--pipeline-parallel-size", ways.pipeline),
-        *_option("--data-parallel-size", ways.data),
+        *_option("--tensor-parallel-size", parallelism.tensor),
+        *_option("--pipeline-parallel-size", parallelism.pipeline),
+        *_option("--data-parallel-size", parallelism.data),
     ]
-    if ways.data > 1 and not worker:
-        # vLLM starts as many API servers otherwise, and a LoRA adapter is loaded in one of them.
+    if parallelism.data > 1 and not worker:
+        # By default vLLM starts one API server for each copy of the model, and loads a LoRA adapter only in one of them.
         found += _option("--api-server-count", 1)
-    if ways.nodes > 1:
-        # The two variables come from LeaderWorkerSet (its documentation, "environment variables").
+    if parallelism.nodes > 1:
+        # LeaderWorkerSet sets these two variables (its documentation, "environment variables").
         found += [
-            *_option("--nnodes", ways.nodes),
+            *_option("--nnodes", parallelism.nodes),
             *_option("--node-rank", "$(LWS_WORKER_INDEX)"),
             *_option("--master-addr", "$(LWS_LEADER_ADDRESS)"),
             *(("--headless",) if worker else ()),
@@ -148,54 +146,56 @@ ENGINE, GATEWAY = "engine", "gateway"
 OWN_CONTAINERS: Final = (ENGINE, GATEWAY, DOWNLOAD)
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 PROBE_HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
-"""A probe has one of these handlers. Without one, the template only changes settings of an existing probe."""
+"""Fields that define what a probe does. A probe in a template without one only changes settings of an existing probe."""
 
 POLICIES: Final = "policies"
-"""Volume between gateway and engine for fetched weights in mode Pull."""
+"""Volume for fetched weights in mode Pull, shared by gateway and engine."""
 CONTROL_FOLDER: Final = "/var/run/rollout-control"
 """Folder with the control port's token, for the gateway."""
 
 PRE_STOP_SECONDS: Final = 15
-"""Time between leaving all server lists and the end. Clients with an old list still get responses (KServe's value)."""
+"""Time for which a pod that is being deleted still serves clients with an outdated list of servers (KServe's value)."""
 SPARE_SECONDS: Final = 15
 """Time for the gateway to end after the engine."""
 
 STARTUP: Final = {"periodSeconds": 10, "failureThreshold": 270, "timeoutSeconds": 5}
 """45 minutes: vLLM opens its port after it loads weights and compiles kernels. prime-rl uses the same limit."""
 READINESS: Final = {"periodSeconds": 10, "failureThreshold": 3, "timeoutSeconds": 5}
-"""A busy server responds within 5 s. With 1 s, busy pods were taken out of service (llm-d-benchmark issue 1734)."""
+"""Probes with a time-out of 1 s take busy pods out of service (llm-d-benchmark issue 1734), so it is 5 s here."""
 LIVENESS: Final = {"periodSeconds": 30, "failureThreshold": 6, "timeoutSeconds": 10}
-"""Three minutes: a restart costs up to 45, and busy or paused engines must not be restarted (gonka issue 1421)."""
+"""3 minutes. A restart takes up to 45 minutes, and busy or paused engines must not be restarted (gonka issue 1421)."""
 
 
 def pod_template(server: ModelServer, config: OperatorConfig, *, worker: bool = False) -> Json:
     """Return the template of the serving pods, or of the further pods (`worker`) of a multi-node server."""
     role = MODEL_WORKER_ROLE if worker else MODEL_SERVER_ROLE
     base = {"metadata": {"labels": labels(server, role)}, "spec": _spec(server, config, worker=worker)}
-    merged = template.merge(base, _of_this_pod(template.without_nulls(server.spec.pod_template or {}), base["spec"]))
+    user_template = _applicable(template.without_nulls(server.spec.pod_template or {}), base["spec"])
+    merged = template.merge(base, user_template)
     merged["metadata"]["labels"] |= labels(server, role)
     merged["spec"]["restartPolicy"] = "Always"
     return merged
 
 
-def _of_this_pod(given: Json, base: Json) -> Json:
-    """Return the user's template without settings of parts that this pod lacks. There may be no download; further pods
-    of a multi-node server have no gateway, and their engines no probes.
+def _applicable(given: Json, base: Json) -> Json:
+    """Return the user's template without settings of containers and probes that this pod lacks.
+
+    A pod may have no download container. Further pods of a multi-node server have no gateway and no probes.
     """
     spec = dict(given.get("spec", {}))
     for kind in ("initContainers", "containers"):
         own = {container["name"]: container for container in base[kind]}
         if kind in spec:
             spec[kind] = [
-                _without_settings_of_no_probe(container, own.get(container["name"], {}))
+                _without_absent_probes(container, own.get(container["name"], {}))
                 for container in spec[kind]
                 if container["name"] in own or container["name"] not in OWN_CONTAINERS
             ]
     return {**given, "spec": spec}
 
 
-def _without_settings_of_no_probe(container: Json, base: Json) -> Json:
-    # The API server refuses values that are not mappings.
+def _without_absent_probes(container: Json, base: Json) -> Json:
+    """Return the container without settings of probes that `base` lacks. Malformed probes remain for the API server."""
     return {
         field: value
         for field, value in container.items()
@@ -210,7 +210,7 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
     pod: Json = {
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
-        # A Service called `vllm` would set VLLM_PORT=tcp://..., which vLLM takes for its own setting and ends.
+        # With links, a Service called `vllm` would set VLLM_PORT=tcp://..., with which vLLM fails to start.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS + drain + SPARE_SECONDS,
         "securityContext": pod_security(),
@@ -218,7 +218,7 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
         "containers": [_engine(server, found.path, found.mount, worker=worker)],
         "volumes": [
             found.volume,
-            # Processes of an engine exchange tensors there; 64 MiB, the default, is too little (vLLM issue 1710).
+            # The processes of an engine exchange tensors in /dev/shm. The default of 64 MiB is too small (vLLM issue 1710).
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.resources.shared_memory}},
             {"name": "scratch", "emptyDir": {}},
         ],
@@ -233,7 +233,7 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
     }
     if not worker:
         pod["readinessGates"] = [{"conditionType": POLICY_LOADED}]
-        # A sidecar: it starts before the inference server, and runs until that has finished its calls.
+        # The gateway is a sidecar: it starts before the inference server and ends after it.
         pod["initContainers"].append(_gateway(server, config))
         pod["volumes"].append(
             {
@@ -248,7 +248,7 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
         if accelerator.claim_template:
             pod["resourceClaims"] = [{"name": "accelerators", "resourceClaimTemplateName": accelerator.claim_template}]
     if accelerator.product:
-        # The label of the vendors' feature discovery: nvidia.com/gpu.product.
+        # Label that the vendors' feature discovery sets, such as nvidia.com/gpu.product.
         pod["nodeSelector"] = {f"{accelerator.resource_name}.product": accelerator.product}
     if accelerator.runtime_class_name:
         pod["runtimeClassName"] = accelerator.runtime_class_name
@@ -260,7 +260,7 @@ def _engine(server: ModelServer, path: str, weights_mount: Json, *, worker: bool
     container: Json = {
         "name": ENGINE,
         "image": spec.engine.image,
-        "imagePullPolicy": "IfNotPresent",  # the image has tens of gigabytes
+        "imagePullPolicy": "IfNotPresent",  # the image is tens of gigabytes large
         "command": ["vllm", "serve"],
         "args": arguments(spec, path, worker=worker),
         "env": environment(spec),
@@ -276,7 +276,7 @@ def _engine(server: ModelServer, path: str, weights_mount: Json, *, worker: bool
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if not worker:
-        # Through the gateway: the kubelet does not reach a pod's loopback.
+        # Probes use the gateway, because the kubelet cannot connect to a pod's loopback.
         health = {"httpGet": {"path": "/health", "port": MODEL_PORT}}
         container |= {
             "startupProbe": {**health, **STARTUP},
@@ -348,7 +348,7 @@ def _resources(server: ModelServer) -> Json:
     if count and accelerator.claim_template:
         found["claims"] = [{"name": "accelerators"}]
     elif count:
-        # Extended resources cannot be overcommitted: requests and limits are equal.
+        # Requests and limits of extended resources must be equal.
         requests[accelerator.resource_name] = limits[accelerator.resource_name] = str(count)
     return found | {"requests": requests, "limits": limits}
 
@@ -357,15 +357,14 @@ OF_PODS: Final = {
     *("model", "engine", "parallelism", "accelerator", "resources", "cache", "sleep", "lora", "tool_call_parser"),
     *("extra_args", "env", "pod_template"),
 }
-"""Fields of the spec that determine the pods, besides some of `weightTransfer`. Only a change of these makes new pods.
+"""Fields of the spec that determine the pods, besides some of `weightTransfer`. Only their changes replace pods.
 
-Only a change of these makes new pods: neither a new operator, nor a new policy, nor another number of servers may restart an
-engine that takes 45 minutes to start.
+A new operator, a new policy or another number of servers must not restart an engine that takes 45 minutes to start.
 """
 
 
 def workload(server: ModelServer, config: OperatorConfig) -> Json:
-    """Return the workload object with the digest of its pods' source."""
+    """Return the StatefulSet or LeaderWorkerSet, with a digest of the fields that determine its pods."""
     body = _leader_worker_set(server, config) if server.spec.parallelism.nodes > 1 else _stateful_set(server, config)
     transfer = server.spec.weight_transfer
     how = [transfer.mode, transfer.pull.form, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
@@ -379,7 +378,7 @@ def _stateful_set(server: ModelServer, config: OperatorConfig) -> Json:
         "serviceName": name,
         # Servers need not wait for each other.
         "podManagementPolicy": "Parallel",
-        # One at a time, and no extra pod: there may be no spare accelerator (LLMKube issue 192).
+        # Replaces one pod at a time without an extra pod, because no accelerator may be free (LLMKube issue 192).
         "updateStrategy": {"type": "RollingUpdate"},
         "revisionHistoryLimit": 2,
         "selector": {"matchLabels": selector(server)},
@@ -396,7 +395,7 @@ def _leader_worker_set(server: ModelServer, config: OperatorConfig) -> Json:
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rolling},
         "leaderWorkerTemplate": {
             "size": server.spec.parallelism.nodes,
-            # An engine that has lost one of its nodes answers no more.
+            # An engine that has lost one of its nodes stops responding.
             "restartPolicy": "RecreateGroupOnPodRestart",
             "leaderTemplate": pod_template(server, config),
             "workerTemplate": pod_template(server, config, worker=True),

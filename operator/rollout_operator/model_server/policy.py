@@ -1,12 +1,12 @@
-"""The policy update as one transaction: decide the next step and the status to write from the observed state. Pure.
+"""The policy update as a state machine: decide the next step and the status to write. No side effects.
 
 Open ─► Fetching ─► gate shut: Pausing ─► Acknowledging ─► Loading ─► Resuming ─► gate Open
              (Pull)                                              ▲  │
                                                   back to the old version, or on to a newer one
 
-Two rules make it safe to lose the operator, or a write, at any point. A step sends its requests only after the status
-names the step, so the next operator knows what may have been done. And nothing is concluded from having
-asked: a step is over when the servers themselves say so. docs/policy-updates.md has the details.
+Two rules make it safe to lose the operator, or a write, at any point. First, a step sends requests only after the status
+names the step, so a new operator knows what may have been done. Second, a step ends when the servers report its result,
+not when a request was sent. docs/policy-updates.md has the details.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,32 +23,33 @@ from rollout_operator.model_server.update_state import (
     entry_at_rest,
     entry_behind_gate,
     failed_lately,
-    has_to_go,
     is_checked,
     is_verified,
     look,
+    must_be_replaced,
     next_operation,
     next_step,
-    odd_ones,
     verified,
+    with_deviating_weights,
 )
 from rollout_operator.server_contact import Call, Server, ServerOperation
 
-# Twice the time of one try of a call, as in prime-rl (its src/prime_rl/utils/client.py).
+# Twice the time of one attempt of a request, as in prime-rl (its src/prime_rl/utils/client.py).
 PAUSE_LIMIT = timedelta(seconds=2 * 300)
 RESUME_LIMIT = PAUSE_LIMIT
 ACKNOWLEDGE_LIMIT = timedelta(seconds=10)
-"""Time limit for runners. They acknowledge within two seconds (docs/model-routing.md); one that hangs delays nothing
-else.
+"""Time limit for runners. They normally acknowledge within 2 s (docs/model-routing.md). The update does not wait longer
+for a runner that hangs.
 """
 SILENCE_LIMIT = timedelta(seconds=60)
-"""Time limit for a server that does not respond during a weight change, from this operator's first failed look: well
-over three time-outs."""
+"""Time limit for a server that does not respond during an update, from the first failed Look: more than three time-outs.
+"""
 BEHIND_GATE_SECONDS = 1.0
-"""Interval between checks while the gate is shut, besides those after responses and acknowledgements."""
+"""Interval between plans while the gate is shut. Responses and acknowledgements cause further ones."""
 MOST_MIXED = 1024
 """Most entries of `status.policy.mixed`."""
 MOST_WORDS = 1024
+"""Most characters of `status.policy.failedBecause`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Decision:
     policy: PolicyStatus
     servers: tuple[ServerStatus, ...]
     settled: bool
-    """All servers serve `spec.policy`: the condition PolicyLoaded."""
+    """Status of the condition PolicyLoaded: whether the servers serve `spec.policy`."""
     reason: str
     message: str
     tasks: tuple[Task, ...] = ()
@@ -79,12 +80,12 @@ def load_limit(seconds: float) -> timedelta:
 
 
 def decide(seen: Seen) -> Decision:
-    """Decide the next step. With unchanged input, it requests only what is still outstanding."""
+    """Decide the next step. With unchanged input, it requests only outstanding operations."""
     step = seen.status.policy.step
     return _STEPS[step](seen) if step is not None else _at_rest(seen)
 
 
-# One function a step.
+# One function for each step
 
 
 def _at_rest(seen: Seen) -> Decision:
@@ -96,8 +97,8 @@ def _at_rest(seen: Seen) -> Decision:
 
 def _begin(seen: Seen) -> Decision:
     if not seen.members:
-        # No server is ready, so no calls must be held: servers load it when they start. The new number tells runners that
-        # the version has changed without their acknowledgement: a server that ended or drains may still send tokens.
+        # No server has calls, so the gate stays open, and servers load the version when they start. The new update number
+        # tells runners that the version changed without their acknowledgement. A server that drains may still send tokens.
         changed = {"update": seen.status.policy.update + 1, "mixed": []}
         return _open(seen, _at_version(seen, seen.wanted).model_copy(update=changed))
     change: dict[str, Any] = {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted)}
@@ -108,7 +109,7 @@ def _begin(seen: Seen) -> Decision:
 
 
 def _fetching(seen: Seen) -> Decision:
-    """Fetch while the gate is open: downloads take minutes, and a wrong URI must not interrupt runners."""
+    """Fetch the weights while the gate is open, because downloads take minutes and a wrong URI must not stop runners."""
     policy, members = seen.status.policy, seen.members
     if seen.wanted.version != policy.target or not members:
         return _begin(seen)
@@ -127,7 +128,10 @@ def _fetching(seen: Seen) -> Decision:
     ]
     reason, words = "Fetching", f"version {target.version}: {len(have)} of {len(members)} servers have fetched it"
     if failed:
-        reason, words = "FetchFailed", f"{words}; {_why(failed, Call.FETCH)}; it is retried, and nothing has changed"
+        reason, words = (
+            "FetchFailed",
+            f"{words}; {_why(failed, Call.FETCH)}; it is retried, and servers are unchanged",
+        )
     return replace(_open(seen, policy, tasks), settled=False, reason=reason, message=words)
 
 
@@ -138,7 +142,7 @@ def _pausing(seen: Seen) -> Decision:
     given_up = [server for server in waiting if late or _has_failed(seen, server, Call.PAUSE)]
     if len(given_up) == len(waiting):
         paused = {"paused": True, "step": PolicyStep.ACKNOWLEDGING, "since": _now(seen)}
-        words = f"version {policy.target}: all servers are paused; runners settle which tokens have the old version"
+        words = f"version {policy.target}: all servers are paused; runners determine which tokens have the old version"
         return _behind_gate(seen, policy.model_copy(update=paused), "Acknowledging", words, evicted=given_up)
     tasks = _pause_tasks(seen, [server for server in waiting if server not in given_up])
     words = f"version {policy.target}: {len(members) - len(waiting)} of {len(members)} servers are paused"
@@ -151,7 +155,7 @@ def _acknowledging(seen: Seen) -> Decision:
     given_up = [server for server in unpaused if _has_failed(seen, server, Call.PAUSE)]
     waiting = sorted(runner.key for runner in seen.runners if runner.acknowledged != policy.update)
     if not unpaused and (not waiting or seen.now >= seen.since + ACKNOWLEDGE_LIMIT):
-        # Nothing is loaded yet, so a newer version takes this one's place without more ado.
+        # Nothing is loaded yet, so a newer version can replace this one.
         loading = {"step": PolicyStep.LOADING, "since": _now(seen), "mixed": waiting[:MOST_MIXED], **_newer(seen)}
         change = policy.model_copy(update=loading)
         return _behind_gate(seen, change, "Loading", f"version {change.target}: all servers load it")
@@ -163,7 +167,7 @@ def _acknowledging(seen: Seen) -> Decision:
 
 
 def _loading(seen: Seen) -> Decision:
-    """Load weights. All servers are paused, and all streamed tokens are accounted for."""
+    """Load the weights. All servers are paused, and the version of all streamed tokens is known."""
     policy, members = seen.status.policy, seen.members
     target = seen.source(policy.target)
     late = seen.now >= seen.since + seen.load_limit
@@ -190,7 +194,7 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
         return _behind_gate(seen, change, "Loading", f"version {change.target}: newer than {policy.target}")
     why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
     hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
-    # Servers that have ended are no evidence against the target, and a rollback would not restore them.
+    # Servers that have ended do not show that the target is bad, and a rollback would not restore them.
     if len(have) >= _needed(seen) or (have and not failed and not hopeless):
         needed = min(policy.needed, len(have))
         resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen), "needed": needed})
@@ -200,11 +204,11 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
     if policy.target != policy.current and (failed or hopeless):
         back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
         change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
-        return _behind_gate(seen, change, "RollingBack", f"{words}; all go back to version {policy.current}")
+        return _behind_gate(seen, change, "RollingBack", f"{words}; all servers return to version {policy.current}")
     source = seen.source(policy.target)
-    if held := [server for server in failed if _may_go_back_later(seen, server)]:
-        again = [server for server in held if not failed_lately(seen, server, Call.LOAD, source.version)]
-        gone = [server for server in failed if server not in held]
+    if kept := [server for server in failed if _may_roll_back_later(seen, server)]:
+        again = [server for server in kept if not failed_lately(seen, server, Call.LOAD, source.version)]
+        gone = [server for server in failed if server not in kept]
         return _behind_gate(seen, policy, "RollingBack", words, _load_tasks(seen, source, again), gone)
     return _behind_gate(seen, policy, "NotEnoughServers", words, _load_tasks(seen, source), failed)
 
@@ -226,18 +230,18 @@ def _resuming(seen: Seen) -> Decision:
     tasks = _load_tasks(seen, target)
     if len(given_up) < len(missing):
         tasks += _resume_tasks(seen, (server for server in missing if server not in given_up))
-        words = f"version {target.version}: {len(back)} servers are back, {len(missing)} are not yet"
+        words = f"version {target.version}: {len(back)} servers have resumed, {len(missing)} have not yet"
         return _behind_gate(seen, policy, "Resuming", words, tasks, given_up)
-    # The members' earlier versions are still in their entries; if nothing had to change, there is no reason for doubt.
+    # The entries still have the digests from before the load. In a rollback these digests are the expected ones.
     old = {entry.weights_digest for entry in seen.status.servers} if policy.target != policy.current else set()
-    odd = odd_ones(seen, back, old)
+    odd = with_deviating_weights(seen, back, old)
     good = [server for server in back if server not in odd]
     shut = [server for server in good if server.report is not None and not server.report.is_open]
     refused = [server for server in shut if server in seen.members and (late or _has_failed(seen, server, Call.OPEN))]
     if waiting := [server for server in shut if server in seen.members and server not in refused]:
-        # Reported only now: a server's policy is compared with the others' before any call may reach it.
+        # Gateways open last: a server's weights are compared with those of the others before it gets calls.
         tasks += [Task(ServerOperation(Call.OPEN, target), (server,)) for server in waiting if server.busy is None]
-        words = f"version {target.version}: {len(good) - len(shut)} of {len(good)} gateways let calls through again"
+        words = f"version {target.version}: {len(good) - len(shut)} of {len(good)} gateways accept calls again"
         return _behind_gate(seen, policy, "Resuming", words, tasks, [*given_up, *odd, *refused])
     given_up += refused
     good = [server for server in good if server not in shut]
@@ -257,7 +261,7 @@ _STEPS: dict[PolicyStep, Callable[[Seen], Decision]] = {
 }
 
 
-# Shared parts of the steps.
+# Shared parts of the steps
 
 
 def _shut(seen: Seen, change: dict[str, Any]) -> Decision:
@@ -269,7 +273,7 @@ def _shut(seen: Seen, change: dict[str, Any]) -> Decision:
 
 
 def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -> Decision:
-    """Open the gate in one write, so that readers of the status see a consistent change."""
+    """Open the gate and mark the servers as ready in one write of the status, so that readers see both together."""
     policy = _at_version(seen, seen.source(seen.status.policy.target))
     servers = tuple(
         verified(seen, server, policy.current) if server in good else entry_behind_gate(seen, server, evicted)
@@ -279,10 +283,10 @@ def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -
 
 
 def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decision:
-    """The gate is open: load the current version on new servers; remove servers that differ from their verified state."""
+    """Decide while the gate is open: load the current version on new servers, evict failed or changed ones."""
     strange = [s for s in seen.members if s.report is not None and s.report.version != policy.current]
-    odd = odd_ones(seen, [server for server in seen.servers if is_verified(seen, server)])
-    broken = [server for server in seen.newcomers if has_to_go(server, policy.current)]
+    odd = with_deviating_weights(seen, [server for server in seen.servers if is_verified(seen, server)])
+    broken = [server for server in seen.newcomers if must_be_replaced(server, policy.current)]
     evicted = [*strange, *odd, *broken]
     of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
     servers = tuple(of(seen, server, evicted) for server in _staying(seen))
@@ -311,10 +315,12 @@ def _behind_gate(
     tasks: Iterable[Task] = (),
     evicted: Collection[Server] = (),
 ) -> Decision:
-    """The gate is shut. The step that changes `policy` requests no operations: the status must record the change first."""
+    """Decide while the gate is shut. A decision that changes `policy` has no tasks, because the status must be written
+    first.
+    """
     if seen.has_lost_members:
         policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
-    gone = [*evicted, *(server for server in seen.newcomers if has_to_go(server, policy.target))]
+    gone = [*evicted, *(server for server in seen.newcomers if must_be_replaced(server, policy.target))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
     asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
     return Decision(policy, servers, False, reason, message, asked, BEHIND_GATE_SECONDS)
@@ -323,7 +329,7 @@ def _behind_gate(
 def _load_tasks(
     seen: Seen, source: PolicySource, members: Sequence[Server] = (), evicted: Collection[Server] = ()
 ) -> list[Task]:
-    """Return operations that bring members, whose calls are paused, and newcomers, which have none, to a version."""
+    """Return the operations that load a version on members, whose calls are paused, and on newcomers without calls."""
     tasks: list[Task] = []
     loads: list[Server] = []
     for server in (*members, *(newcomer for newcomer in seen.newcomers if newcomer not in evicted)):
@@ -358,7 +364,7 @@ def _member_load(seen: Seen, server: Server, source: PolicySource) -> ServerOper
 
 
 def _resume_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
-    """Return the next operations that resume members which have their version."""
+    """Return the next operations that resume members with the right version."""
     found = ((server, _resume_operation(seen, server)) for server in servers)
     return [Task(operation, (server,)) for server, operation in found if operation is not None]
 
@@ -379,10 +385,11 @@ def _is_paused(seen: Seen, server: Server) -> bool:
 
 
 def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = None) -> bool:
-    """Whether it failed at a call and still responds. A server that does not may have ended, which its pod will show.
+    """Whether an operation on a server failed, or the server has not responded for SILENCE_LIMIT.
 
-    An engine that loads weights responds to nothing. So an operator that did not see its load fail, as after a restart,
-    waits for the limit of the load.
+    A silent server does not count as failed earlier, because it may have ended, which its pod will show. An engine does
+    not respond while it loads weights. A silent server without a recorded failure of its load therefore never counts as
+    failed here; `load_limit` applies.
     """
     failed = seen.failed(server, call, version) is not None
     if server.report is not None:
@@ -390,9 +397,11 @@ def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = No
     return _is_silent(seen, server) and (failed or call is not Call.LOAD)
 
 
-def _may_go_back_later(seen: Seen, server: Server) -> bool:
-    """Whether the server can return to the old version later. It never got that version, for example because the
-    trainer died. Restarting the engine would take minutes, and it would then wait for the same trainer.
+def _may_roll_back_later(seen: Seen, server: Server) -> bool:
+    """Whether to retry a failed rollback on a server instead of replacing its pod.
+
+    Its weights are unchanged, for example because the trainer died. A new pod would take minutes to start and would then
+    wait for the same trainer.
     """
     failure = seen.failed(server, Call.LOAD, seen.status.policy.target)
     patient = seen.mode is TransferMode.PUSH or seen.now < seen.since + seen.load_limit
@@ -416,8 +425,8 @@ def _is_back(seen: Seen, server: Server, version: int) -> bool:
 
 
 def _needed(seen: Seen) -> int:
-    """Return how many servers must have the target before the gate opens: the recorded number, less if the spec now
-    asks for fewer or servers have ended.
+    """Return how many servers must have the target before the gate opens. It is the recorded number, or less if the spec
+    has been lowered or servers have ended.
     """
     needed = min(seen.status.policy.needed, seen.min_ready)
     return min(needed, max(1, len(seen.members))) if seen.has_lost_members else needed
@@ -438,7 +447,7 @@ def _sources(seen: Seen, target: PolicySource) -> list[PolicySource]:
 
 
 def _at_version(seen: Seen, source: PolicySource) -> PolicyStatus:
-    """Return the status at rest with a version."""
+    """Return the status without an update, at a version."""
     policy = seen.status.policy
     failed = policy.failed if policy.failed == seen.wanted.version != source.version else None
     return PolicyStatus(

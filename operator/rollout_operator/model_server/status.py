@@ -1,4 +1,4 @@
-"""The status of a ModelServer: its conditions, its progress, and the step of a policy update."""
+"""The status of a ModelServer: conditions, servers, and the progress of a policy update. Also its Events."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -19,16 +19,16 @@ Claim = tuple[str, bool, str, str]
 
 
 def invalid(seen: Observed, problems: Sequence[Problem], decision: Decision | None = None) -> dict[str, Any]:
-    """Return the status of an invalid object. Nothing is created or changed, but policy updates in progress continue if
-    `decision` exists.
+    """Return the status of an invalid ModelServer. Its objects are not changed. With a `decision`, a policy update in
+    progress continues.
     """
-    claims: list[Claim] = [(INVALID, True, "InvalidSpec", "no object is changed: " + "; ".join(map(str, problems)))]
+    claims: list[Claim] = [(INVALID, True, "InvalidSpec", "the spec is not applied: " + "; ".join(map(str, problems)))]
     update: dict[str, Any] = {"observed_generation": seen.generation}
     if decision is not None:
         claims.append((POLICY_LOADED, decision.settled, decision.reason, decision.message))
         update |= {"servers": list(decision.servers), "policy": decision.policy}
-    told = {kind for kind, *_ in claims}
-    kept = [condition for condition in seen.status.conditions if condition.type not in told]
+    new_types = {kind for kind, *_ in claims}
+    kept = [condition for condition in seen.status.conditions if condition.type not in new_types]
     status = seen.status.model_copy(update={**update, "conditions": [*kept, *_conditions(seen, claims)]})
     return status.wire()
 
@@ -60,19 +60,19 @@ def _events(seen: Observed, now: ModelServerStatus) -> Iterator[Event]:
         was = find(seen.status.conditions, new.type)
         if was is not None and (was.status, was.reason) == (new.status, new.reason):
             continue
-        if new.type == INVALID or new.reason in _BAD_NEWS:
+        if new.type == INVALID or new.reason in _WARNING_REASONS:
             yield Event("Warning", new.reason, new.message)
         elif new.status == "True" and new.message:
             yield Event("Normal", new.reason, new.message)
 
 
-_BAD_NEWS: Final = frozenset(
+_WARNING_REASONS: Final = frozenset(
     (
         *("DownloadFailed", "CannotCreate", "Unschedulable", "ImagePullBackOff", "CrashLoopBackOff"),
         *("FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers"),
     )
 )
-"""Reasons that become Warnings. Progress towards success is reported only when it is complete."""
+"""Condition reasons that cause an Event of type Warning. Other Events are recorded only when a condition becomes True."""
 
 
 def _downloaded(seen: Observed, server: ModelServer, downloaded: bool) -> tuple[bool, str, str]:
@@ -101,15 +101,15 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
     if wanted == 0:
         return False, "NoReplicas", "spec.replicas is 0"
     reason = "ServersStarting"
-    if seen.troubles:
-        name, (reason, message) = min(seen.troubles.items())
+    if seen.start_problems:
+        name, (reason, message) = min(seen.start_problems.items())
         words = f"{words}; {name} waits: {message or reason}"
     if ready >= server.spec.min_ready:
         return True, "ServersReady", words
     if not downloaded:
         return False, *_downloaded(seen, server, downloaded)[1:]
     if seen.refusal is not None:
-        return False, "CannotCreate", f"its pods cannot be made: {seen.refusal}"
+        return False, "CannotCreate", f"its pods cannot be created: {seen.refusal}"
     return False, reason, words
 
 

@@ -1,6 +1,6 @@
-"""The inputs of a policy update: spec, status, reports of servers, acknowledgements of runners, the time. Pure.
+"""The inputs of a policy update, and decisions about single servers. No side effects.
 
-Also here: which servers may take calls, and which operation brings a server nearer to that.
+These decisions are whether a server may take calls, and which operation it needs next.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Seen:
     """All inputs at one moment."""
 
     wanted: PolicySource
-    """The version in `spec.policy`."""
+    """The policy in `spec.policy`."""
     mode: TransferMode
     min_ready: int
     """Servers that must have a new version before the gate opens."""
@@ -40,27 +40,27 @@ class Seen:
     now: datetime
 
     def entry(self, server: Server) -> ServerStatus | None:
-        """Return the status entry of this start of this server."""
+        """Return the server's status entry; None if the entry is for another pod or an earlier start of the engine."""
         found = next((entry for entry in self.status.servers if entry.name == server.name), None)
         if found is None or found.uid != server.uid:
             return None
-        # A pod is evicted, whatever its containers do until it ends.
+        # A restart of the engine does not undo the eviction of its pod.
         return found if found.restarts == server.restarts or found.state is ServerState.EVICTED else None
 
     def is_evicted(self, server: Server) -> bool:
-        """Whether the server was given up. Its pod must be deleted."""
+        """Whether the server failed and its pod must be deleted."""
         entry = self.entry(server)
         return entry is not None and entry.state is ServerState.EVICTED
 
     def is_member(self, server: Server) -> bool:
-        """Whether it has been open to runners since it started, so that calls may run on it."""
+        """Whether the server was open to runners since its start, so that it may have calls."""
         entry = self.entry(server)
         here = entry is not None and entry.policy_version is not None and entry.state is not ServerState.EVICTED
         return here and server.up and not server.leaving
 
     @property
     def members(self) -> list[Server]:
-        """Return the servers that have, or may have, calls in progress."""
+        """Return the servers that may have calls in progress."""
         return [server for server in self.servers if self.is_member(server)]
 
     @property
@@ -72,7 +72,7 @@ class Seen:
 
     @property
     def newcomers(self) -> list[Server]:
-        """Return the running servers that have never been open to runners."""
+        """Return the running servers that were not open to runners since their start."""
         return [
             server
             for server in self.servers
@@ -81,7 +81,7 @@ class Seen:
 
     @property
     def since(self) -> datetime:
-        """Return when the current step began; a long time ago if there is none."""
+        """Return when the current step began; `datetime.min` if there is none."""
         since = self.status.policy.since
         return datetime.fromisoformat(since) if since else datetime.min.replace(tzinfo=UTC)
 
@@ -100,18 +100,18 @@ class Seen:
 
 
 LOOK_AGAIN = timedelta(seconds=10)
-"""Interval between two reports of a server without an update. A person may have paused it."""
+"""Interval between two reports of a server outside updates. For example, a person may have paused it."""
 TRY_AGAIN = timedelta(seconds=30)
-"""Pause after a failure that a store or the trainer may have caused. Longer than a connection's time-out."""
+"""Pause before a failed operation is retried. It is longer than a connection's time-out."""
 LOOK_AFTER_FAILURE = timedelta(seconds=2)
-"""Pause after a failed report. A starting engine responds within minutes, and a request is cheap."""
+"""Pause after a failed Look. It is short because requests are cheap, and an engine that starts should be found soon."""
 
 _CHANGES = (Call.LOAD, Call.RESUME, Call.CHECK)
-MISMATCH = "its weights differ from those of the other servers, though it names the same version"
+MISMATCH = "its weights differ from those of the other servers, although it reports the same version"
 
 
 def look(seen: Seen, server: Server) -> ServerOperation | None:
-    """Return the operation Look if a server is free and its last report is missing or old."""
+    """Return the operation Look if a server is not busy and its last report is missing or old."""
     if server.busy is not None or not server.control_url:
         return None
     if server.report is None:
@@ -121,7 +121,7 @@ def look(seen: Seen, server: Server) -> ServerOperation | None:
 
 
 def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOperation | None:
-    """Return the next operation that a server without traffic needs to serve a version; None: none now."""
+    """Return the next operation that a server without calls needs before it can serve a version; None if none is due."""
     if server.busy is not None:
         return None
     report = server.report
@@ -129,7 +129,7 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
         return look(seen, server)
     if any(failed_lately(seen, server, call, source.version) for call in (*_CHANGES, Call.OPEN)):
         return None
-    if has_to_go(server, source.version):
+    if must_be_replaced(server, source.version):
         return None
     if report.version != source.version:
         return ServerOperation(Call.LOAD, source)
@@ -139,7 +139,7 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
 
 
 def next_step(seen: Seen, server: Server) -> ServerOperation | None:
-    """Return the operation still needed before the gateway of a server with the right version opens."""
+    """Return the operation that a server with the right version needs before its gateway can open."""
     if server.report is not None and server.report.paused:
         return ServerOperation(Call.RESUME)
     return None if is_checked(seen, server) else ServerOperation(Call.CHECK)
@@ -153,12 +153,12 @@ def failed_lately(seen: Seen, server: Server, call: Call, version: int) -> bool:
     return failure.operation.source is None or failure.operation.source.version == version
 
 
-def has_to_go(server: Server, version: int) -> bool:
-    """Whether only a restart brings this newcomer to a version.
+def must_be_replaced(server: Server, version: int) -> bool:
+    """Whether this newcomer can get a version only by a restart.
 
-    Its request failed, and the server itself is the cause. Or it lets calls through for another version: it was open
-    before the kubelet counted the start that it is of, and has calls that runners have not ended yet, so its weights must
-    not change.
+    One reason is a failed operation of which the server itself is the cause. The other is a gateway that accepts calls
+    for another version: such a server was opened before the kubelet reported its restart, and may have calls, so its
+    weights must not change.
     """
     if any(call in server.failures and not server.failures[call].untouched for call in _CHANGES):
         return True
@@ -166,25 +166,25 @@ def has_to_go(server: Server, version: int) -> bool:
 
 
 def is_checked(seen: Seen, server: Server) -> bool:
-    """Whether its engine's checksums for its weights are known, or known not to exist."""
+    """Whether the checksums of its weights were read, or its engine was found to provide none."""
     assert server.report is not None
     entry = seen.entry(server) if seen.status.policy.gate is Gate.OPEN else None
     return server.report.checked or (entry is not None and entry.policy_version == server.report.version)
 
 
 def digest_of(seen: Seen, server: Server) -> str | None:
-    """Return the digest of the weights of the version it reports, if its engine provides one."""
+    """Return the digest of a server's weights; None if its engine provides none."""
     entry = seen.entry(server)
     if server.report is not None and server.report.checked:
         return server.report.digest
     return entry.weights_digest if entry is not None else None
 
 
-def odd_ones(seen: Seen, servers: Iterable[Server], old: Collection[str | None] = ()) -> list[Server]:
-    """Return the servers of one version whose weights differ from most others. A version name alone proves nothing.
+def with_deviating_weights(seen: Seen, servers: Iterable[Server], old: Collection[str | None] = ()) -> list[Server]:
+    """Return the servers whose weights differ from those of the majority. All report the same version.
 
     Args:
-        old: digests from before a load. Where as many have these as have something else, these are the odd ones.
+        old: digests from before a load. In a tie, they count as wrong.
     """
     digests = {server.key: digest for server in servers if (digest := digest_of(seen, server)) is not None}
     if len(set(digests.values())) < 2:
@@ -196,14 +196,12 @@ def odd_ones(seen: Seen, servers: Iterable[Server], old: Collection[str | None] 
 
 
 def is_ready(seen: Seen, server: Server) -> bool:
-    """Whether runners may call it while the gate is open, by its report or, before one exists, by its last
-    verification.
-    """
+    """Whether runners may call a server while the gate is open. Without a report, its status entry decides."""
     return is_verified(seen, server) and (server.report is None or server.report.is_open)
 
 
 def is_verified(seen: Seen, server: Server) -> bool:
-    """Whether it runs the current version, so that its gateway may let calls through; decided as in `is_ready`."""
+    """Whether a server has the current version, so that its gateway may open. Without a report, its status entry decides."""
     if not server.up or server.leaving or seen.is_evicted(server):
         return False
     if server.report is None:
@@ -219,12 +217,12 @@ def entry_at_rest(seen: Seen, server: Server, evicted: Collection[Server]) -> Se
     entry = entry_behind_gate(seen, server, evicted)
     if entry.policy_version is None:
         return entry
-    # Its version stays on record: calls that it holds began with it.
+    # The version is kept, because calls in progress began with it.
     return entry.model_copy(update={"ready": False, "state": ServerState.PENDING_WEIGHTS})
 
 
 def entry_behind_gate(seen: Seen, server: Server, evicted: Collection[Server]) -> ServerStatus:
-    """Return a server's status entry while the gate is shut. What runners saw stays unchanged unless the server leaves."""
+    """Return a server's status entry while the gate is shut. The entry of a member is unchanged unless it is evicted."""
     old = seen.entry(server)
     if server not in evicted and seen.is_member(server) and old is not None:
         return old

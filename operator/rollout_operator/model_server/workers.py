@@ -1,7 +1,7 @@
-"""`GET /v1/rl/workers`: all servers of all ModelServers, in the format of Dynamo's worker discovery.
+"""`GET /v1/rl/workers`: the servers of ModelServers in the format of Dynamo's worker discovery.
 
-Protocol version 1 of ai-dynamo/dynamo, lib/rl/src/lib.rs: RlWorkersResponse and RlWorkerInfo. Trainers that find their
-engines there find ours. It says who is there and grants nothing: control routes want the token of their ModelServer.
+The format is protocol version 1 of ai-dynamo/dynamo (lib/rl/src/lib.rs: RlWorkersResponse and RlWorkerInfo), so that
+trainers for Dynamo can use ModelServers. The list grants no access: control routes need the ModelServer's token.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ ROUTES: Final = (
 )
 """Routes of a server's control port, in Dynamo's order."""
 INSTANCE_BITS: Final = 53
-"""Bits of an instance id. Dynamo's have 64, but JSON readers keep only 53 exactly."""
+"""Bits of an instance id. Dynamo's have 64, but many JSON readers are exact only up to 53."""
 
 
 def workers(servers: Iterable[Manifest], namespace: str | None = None) -> dict[str, Any]:
     """Return the response body for the ModelServers in one namespace or in all."""
     found = [
         _worker(server, entry)
-        # One that cannot be read has the condition Invalid, and nothing runs because of it.
+        # A malformed ModelServer has the condition Invalid and no servers.
         for server in (read_as(ModelServer, found) for found in servers)
         if server is not None and server.status is not None and namespace in (None, server.metadata.namespace)
         for entry in server.status.servers
         if entry.url
     ]
     found.sort(key=lambda worker: (worker["namespace"], worker["component"], worker["instance_id"]))
-    # The protocol wants a name there, also of all namespaces.
+    # The protocol requires a namespace even if the list is of all namespaces.
     return {"protocol_version": PROTOCOL_VERSION, "namespace": namespace or "*", "workers": found}
 
 
@@ -59,16 +59,17 @@ def _worker(server: ModelServer, entry: ServerStatus) -> dict[str, Any]:
         "world_size": server.spec.parallelism.accelerators,
     }
     if not entry.ready:
-        worker["error"] = _WHY[entry.state]
+        worker["error"] = _NOT_READY[entry.state]
     return worker
 
 
-_WHY: Final = {
-    ServerState.STARTING: "it is starting",
-    ServerState.PENDING_WEIGHTS: "it has not been verified to have the current policy",
-    ServerState.READY: "it is not ready",
-    ServerState.EVICTED: "it failed, and is being replaced",
+_NOT_READY: Final = {
+    ServerState.STARTING: "the server is starting",
+    ServerState.PENDING_WEIGHTS: "the server was not verified to have the current policy yet",
+    ServerState.READY: "the server is not ready",
+    ServerState.EVICTED: "the server failed and is being replaced",
 }
+"""Error messages for servers that are not ready."""
 
 
 def instance_id(uid: str) -> int:

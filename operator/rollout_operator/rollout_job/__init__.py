@@ -1,4 +1,4 @@
-"""RolloutJob: one Indexed Job of runner pods with its resources, and the results in the status."""
+"""Controller of RolloutJobs: an Indexed Job of runner pods, the objects that they need, and the sum of their reports."""
 
 from rollout_operator.rollout_job.observe import observe
 from rollout_operator.rollout_job.plan import needs_spec, plan

@@ -1,4 +1,4 @@
-"""The ModelServer of a job: its own, which the job creates and deletes, or one that it names."""
+"""The ModelServer of a job: an own one (`model.server`), created and deleted with the job, or a named one (`serverRef`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from rollout_operator.rollout_job.runner_objects import owned
 
 
 def own_server(job: RolloutJob) -> dict[str, Any] | None:
-    """Return the initial ModelServer for `model.server`. Its policy and size can change independently afterwards."""
+    """Return the ModelServer to create for `model.server`. Its policy and size may be changed afterwards."""
     if job.spec.model is None or job.spec.model.server is None:
         return None
     labels = {**MANAGED_BY, JOB_LABEL: job.metadata.name, JOB_UID_LABEL: job.metadata.uid or ""}
@@ -22,34 +22,37 @@ def own_server(job: RolloutJob) -> dict[str, Any] | None:
 
 
 def waiting(seen: Observed) -> str | None:
-    """Return why runners must wait for their model, as a message; None if they need not."""
+    """Return a message why runners must wait for their model; None if they need not."""
     if seen.server_ref is None:
         return None
     name = seen.server_ref.name
     if seen.model_server is None:
         if is_lost(seen):
-            return f"ModelServer {name} was deleted; it is created again with size and policy of spec.model.server"
-        made = (
-            "is being made" if seen.owns_server else "is not there; create it, or name another in spec.model.serverRef"
+            return f"ModelServer {name} was deleted; it is created again with the size and policy of spec.model.server"
+        state = (
+            "is being created"
+            if seen.owns_server
+            else "does not exist; create it, or name another in spec.model.serverRef"
         )
-        return f"ModelServer {name} {made}"
+        return f"ModelServer {name} {state}"
     conditions = {c["type"]: c for c in (seen.model_server.get("status") or {}).get("conditions", ())}
     for kind in ("Invalid", "Ready"):
         condition: Mapping[str, Any] = conditions.get(kind, {})
         if condition.get("status") == "True":
             return None if kind == "Ready" else f"ModelServer {name} is invalid: {condition.get('message', '')}"
-    said = conditions.get("Ready", {})
-    return f"ModelServer {name} is not ready: {said.get('message') or said.get('reason') or 'it was not looked at yet'}"
+    not_ready = conditions.get("Ready", {})
+    why = not_ready.get("message") or not_ready.get("reason") or "the operator has not processed it yet"
+    return f"ModelServer {name} is not ready: {why}"
 
 
 def is_lost(seen: Observed) -> bool:
-    """Whether somebody deleted the own ModelServer of a job that has started and is not suspended."""
+    """Whether the job's own ModelServer was deleted although the job has started and is not suspended."""
     return seen.owns_server and seen.model_server is None and seen.batch_job is not None and not seen.suspend
 
 
-def give_back(seen: Observed, *, ended: bool, paused: bool) -> Iterator[Action]:
-    """Delete the job's own ModelServer when the job has ended; scale it to 0, which keeps its policy, while runners may
-    come back.
+def release_accelerators(seen: Observed, *, ended: bool, paused: bool) -> Iterator[Action]:
+    """Delete the job's own ModelServer when the job has ended. While the job may resume, scale it to 0, which keeps its
+    policy; scale it up again when the job runs.
     """
     if not seen.owns_server or seen.server_ref is None or seen.model_server is None:
         return

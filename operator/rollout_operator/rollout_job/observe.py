@@ -12,11 +12,11 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Ref
 from rollout_operator.cache import Cache, controller_of, model_server_of, report_of, reports_of, uid_of
-from rollout_operator.conditions import parse_time, trouble
+from rollout_operator.conditions import parse_time, start_problem
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
-"""A pod that should have ended this long ago is on a dead node, whose kubelet cannot report its end."""
+"""Time after a pod's deadline for its end. A pod that still exists is then assumed to be on a dead node."""
 
 _ENDED: Final = ("Succeeded", "Failed")
 
@@ -31,10 +31,11 @@ class RunnerPod:
     """Whether it runs or may still run."""
     ready: bool
     trouble: tuple[str, str] | None = None
-    """Why it does not start: reason and message."""
+    """Why it does not start, as reason and message."""
     silent: float | None = None
-    """Seconds on a node without a start or a reason. A volume may be missing."""
+    """Seconds on a node without a start or a reason. A volume, such as the Secret, may be missing."""
     failure: str | None = None
+    """Why it failed."""
     ended: str = ""
     """When it failed, in RFC 3339."""
 
@@ -50,14 +51,14 @@ class BatchJob:
     suspend_set: bool
     """The value of `suspend` that the operator last set."""
     suspended: bool
-    """Whether its status reports it as suspended, with no pods left."""
+    """Whether its status reports it as suspended, with no active pods."""
     leaving: bool
-    """Whether it was deleted and still waits for its pods to end."""
+    """Whether it was deleted and waits for its pods to end."""
     failed_pods: int
     completed: datetime | None
-    """When all its indexes had succeeded."""
+    """When its last index succeeded; None while it runs."""
     given_up: tuple[str, str] | None
-    """Why Kubernetes failed it: reason and message. The operator's settings never cause that, but a person may."""
+    """Why Kubernetes marked it as failed, as reason and message. Only another manager's change can cause that."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,18 @@ class Observed:
     batch_job: BatchJob | None
     pods: tuple[RunnerPod, ...]
     sandboxes: tuple[tuple[Ref, str], ...]
-    """Names and uids of its Sandboxes."""
+    """References and uids of its Sandboxes."""
     has_policy: bool
     """Whether the NetworkPolicy of its runners exists."""
     shards: frozenset[str]
     reports: tuple[RunnerReport, ...]
     """Reports of its runners, by index."""
     reports_deleted: bool
-    """Whether a RolloutShard is missing, or was created again without a report, after the Job was created."""
-    told_lately: bool
-    """Whether its counts were written recently."""
+    """Whether a RolloutShard was deleted after the Job was created. It may have been created again, without a report."""
+    counts_written: bool
+    """Whether its counts were written within COUNTS_SECONDS."""
     secret_checked: bool = False
-    """Whether its Secret was recently seen to exist."""
+    """Whether the existence of its Secret was checked recently."""
     server_ref: Ref | None = None
     model_server: Manifest | None = None
     """The ModelServer that it uses, if it exists."""
@@ -98,7 +99,7 @@ class Observed:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Return its spec as stored by the API server."""
+        """Return its spec, of which the cache may have only a part."""
         found: Mapping[str, Any] = self.manifest["spec"]
         return found
 
@@ -133,7 +134,7 @@ class Observed:
 
     @property
     def runners_at_work(self) -> int:
-        """Return the runners whose shard has no verdict yet."""
+        """Return the number of runners whose shard is neither completed nor aborted."""
         return self.replicas - sum(
             report.state in (RunnerState.COMPLETED, RunnerState.ABORTED) for report in self.reports
         )
@@ -148,7 +149,7 @@ class Observed:
         return None if restarts is None else Restarts.model_validate(restarts)
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """Return a condition as last written; empty if it never was."""
+        """Return a condition as last written; empty if it was not written yet."""
         return next((found for found in self.status.get("conditions", ()) if found["type"] == kind), {})
 
 
@@ -157,12 +158,12 @@ def replicas_of(job: Manifest) -> int:
 
 
 def counts_fact(uid: str) -> tuple[str, str]:
-    """Return the name of the fact that a job's counts were written recently."""
+    """Return the fact that a job's counts were written recently."""
     return ("counts-written", uid)
 
 
 def secret_fact(uid: str) -> tuple[str, str]:
-    """Return the name of the fact that a job's Secret exists."""
+    """Return the fact that a job's Secret exists."""
     return ("secret-exists", uid)
 
 
@@ -191,7 +192,7 @@ def observe(world: World, obj: Manifest) -> Observed:
         shards=frozenset(shard["metadata"]["name"] for shard in shards),
         reports=_reports(world.cache, obj),
         reports_deleted=batch_job is not None and _reports_deleted(shards, replicas_of(obj), batch_job.created),
-        told_lately=world.recall(counts_fact(uid)) is not None,
+        counts_written=world.recall(counts_fact(uid)) is not None,
         secret_checked=world.recall(secret_fact(uid)) is not None,
         server_ref=model_server_of(obj),
         model_server=_model_server(world, obj),
@@ -199,7 +200,7 @@ def observe(world: World, obj: Manifest) -> Observed:
 
 
 def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
-    """Return one report for each index. Reports that no runner of this job can have written are ignored."""
+    """Return one report for each index, by index. Reports with an index beyond the job's replicas are ignored."""
     found = {
         report.index: report
         for report in reports_of(cache, job["metadata"]["namespace"], uid_of(job))
@@ -209,7 +210,7 @@ def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
 
 
 def _reports_deleted(shards: Sequence[Manifest], replicas: int, job_created: datetime) -> bool:
-    """Whether RolloutShards were deleted. They are created before the Job, and again after a deletion."""
+    """Whether RolloutShards were deleted. The originals are older than the Job; replacements are newer."""
     silent = (shard["metadata"]["creationTimestamp"] for shard in shards if report_of(shard) is None)
     return len(shards) < replicas or any(parse_time(created) > job_created for created in silent)
 
@@ -219,13 +220,14 @@ def _model_server(world: World, job: Manifest) -> Manifest | None:
     found = world.cache.get(ref.kind, ref.namespace, ref.name) if ref else None
     is_own = bool((job["spec"].get("model") or {}).get("server"))
     if found is not None and is_own and (controller_of(found) or {}).get("uid") != uid_of(job):
-        return None  # of an earlier job of the same name
+        return None  # it belongs to an earlier job with the same name
     return found
 
 
 def _batch_job(job: Manifest) -> BatchJob:
     status = job.get("status") or {}
-    # Failed and Complete themselves wait for the end of every pod, and one on a dead node may stay forever.
+    # FailureTarget and SuccessCriteriaMet come earlier than Failed and Complete, which wait for the end of every pod. A pod
+    # on a dead node may never end.
     true = true_conditions(status)
     given_up = true.get("FailureTarget") or true.get("Failed")
     completed = true.get("SuccessCriteriaMet") or true.get("Complete")
@@ -247,7 +249,7 @@ def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
     phase = status.get("phase", "Pending")
     leaving = metadata.get("deletionTimestamp")
     gone = leaving is not None and parse_time(leaving) + GONE_AFTER < now
-    waits = trouble(status) if phase == "Pending" and leaving is None else None
+    waits = start_problem(status) if phase == "Pending" and leaving is None else None
     started = status.get("startTime") if phase == "Pending" and leaving is None and waits is None else None
     failure, ended = _failure(status) if phase == "Failed" else (None, "")
     return RunnerPod(
@@ -269,4 +271,4 @@ def _failure(status: Mapping[str, Any]) -> tuple[str, str]:
         if ended := container.get("state", {}).get("terminated"):
             code = f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode')}"
             return ": ".join(filter(None, (code, ended.get("message", "").strip()))), ended.get("finishedAt") or ""
-    return "its pod ended without a reason", ""
+    return "its pod failed without a reported reason", ""

@@ -20,7 +20,7 @@ from rollout_operator.rollout_job.verdict import (
     count_from,
     failure_limit,
     failures_since,
-    is_taken_back,
+    is_reverted,
     judge,
     lacks_reports,
     standing_verdict,
@@ -35,21 +35,20 @@ def seconds_left(ended: datetime | None, ttl_seconds: int, now: datetime) -> flo
 
 
 COUNTS_SECONDS: Final = 10
-"""Interval between two writes of counts alone. Runners report every second, and each write stores the job with all its
-tasks.
+"""Interval between writes that change only counts. Runners report every second, and each write makes the API server store
+the whole job with its tasks.
 """
 
 SILENT_SECONDS: Final = 30
-"""Time for runner pods to be created and start. After it, the operator checks whether the objects that they need exist.
-"""
+"""Time for runner pods to be created and to start. Later the operator checks whether the objects that they need exist."""
 SECRET_SECONDS: Final = 60
-"""Interval between checks of the objects that runner pods need."""
+"""Interval between these checks."""
 
 
 def plan(seen: Observed) -> Plan:
     """Plan the next step: start, suspend, resume, clean up or delete; and the status."""
     if "deletionTimestamp" in seen.manifest["metadata"]:
-        return Plan()  # garbage collection does the rest
+        return Plan()  # garbage collection deletes its objects
     standing = standing_verdict(seen)
     ttl = seen.spec.get("ttlSecondsAfterFinished", FINISHED_JOB_SECONDS)
     left = seconds_left(standing.since if standing else None, ttl, seen.now)
@@ -73,8 +72,8 @@ def plan(seen: Observed) -> Plan:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
     can_resume = found.verdict is not None and found.verdict.reason == RUNNERS_FAIL
     is_paused = (found.drained and seen.suspend) or (ended and can_resume)
-    actions += model_server.give_back(seen, ended=ended and not can_resume, paused=is_paused)
-    return _told(seen, found, actions, left)
+    actions += model_server.release_accelerators(seen, ended=ended and not can_resume, paused=is_paused)
+    return _with_status(seen, found, actions, left)
 
 
 def needs_spec(seen: Observed) -> bool:
@@ -106,14 +105,14 @@ def _lacks_pods(seen: Observed) -> bool:
 
 
 def _misses_account(seen: Observed) -> bool:
-    """Whether a missing ServiceAccount may be the reason, unless it was checked recently."""
+    """Whether runner pods are missing, perhaps because their ServiceAccount is. False shortly after the last check."""
     job = seen.batch_job
     is_new = job is None or (seen.now - job.created).total_seconds() < SILENT_SECONDS
     return _lacks_pods(seen) and not is_new and not seen.secret_checked
 
 
 def _missing_objects(seen: Observed) -> Iterator[Action]:
-    """Create the NetworkPolicy and the RolloutShards, again if somebody deleted them."""
+    """Create the NetworkPolicy and the RolloutShards if they do not exist, also after they were deleted."""
     job = Metadata(name=seen.ref.name, namespace=seen.ref.namespace, uid=seen.uid)
     if not seen.has_policy:
         yield Create(runner_policy(job))
@@ -146,7 +145,7 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
 
 
 def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
-    """Start the job. The Job is created last, after all that its pods need, the model included."""
+    """Start the job. The runners' Job is created last, when everything that its pods need exists and the model is ready."""
     server = model_server.own_server(job)
     if server is not None and seen.model_server is None:
         yield Create(server)
@@ -160,8 +159,8 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
 
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
-    """Set the Job's `suspend` when the RolloutJob's own value changes. Between changes, values of other managers are
-    kept.
+    """Set the Job's `suspend` when the RolloutJob's value has changed. Otherwise values of other managers, such as Kueue,
+    are kept. Also delete a Job that must be created again.
     """
     job, suspend = seen.batch_job, seen.suspend
     if job is None:
@@ -172,20 +171,20 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         return
     if job.completed is not None or job.given_up is not None:
         return
-    if is_taken_back(seen):
-        # Kubernetes would delay its next pod by up to 10 min, as after its last failure. A new Job has no such history.
-        # The old one stays until its pods have ended: they may still drain, and need their sandboxes.
+    if is_reverted(seen):
+        # A new Job has no back-off. Kubernetes would delay the next pod of the old one by up to 10 min. The old Job stays
+        # until its pods have ended, because they may still drain and need their sandboxes.
         yield Delete(ref, job.uid, foreground=seen.alive > 0)
         return
     if job.leaving:
-        # A pod of a lost node stays for ever; the Job does not wait for it.
+        # A pod on a lost node never ends, so the Job is deleted without waiting for it.
         if not seen.alive:
             yield Delete(ref, job.uid)
         return
     changed = suspend != job.suspend_set
     if found.verdict is not None:
-        # A job that has ended starts no pod again, whatever its spec. Runners without a final report may end on their
-        # own.
+        # A job that has ended must not start pods again, so it is suspended. Runners without a final report are left to
+        # end by themselves, unless there were too many failures.
         ended = not seen.alive and not seen.runners_at_work
         suspend = suspend or job.suspend or ended or found.failures >= failure_limit(seen.runners_at_work)
         changed = suspend != job.suspend
@@ -194,10 +193,10 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
 
 
 def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
-    """Create deleted objects again if runner pods need them.
+    """Create deleted objects again that runner pods need.
 
-    Kubernetes makes no pod without its ServiceAccount, runners fail without their Role, and a runner that starts waits
-    silently for its Secret. Without their own ModelServer, runners wait for ever.
+    Without the ServiceAccount Kubernetes creates no pods. Without the Role runners fail. Without the Secret a pod waits
+    and reports no reason. Without the job's own ModelServer runners wait for ever.
     """
     silent, misses_account = _silent(seen), _misses_account(seen)
     if found.verdict is not None or not (silent or misses_account or found.lost_server):
@@ -217,21 +216,23 @@ def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
 def _restored_secret(seen: Observed, found: Findings, resolved: Resolved, *, in_use: bool) -> Action:
     """Return the action that restores the Secret.
 
-    While sandboxes or runners use the key, a new one would invalidate their tokens, and changed defaults of the chart would
-    move results. Then the Secret is only read; if it is missing, that fails, and the condition Reconciled says what to do.
+    The Secret is only read, not created again, in two cases: while sandboxes or runners use a key that the operator does
+    not know, because a new key would invalidate their tokens; and if the chart's defaults have changed, because results
+    would go elsewhere. If the Secret is then missing, the read fails, and the condition Reconciled says what to do.
     """
     if resolved.job is None or resolved.result_uri != found.result_uri or (in_use and not seen.has_key):
         return ReadKey(Ref("Secret", seen.ref.namespace, runner_name(seen.ref.name)), seen.uid)
     return EnsureKey(secret(resolved.job))
 
 
-def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
+def _with_status(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
+    """Return the plan with the new status and its Events. A status that differs only in counts is written later."""
     status = status_of(seen, found)
     before = dict(seen.status)
     deadlines = [_look_again(seen, found), ttl_left]
     if status == before:
         return Plan(tuple(actions), requeue_seconds=_earliest(deadlines))
-    if seen.told_lately and differs_in_counts_only(before, status):
+    if seen.counts_written and differs_in_counts_only(before, status):
         return Plan(tuple(actions), requeue_seconds=_earliest([*deadlines, COUNTS_SECONDS]))
     actions.append(Remember(counts_fact(seen.uid), "", COUNTS_SECONDS))
     return Plan(tuple(actions), status, events_of(seen, found, status), _earliest(deadlines))

@@ -1,6 +1,6 @@
 """The objects of a job's runners: Indexed Job, RBAC, Secret with the job, RolloutShards and NetworkPolicy.
 
-Completion, restart of an index, suspension and eviction are Kubernetes' own.
+Kubernetes' Job controller handles completion, restarts, suspension and eviction of the pods.
 """
 
 import math
@@ -50,7 +50,7 @@ def secret(job: RolloutJob) -> Json:
 
 
 def service_account_name(job: RolloutJob) -> str:
-    """Return the account of the runner pods: the user's, or the job's own."""
+    """Return the name of the runner pods' ServiceAccount: the user's, or the one that the operator creates."""
     return job.spec.runners.service_account_name or runner_name(job.metadata.name)
 
 
@@ -66,14 +66,14 @@ def access(job: RolloutJob, config: OperatorConfig) -> list[Json]:
 
 
 def shards(job: Metadata, replicas: int) -> list[Json]:
-    """Return one RolloutShard for each runner's report. Reports in the job itself would rewrite all its tasks."""
+    """Return one RolloutShard for each runner's reports. A report in the job itself would rewrite all its tasks."""
     return [owned(job, "RolloutShard", shard_name(job.name, job.uid or "", index)) for index in range(replicas)]
 
 
 def runner_policy(job: Metadata) -> Json:
     """Return the NetworkPolicy of the runner pods. Only metrics collectors can reach them; sandboxes cannot.
 
-    What they may reach is open: models and stores are anywhere.
+    Outgoing connections are unrestricted, because models and stores can be anywhere.
     """
     collectors = {"namespaceSelector": {}, "podSelector": {"matchExpressions": [NOT_SANDBOX]}}
     spec = {
@@ -103,21 +103,21 @@ KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 """Prefix of the labels that name a job's queue and priority."""
 
 USER: Final = 65532
-"""User of the runtime image as a number: `runAsNonRoot` cannot check a name."""
+"""User of the runtime image, as a number because `runAsNonRoot` cannot check names."""
 
 ROLLOUT_MEBIBYTES: Final = 2
-"""Memory of one rollout in a runner. A short conversation took 0.13 MB (docs/benchmarks.md); a long one with token ids
-and logprobs takes several.
+"""Memory requested for each concurrent rollout. A short conversation took 0.13 MB (docs/benchmarks.md). A long one with
+token ids and logprobs takes several MB.
 """
 
 UNLIMITED: Final = 2**31 - 1
-"""Restarts that Kubernetes allows. The operator limits them by the runners' progress (verdict.py)."""
+"""Restarts that Kubernetes allows. The operator sets the limit instead, by the runners' progress (verdict.py)."""
 
 LOST_NODE_SECONDS: Final = 30
-"""Time after which the runner of a silent node is started elsewhere; Kubernetes' default is 300."""
+"""Time after which the runner of an unreachable node is started elsewhere. Kubernetes' default is 300 s."""
 
 GRACE_SECONDS: Final = 30
-"""A runner finishes its turns within 25 s of SIGTERM."""
+"""Time between SIGTERM and SIGKILL. A runner finishes its turns within 25 s."""
 
 
 def runner_job(
@@ -131,7 +131,7 @@ def runner_job(
         "completions": replicas,
         "parallelism": replicas,
         "backoffLimit": UNLIMITED,
-        # Not `Failed`: it would wait for ever for a pod on a dead node.
+        # `Failed` would wait for ever for a pod on a dead node.
         "podReplacementPolicy": "TerminatingOrFailed",
         "suspend": suspend,
         "template": template.merge(
@@ -145,7 +145,7 @@ def runner_job(
 
 
 def suspension(*, suspend: bool) -> dict[str, Any]:
-    """Return the fields that suspend or resume a Job: the value, and a note that the operator set it."""
+    """Return the fields that suspend or resume a Job: `suspend`, and an annotation with the value that the operator set."""
     return {"metadata": {"annotations": {SUSPEND_ANNOTATION: str(suspend).lower()}}, "spec": {"suspend": suspend}}
 
 
@@ -188,7 +188,7 @@ def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
     return {
         "name": RUNNER_PARTS.container,
         "image": own_image or config.images.runtime,
-        # A user's image keeps Kubernetes' own rule: Always for :latest, else IfNotPresent.
+        # Kubernetes' default applies to a user's image: Always for :latest, else IfNotPresent.
         **({} if own_image else {"imagePullPolicy": config.images.pull_policy}),
         "env": [{"name": "HOME", "value": "/tmp"}, *_keys(job)],
         "envFrom": [{"secretRef": {"name": job.spec.output.secret_ref}}] if job.spec.output.secret_ref else [],

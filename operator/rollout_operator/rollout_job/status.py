@@ -1,7 +1,4 @@
-"""The status of a RolloutJob: the sum of its runners' reports, and the conditions derived from it.
-
-Its Events say what happened since the status was last written.
-"""
+"""The status of a RolloutJob: the sum of its runners' reports, and its conditions. Also the Events for changes of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from rollout_operator.rollout_job.observe import Observed
 from rollout_operator.rollout_job.verdict import Verdict, failure_limit, last_failure
 
 REWARD_DIGITS = 6
-"""More digits would depend on the order in which rewards were added."""
+"""Digits of the mean reward. Further digits would depend on the order in which rewards are added."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Totals:
 
     def __str__(self) -> str:
         of = f" of {self.total}" if self.total is not None else ""
-        working = f", {self.running} at work" if self.running else ""
+        working = f", {self.running} running" if self.running else ""
         return f"{self.sealed}{of} rollouts sealed{working}"
 
 
@@ -48,7 +45,7 @@ def add_up(reports: Sequence[RunnerReport], replicas: int, listed: int | None) -
     reported = [report.total for report in reports if report.total is not None]
     total = sum(reported) if len(reported) == replicas else listed
     if total is not None:
-        # Reports come from different moments; a total must never be lower than its parts.
+        # Reports are from different times, and a total must not be lower than its parts.
         total = max(total, sealed, sum(outcomes.values()))
     rewarded = sum(report.rewarded for report in reports)
     mean = sum(report.reward_sum / rewarded for report in reports if report.rewarded) if rewarded else None
@@ -63,7 +60,7 @@ def add_up(reports: Sequence[RunnerReport], replicas: int, listed: int | None) -
 
 
 MESSAGE_CHARACTERS: Final = 4096
-"""Bound of a condition's message in the contract."""
+"""Longest message of a condition (rollout_api.conditions)."""
 
 INVALID, DRAINING, SUSPENDED, RESTARTED = "InvalidSpec", "Draining", "Suspended", "RunnerRestarted"
 HELD, RESUMED = "SuspendedByAnotherManager", "ResumedByAnotherManager"
@@ -81,11 +78,11 @@ class Findings:
     verdict: Verdict | None = None
     problems: Sequence[Problem] = ()
     waits_for_model: str | None = None
-    """Why no runner is created yet, or none can work, although the job is valid."""
+    """Why the runners of a valid job must wait for their model."""
     lost_server: bool = False
-    """Somebody deleted the job's own ModelServer."""
+    """Whether the job's own ModelServer was deleted."""
     drained: bool = False
-    """The job is suspended, and no runner is left."""
+    """Whether the job is suspended and has no runners left."""
     result_uri: str | None = None
 
 
@@ -106,11 +103,12 @@ def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
 
 
 def differs_in_counts_only(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether only numbers and messages changed, and no condition, so that the write can wait."""
-    return bool(_news(before) == _news(now))
+    """Whether only counts and messages changed, so that the write can wait."""
+    return bool(_urgent(before) == _urgent(now))
 
 
-def _news(status: Mapping[str, Any]) -> Any:
+def _urgent(status: Mapping[str, Any]) -> Any:
+    """Return the parts of a status whose change is written immediately."""
     conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
     failed_pods = (status.get("restarts") or {}).get("failedPods")
     others = {field: status.get(field) for field in ("observedGeneration", "resultURI")}
@@ -140,7 +138,7 @@ def _claims(seen: Observed, found: Findings) -> list[Claim]:
         ("Suspended", *_suspended(seen, found)),
     ]
     if found.problems:
-        claims.append(("Invalid", True, INVALID, "nothing was started: " + "; ".join(map(str, found.problems))))
+        claims.append(("Invalid", True, INVALID, "the job was not started: " + "; ".join(map(str, found.problems))))
     return claims
 
 
@@ -155,7 +153,7 @@ def _ready(seen: Observed, found: Findings) -> tuple[bool, str, str]:
     if found.verdict is not None or wanted == 0:
         return False, "RunnersFinished", ""
     up = sum(pod.ready for pod in seen.pods)
-    message = f"{up} of {wanted} runners that have work are up"
+    message = f"{up} of {wanted} runners with unfinished work are ready"
     if up >= wanted:
         return True, "RunnersUp", message
     troubled = sorted((pod for pod in seen.pods if pod.trouble), key=lambda pod: pod.index)
@@ -249,12 +247,12 @@ def _started(seen: Observed, found: Findings) -> Iterator[Event]:
 def _restarted(seen: Observed, found: Findings, progressing: Mapping[str, Any]) -> bool:
     if found.verdict is not None or seen.suspend or seen.held:
         return False
-    said = seen.condition("Progressing")
+    written = seen.condition("Progressing")
     if found.failures:
-        return bool(progressing["reason"] == RESTARTED and progressing["message"] != said.get("message"))
-    # A new result came together with the failure, which was not reported yet.
+        return bool(progressing["reason"] == RESTARTED and progressing["message"] != written.get("message"))
+    # A new result arrived together with the failure, so the failure count is 0 and the failure was not reported yet.
     before, after = seen.restarts, found.restarts
-    if before is None or after is None or said.get("reason") == RESTARTED:
+    if before is None or after is None or written.get("reason") == RESTARTED:
         return False
     return after.failed_pods > before.failed_pods
 

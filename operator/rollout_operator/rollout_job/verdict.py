@@ -1,6 +1,7 @@
-"""Decide whether a job has succeeded or failed. Each runner decides for its own shard; Kubernetes only runs them.
+"""Decide whether a job has succeeded or failed.
 
-A job fails after ten failures of runners in a row without a new result.
+Each runner decides for its own shard and reports it. A job also fails after a number of consecutive failures of runner
+pods without a new result (`failure_limit`).
 """
 
 from dataclasses import dataclass
@@ -12,21 +13,21 @@ from rollout_operator.conditions import parse_time
 from rollout_operator.rollout_job.observe import Observed
 
 FAILURES_WITHOUT_RESULT = 10
-"""Kubernetes' back-off doubles from 10 s to 10 min: ten starts of one runner take some 40 min."""
+"""Failures that fail a job with few runners. Kubernetes' back-off doubles from 10 s to 10 min, so 10 starts of one runner
+take about 40 min.
+"""
 
 FAILURES_OF_EACH = 3
-"""Failures of each runner, for jobs with many: a short outage of the store ends all of them at once, which alone must
-not fail the job.
+"""Failures for each runner, for jobs with many runners. A short outage of the store ends all runners at the same time,
+which alone must not fail the job.
 """
 
 
 def count_from(before: Restarts | None, failed_pods: int, sealed: int, *, suspended: bool) -> Restarts:
-    """Return the time from which failures are counted: that of the last new result. Pods that a suspension ends do not
-    count.
+    """Return the counters from which failures are counted: those at the last new result.
 
-    Pods that a suspension ends do not count as failures. Fewer failed pods than before mean that somebody deleted the
-    Job, and
-    the count has started again.
+    Pods that a suspension ends do not count as failures. If there are fewer failed pods than before, the Job was deleted
+    and created again, and the count starts again.
     """
     if before is None or suspended or sealed > before.sealed or failed_pods < before.failed_pods:
         return Restarts(failed_pods=failed_pods, sealed=sealed)
@@ -38,19 +39,20 @@ def failures_since(since: Restarts, failed_pods: int) -> int:
 
 
 def failure_limit(runners_at_work: int) -> int:
-    """Return the number of consecutive failures that fails a job with so many runners."""
+    """Return the number of consecutive failures that fails a job with this many unfinished runners."""
     return max(FAILURES_WITHOUT_RESULT, FAILURES_OF_EACH * runners_at_work)
 
 
 REPORT_GRACE: Final = timedelta(seconds=180)
-"""A runner reports before it ends. Its report and the end of the Job come through two watches, in any order: one whose
-connection is dead is noticed after 120 s (SILENCE_SECONDS)."""
+"""Time to wait for reports after the end of the Job. Reports and the Job come through separate watches, and a broken watch
+is noticed only after 120 s (SILENCE_SECONDS).
+"""
 
 NO_VERDICT: Final = "NoVerdict"
-"""The only failure that means that reports are missing."""
+"""Reason of a failure because reports are missing."""
 
 RUNNERS_FAIL: Final = "RunnersFail"
-"""The only failure that a person can fix and revert, by suspending and resuming the job."""
+"""Reason of a failure that a person can revert after fixing the cause, by suspending and resuming the job."""
 
 
 @dataclass(frozen=True)
@@ -61,28 +63,28 @@ class Verdict:
     reason: str
     message: str
     since: datetime | None = None
-    """When it was first reported; None for a new one."""
+    """When it was written into the status; None for a new verdict."""
 
 
-def is_taken_back(seen: Observed) -> bool:
-    """Whether a person has just suspended a job whose runners failed."""
-    said = seen.condition("Failed")
-    return bool(said.get("status") == "True" and said["reason"] == RUNNERS_FAIL and seen.spec.get("suspend"))
+def is_reverted(seen: Observed) -> bool:
+    """Whether a person reverts the verdict RunnersFail by suspending the job."""
+    failed = seen.condition("Failed")
+    return bool(failed.get("status") == "True" and failed["reason"] == RUNNERS_FAIL and seen.spec.get("suspend"))
 
 
 def standing_verdict(seen: Observed) -> Verdict | None:
-    """Return the earlier verdict. It stays unless it was taken back or the missing reports have arrived."""
+    """Return the verdict in the status, unless it was reverted or the missing reports have arrived."""
     for kind in ("Succeeded", "Failed"):
-        said = seen.condition(kind)
-        is_outdated = said.get("reason") == NO_VERDICT and len(_done(seen)) == seen.replicas
-        if said.get("status") == "True" and not is_taken_back(seen) and not is_outdated:
-            since = parse_time(said["lastTransitionTime"])
-            return Verdict("Succeeded" if kind == "Succeeded" else "Failed", said["reason"], said["message"], since)
+        found = seen.condition(kind)
+        is_outdated = found.get("reason") == NO_VERDICT and len(_done(seen)) == seen.replicas
+        if found.get("status") == "True" and not is_reverted(seen) and not is_outdated:
+            since = parse_time(found["lastTransitionTime"])
+            return Verdict("Succeeded" if kind == "Succeeded" else "Failed", found["reason"], found["message"], since)
     return None
 
 
 def judge(seen: Observed, failures: int) -> Verdict | None:
-    """Return the verdict, if there is one. `failures`: consecutive failures without a new result, from `count_from`."""
+    """Return a new verdict; None if the job goes on. `failures` are consecutive ones without a new result."""
     reports = seen.reports
     for report in reports:
         if report.state is RunnerState.ABORTED:
@@ -95,14 +97,15 @@ def judge(seen: Observed, failures: int) -> Verdict | None:
     if seen.batch_job.completed is not None:
         return _of_complete_job(seen, seen.batch_job.completed)
     if failures >= failure_limit(seen.runners_at_work):
-        return Verdict("Failed", RUNNERS_FAIL, _hopeless(seen, failures))
+        return Verdict("Failed", RUNNERS_FAIL, _failure_message(seen, failures))
     return None
 
 
 def lacks_reports(seen: Observed) -> bool:
-    """Whether reports of successful runners were deleted. Runners that start again find all rollouts sealed and report.
+    """Whether reports of successful runners were deleted. The runners then run again, find all rollouts sealed, and
+    report.
 
-    At most once for each deletion: with a Job that is newer than all RolloutShards, a missing report never was there.
+    This is True at most once for each deletion, because the new Job is newer than the RolloutShards.
     """
     job = seen.batch_job
     return (
@@ -130,19 +133,19 @@ def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
     done = _done(seen)
     if len(done) == seen.replicas:
         losses = [f"runner {report.index}: {report.message}" for report in seen.reports if report.message]
-        return Verdict("Succeeded", "Completed", "; ".join(["every runner has completed its shard", *losses]))
+        return Verdict("Succeeded", "Completed", "; ".join(["all runners have completed their shards", *losses]))
     if _may_be_late(seen, completed) or seen.reports_deleted:
         return None
     silent = sorted(set(range(seen.replicas)) - set(done))
     named = ", ".join(map(str, silent[:10])) + (", …" if len(silent) > 10 else "")
     message = (
-        f"all runner pods ended well, but not all of them said that their part is complete (runners {named}); "
-        f"what was sealed is in {seen.status.get('resultURI', 'storage')}"
+        f"all runner pods succeeded, but runners {named} did not report that their shard is complete; "
+        f"sealed rollouts are in {seen.status.get('resultURI', 'storage')}"
     )
     return Verdict("Failed", NO_VERDICT, message)
 
 
-def _hopeless(seen: Observed, failures: int) -> str:
+def _failure_message(seen: Observed, failures: int) -> str:
     name, namespace = seen.ref.name, seen.ref.namespace
     return (
         f"{failures} runner pods failed in a row without a new result, the last one: {last_failure(seen)}. Results so far "

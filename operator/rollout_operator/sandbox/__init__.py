@@ -1,4 +1,4 @@
-"""The Sandbox kind: one Sandbox, one pod, until it has ended. docs/sandboxes.md describes what users see."""
+"""Controller of Sandboxes. Each Sandbox has one pod, until it has ended. docs/sandboxes.md describes what users see."""
 
 from rollout_operator.sandbox.observe import Observed, observe
 from rollout_operator.sandbox.plan import plan

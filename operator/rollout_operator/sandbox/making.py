@@ -1,4 +1,4 @@
-"""Decide how to create the pod of a Sandbox after earlier refusals, and what they imply. Pure."""
+"""Decide how to create the pod of a Sandbox, given earlier refusals by the API server. No side effects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, Observed, ov
 from rollout_operator.sandbox.reasons import OVERLAY
 from rollout_operator.sandbox.status import mode_of
 
-# A remembered failure of an image or the cluster is retried after this time: it may have been fixed.
 LEARNED_SECONDS = 3600.0
+"""Time for which failures of an image or the cluster are remembered. Later they may have been fixed."""
 ADMISSION_SECONDS = 60.0
-"""The same time for refusals of admission. Labels of a new namespace may come after its first Sandbox, and a retry
-costs one refused create.
+"""Time for which refusals by admission are remembered. It is short, because labels of a new namespace may be set after
+its first Sandbox, and a retry costs only one refused create.
 """
 REFUSAL_SECONDS = 20.0
-"""A way to create the Sandbox's pod that was refused is not tried again for this time. By then most pods run, and
-earlier refusals have become known for the namespace (`lessons`).
+"""Time for which a refused variant of a Sandbox's pod is not tried again. By then most pods run, and `learned_refusals` has
+extended the refusal to the namespace or the cluster.
 """
 
 
@@ -45,12 +45,12 @@ class Invalid:
     message: str
     conditions: Sequence[Condition] = ()
     may_pass: bool = False
-    """Admission refuses the pod. Labels and policies of a new namespace may come after its first Sandbox."""
+    """Whether a retry may succeed, because admission refused the pod. Labels of a new namespace may be set later."""
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One way to create the pod."""
+class _PodVariant:
+    """A mode, and how the executor gets into the pod."""
 
     choice: Choice
     image_volume: bool
@@ -61,25 +61,25 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
     if wrong := validate.problems(spec, seen.job, seen.namespace, seen.config.privileged_namespaces):
         return Invalid("; ".join(wrong))
     user_template = validate.pod_template(spec, seen.job)
-    way = _way(seen, spec)
-    if isinstance(way, Invalid):
-        return way
+    variant = _choose_variant(seen, spec)
+    if isinstance(variant, Invalid):
+        return variant
     if seen.key is None:
         return (_key_action(seen),)
     digest = network.reach_of(spec.network).digest()
     who = Identity(seen.name, seen.namespace, seen.uid, key=seen.key, job_labels=_job_labels(seen), network=digest)
     try:
-        pod = pod_for(who, spec, way.choice, seen.config.images, user_template, image_volume=way.image_volume)
+        pod = pod_for(who, spec, variant.choice, seen.config.images, user_template, image_volume=variant.image_volume)
     except ValueError as error:
         return Invalid(f"spec.podTemplate.spec.{error}")
-    refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", REFUSAL_SECONDS)
+    refused = Remember(pod_refused(seen.uid, (variant.choice.mode, variant.image_volume)), "", REFUSAL_SECONDS)
     return (*missing_policy(seen, spec), Create(pod, if_refused=refused))
 
 
-def lessons(seen: Observed) -> tuple[Remember, ...]:
-    """Return what an admitted pod implies about the ways that were refused before it.
+def learned_refusals(seen: Observed) -> tuple[Remember, ...]:
+    """Return facts about the namespace or cluster, if a pod was admitted after other variants of it were refused.
 
-    A refusal alone proves nothing about a namespace: a broken template is refused in every way.
+    A refusal alone proves nothing about a namespace, because a broken template is refused in every variant.
     """
     if seen.pod is None or not seen.refusals:
         return ()
@@ -92,8 +92,8 @@ def lessons(seen: Observed) -> tuple[Remember, ...]:
     return tuple(learned)
 
 
-def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
-    """Return the first way that was not refused: Overlay before Plain, an image volume before an init container."""
+def _choose_variant(seen: Observed, spec: SandboxSpec) -> _PodVariant | Invalid:
+    """Return the first variant that was not refused: Overlay before Plain, an image volume before an init container."""
     asked = spec.workspaces.mode
     choice = choose_mode(
         asked,
@@ -103,12 +103,12 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
         trial_failure=seen.trial_failure,
     )
     earlier = find(seen.status.conditions, OVERLAY)
-    if earlier is not None and earlier.status == "False":  # A separate Overlay pod did not help.
+    if earlier is not None and earlier.status == "False":  # an Overlay pod of this Sandbox has failed
         choice = Choice(WorkspaceMode.PLAIN, earlier.reason, earlier.message)
-    way = _unrefused(seen, choice)
-    if choice.mode == WorkspaceMode.OVERLAY and isinstance(way, str):
-        choice = Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, way)
-        way = _unrefused(seen, choice)
+    variant = _unrefused(seen, choice)
+    if choice.mode == WorkspaceMode.OVERLAY and isinstance(variant, str):
+        choice = Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, variant)
+        variant = _unrefused(seen, choice)
     if asked == WorkspaceMode.OVERLAY and choice.mode == WorkspaceMode.PLAIN:
         why = f"{choice.reason}: {choice.message}"
         return Invalid(
@@ -116,27 +116,27 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
             (condition(OVERLAY, False, choice.reason, choice.message),),
             may_pass=is_by_admission(choice.message),
         )
-    if not isinstance(way, str):
-        return way
-    hint = "; set spec.user to a uid such as 1000" if "runAsNonRoot" in way else ""
-    return Invalid(f"the API server refuses its pod: {way}{hint}", may_pass=is_by_admission(way))
+    if not isinstance(variant, str):
+        return variant
+    hint = "; set spec.user to a uid such as 1000" if "runAsNonRoot" in variant else ""
+    return Invalid(f"the API server refused its pod: {variant}{hint}", may_pass=is_by_admission(variant))
 
 
-def _unrefused(seen: Observed, choice: Choice) -> _Way | str:
-    """Return the first way of this mode that was not refused, or why the last one was."""
+def _unrefused(seen: Observed, choice: Choice) -> _PodVariant | str:
+    """Return the first variant of this mode that was not refused, or why the last one was."""
     refusal = ""
     for image_volume in _deliveries(seen):
         words = seen.refusals.get((choice.mode, image_volume))
         if words is None:
-            return _Way(choice, image_volume)
+            return _PodVariant(choice, image_volume)
         refusal = words
     return refusal
 
 
 def _deliveries(seen: Observed) -> tuple[bool, ...]:
-    """Return how the executor can be delivered into the pod: as an image volume (True), or copied (False).
+    """Return how the executor can get into the pod: as an image volume (True), or copied by an init container (False).
 
-    It is copied as soon as one node cannot mount images, because the scheduler chooses the node later.
+    If any node cannot mount images, it is always copied, because the scheduler chooses the node later.
     """
     is_refused = seen.image_volumes_refusal is not None or seen.exec_failure is not None
     return (False,) if is_refused or seen.nodes.without_image_volumes else (True, False)
@@ -150,7 +150,7 @@ def _key_action(seen: Observed) -> Action:
 
 
 def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
-    """Return the creation of the NetworkPolicy of its pod; nothing if the policy exists."""
+    """Return the action that creates the NetworkPolicy of its pod; empty if it exists."""
     reach = network.reach_of(spec.network)
     digest = reach.digest()
     if (job := seen.job) is None:

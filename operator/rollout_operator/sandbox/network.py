@@ -1,7 +1,7 @@
-"""The NetworkPolicy of a sandbox pod. It allows the union of all phases, because a NetworkPolicy cannot tell them
-apart.
+"""The NetworkPolicy of a sandbox pod. It allows the destinations of all phases together, because a NetworkPolicy cannot
+distinguish phases.
 
-In Overlay the executor's proxy keeps names and phases; the policy is the fence around that. In Plain it is all there is.
+In Overlay the executor's proxy also enforces host names and phases. In Plain the NetworkPolicy is the only restriction.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ NOT_PUBLIC_V4 = (
     "240.0.0.0/4",
     "168.63.129.16/32",  # among METADATA_V4, and of the open internet by its number
 )
-# All global unicast addresses; the ranges in it that lead elsewhere (Teredo and 6to4 wrap any IPv4 address).
+# All global unicast addresses, and the excluded ranges in them. For example, Teredo and 6to4 contain IPv4 addresses.
 PUBLIC_V6 = "2000::/3"
 NOT_PUBLIC_V6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
-# Where clouds serve credentials to any caller. Never reachable, whatever is listed. The executor's proxy has the same list
-# (agent_runtime/executor/network/rules.py, which can import nothing of ours), and a test compares the two.
+# Addresses at which clouds serve credentials to any caller. They are never reachable, even if a manifest lists them. The
+# executor's proxy has the same list (agent_runtime/executor/network/rules.py cannot import this one); a test compares them.
 METADATA_V4 = (
     "169.254.0.0/16",  # RFC 3927; AWS, Google, Azure, Oracle and others: 169.254.169.254
     "168.63.129.16/32",  # Azure WireServer: learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16
@@ -63,23 +63,23 @@ _PHASES = ("setup", "agent", "verifier")
 
 @dataclass(frozen=True)
 class Reach:
-    """What a pod may reach in any phase."""
+    """Destinations that a pod may reach in any phase."""
 
     public: bool
     addresses: frozenset[tuple[str, int]]
     """(address, TCP port)"""
     name_ports: frozenset[int]
-    """TCP ports of listed names. A NetworkPolicy cannot match a name, so these ports are open to all addresses but
-    metadata's.
+    """TCP ports of listed names. A NetworkPolicy cannot match names, so these ports are open to all addresses except
+    those of metadata services.
     """
 
     @property
     def needs_dns(self) -> bool:
-        """Whether a name may have to be resolved."""
+        """Whether the pod may need to resolve names."""
         return self.public or bool(self.name_ports)
 
     def digest(self) -> str:
-        """Return eight hexadecimal digits that are equal for pods that can share a NetworkPolicy."""
+        """Return a digest of 8 hexadecimal digits. Pods with equal digests share a NetworkPolicy."""
         content = [self.public, sorted(self.addresses), sorted(self.name_ports)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
 
@@ -100,7 +100,7 @@ def reach_of(network: Network) -> Reach:
 
 
 def problems(network: Network) -> list[str]:
-    """Return listed destinations that can never be reached, by field."""
+    """Return problems of listed destinations that are invalid or never reachable, by field."""
     found = []
     for phase in _PHASES:
         for host, port in _pairs(getattr(network, phase)):
@@ -120,28 +120,28 @@ def problems(network: Network) -> list[str]:
                     f"{where}: link-local and cloud metadata addresses are never reachable from a sandbox; remove it"
                 )
             elif address.is_loopback or address.is_unspecified or address.is_multicast:
-                found.append(f"{where}: not an address of another machine; remove it")
+                found.append(f"{where}: is not the address of another machine; remove it")
     return found
 
 
 def plain_caveat(network: Network) -> str:
     """Return which parts of `network` the NetworkPolicy of a Plain pod cannot enforce; empty if it enforces all."""
     accesses = (network.setup, network.agent, network.verifier)
-    said = []
+    caveats = []
     if any(access != accesses[0] for access in accesses):
-        said.append("destinations of one phase are open in all phases")
+        caveats.append("destinations of one phase are open in all phases")
     if ports := reach_of(network).name_ports:
         listed = ", ".join(map(str, sorted(ports)))
-        said.append(f"names cannot be matched, so port {listed} is open to any host")
-    return f"Network in Plain mode: {'; '.join(said)}" if said else ""
+        caveats.append(f"host names cannot be enforced, so port {listed} is open to any host")
+    return f"Network in Plain mode: {'; '.join(caveats)}" if caveats else ""
 
 
 def policy_spec(
     pods: Mapping[str, str], clients: Mapping[str, Any] | None, reach: Reach, dns: Sequence[DnsServer]
 ) -> Json:
-    """The spec of the NetworkPolicy of the pods with labels `pods`.
+    """Return the spec of a NetworkPolicy for the pods with labels `pods`.
 
-    `clients` selects the pods that may reach their executors; None: no pod (a port-forward does not need it).
+    `clients` selects the pods that may connect to the executors; None selects no pod. A port-forward needs no rule.
     """
     admitted = [] if clients is None else [{"from": [{"podSelector": dict(clients)}], "ports": [tcp(EXECUTOR_PORT)]}]
     return {

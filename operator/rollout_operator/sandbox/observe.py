@@ -20,7 +20,7 @@ from rollout_operator.world import World
 IMAGE_VOLUMES_REFUSED: Fact = ("image-volumes-refused",)
 VARIANTS = tuple((mode, volume) for mode in (WorkspaceMode.OVERLAY, WorkspaceMode.PLAIN) for volume in (True, False))
 Variant = tuple[WorkspaceMode, bool]
-"""How a pod is created: its mode, and whether the executor comes as an image volume."""
+"""How a pod is created: its mode, and whether it mounts the executor as an image volume."""
 
 
 GONE = "gone"
@@ -28,30 +28,30 @@ GONE = "gone"
 
 
 def overlay_refused(namespace: str) -> Fact:
-    """Fact: a namespace admits Plain pods but no Overlay pods."""
+    """Return the fact that a namespace admits Plain pods but no Overlay pods."""
     return ("overlay-refused", namespace)
 
 
 def trial_failed_on(namespace: str, image: str) -> Fact:
-    """Fact: the node on which an executor could not make an Overlay workspace of an image.
+    """Return the fact that an Overlay trial of an image failed on a node. Its message is the name of the node.
 
-    A tenant can fake such a failure, so it applies only to that tenant's namespace and image.
+    A tenant can fake such a failure, so the fact applies only to that namespace and image.
     """
     return ("trial-failed-on", namespace, image)
 
 
 def trials_fail(namespace: str, image: str) -> Fact:
-    """Fact: Overlay trials of an image failed on several nodes, or on the only node."""
+    """Return the fact that Overlay trials of an image failed on two nodes, or on the only node."""
     return ("trials-fail", namespace, image)
 
 
 def exec_failed(namespace: str) -> Fact:
-    """Fact: the executor could not be executed from its image volume in a namespace."""
+    """Return the fact that the executor could not be executed from its image volume in a namespace."""
     return ("exec-failed", namespace)
 
 
 def pod_refused(sandbox_uid: str, variant: Variant) -> Fact:
-    """Fact: the API server did not admit this Sandbox's pod."""
+    """Return the fact that the API server refused this variant of a Sandbox's pod."""
     mode, image_volume = variant
     return ("pod-refused", sandbox_uid, mode.value, "ImageVolume" if image_volume else "InitContainer")
 
@@ -66,20 +66,20 @@ class Observed:
     generation: int | None
     created: datetime
     is_deleted: bool
-    """It or its job is being deleted. Garbage collection does the rest."""
+    """Whether the Sandbox or its job is being deleted. Garbage collection then deletes its objects."""
     spec: SandboxSpec | list[str]
     """The spec, or its problems."""
     status: SandboxStatus
     job: Job | None
     """None for a Sandbox that a person created."""
     keep: bool
-    """Keep the Sandbox after it has finished."""
+    """Whether to keep the Sandbox after it has finished (`whenFinished: Retain`)."""
     pod: Manifest | None
     node: Manifest | None
     """Node of its current or former pod."""
     nodes: NodeCounts
     trial_failed_on: str | None
-    """The node on which an Overlay trial of its namespace and image failed before."""
+    """Node on which an Overlay trial of its namespace and image failed before."""
     trial_failure: str | None
     """The executor's message when Overlay trials of its namespace and image failed on more than one node."""
     exec_failure: str | None

@@ -1,14 +1,14 @@
-"""Plan one Sandbox. Pure: the observed state goes in, the actions come out.
+"""Plan one Sandbox: return actions for the observed state. No side effects.
 
-no pod ──► make one ──► it waits ──► it runs: Ready ──► it has ended: Finished ──► pod deleted ──► Sandbox deleted
-                 ▲            │ Overlay cannot be made there, or the executor's volume cannot be executed
-                 └────────────┘ before anybody was served
+no pod ──► create it ──► it waits ──► it runs: Ready ──► it has ended: Finished ──► pod deleted ──► Sandbox deleted
+                 ▲             │ Overlay does not work there, or the executor's volume cannot be executed,
+                 └─────────────┘ and no client was served yet
 
-What was learned is written into the status first, and what it was learned from is deleted in the next round: whoever
-looks later, another operator included, finds the same.
+A finding is written into the status first. The pod that it is based on is deleted in the next round. If another operator
+takes over in between, it reaches the same result.
 
-Two clocks are kept where they cannot be missed: the executor ends itself when idle, and the kubelet ends the pod after its
-lifetime (`activeDeadlineSeconds`). The others are kept here.
+Two time limits are enforced elsewhere: the executor ends itself when idle, and the kubelet ends the pod after its lifetime
+(`activeDeadlineSeconds`). The others are enforced here.
 """
 
 from collections.abc import Iterable
@@ -46,24 +46,25 @@ from rollout_operator.sandbox.reasons import (
 )
 
 KEPT_AFTER_FINISHED = timedelta(seconds=60)
-"""Time for which a finished Sandbox can still be read. A disconnected watcher returns within seconds."""
+"""Time for which a finished Sandbox is kept, so that its clients can read why it ended, even after a reconnect."""
 
 MISSED_AFTER = timedelta(seconds=5)
-"""Before this time, a missing pod may only be missing from the cache, because Pods and Sandboxes have separate watches.
+"""Time after which a missing pod counts as deleted. Earlier, the cache may lack it: Pods and Sandboxes have separate
+watches.
 """
 
 REFUSED_FOR = timedelta(seconds=60)
-"""Time for which a new Sandbox is retried while its pod is refused in every way."""
+"""Time for which a new Sandbox is retried while admission refuses every variant of its pod."""
 
 
 def seconds_left(since: str | datetime | None, limit: timedelta, now: datetime) -> float:
-    """Return the rest of a time limit that began at a given time; 0 or less if it is over or its begin is unknown."""
+    """Return the remaining seconds of a time limit; 0 or less if it is over or its start is unknown."""
     begin = parse_time(since) if isinstance(since, str) else since
     return 0.0 if begin is None else (begin + limit - now).total_seconds()
 
 
 POD_REFUSED = "PodRefused"
-"""Reason of Ready while admission refuses the pod of a new Sandbox in every way."""
+"""Reason of the condition Ready while admission refuses every variant of a new Sandbox's pod."""
 
 
 def plan(seen: Observed) -> Plan:
@@ -73,7 +74,7 @@ def plan(seen: Observed) -> Plan:
     planned = _plan(seen)
     if seen.pod is None or isinstance(seen.spec, list):
         return planned
-    # Somebody may have deleted the NetworkPolicy; without it the pod's tools can reach the cluster.
+    # The NetworkPolicy may have been deleted. Without it, the pod's processes could connect to the cluster.
     return replace(planned, actions=(*making.missing_policy(seen, seen.spec), *planned.actions))
 
 
@@ -88,12 +89,12 @@ def _plan(seen: Observed) -> Plan:
 
 
 def _clean_up(seen: Observed, finished: Condition) -> Plan:
-    """Delete the pod at once and the Sandbox later, so that its end can be read."""
+    """Delete the pod now and the Sandbox later, so that clients can read why it ended."""
     actions: list[Action] = []
     if seen.pod is not None and not is_terminating(seen.pod):
         actions.append(_delete_pod(seen, seen.pod))
     if seen.keep or (seen.job is None and finished.reason == FinishedReason.INVALID):
-        # The author of an invalid manual manifest finds the reason when they look for it.
+        # An invalid Sandbox that a person created is kept, so that its author can read the reason.
         return Plan(tuple(actions))
     left = seconds_left(finished.last_transition_time, KEPT_AFTER_FINISHED, seen.now)
     if left > 0:
@@ -104,11 +105,11 @@ def _clean_up(seen: Observed, finished: Condition) -> Plan:
 def _without_pod(seen: Observed, spec: SandboxSpec) -> Plan:
     if (ready := find(seen.status.conditions, READY)) and ready.status == "True":
         seconds = seconds_left(ready.last_transition_time, MISSED_AFTER, seen.now)
-        return Plan(requeue_seconds=seconds) if seconds > 0 else _finish(seen, _how_it_vanished(seen))
+        return Plan(requeue_seconds=seconds) if seconds > 0 else _finish(seen, _ending_of_missing_pod(seen))
     left = seconds_left(seen.created, timedelta(seconds=spec.start_seconds), seen.now)
     if left <= 0:
-        words = seen.last_error or (ready.message if ready else "") or "no reason is known"
-        return _finish(seen, _too_late(spec, f"its pod could not be made: {words}"))
+        words = seen.last_error or (ready.message if ready else "") or "the reason is unknown"
+        return _finish(seen, _too_late(spec, f"its pod could not be created: {words}"))
     made = making.make_pod(seen, spec)
     if not isinstance(made, making.Invalid):
         return Plan(made, requeue_seconds=left)
@@ -119,8 +120,8 @@ def _without_pod(seen: Observed, spec: SandboxSpec) -> Plan:
 
 
 def _wait_to_be_admitted(seen: Observed, words: str, seconds: float) -> Plan:
-    told = condition(READY, False, POD_REFUSED, words)
-    fresh = status.with_conditions(seen, [told])
+    refused = condition(READY, False, POD_REFUSED, words)
+    fresh = status.with_conditions(seen, [refused])
     if fresh == seen.status:
         return Plan(requeue_seconds=seconds)
     return Plan(status=fresh.wire(), events=(Event("Warning", POD_REFUSED, words),), requeue_seconds=seconds)
@@ -130,8 +131,8 @@ def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     is_ready = holds(seen.status.conditions, READY)
     left = seconds_left(seen.created, timedelta(seconds=spec.start_seconds), seen.now)
 
-    if remade := _remake(seen, spec, pod, left):
-        return remade
+    if recreation := _recreate(seen, spec, pod, left):
+        return recreation
     if ending := ending_of(pod) or _replaced(seen, pod, is_ready=is_ready):
         return _finish(seen, ending)
     lost_in = seconds_until_lost(seen.node, seen.now) if seen.node is not None and seen.nodes.ready else None
@@ -161,7 +162,7 @@ def _wait(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan
 
 
 def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: float | None) -> Plan:
-    learned = making.lessons(seen)
+    learned = making.learned_refusals(seen)
     if holds(seen.status.conditions, READY):
         return Plan(learned, requeue_seconds=lost_in)
     fresh = status.ready(seen, spec, pod)
@@ -172,23 +173,23 @@ def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: flo
     return Plan(learned, fresh.wire(), events, lost_in)
 
 
-def _remake(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan | None:
-    """Return the next way to create a pod whose executor never listened; None if that does not apply."""
+def _recreate(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan | None:
+    """Return a plan that creates another variant of a pod whose executor could not start; None if that does not apply."""
     node = pod["spec"].get("nodeName", "")
     if (words := trial_failure(pod)) is not None:
-        message = f"Overlay was tried on node {node}, and failed: {words}"
-        return _remake_plain(seen, spec, pod, TRIAL_FAILED, message, left)
+        message = f"Overlay failed on node {node}: {words}"
+        return _recreate_plain(seen, spec, pod, TRIAL_FAILED, message, left)
     handler = spec.runtime_class_name or ""
     lacks = seen.node is not None and not has_user_namespaces(seen.node, handler)
     if lacks and status.mode_of(pod) == WorkspaceMode.OVERLAY and not has_begun(pod):
         message = f"node {node} offers no user namespaces for its {handler_words(handler)}"
-        return _remake_plain(seen, spec, pod, NODES_LACK_USER_NAMESPACES, message, left)
+        return _recreate_plain(seen, spec, pod, NODES_LACK_USER_NAMESPACES, message, left)
     if (words := exec_failure(pod)) is not None and left > 0:
-        return _remake_with_copy(seen, pod, node, words, left)
+        return _recreate_with_copy(seen, pod, node, words, left)
     return None
 
 
-def _remake_plain(seen: Observed, spec: SandboxSpec, pod: Manifest, reason: str, message: str, left: float) -> Plan:
+def _recreate_plain(seen: Observed, spec: SandboxSpec, pod: Manifest, reason: str, message: str, left: float) -> Plan:
     if spec.workspaces.mode == WorkspaceMode.OVERLAY:
         ending = FinishedReason.CRASHED if reason == TRIAL_FAILED else FinishedReason.EVICTED
         return _finish(seen, Ending(ending, f"{message}; set spec.workspaces.mode to Auto or Plain"))
@@ -198,20 +199,20 @@ def _remake_plain(seen: Observed, spec: SandboxSpec, pod: Manifest, reason: str,
     if overlay is None or overlay.status != "False":
         fresh = status.without_pod(seen, reason, message)
         return Plan(
-            actions=_trial_lessons(seen, spec, pod, message) if reason == TRIAL_FAILED else (),
+            actions=_trial_facts(seen, spec, pod, message) if reason == TRIAL_FAILED else (),
             status=fresh.wire(),
             events=(Event("Warning", "OverlayTrialFailed" if reason == TRIAL_FAILED else reason, message),),
             requeue_seconds=left,
         )
     if is_terminating(pod):
         return Plan(requeue_seconds=left)
-    # Its container has ended, so there is nothing to wait for: its name is free immediately.
+    # The container has ended, so the pod can be deleted without a grace period, which frees its name.
     return Plan((_delete_pod(seen, pod, grace_seconds=0),), requeue_seconds=left)
 
 
-def _trial_lessons(seen: Observed, spec: SandboxSpec, pod: Manifest, message: str) -> tuple[Remember, ...]:
-    """Return the facts from a failed trial: Overlay is unusable for the namespace and image after failures on two
-    nodes.
+def _trial_facts(seen: Observed, spec: SandboxSpec, pod: Manifest, message: str) -> tuple[Remember, ...]:
+    """Return the facts to remember after a failed trial. After failures on two nodes, Overlay counts as unusable for the
+    namespace and image.
     """
     node, image = pod["spec"].get("nodeName", ""), str(spec.image)
     learned = _remember(trial_failed_on(seen.namespace, image), node)
@@ -220,11 +221,13 @@ def _trial_lessons(seen: Observed, spec: SandboxSpec, pod: Manifest, message: st
     return learned
 
 
-def _remake_with_copy(seen: Observed, pod: Manifest, node: str, words: str, left: float) -> Plan:
-    """Copy the executor's bundle instead, because the image volume cannot be executed (some runtimes mount it noexec)."""
+def _recreate_with_copy(seen: Observed, pod: Manifest, node: str, words: str, left: float) -> Plan:
+    """Have an init container copy the executor, because some runtimes mount image volumes with `noexec`."""
     if is_terminating(pod):
         return Plan(requeue_seconds=left)
-    message = f"on node {node}, so an init container copies the executor: {words}"
+    message = (
+        f"the executor cannot be executed from its image volume on node {node}, so an init container copies it: {words}"
+    )
     return Plan(
         (*_remember(exec_failed(seen.namespace), words), _delete_pod(seen, pod, grace_seconds=0)),
         events=(Event("Normal", "ImageVolumeNotExecutable", message),),
@@ -238,8 +241,8 @@ def _finish(seen: Observed, ending: Ending, more: Iterable[Condition] = ()) -> P
     return Plan(status=fresh.wire(), events=(Event(kind, ending.reason.value, ending.message),))
 
 
-def _how_it_vanished(seen: Observed) -> Ending:
-    """Return the end of a pod that was deleted without an observed reason."""
+def _ending_of_missing_pod(seen: Observed) -> Ending:
+    """Return why a Sandbox ended whose pod no longer exists."""
     node = seen.status.node_name or ""
     if seen.nodes.ready and (seen.node is None or not is_ready(seen.node)):
         return Ending(FinishedReason.NODE_LOST, f"its pod no longer exists, and its node {node} is not ready")
@@ -247,7 +250,7 @@ def _how_it_vanished(seen: Observed) -> Ending:
 
 
 def _replaced(seen: Observed, pod: Manifest, *, is_ready: bool) -> Ending | None:
-    """Whether the pod was replaced by one with the same name and another address, which lacks its state."""
+    """Return the ending of a Sandbox whose pod was replaced by another one, which lacks the state; None if it was not."""
     address = pod["status"].get("podIP")
     if not is_ready or not address or address == seen.status.pod_ip:
         return None
@@ -255,16 +258,16 @@ def _replaced(seen: Observed, pod: Manifest, *, is_ready: bool) -> Ending | None
 
 
 def _too_late(spec: SandboxSpec, words: str) -> Ending:
-    message = f"not ready {spec.start_seconds} s after it was asked for (spec.startSeconds): {words}"
+    message = f"the Sandbox was not ready {spec.start_seconds} s after its creation (spec.startSeconds): {words}"
     return Ending(FinishedReason.START_DEADLINE_EXCEEDED, message)
 
 
 def _conditions_of(waiting: Waiting) -> list[Condition]:
     if not waiting.is_problem:
         return []
-    told = condition(waiting.condition, False, waiting.reason, waiting.message)
-    # `kubectl get` shows the reason of Ready, whatever it is that is waited for.
-    return [told] if told.type == READY else [told, condition(READY, False, waiting.reason)]
+    unmet = condition(waiting.condition, False, waiting.reason, waiting.message)
+    # Ready gets the same reason, because `kubectl get` shows only that of Ready.
+    return [unmet] if unmet.type == READY else [unmet, condition(READY, False, waiting.reason)]
 
 
 def _delete_pod(seen: Observed, pod: Manifest, grace_seconds: int | None = None) -> Delete:

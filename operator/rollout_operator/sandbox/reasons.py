@@ -1,4 +1,4 @@
-"""Interpret a pod's status: whether it runs, what it waits for, why it has ended. Pure, from the pod's JSON alone."""
+"""Interpret a pod's status: whether it runs, what it waits for, why it has ended. No side effects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ ORDER = (SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED)
 """Conditions of a Sandbox in the order in which they are written."""
 TRIAL_FAILED_EXIT = 3
 """Exit code of an executor whose Overlay trial failed before it served a request (docs/executor.md)."""
-# A trial takes a tenth of a second, or longer on a starved node. An executor that ran longer may have served
-# workspaces.
 LONGEST_TRIAL = timedelta(seconds=60)
-# The time for which sandbox pods tolerate the taints of such a node; after that Kubernetes deletes them.
+"""Longest run of an executor that counts as a failed trial. A trial takes a tenth of a second, or longer on a busy node. An
+executor that ran longer may have served workspaces.
+"""
 NODE_GRACE = timedelta(seconds=30)
+"""Time after which pods on a node that is not ready count as lost. Sandbox pods tolerate the node's taints for this time."""
 SCHEDULER_GRACE = timedelta(seconds=60)
-"""Time before an unscheduled pod is reported. A scheduler with thousands of pods needs time for each."""
+"""Time after which an unscheduled pod is reported. A scheduler with thousands of waiting pods needs some time for each."""
 
 
 class FinishedReason(StrEnum):
@@ -64,14 +65,14 @@ class Waiting:
     """Whether the pod needs attention, because the wait will not end by itself soon."""
 
 
-# Kubernetes' own condition DisruptionTarget.
+# By reason of Kubernetes' condition DisruptionTarget.
 _DISRUPTIONS = {
     "PreemptionByScheduler": FinishedReason.PREEMPTED,
     "EvictionByEvictionAPI": FinishedReason.EVICTED,
     "DeletionByTaintManager": FinishedReason.NODE_LOST,
     "DeletionByPodGC": FinishedReason.NODE_LOST,
 }
-# The kubelet's `status.reason`.
+# By `status.reason`, which the kubelet sets.
 _POD_REASONS = {
     "Preempting": FinishedReason.PREEMPTED,
     "NodeLost": FinishedReason.NODE_LOST,
@@ -79,8 +80,8 @@ _POD_REASONS = {
     "Terminated": FinishedReason.NODE_LOST,
     "Shutdown": FinishedReason.NODE_LOST,
 }
-# The kubelet's message for a pod that it evicts: one that exceeded its own limits, or the one with most files or
-# processes on a node that can hold no more, which no limit of a pod bounds. Otherwise the node ran low.
+# By the kubelet's message for an evicted pod. The first three mean that the pod exceeded its own limit. The others mean that
+# the node ran out and the pod used most.
 _EVICTIONS = {
     "ephemeral local storage usage exceeds the total limit": FinishedReason.STORAGE_EXCEEDED,
     f"Container {CONTAINER} exceeded its local ephemeral storage limit": FinishedReason.STORAGE_EXCEEDED,
@@ -91,9 +92,9 @@ _EVICTIONS = {
 }
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
 _IMAGE_REASONS = _PULL_REASONS | {"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"}
-_ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
-# The message of containerd and CRI-O for a container whose node has lost track of it, as after a reboot.
-_LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
+_NORMAL_START = frozenset({"", "ContainerCreating", "PodInitializing"})
+# Reasons of containerd and CRI-O for a container whose state is unknown, as after a reboot of its node.
+_STATE_UNKNOWN = frozenset({"ContainerStatusUnknown", "Unknown"})
 _START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"})
 
 
@@ -117,7 +118,7 @@ def trial_failure(pod: Manifest) -> str | None:
         return None
     if "startedAt" in ended and parse_time(ended["finishedAt"]) - parse_time(ended["startedAt"]) > LONGEST_TRIAL:
         return None
-    return _words(ended, "it gave no reason")
+    return _words(ended, "no reason was reported")
 
 
 def exec_failure(pod: Manifest) -> str | None:
@@ -134,7 +135,7 @@ def ending_of(pod: Manifest) -> Ending | None:
     """Return why the pod has ended or is about to; None while it lives."""
     status, ended = pod["status"], _terminated(pod)
     is_over = is_terminating(pod) or ended is not None or status.get("phase") in ("Failed", "Succeeded")
-    # Kubernetes announces the end of a pod in advance, and sometimes does not carry it out.
+    # The condition alone is not enough: Kubernetes sets it in advance, and sometimes does not end the pod.
     if is_over and (disruption := true_conditions(status).get("DisruptionTarget")):
         reason = _DISRUPTIONS.get(disruption.get("reason", ""))
         if reason is not None:
@@ -142,20 +143,21 @@ def ending_of(pod: Manifest) -> Ending | None:
     if status.get("reason") == "DeadlineExceeded":
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
     if status.get("reason") == "Evicted":
-        said = _words(status, "Evicted")
-        return Ending(next((_EVICTIONS[words] for words in _EVICTIONS if words in said), FinishedReason.EVICTED), said)
+        message = _words(status, "Evicted")
+        reason = next((_EVICTIONS[phrase] for phrase in _EVICTIONS if phrase in message), FinishedReason.EVICTED)
+        return Ending(reason, message)
     if reason := _POD_REASONS.get(status.get("reason", "")):
         return Ending(reason, _words(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":
         return Ending(
             FinishedReason.OOM_KILLED,
-            "the kernel killed it: it used more memory than its pod's limit, or its node ran out",
+            "the kernel ended it: it exceeded its pod's memory limit, or its node ran out of memory",
         )
     if is_terminating(pod):
         return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
     if ended:
         return _exit(ended)
-    if not has_begun(pod) and (failed := _failed_init(pod)):  # Later it may be another software's side-car.
+    if not has_begun(pod) and (failed := _failed_init(pod)):  # later, another software's sidecar may have failed
         return Ending(FinishedReason.CRASHED, f"the executor could not be copied into the pod: {_how(failed)}")
     if _waiting(pod).get("reason") == "InvalidImageName":
         return Ending(FinishedReason.INVALID, f"spec.image: {_words(_waiting(pod))}; expected an image reference")
@@ -167,16 +169,16 @@ def ending_of(pod: Manifest) -> Ending | None:
 
 def _exit(ended: Mapping[str, Any]) -> Ending:
     code = ended.get("exitCode")
-    if ended.get("reason") in _LOST_TRACK:
+    if ended.get("reason") in _STATE_UNKNOWN:
         return Ending(FinishedReason.NODE_LOST, f"its node lost the container, as after a reboot: {_words(ended)}")
     if code == 0:
-        return Ending(FinishedReason.IDLE, "no request came for spec.idleSeconds")
+        return Ending(FinishedReason.IDLE, "it received no request for spec.idleSeconds")
     return Ending(FinishedReason.CRASHED, f"the executor ended with {_how(ended)}")
 
 
 def _how(ended: Mapping[str, Any]) -> str:
     code = f"signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
-    return f"{code}: {_words(ended, 'it gave no reason')}"
+    return f"{code}: {_words(ended, 'no reason was reported')}"
 
 
 def waiting_for(pod: Manifest, now: datetime) -> Waiting:
@@ -191,18 +193,18 @@ def waiting_for(pod: Manifest, now: datetime) -> Waiting:
     waiting = _waiting(pod)
     reason = waiting.get("reason", "")
     if reason in _PULL_REASONS:
-        # The kubelet alternates between the two; one name, and the registry's own words.
+        # The kubelet alternates between two reasons. One reason and the registry's message keep the condition stable.
         words = _words(waiting).rpartition("ErrImagePull: ")[2]
         return Waiting(IMAGE_PULLED, "ImagePullBackOff", words, is_problem=True)
     if reason in _IMAGE_REASONS:
         return Waiting(IMAGE_PULLED, reason, _words(waiting), is_problem=True)
     node = pod["spec"]["nodeName"]
     words = _words(waiting, f"its image is being pulled, or its volumes are being mounted, on node {node}")
-    return Waiting(READY, reason or "ContainerCreating", words, is_problem=reason not in _ON_ITS_WAY)
+    return Waiting(READY, reason or "ContainerCreating", words, is_problem=reason not in _NORMAL_START)
 
 
 def seconds_until_lost(node: Manifest, now: datetime) -> float | None:
-    """Return the seconds until pods on a silent node count as lost; None while the node is ready."""
+    """Return the seconds until pods on a node that is not ready count as lost; None while it is ready."""
     if nodes.is_ready(node):
         return None
     since = next(
@@ -232,10 +234,11 @@ def _waiting(pod: Manifest) -> Mapping[str, Any]:
     """Return what a container waits for. An init container's problem takes precedence over PodInitializing."""
     for status in (*pod["status"].get("initContainerStatuses", ()), _container(pod)):
         waiting: Mapping[str, Any] = status.get("state", {}).get("waiting") or {}
-        if waiting.get("reason", "") not in _ON_ITS_WAY:
+        if waiting.get("reason", "") not in _NORMAL_START:
             return waiting
     return _container(pod).get("state", {}).get("waiting") or {}
 
 
-def _words(said: Mapping[str, Any], otherwise: str = "") -> str:
-    return str(said.get("message") or "").strip() or otherwise
+def _words(state: Mapping[str, Any], otherwise: str = "") -> str:
+    """Return the message in a part of a pod's status."""
+    return str(state.get("message") or "").strip() or otherwise

@@ -1,4 +1,4 @@
-"""The status of a Sandbox in each state. Without problems it is written once, when the pod runs."""
+"""The status of a Sandbox in each state. If all goes well, it is first written when the pod runs."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -40,10 +40,10 @@ def ready(seen: Observed, spec: SandboxSpec, pod: Manifest) -> SandboxStatus:
 
 
 def without_pod(seen: Observed, reason: str, message: str) -> SandboxStatus:
-    """Return the status after an unusable Overlay pod; a Plain one follows."""
+    """Return the status after a failed Overlay pod, before a Plain one is created."""
     conditions = [
         condition(OVERLAY, False, reason, message),
-        condition(READY, False, reason, "its pod is made again in Plain mode"),
+        condition(READY, False, reason, "its pod is created again in Plain mode"),
     ]
     return SandboxStatus(observed_generation=seen.generation, conditions=_now(seen, conditions))
 
@@ -67,10 +67,10 @@ def _now(seen: Observed, conditions: Iterable[Condition]) -> list[Condition]:
 def merged(
     old: Iterable[Condition], new: Iterable[Condition], now: datetime, generation: int | None
 ) -> list[Condition]:
-    """Merge new conditions into the old ones, in the usual order.
+    """Merge new conditions into the old ones, in the order of ORDER.
 
-    One whose status and reason are as before is kept whole: the scheduler's and the registry's words differ at every
-    look, and each write is one for the API server, times thousands of sandboxes.
+    A condition with unchanged status and reason keeps its old message too. Messages of schedulers and registries change
+    all the time, and with thousands of sandboxes each change would be a write.
     """
     by_type = {found.type: found for found in old}
     for fresh in new:
@@ -86,5 +86,5 @@ def _overlay(pod: Manifest, spec: SandboxSpec) -> Condition:
     reason, _, message = note.partition(": ")
     if mode_of(pod) == WorkspaceMode.OVERLAY:
         return condition(OVERLAY, True, SUPPORTED)
-    said = ". ".join(filter(None, (message.removesuffix("."), plain_caveat(spec.network))))
-    return condition(OVERLAY, False, reason or "Unknown", said)
+    explanation = ". ".join(filter(None, (message.removesuffix("."), plain_caveat(spec.network))))
+    return condition(OVERLAY, False, reason or "Unknown", explanation)

@@ -1,4 +1,4 @@
-"""Problems of a Sandbox, found before any object is created for it, by field. Pure."""
+"""Problems of a Sandbox, by field, found before any object is created for it. No side effects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
 
 
 def pod_template(spec: SandboxSpec, job: Job | None) -> Mapping[str, Any]:
-    """Return the effective template without nulls: the job's, or that of a Sandbox that a person created."""
+    """Return the template that applies, without nulls: the job's, or the Sandbox's own if it has no job."""
     cleaned: Mapping[str, Any] = template.without_nulls(job.pod_template if job else spec.pod_template or {})
     return cleaned
 
@@ -46,7 +46,7 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
     if job is None:
         where, security, security_field = "spec.podTemplate", spec.security, "spec.security"
     else:
-        found += _lent_by_job(spec, job)
+        found += _fields_of_job(spec, job)
         where = f"RolloutJob {job.name} spec.sandbox.podTemplate"
         security, security_field = job.security, f"RolloutJob {job.name} spec.security"
     merged = pod_template(spec, job)
@@ -54,8 +54,8 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
         if namespace not in privileged_namespaces:
             listed = ", ".join(privileged_namespaces) or "none is listed"
             found.append(
-                f"{security_field}: Privileged is not allowed in namespace {namespace}; "
-                f"the chart's privilegedNamespaces say where it is ({listed})"
+                f"{security_field}: Privileged is not allowed in namespace {namespace}, "
+                f"only in the chart's privilegedNamespaces ({listed})"
             )
         return found + template.merge_problems(merged, where)
     refused = template.refusals(merged, where)
@@ -64,12 +64,12 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
     return found + refused
 
 
-def _lent_by_job(spec: SandboxSpec, job: Job) -> list[str]:
-    """Reject rights that the job does not grant: runners create Sandboxes, but only the job's author grants rights."""
-    says = f"a Sandbox of a job takes it from RolloutJob {job.name}; remove it"
+def _fields_of_job(spec: SandboxSpec, job: Job) -> list[str]:
+    """Return problems of fields that only the job may set. Runners create Sandboxes, but the job's author grants rights."""
+    problem = f"a Sandbox of a job takes it from RolloutJob {job.name}; remove it"
     given = {
         "podTemplate": spec.pod_template is not None,
         "clients": spec.clients is not None,
         "security": spec.security != Security.STANDARD,
     }
-    return [f"spec.{field}: {says}" for field, is_given in given.items() if is_given]
+    return [f"spec.{field}: {problem}" for field, is_given in given.items() if is_given]

@@ -54,7 +54,7 @@ def test_where_the_executors_own_trial_of_overlay_fails_its_pod_is_made_again_pl
     # Its first pod is Ready for a moment, as long as the trial takes.
     eventually(lambda: sandbox.condition("Overlay").get("status") == "False" or None, 120, sandbox.describe)
     words = assert_plain(sandbox.wait_ready(), "TrialFailed")
-    assert "Overlay was tried" in words
+    assert "Overlay failed on node" in words
     assert "`true` ended with" in words
     sandbox.assert_unharmed()
     told = cluster.kubectl("get", "events", "-n", namespace, "--field-selector=reason=OverlayTrialFailed").stdout

@@ -233,7 +233,7 @@ async def test_idle_ending_is_network_lost_only_when_the_network_was_down(
         else:
             operator.executors[name].send_signal(signal.SIGSTOP)
             await asyncio.sleep(4)
-        operator.finish(name, "Idle", "no request came for spec.idleSeconds", executor=signal.SIGKILL)
+        operator.finish(name, "Idle", "it received no request for spec.idleSeconds", executor=signal.SIGKILL)
         with pytest.raises(SandboxFailure, match="idleSeconds") as failure:
             await say(workspace, "echo here", "2:say")
     assert failure.value.reason == ("NetworkLost" if outage == "network" else "Idle")

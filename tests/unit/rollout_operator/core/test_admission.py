@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from rollout_api.on_cluster.excess import MOST_CHARACTERS, TOO_DEEP
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator import admission
-from rollout_operator.admission import CHECKS, MOST_FROM_ONE, Server, refusal, register
+from rollout_operator.admission import CHECKS, MOST_PER_ADDRESS, Server, refusal, register
 
 LEAST: dict[str, Any] = {"images": {"runtime": "r:1", "executor": "e:1"}, "lease": {"namespace": "agent-rollouts"}}
 CONFIG = OperatorConfig.model_validate(LEAST)
@@ -136,7 +136,7 @@ async def test_requests_beyond_the_bound_fail_unread_and_later_ones_are_answered
 
     app.add_routes([web.post("/{id}", serve)])
     async with TestClient(TestServer(app)) as client:
-        first = [asyncio.create_task(client.post("/sandboxes", json={})) for _ in range(MOST_FROM_ONE)]
+        first = [asyncio.create_task(client.post("/sandboxes", json={})) for _ in range(MOST_PER_ADDRESS)]
         for _ in first:
             await started.acquire()
         assert (await client.post("/sandboxes", json={})).status == 503
@@ -163,7 +163,7 @@ async def test_requests_that_do_not_arrive_hold_no_place(monkeypatch: pytest.Mon
 
     app.add_routes([web.post("/{id}", serve)])
     async with TestClient(TestServer(app)) as client:
-        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(MOST_FROM_ONE)]
+        connections = [await asyncio.open_connection(client.host, client.port) for _ in range(MOST_PER_ADDRESS)]
         for _, writer in connections:
             writer.write(b"POST /sandboxes HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
         for reader, writer in connections:

@@ -13,7 +13,7 @@ def test_no_stretch_of_time_gets_more_than_its_rate_and_one_second_of_burst(rate
     bucket, now, granted = TokenBucket(rate), 0.0, []
     for pause in pauses:
         now += pause
-        at = bucket.promise(now)
+        at = bucket.reserve(now)
         assert at >= now
         granted.append(at)
     assert granted == sorted(granted)

@@ -34,5 +34,5 @@ async def test_time_is_the_api_servers_when_this_machines_clock_is_wrong(ahead: 
 
 def test_time_is_this_machines_when_an_answer_has_no_date() -> None:
     for date in (None, "yesterday", "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"):
-        clock.note(date, datetime.now(UTC))
+        clock.learn_from(date, datetime.now(UTC))
     assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=0.1)

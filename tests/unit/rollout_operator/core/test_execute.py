@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
-from rollout_operator.execute import differs, worth_telling
+from rollout_operator.execute import differs, is_reportable
 from rollout_operator.keys import KeyRing, check_owner
 from tests.support.memory_api import MemoryApi
 
@@ -58,17 +58,17 @@ def test_what_may_pass_by_itself_is_not_learned_as_a_refusal(status: int, messag
 
 
 def test_outages_and_throttling_are_not_reported_for_an_object() -> None:
-    assert not any(worth_telling(ApiError(status, "m")) for status in (UNREACHABLE, 429, 500, 503))
-    assert all(worth_telling(ApiError(status, "m")) for status in (403, 404, 409, 422))
+    assert not any(is_reportable(ApiError(status, "m")) for status in (UNREACHABLE, 429, 500, 503))
+    assert all(is_reportable(ApiError(status, "m")) for status in (403, 404, 409, 422))
 
 
 def test_object_of_an_earlier_owner_is_not_adopted() -> None:
     owner = {"kind": "RolloutJob", "name": "j", "uid": "1", "controller": True}
     found = {"metadata": {"namespace": "n", "name": "j-runner", "ownerReferences": [owner]}}
     check_owner(found, "Job", "1")
-    with pytest.raises(ApiError, match=r"Job n/j-runner exists and belongs to RolloutJob j \(uid 1\)"):
+    with pytest.raises(ApiError, match=r"Job n/j-runner exists already and belongs to RolloutJob j \(uid 1\)"):
         check_owner(found, "Job", "2")
-    with pytest.raises(ApiError, match="belongs to nobody"):
+    with pytest.raises(ApiError, match="has no owner"):
         check_owner({"metadata": {"namespace": "n", "name": "x"}}, "Job", "2")
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rollout_api.on_cluster.operator_config import LeaseSettings
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.config import WRITE_SECONDS
-from rollout_operator.lease import Leadership, SeenLease, decide, note
+from rollout_operator.lease import Leadership, SeenLease, decide, updated
 
 SETTINGS = LeaseSettings(namespace="n")
 REPLICAS = ("a", "b", "c")
@@ -189,11 +189,11 @@ def test_the_age_of_a_lease_is_measured_by_our_own_clock() -> None:
         "metadata": {"resourceVersion": "7"},
         "spec": {"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "1990-01-01T00:00:00.000000Z"},
     }
-    first = note(None, lease, now=100.0)
+    first = updated(None, lease, now=100.0)
     assert decide(first, "me", 100.0) == "wait"
-    again = note(first, lease, now=116.0)
+    again = updated(first, lease, now=116.0)
     assert decide(again, "me", 116.0) == "take"
-    renewed = note(again, lease | {"metadata": {"resourceVersion": "8"}}, now=116.0)
+    renewed = updated(again, lease | {"metadata": {"resourceVersion": "8"}}, now=116.0)
     assert decide(renewed, "me", 116.0) == "wait"
 
 

@@ -386,7 +386,7 @@ def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
         async with operator_on(api) as loop:  # It does not know the key.
             failed = await until(lambda: condition(job(), "Reconciled"), "a condition")
             assert (failed["status"], failed["reason"]) == ("False", "NotFound")
-            assert "Suspend the RolloutJob and resume it" in failed["message"]
+            assert "Suspend and resume the RolloutJob" in failed["message"]
             assert not api.of("Secret"), "a new key would invalidate the token of the sandbox"
             loop.gone("Sandbox", api.objects.pop(("Sandbox", "t", "s")))
             await until(lambda: api.of("Secret") and not condition(job(), "Reconciled"), "a new key")

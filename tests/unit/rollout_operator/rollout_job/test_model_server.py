@@ -42,7 +42,7 @@ def test_a_server_that_a_person_named_is_waited_for_also_before_it_exists() -> N
     scene = Scene(manifest(agent=TOOLS, model={"serverRef": "shared"}))
     scene.settle()
     assert scene.made == ["Secret"]
-    assert "ModelServer shared is not there" in scene.condition("Progressing")["message"]
+    assert "ModelServer shared does not exist" in scene.condition("Progressing")["message"]
 
 
 def test_a_server_that_is_invalid_says_so_in_the_job() -> None:

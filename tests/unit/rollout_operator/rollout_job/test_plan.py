@@ -132,7 +132,7 @@ def test_invalid_job_starts_nothing_and_is_reported_once() -> None:
     assert scene.made == []
     assert scene.told() == ["InvalidSpec"]
     assert scene.condition("Invalid")["message"].startswith(
-        "nothing was started: spec.output.uri: 'out' is a local folder"
+        "the job was not started: spec.output.uri: 'out' is a local folder"
     )
     assert scene.condition("Progressing")["status"] == "False"
 

@@ -70,7 +70,7 @@ def test_ready_says_what_a_runner_waits_for(status: dict[str, Any], reason: str,
             },
             "runner 0: OOMKilled, exit code 137",
         ),
-        ({"phase": "Failed"}, "runner 0: its pod ended without a reason"),
+        ({"phase": "Failed"}, "runner 0: its pod failed without a reported reason"),
     ],
 )
 def test_a_restart_says_why_the_runner_failed(status: dict[str, Any], words: str) -> None:
@@ -92,7 +92,7 @@ def test_what_a_runner_waits_for_is_shown() -> None:
     scene.reports(report(0, total=8, sealed=2, running=3, message="storage does not answer"))
     scene.settle()
     assert scene.condition("Progressing")["message"] == (
-        "2 of 8 rollouts sealed, 3 at work; runner 0: storage does not answer"
+        "2 of 8 rollouts sealed, 3 running; runner 0: storage does not answer"
     )
 
 

@@ -62,7 +62,7 @@ def test_shards_add_up() -> None:
     assert sums.outcomes == {"Completed": 3, "InfraFailed": 1}
     assert sums.mean_reward == pytest.approx(0.5), "rollouts without a reward are outside the mean"
     assert sums.token_forks == 3
-    assert str(sums) == "4 of 12 rollouts sealed, 3 at work"
+    assert str(sums) == "4 of 12 rollouts sealed, 3 running"
 
 
 def test_the_total_is_known_from_the_manifest_before_the_first_runner_is_up() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rollout_api.sandbox import SandboxSpec
 from rollout_operator.actions import Create, EnsureKey, ReadKey, Remember
 from rollout_operator.sandbox import observe
-from rollout_operator.sandbox.making import Invalid, lessons, make_pod
+from rollout_operator.sandbox.making import Invalid, learned_refusals, make_pod
 from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, VARIANTS, overlay_refused, pod_refused
 from rollout_operator.world import Memory, World
 from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, node, pod, rollout_job, sandbox, world
@@ -85,7 +85,7 @@ def test_every_mode_is_tried_in_order_and_the_last_refusal_is_reported() -> None
         ]
     told = make(world(node(), memory=refused(*tried, words="runAsNonRoot != true")), sandbox())
     assert isinstance(told, Invalid)
-    assert told.message == "the API server refuses its pod: runAsNonRoot != true; set spec.user to a uid such as 1000"
+    assert told.message == "the API server refused its pod: runAsNonRoot != true; set spec.user to a uid such as 1000"
 
 
 def test_explicit_overlay_fails_with_the_reason() -> None:
@@ -146,14 +146,14 @@ def test_making_a_pod_looks_at_no_node_so_that_5000_nodes_cost_what_one_costs() 
 def test_only_what_was_admitted_in_the_end_teaches_of_a_namespace() -> None:
     everything = refused(*VARIANTS)
     plain = observe(world(node(), pod(RUNNING, overlay=False), memory=everything), sandbox())
-    learned = {remember.fact: remember.message for remember in lessons(plain)}
+    learned = {remember.fact: remember.message for remember in learned_refusals(plain)}
     assert learned == {overlay_refused("lab"): "violates PodSecurity", IMAGE_VOLUMES_REFUSED: "violates PodSecurity"}
     copied = observe(
         world(node(), pod(RUNNING), memory=refused(VARIANTS[0], words="must specify a volume type")), sandbox()
     )
-    assert [remember.fact for remember in lessons(copied)] == [IMAGE_VOLUMES_REFUSED]
+    assert [remember.fact for remember in learned_refusals(copied)] == [IMAGE_VOLUMES_REFUSED]
     waiting = observe(world(node(), memory=everything), sandbox())
-    assert lessons(waiting) == ()
+    assert learned_refusals(waiting) == ()
 
 
 def test_namespace_labelled_later_gets_overlay_with_plain_sandboxes_running() -> None:
@@ -166,7 +166,7 @@ def test_namespace_labelled_later_gets_overlay_with_plain_sandboxes_running() ->
         memory.learn(replace(create.if_refused, message="violates PodSecurity"), now)
     for passed in range(0, 300, 10):
         later = world(node(), pod(RUNNING, overlay=False), memory=memory, now=NOW + timedelta(seconds=passed))
-        for remember in lessons(observe(later, sandbox())):
+        for remember in learned_refusals(observe(later, sandbox())):
             memory.learn(remember, now + passed)
     later = world(node(), memory=memory, now=NOW + timedelta(seconds=300))
     assert way(make(later, sandbox())) == ("Overlay", "volume")
@@ -174,9 +174,9 @@ def test_namespace_labelled_later_gets_overlay_with_plain_sandboxes_running() ->
 
 def test_what_is_known_already_is_not_learned_again() -> None:
     memory = refused(*VARIANTS[:2])
-    for remember in lessons(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())):
+    for remember in learned_refusals(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())):
         memory.learn(remember, NOW.timestamp())
-    assert lessons(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())) == ()
+    assert learned_refusals(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())) == ()
 
 
 def test_a_template_that_starves_the_executor_is_invalid_and_not_tried() -> None:

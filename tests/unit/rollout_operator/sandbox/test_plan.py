@@ -128,7 +128,9 @@ def test_the_start_deadline_ends_it_and_says_what_it_was_waiting_for() -> None:
     done = after(asked, node(), stuck, seconds=60)
     held, reason, message = conditions(done)["Finished"]
     assert (held, reason) == ("True", "StartDeadlineExceeded")
-    assert message == "not ready 60 s after it was asked for (spec.startSeconds): ImagePullBackOff: not found"
+    assert (
+        message == "the Sandbox was not ready 60 s after its creation (spec.startSeconds): ImagePullBackOff: not found"
+    )
     assert conditions(done)["ImagePulled"][0] == "False"
 
 
@@ -247,11 +249,7 @@ def test_a_failed_trial_gives_a_plain_pod_and_the_reason() -> None:
     assert {type(action) for action in first.actions} == {Remember}
     assert first.events[0].reason == "OverlayTrialFailed"
     told = after(sandbox(), node(), failed)
-    assert conditions(told)["Overlay"] == (
-        "False",
-        "TrialFailed",
-        "Overlay was tried on node n1, and failed: mount: EPERM",
-    )
+    assert conditions(told)["Overlay"] == ("False", "TrialFailed", "Overlay failed on node n1: mount: EPERM")
     second = look(told, node(), failed)
     assert second.actions == (Delete(POD, "uid-pod-s", grace_seconds=0),)
     third = look(told, node())

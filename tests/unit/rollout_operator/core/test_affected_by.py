@@ -6,7 +6,7 @@ import pytest
 
 from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL
 from rollout_operator.actions import Ref
-from rollout_operator.cache import Cache, wakes
+from rollout_operator.cache import Cache, affected_by
 
 
 def obj(name: str, owner: tuple[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def node(ready: str | None) -> dict[str, Any]:
     ],
 )
 def test_change_wakes_its_objects_also_after_a_deletion(kind: str, changed: dict[str, Any], woken: Ref) -> None:
-    assert wakes(kind, None, changed, Cache()) == [woken]
-    assert wakes(kind, changed, None, Cache()) == [woken]
+    assert affected_by(kind, None, changed, Cache()) == [woken]
+    assert affected_by(kind, changed, None, Cache()) == [woken]
 
 
 @pytest.mark.parametrize(("model", "server"), [({"serverRef": "shared"}, "shared"), ({"server": {}}, "j-model")])
@@ -56,8 +56,8 @@ def test_a_job_and_its_model_server_wake_each_other(model: dict[str, Any], serve
     cache = Cache()
     for each in (job, other):
         cache.put("RolloutJob", each)
-    assert wakes("RolloutJob", None, job, cache) == [Ref("RolloutJob", "n", "j"), Ref("ModelServer", "n", server)]
-    assert wakes("ModelServer", None, obj(server), cache) == [
+    assert affected_by("RolloutJob", None, job, cache) == [Ref("RolloutJob", "n", "j"), Ref("ModelServer", "n", server)]
+    assert affected_by("ModelServer", None, obj(server), cache) == [
         Ref("ModelServer", "n", server),
         Ref("RolloutJob", "n", "j"),
     ]
@@ -68,23 +68,23 @@ def test_deleted_network_policy_of_a_job_wakes_its_sandboxes() -> None:
     cache.put("Sandbox", obj("s", ("RolloutJob", "j")))
     cache.put("Sandbox", obj("by-hand"))
     policy = obj("j-net-1", ("RolloutJob", "j"))
-    assert wakes("NetworkPolicy", None, policy, cache) == [Ref("RolloutJob", "n", "j")]
-    assert wakes("NetworkPolicy", policy, None, cache) == [Ref("RolloutJob", "n", "j"), Ref("Sandbox", "n", "s")]
+    assert affected_by("NetworkPolicy", None, policy, cache) == [Ref("RolloutJob", "n", "j")]
+    assert affected_by("NetworkPolicy", policy, None, cache) == [Ref("RolloutJob", "n", "j"), Ref("Sandbox", "n", "s")]
 
 
 def test_an_acknowledgement_of_a_runner_wakes_the_model_server_of_its_job() -> None:
     cache = Cache()
     cache.put("RolloutJob", obj("j") | {"spec": {"model": {"serverRef": "shared"}}})
     shard = obj("j-0", ("RolloutJob", "j"))
-    assert wakes("RolloutShard", shard, shard, cache) == [
+    assert affected_by("RolloutShard", shard, shard, cache) == [
         Ref("RolloutJob", "n", "j"),
         Ref("ModelServer", "n", "shared"),
     ]
 
 
 def test_pods_of_unknown_owners_wake_no_object() -> None:
-    assert wakes("Pod", None, obj("p", ("ReplicaSet", "r")), Cache()) == []
-    assert wakes("Pod", None, obj("p"), Cache()) == []
+    assert affected_by("Pod", None, obj("p", ("ReplicaSet", "r")), Cache()) == []
+    assert affected_by("Pod", None, obj("p"), Cache()) == []
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_a_node_wakes_its_sandboxes_when_its_readiness_changes_only(
     cache = Cache()
     cache.put("Pod", {**obj("p", ("Sandbox", "s")), "spec": {"nodeName": "node-1"}})
     cache.put("Pod", {**obj("q", ("Sandbox", "other")), "spec": {"nodeName": "node-2"}})
-    woken = wakes("Node", node(before), node(after) if after else None, cache)
+    woken = affected_by("Node", node(before), node(after) if after else None, cache)
     assert woken == [Ref("Node", "", "node-1"), *([Ref("Sandbox", "n", "s")] if concerns else [])]
