@@ -1,4 +1,4 @@
-"""The one package to import from Python. `__all__` of its modules is the public interface; everything else may change.
+"""The public Python interface of agent-rollouts: the names in `__all__` of its modules. Everything else may change.
 
 from agent_rollouts import Client
 
@@ -44,7 +44,7 @@ _MODULES = [f"agent_rollouts.{name}" for name in ("tasks", "tools", "models", "a
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: a module that defines a tool needs no engine.
+    # Modules are imported on first use, because a module that only defines a tool does not need the engine.
     if name in __all__:
         for module in map(import_module, _MODULES):
             if name in module.__all__:

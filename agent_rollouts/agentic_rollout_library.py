@@ -1,6 +1,6 @@
-"""Run one agent on one prompt, and get its trajectory; the names are those of agentic-rollout-library.
+"""Run an agent on single prompts and get trajectories, with the names of agentic-rollout-library.
 
-Each call is a job with one task, on this machine: the tools work in a sandbox, and all is recorded below `out`.
+Each call runs a job with one task on this machine. Tools run in a sandbox, and the rollout is recorded below `out`.
 docs/coming-from-agentic-rollout-library.md has examples.
 """
 

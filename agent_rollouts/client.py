@@ -1,4 +1,4 @@
-"""Run jobs from Python: the engine of `rolloutctl run` in your own process."""
+"""Run jobs in your own process, with the engine of `rolloutctl run`."""
 
 from agent_runtime.engine.events import Event, GroupFinished
 from rolloutctl.client import Client, RunAborted

@@ -1,4 +1,4 @@
-"""Environments that agents act in, and episodes one at a time."""
+"""Environments that agents act in, and single episodes in them."""
 
 from agent_runtime.integrations.roll_episodes import AgentRunner, EpisodeResult
 from rollout_api.environments import TaskEnvironment

@@ -1,4 +1,4 @@
-"""The order of plugin hooks: `@hook(tryfirst=True)` before a method. Needs the extra `plugins`."""
+"""Decorator for the order of plugin hooks, such as `@hook(tryfirst=True)`. Needs the extra `plugins`."""
 
 from agent_runtime.plugins.hooks import hook
 

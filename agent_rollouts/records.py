@@ -1,4 +1,4 @@
-"""What a run recorded: results, messages, and the token sequences to train on."""
+"""Records of a run: results, messages, and token sequences for training."""
 
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.store import Store

@@ -1,4 +1,4 @@
-"""Jobs that stay open: a trainer submits tasks as it goes and takes finished groups as they come."""
+"""Jobs with a stream of tasks: a trainer submits tasks while it runs, and receives finished groups."""
 
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
 from rolloutctl.job_stream import JobStream

@@ -1,9 +1,9 @@
-"""The Python client: the engine of `rolloutctl run` in a trainer's own process.
+"""The Python client: runs jobs in the calling process, with the engine of `rolloutctl run`.
 
     async for group in Client().run("job.yaml"):
         train_on(group.results)
 
-and where tasks come as training goes on, with sandboxes and connections that live across steps:
+A session takes tasks while training proceeds, and keeps sandboxes and connections across steps:
 
     async with Client().session("stream.yaml") as session:
         await session.submit(task)
@@ -36,16 +36,15 @@ __all__ = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAbo
 
 
 class RunAborted(Exception):
-    """Too many rollouts were lost to infrastructure; the message says how many. Finished rollouts are recorded."""
+    """The run ended early because too many rollouts were lost to infrastructure. Finished rollouts are recorded."""
 
 
 class Client:
     """Runs jobs in this process.
 
-    A job is a RolloutJob or the path of its manifest. Relative paths in it start at the manifest's folder, or at the
-    working directory for a RolloutJob. `provider` and `model` take the place of what the manifest names. API keys and
-    storage credentials are looked up in `environ`, in `os.environ` when left out. `plugins` (objects, or classes) are called
-    after the manifest's.
+    A job is a RolloutJob or the path of its manifest. Relative paths in it start at the manifest's folder, or for a
+    RolloutJob at the working directory. `provider` and `model` override the manifest. API keys and storage credentials are
+    read from `environ`, by default `os.environ`. `plugins` (objects or classes) are called after the manifest's.
     """
 
     def __init__(
@@ -66,14 +65,13 @@ class Client:
         tasks: Iterable[Task | Mapping[str, Any]] | None = None,
         new: bool = False,
     ) -> AsyncGenerator[GroupFinished, None]:
-        """Yield the groups of a job, each as soon as all its members have a result; earlier ones of a resumed run
-        first.
+        """Yield each group of a job when all its members have a result. A resumed run yields its earlier groups first.
 
-        `tasks` take the place of the manifest's: any iterable that ends, of Tasks or of their fields as in a manifest. They
-        are stored below the job's output, so that the run can be resumed and read like any other.
+        `tasks` replace the manifest's: a finite iterable of Tasks, or of mappings with their fields. They are stored below
+        the job's output, so that the run can be resumed and read like any other.
 
-        Leaving the loop early stops the run, resumable. Raises RunAborted, and the errors of manifest, tasks, model,
-        storage and sandboxes.
+        Leaving the loop early stops the run, which can then be resumed. Raises RunAborted, and the errors of manifest,
+        tasks, model, storage and sandboxes.
         """
         finished: asyncio.Queue[GroupFinished | None] = asyncio.Queue()
         stop = asyncio.Event()
@@ -107,17 +105,17 @@ class Client:
             yield await read_trajectory(run, index)
 
     def session(self, job: RolloutJob | str | Path, *, new: bool = False) -> RolloutSession:
-        """Open a run of a job with `tasks: {stream: {maxInFlight: N}}`; an async context manager.
+        """Open a run of a job with `tasks: {stream: {maxInFlight: N}}`, as an async context manager.
 
-        `submit` a task and get its number, iterate over the finished groups, `use_model` for the next policy, `close`
-        when no more tasks come. With the same name it continues what an earlier session left unfinished.
+        `submit` submits a task, iteration returns finished groups, `use_model` sets the next policy, and `close` ends the
+        submission. A later session of a job with the same name continues unfinished work.
         """
         loaded, base_dir, private = _loaded(job)
         return RolloutSession(loaded, base_dir=base_dir, private=private, new=new, **self._settings)
 
 
 def _loaded(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
-    """The job, where its relative paths start, and its file."""
+    """Return the job, the folder of its relative paths, and its file in a list (empty for a RolloutJob)."""
     if isinstance(job, RolloutJob):
         return job, Path.cwd(), []
     path = Path(job).resolve()

@@ -13,10 +13,10 @@ _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespac
 def connect() -> str:
     """Configure the clients of the kubernetes package for the user's cluster. Returns the user's namespace.
 
-    Raises CommandError where the package is missing, or no cluster is named.
+    Raises CommandError if the package is missing or no cluster is configured.
     """
     try:
-        from kubernetes import config  # a second of imports that other commands do without
+        from kubernetes import config  # imported here because it takes a second
     except ImportError as error:
         raise CommandError(
             f"the Kubernetes client is not installed: {error}", hint="pip install 'agent-rollouts[cluster]'"
@@ -24,7 +24,9 @@ def connect() -> str:
     try:
         config.load_config()
     except config.ConfigException as error:
-        raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
+        raise CommandError(
+            f"no cluster is configured: {error}", hint="Set KUBECONFIG, or run this in a pod."
+        ) from error
     with contextlib.suppress(config.ConfigException):
         _, active = config.list_kube_config_contexts()
         return str(active["context"].get("namespace", "default"))

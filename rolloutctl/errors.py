@@ -21,8 +21,8 @@ class Exit(IntEnum):
 
 
 EXIT_CODES = (
-    "Exit codes: 0 ok; 1 rollouts were lost to infrastructure, or a check failed; 2 the input is wrong; "
-    "3 the run was given up; 4 storage; 130 interrupted; 70 a bug."
+    "Exit codes: 0 success; 1 rollouts were lost to infrastructure, or a check failed; 2 invalid input; "
+    "3 the run was aborted; 4 storage error; 130 interrupted; 70 a bug."
 )
 
 

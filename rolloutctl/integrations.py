@@ -1,4 +1,4 @@
-"""Optional parts behind commands, by entry point: `rolloutctl` itself imports none of them."""
+"""Optional integrations that commands use. They are found by entry points, so `rolloutctl` does not import them."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ HARBOR_DATASET: Final = "harbor-dataset"
 """A function with the options of `rolloutctl dataset` that writes the file and returns its path."""
 
 HARBOR_SERVER: Final = "harbor-server"
-"""A coroutine function with the options of `rolloutctl serve` that serves until the process is told to stop."""
+"""A coroutine function with the options of `rolloutctl serve` that serves until the process gets a signal."""
 
 integrations = Registry(
     "integration",

@@ -1,11 +1,11 @@
-"""A stream job, fed from outside its runners: from a trainer in the cluster, or from a laptop.
+"""Submit tasks to a stream job and read its results, from a trainer in the cluster or from a laptop.
 
-stream = await JobStream.open("s3://bucket/jobs/train-0123abcd")
+    stream = await JobStream.open("s3://bucket/jobs/train-0123abcd")
     await stream.submit(task, label="step-1")
     async for group in stream.groups():
         ...
 
-All of it goes through object storage: submitter and runners never talk to one another, and each may die and come back.
+Clients and runners communicate only through object storage, so each of them may be restarted at any time.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from rolloutctl.errors import CommandError
 from rolloutctl.runs import find_run_folder
 
 POLL_SECONDS = 0.5
-"""Interval between two reads of the feed, one request for each shard. A training step takes minutes."""
+"""Interval between reads of new results. Each read takes one request for each shard, and a training step takes minutes."""
 
 
 class JobStream:
@@ -51,8 +51,8 @@ class JobStream:
     ) -> Self:
         """Open the stream of a run by its URI or folder, its manifest, or its name in ./out.
 
-        The run is there once its runners have started; they have `patience_seconds` for that. Raises CommandError and
-        NoSuchRun after it, CommandError for a job that is not open, StorageError.
+        A run exists once its runners have started. If it does not exist yet, wait up to `patience_seconds`. Raises
+        CommandError or NoSuchRun if it does not exist by then, CommandError if it is not a stream job, StorageError.
         """
         deadline = time.monotonic() + patience_seconds
         while True:
@@ -66,7 +66,7 @@ class JobStream:
                 return cls(run)
 
     async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
-        """Submit a task, or its fields as in a manifest. Returns its number when it is durable.
+        """Submit a task, or a mapping with its fields. Returns its number when it is stored durably.
 
         Raises StreamClosed, ValidationError.
         """
@@ -77,10 +77,10 @@ class JobStream:
         return await self._record.close()
 
     async def groups(self, skip: Collection[int] = ()) -> AsyncIterator[FinishedGroup]:
-        """Yield finished groups, the oldest of each runner first, until the stream is closed and all are finished.
+        """Yield finished groups until the stream is closed and all are finished. Groups of one runner come in order.
 
-        `skip` are the numbers that the trainer's own checkpoint has. Raises RunAborted after the last group of a run that
-        was given up.
+        `skip` has numbers of groups to leave out, such as those in the trainer's checkpoint. Raises RunAborted after the
+        last group of an aborted run.
         """
         following = dict.fromkeys(range(self._shards), 0)
         seen = 0
@@ -98,7 +98,7 @@ class JobStream:
                     return
                 if aborted is not None:
                     raise RunAborted(aborted["message"])
-                # Raised after one more look: a group may have been given out before the run was given up.
+                # Read results once more before RunAborted is raised: some may have been written before the abort.
                 aborted = await read_abort(self._store)
                 await asyncio.sleep(POLL_SECONDS)
 

@@ -1,6 +1,4 @@
-"""Converts exceptions into messages for the user. Imported only after an exception: these modules import the whole
-engine.
-"""
+"""Converts exceptions into messages for the user. Imported only after an exception, because it imports the whole engine."""
 
 from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.export.parquet import PyarrowMissing
@@ -17,7 +15,7 @@ from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import ManifestError
 from rolloutctl.errors import CommandError, Exit
 
-TAKEN_OVER = "Another process works on this run now; nothing is lost. Look at it with: rolloutctl results"
+TAKEN_OVER = "Another process has taken over this run; nothing is lost. Show its results with: rolloutctl results"
 
 _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (ManifestError, Exit.BAD_INPUT, "docs/manifest.md lists every field."),
@@ -30,7 +28,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (NoSuchRun, Exit.BAD_INPUT, ""),
     (PyarrowMissing, Exit.BAD_INPUT, ""),
     (ModelConfigError, Exit.BAD_INPUT, ""),
-    (ModelError, Exit.FAILED, "Nothing was run. Try again when the model can be reached."),
+    (ModelError, Exit.FAILED, "No rollout was run. Try again when the model is available."),
     (SandboxFailure, Exit.FAILED, ""),
     (WorkspaceLimit, Exit.FAILED, ""),
     (FileError, Exit.BAD_INPUT, ""),

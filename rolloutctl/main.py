@@ -1,4 +1,4 @@
-"""`rolloutctl`: the command line. Each command has a module; this one combines them and converts errors into messages."""
+"""`rolloutctl`: the command line. Each command has a module. This one imports them on demand and prints errors."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class LogLevel(StrEnum):
     ERROR = "ERROR"
 
 
-# In the order in which they are used.
+# In the order of the help.
 COMMANDS = [
     "init",
     "validate",
@@ -63,7 +63,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # In name only, for who has mistyped one.
+        # Placeholders, from which typer suggests names for a mistyped command.
         self.commands = {name: TyperCommand(name) for name in COMMANDS}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -85,7 +85,7 @@ class Commands(TyperGroup):
             say("Interrupted.")
             raise typer.Exit(Exit.INTERRUPTED) from None
         except BrokenPipeError:
-            # The reader of a pipe (head, less) has seen enough.
+            # The reader of a pipe, such as head or less, has ended.
             raise typer.Exit(Exit.OK) from None
         except Exception as error:
             from rolloutctl.known_errors import as_command_error
@@ -93,29 +93,29 @@ class Commands(TyperGroup):
             known = as_command_error(error)
             if known is None and type(error).__module__.startswith(("click", "typer")):
                 raise  # usage errors and exits, which typer reports itself
-            _tell(error, known, debug=bool(ctx.params.get(DEBUG)))
+            _print_error(error, known, debug=bool(ctx.params.get(DEBUG)))
             raise typer.Exit(known.code if known else Exit.BUG) from None
 
 
 def _leave(code: object) -> NoReturn:
     """End the process without finalising the interpreter.
 
-    obstore's threads may still return a result during finalisation and abort the process (exit code 134 in one of three
-    short commands; PyO3/pyo3-async-runtimes#40). Everything that must be closed is closed by now.
+    During finalisation, a thread of obstore that returns a result aborts the process with exit code 134, in a third of all
+    short commands (PyO3/pyo3-async-runtimes#40). Everything that must be closed is closed before.
     """
     for output in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a reader of a pipe (head, less) that has seen enough
+        with contextlib.suppress(OSError):  # the reader of a pipe, such as head or less, has ended
             output.flush()
     os._exit(code if isinstance(code, int) else Exit.OK if code is None else Exit.FAILED)
 
 
-def _tell(error: Exception, known: CommandError | None, *, debug: bool) -> None:
+def _print_error(error: Exception, known: CommandError | None, *, debug: bool) -> None:
     if debug:
         say("".join(traceback.format_exception(error)))
     if known is None:
         say(f"This is a bug in rolloutctl: {type(error).__name__}: {error}", "bold red")
         if not debug:
-            say("`rolloutctl --debug …` shows where; please report it.")
+            say("`rolloutctl --debug …` shows the traceback; please report it.")
         return
     say(f"Error: {known.message}" if "\n" not in known.message else known.message, "red")
     if known.hint:
@@ -144,7 +144,7 @@ def _options(
 
 
 def _command(name: str) -> Any:
-    """Import a command when it is called. Importing all of them takes as long as a short command."""
+    """Import a command when it is used, because importing all of them takes as long as a short command."""
     module = importlib.import_module(f"rolloutctl.commands.{ELSEWHERE.get(name, name)}")
     alone = typer.Typer(rich_markup_mode=None)
     if hasattr(module, "app"):
@@ -154,16 +154,18 @@ def _command(name: str) -> Any:
     command = typer.main.get_group(alone).commands[name]
     for leaf in command.commands.values() if isinstance(command, TyperGroup) else [command]:
         assert leaf.callback is not None  # a command always has one
-        leaf.callback = _called(leaf.callback)
+        leaf.callback = _runnable(leaf.callback)
     return command
 
 
-def _called(command: Callable[..., Any]) -> Callable[..., None]:
+def _runnable(command: Callable[..., Any]) -> Callable[..., None]:
+    """Wrap a command: run coroutines, and keep standard output for the answer."""
+
     @functools.wraps(command)
     def run(**options: Any) -> None:
         with only_answers_on_stdout():
-            if inspect.iscoroutine(made := command(**options)):
-                asyncio.run(made)
+            if inspect.iscoroutine(result := command(**options)):
+                asyncio.run(result)
 
     return run
 

@@ -16,8 +16,8 @@ def read_manifest(path: Path) -> RolloutJob:
         what = "is a folder" if path.is_dir() else "does not exist"
         siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
         raise CommandError(
-            f"{path}: {what}; a manifest file is expected.{did_you_mean(path.name, siblings)}",
-            hint="`rolloutctl init` writes a manifest to start from.",
+            f"{path}: {what}; expected a manifest file.{did_you_mean(path.name, siblings)}",
+            hint="`rolloutctl init` writes an example manifest.",
         )
     try:
         return load_manifest(path)
@@ -48,7 +48,7 @@ def with_options(
     document = job.wire()
     spec: dict[str, Any] = document["spec"]
     if output is not None:
-        # Typed at a prompt, so relative to where the person is; the manifest's own value is relative to the manifest.
+        # An option is relative to the working directory, and the manifest's own value to the manifest.
         spec["output"]["uri"] = output if "://" in output else str(Path(output).resolve())
     if model_url or model_name or api_key_env:
         spec["model"] = _model(spec.get("model") or {}, model_url, model_name, api_key_env)
@@ -56,7 +56,7 @@ def with_options(
         return RolloutJob.model_validate(document)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
-        raise CommandError(f"the options do not fit the manifest: {problems}") from error
+        raise CommandError(f"the manifest is invalid with these options: {problems}") from error
 
 
 def _model(model: dict[str, Any], url: str | None, name: str | None, key_env: str | None) -> dict[str, Any]:
@@ -69,7 +69,9 @@ def _model(model: dict[str, Any], url: str | None, name: str | None, key_env: st
         endpoint["apiKeyFrom"] = {"env": key_env}
     for field, option in (("baseURL", "--model-url"), ("name", "--model-name")):
         if field not in endpoint:
-            raise CommandError(f"{option} is missing: the manifest has no model.endpoint.{field}; give {option} too")
+            raise CommandError(
+                f"{option} is missing, and the manifest has no model.endpoint.{field}; give {option} too"
+            )
     kept: dict[str, Any] = {
         field: model[field] for field in ("allowTextOnly", "maxPolicyLag", "onStale") if field in model
     }

@@ -1,9 +1,9 @@
-"""Change the policy of a ModelServer and wait until it is served, from a trainer.
+"""For trainers: change the policy of a ModelServer and wait until it is served.
 
-async with ServedPolicy.connect("qwen") as policy:
+    async with ServedPolicy.connect("qwen") as policy:
         await policy.update(7, "s3://bucket/step-7")
 
-Needs `pip install 'agent-rollouts[cluster]'`. What the operator does meanwhile: docs/policy-updates.md.
+Needs `pip install 'agent-rollouts[cluster]'`. docs/policy-updates.md describes what happens during an update.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ LOOK_SECONDS: Final = 0.5
 """Interval between two reads of the ModelServer. An update takes seconds."""
 
 PATIENCE_SECONDS: Final = 1800.0
-"""Time limit for an update or the start of servers: longer than the operator's attempts to load (720 s, twice) and a
-fetch.
+"""Time limit for an update or the start of servers. It covers the operator's two attempts to load (720 s each) and a fetch.
 """
 
 JsonObject = Mapping[str, Any]
@@ -50,10 +49,10 @@ class ServedPolicy:
         namespace: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> AsyncIterator[Self]:
-        """Connect to the ModelServer `server`, or to that of `job` (`model.server`), by kubeconfig or from within a
+        """Connect to the ModelServer `server`, or to the own one of `job` (`model.server`), by kubeconfig or from within a
         pod.
 
-        Raises CommandError where no cluster is named, or the Kubernetes client is not installed.
+        Raises CommandError if no cluster is configured or the Kubernetes client is not installed.
         """
         if (server is None) == (job is None):
             raise ValueError("give exactly one of server and job")
@@ -67,9 +66,9 @@ class ServedPolicy:
             yield cls(objects, namespace or place, name, patience_seconds=patience_seconds)
 
     async def update(self, version: int, uri: str | None = None, digest: str | None = None) -> None:
-        """Have all servers load a version, and wait until it is served. Versions must grow; mode `Pull` needs `uri`.
+        """Set a version for all servers and wait until it is served. Versions must grow; mode `Pull` needs `uri`.
 
-        The same again, as after a crash, goes on waiting. Raises PolicyNotServed.
+        A repeated call with the same values, as after a crash, only continues to wait. Raises PolicyNotServed.
         """
         # None removes the values of the previous version.
         patch = {"spec": {"policy": {"version": version, "uri": uri, "digest": digest}}}
@@ -77,7 +76,7 @@ class ServedPolicy:
         content_type = "application/merge-patch+json"
         change = partial(self._objects.patch_namespaced_custom_object, *self._where, patch, _content_type=content_type)
         deadline = time.monotonic() + self._patience
-        await self._asked(change, version, deadline)
+        await self._retried(change, version, deadline)
         await self._served(version, deadline)
 
     async def served(self, version: int) -> None:
@@ -85,34 +84,36 @@ class ServedPolicy:
         await self._served(version, time.monotonic() + self._patience)
 
     async def _served(self, version: int, deadline: float) -> None:
-        look = partial(self._objects.get_namespaced_custom_object, *self._where)
-        while not is_served(found := await self._asked(look, version, deadline), version):
+        read = partial(self._objects.get_namespaced_custom_object, *self._where)
+        while not is_served(found := await self._retried(read, version, deadline), version):
             if time.monotonic() > deadline:
                 raise PolicyNotServed(
                     f"ModelServer {self.name}: version {version} is not served after {self._patience:g} s: {_words(found)}"
                 )
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _asked(self, ask: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
-        """Return the API server's response, retrying until there is one."""
+    async def _retried(self, request: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
+        """Return the API server's response to a request. Temporary errors are retried until the deadline."""
         from aiohttp import ClientError
         from kubernetes.aio.client import ApiException
 
         while True:
             try:
-                return await ask()
+                return await request()
             except (ApiException, ClientError, OSError) as error:
-                passes = not isinstance(error, ApiException) or error.status == 429 or (error.status or 500) >= 500
-                if not passes or time.monotonic() > deadline:
+                is_temporary = (
+                    not isinstance(error, ApiException) or error.status == 429 or (error.status or 500) >= 500
+                )
+                if not is_temporary or time.monotonic() > deadline:
                     words = (
-                        refusal(error) if isinstance(error, ApiException) else f"the cluster does not answer: {error}"
+                        refusal(error) if isinstance(error, ApiException) else f"the cluster does not respond: {error}"
                     )
                     raise PolicyNotServed(f"ModelServer {self.name}: version {version}: {words}") from error
             await asyncio.sleep(LOOK_SECONDS)
 
 
 def is_served(found: JsonObject, version: int) -> bool:
-    """Whether a ModelServer, as read from the API server, serves a version. Raises PolicyNotServed if it never will."""
+    """Whether a ModelServer, as read from the API server, serves a version. Raises PolicyNotServed if it cannot any more."""
     name, wanted = found["metadata"]["name"], found["spec"].get("policy", {}).get("version", 0)
     status = found.get("status", {})
     policy = status.get("policy", {})
@@ -137,9 +138,9 @@ def _condition(status: JsonObject, kind: str) -> JsonObject:
 
 
 def _words(found: JsonObject) -> str:
-    """Describe its progress from its conditions."""
-    said = [_condition(found.get("status", {}), kind) for kind in ("PolicyLoaded", "Ready")]
+    """Return reasons and messages of a ModelServer's conditions, which show its progress."""
+    conditions = [_condition(found.get("status", {}), kind) for kind in ("PolicyLoaded", "Ready")]
     return (
-        "; ".join(f"{one['reason']}: {one['message']}" for one in said if one)
+        "; ".join(f"{one['reason']}: {one['message']}" for one in conditions if one)
         or "the operator has not processed it yet"
     )

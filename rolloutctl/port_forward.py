@@ -1,4 +1,4 @@
-"""Forward a port of a pod to the loopback through the API server, like `kubectl port-forward`."""
+"""Forward a local port to a port of a pod through the API server, like `kubectl port-forward`."""
 
 import asyncio
 import contextlib
@@ -41,10 +41,10 @@ async def _carry(
 ) -> None:
     try:
         stream = await asyncio.to_thread(open_stream)
-        # The library's end of the stream is a special socket type around a real one; this takes the real one.
+        # The library wraps its socket in an own type. This takes the real socket out of it.
         far = socket.socket(fileno=stream.socket(port).detach())
         far_reader, far_writer = await asyncio.open_connection(sock=far)
-    except Exception:  # noqa: BLE001 whatever the API server refused, the caller sees its connection closed
+    except Exception:  # noqa: BLE001 whatever the error, the caller's connection is closed
         writer.close()
         return
     try:

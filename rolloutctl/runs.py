@@ -1,4 +1,4 @@
-"""Find the run that a user names as `JOB`: by name, manifest, folder or URI."""
+"""Find the run that a command's argument `JOB` refers to: by name, manifest, folder or URI."""
 
 import os
 import re
@@ -21,7 +21,7 @@ DEFAULT_OUTPUT = "out"
 """Folder in which runs are looked up by name. `rolloutctl init` writes it into its manifest."""
 
 PATIENCE_SECONDS = 20
-"""Time to wait for storage while a user waits at the prompt; a runner waits for minutes."""
+"""Time limit for storage in commands, where a user waits. A runner waits for minutes."""
 
 _HELP = "A run: a name in ./out, a manifest (its output.uri), or the folder or URI of a run."
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=_HELP)]
@@ -31,12 +31,12 @@ NewestJobArgument = Annotated[
 ]
 
 _RUN_FOLDER = re.compile(r"(?P<name>.+)-[0-9a-f]{8}")
-"""`<job name>-<first 8 letters of the run's uid>`, as defined in docs/recording.md."""
+"""`<job name>-<first 8 characters of the run's uid>`, as defined in docs/recording.md."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Storage, and what to look up in it. `name` is a run's folder, a job's name, or None for any run."""
+    """A storage location, and the name to look up in it: a run's folder, a job's name, or None for any run."""
 
     uri: str
     name: str | None
@@ -44,7 +44,7 @@ class Place:
 
 
 def place_of(reference: str | None) -> Place:
-    """Resolve a user's reference. Reads manifests, but no storage. Raises CommandError."""
+    """Resolve a reference to a run. Reads manifests but no storage. Raises CommandError."""
     if reference is None:
         return Place(DEFAULT_OUTPUT, None)
     path = Path(reference)
@@ -57,12 +57,12 @@ def place_of(reference: str | None) -> Place:
         job = read_manifest(path)
         return Place(output_uri(job, path.resolve().parent), job.metadata.name, job)
     if "/" in reference:
-        raise CommandError(f"{reference}: there is no such folder or file", hint=_HELP)
+        raise CommandError(f"{reference}: no such file or folder", hint=_HELP)
     return Place(DEFAULT_OUTPUT, reference)
 
 
 async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple[Store, Place]:
-    """Open the storage of a user's reference, and return what to look up in it. Raises CommandError, StorageError."""
+    """Open the storage of a reference, and return it with the name to look up. Raises CommandError, StorageError."""
     place = place_of(reference)
     store = open_existing(place.uri, environ)
     if place.name is None and await store.get("job.json") is not None:  # the URI of a run
@@ -94,14 +94,14 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         return await find_folder(store, place.name)
     folders = await _runs_by_job(store)
     if not folders:
-        raise CommandError(f"{place.uri} holds no run", hint=_HELP)
+        raise CommandError(f"{place.uri} contains no run", hint=_HELP)
     if place.name is not None and place.name not in folders:
         raise CommandError(
-            f"{place.uri} holds no run of {place.name!r}, but of {_listed(sorted(folders))}."
+            f"{place.uri} contains no run of {place.name!r}, only of {_listed(sorted(folders))}."
             f"{did_you_mean(place.name, folders)}"
         )
     if place.name is None and len(folders) > 1 and is_named:
-        raise CommandError(f"{place.uri} holds runs of {_listed(sorted(folders))}; say which one", hint=_HELP)
+        raise CommandError(f"{place.uri} contains runs of {_listed(sorted(folders))}; name one of them", hint=_HELP)
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [
         # A copy of a run in the same folder has the same age, and may be incomplete.
@@ -109,8 +109,8 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         for folder in wanted
         if (job_file := await read_job_file(store, folder))
     ]
-    if not begun:  # the rest of an interrupted deletion
-        raise CommandError(f"{place.uri} holds no run", hint=_HELP)
+    if not begun:  # all folders are rests of interrupted deletions
+        raise CommandError(f"{place.uri} contains no run", hint=_HELP)
     return await find_folder(store, max(begun)[2])
 
 
@@ -134,6 +134,6 @@ def open_existing(uri: str, environ: Mapping[str, str]) -> Store:
     folder = local_folder(uri)
     if folder is not None and not folder.is_dir():
         raise CommandError(
-            f"the folder {uri} does not exist", hint=f"Run a job first, or say where its runs are. {_HELP}"
+            f"the folder {uri} does not exist", hint=f"Run a job first, or give the place of its runs. {_HELP}"
         )
     return Store.open(uri, environ, patience_seconds=PATIENCE_SECONDS)

@@ -1,7 +1,7 @@
 """Upload of a job's tasks to its output: a file, a folder, or tasks from a program.
 
-They are stored under `sources/` in a folder named by the digest of the content. Equal tasks are stored once, and a job
-that names them is bound to exactly this content.
+Tasks are stored below `sources/` in a folder named by the digest of their content. Equal tasks are stored once, and the
+content that a job refers to cannot change.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class LocalSource:
     files: Sequence[tuple[str, Path]]
     """Files by key relative to `output.uri`."""
     key: str
-    """Key of the one file, or of the folder."""
+    """Key of the file or folder."""
     executables: Sequence[str] = ()
     """Executable files of a folder, relative to it. Object storage does not keep modes."""
 
@@ -42,7 +42,7 @@ def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
         return None
     root = (base_dir / (path if separator else source.uri)).resolve()
     if not root.exists():
-        raise CommandError(f"{root}: there is no such file or folder; see spec.tasks.from.uri")
+        raise CommandError(f"{root}: no such file or folder; correct spec.tasks.from.uri")
     found, executables = [root], list[str]()
     if root.is_dir():
         listing = root / EXECUTABLES
@@ -78,8 +78,8 @@ async def upload(source: LocalSource, store: Store) -> int:
 
 
 async def stored_tasks(job: RolloutJob, tasks: Iterable[Task | Mapping[str, Any]], store: Store) -> RolloutJob:
-    """Return the job with tasks from a program, stored as rows. Raises TaskSourceError that names each invalid task by
-    number.
+    """Store tasks from a program as rows, and return the job with them as its source. Raises TaskSourceError, which names
+    each invalid task by number.
     """
     wire = (task.wire() if isinstance(task, Task) else task for task in tasks)
     data = b"".join(json.dumps(task, separators=(",", ":")).encode() + b"\n" for task in wire)

@@ -1,6 +1,6 @@
-"""A rollout as a list of steps for the user's programs: observation, thought, action, result, answer.
+"""A rollout as a list of steps: observation, thought, action, result, answer.
 
-The names are those of agentic-rollout-library's `Trajectory`. Everything is derived from what is recorded.
+The names are those of agentic-rollout-library's `Trajectory`. All data comes from the record of the rollout.
 """
 
 import json
@@ -27,7 +27,7 @@ class StepType(StrEnum):
     OBSERVATION = "observation"
     """Input of the model other than tool results: system prompt, task, reminders."""
     THOUGHT = "thought"
-    """Text of the model beside its tool calls."""
+    """Text of the model that is neither a tool call nor the final answer."""
     ACTION = "action"
     """A tool call."""
     ACTION_RESULT = "action_result"
@@ -45,12 +45,12 @@ class TrajectoryStep(ApiModel):
     content: str
     """Text as the model wrote or saw it; for a native tool call, its arguments as JSON."""
     turn: int | None = None
-    """The model call that it belongs to; None for a step that an agent added itself."""
+    """Turn of the model call that it belongs to; None for a step that an agent's own code added."""
     metadata: dict[str, Any] = {}
-    """Metadata from an agent that added the step itself."""
+    """Metadata of a step that an agent's own code added."""
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
-    """None if the model wrote no JSON object; `content` has the original text."""
+    """Arguments of the call; None if the model wrote no JSON object. `content` has the original text."""
     tool_result: dict[str, Any] | None = None
     """Machine-readable output of the tool, such as an exit code."""
     is_error: bool = False
@@ -154,28 +154,28 @@ def steps_of(records: Sequence[Record], result: Result) -> list[TrajectoryStep]:
     known: set[str] = set()
     answered: set[str] = set()
     names: dict[str, str] = {}
-    told: list[Observation] = []
+    pending: list[Observation] = []
     branch = turn_number = 0
     for turn in fold(records):
         for message in turn.messages[turn.kept :]:
-            # A new branch repeats messages of an earlier one; within one branch, a repeated message was really sent
-            # twice.
+            # A new branch repeats messages of an earlier one, which are skipped. Within a branch, an equal message was
+            # sent twice and is kept.
             written = json.dumps(message, sort_keys=True)
             if (turn.branch != branch and written in known) or str(message.get("tool_call_id")) in answered:
                 continue
             known.add(written)
             content = text_of(message.get("content"))
-            # An agent that calls tools in text sends their results as the user; they are steps already.
-            if told and message.get("role") == "user" and told[0].content in content:
-                told = told[1:]
+            # An agent with tool calls in text sends their results as user messages. These results are steps already.
+            if pending and message.get("role") == "user" and pending[0].content in content:
+                pending = pending[1:]
                 continue
-            steps.append(_told_step(message, content, turn.number, names))
+            steps.append(_message_step(message, content, turn.number, names))
         steps += _answer_steps(turn)
         message = turn.response.message if turn.response else {}
         known.add(json.dumps(message, sort_keys=True))
         names |= {call.id: call.name for call in ModelReply(message, "").tool_calls}
         answered |= {observation.call_id for observation in turn.observations}
-        told = [] if message.get("tool_calls") else list(turn.observations)
+        pending = [] if message.get("tool_calls") else list(turn.observations)
         branch, turn_number = turn.branch, turn.number
     return _with_final_answer(steps, result, turn_number)
 
@@ -195,10 +195,8 @@ def _with_final_answer(steps: list[TrajectoryStep], result: Result, turn: int) -
     return [*steps, answer]
 
 
-def _told_step(message: Message, content: str, turn: int, names: Mapping[str, str]) -> TrajectoryStep:
-    """Return the step of a message that is not a result of our tools. Programs report results of their own tools this
-    way.
-    """
+def _message_step(message: Message, content: str, turn: int, names: Mapping[str, str]) -> TrajectoryStep:
+    """Return the step of a message in a prompt. A message with role `tool` is a result of a program's own tool."""
     if message.get("role") != "tool":
         return TrajectoryStep(step_type=StepType.OBSERVATION, content=content, turn=turn)
     name = names.get(str(message.get("tool_call_id")))
@@ -239,7 +237,7 @@ def _answer_steps(turn: Turn) -> list[TrajectoryStep]:
 
 
 def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[ToolCall]]:
-    """Return text and tool calls of a message. Text counts as a call if a tool answered it."""
+    """Return text and tool calls of a message. If it has no native calls but results, its text is the call."""
     reply = ModelReply(message, "")
     text = text_of(message.get("content"))
     if reply.tool_calls or not results:
@@ -247,5 +245,5 @@ def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[
     step = parse_step(text)
     if step.action is not None and [result.tool for result in results] == [step.action]:
         return step.thought, [ToolCall(results[0].call_id, step.action, step.action_input)]
-    # A form of the agent's own: which tool was called is known from who answered.
+    # The agent uses its own format. The results show which tools were called.
     return "", [ToolCall(result.call_id, result.tool, text) for result in results]

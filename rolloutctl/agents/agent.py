@@ -1,4 +1,4 @@
-"""A single agent in Python: each of its trajectories is a job with one task."""
+"""Agents of the Python API in `agent_rollouts.agentic_rollout_library`. Each trajectory is a job with one task."""
 
 import asyncio
 import contextlib
@@ -33,9 +33,7 @@ NAME_CHARACTERS = 40
 
 
 class RolloutFailed(Exception):
-    """Model or sandbox were unavailable, which the policy did not cause. `trajectory` has everything recorded until
-    then.
-    """
+    """A trajectory was lost to infrastructure, such as an unavailable model. `trajectory` has the record so far."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         reason, message = (trajectory.metadata.get(field) for field in ("reason", "message"))
@@ -44,9 +42,10 @@ class RolloutFailed(Exception):
 
 
 class GeneralAgent:
-    """Thinks, calls a tool, reads the result, and repeats until it has a final answer, all in text: for any model.
+    """An agent that thinks, calls a tool, reads the result, and repeats until it has a final answer.
 
-    It may work on many prompts, also side by side.
+    By default tool calls are written as text, so that any model can be used. One agent can work on many prompts, also
+    concurrently.
     """
 
     def __init__(
@@ -69,18 +68,27 @@ class GeneralAgent:
         save: bool | None = None,
         debug: bool = False,
     ) -> None:
-        """`max_rounds` are model calls; `termination_tool_names` are tools whose call ends the work.
+        """Create an agent.
 
-        The model gets the form of tool calls after the `system_prompt`. With an `action_parser` the prompt says it all.
-        `loop` is an agent as docs/agents-and-tools.md has them, which works instead; `config` are its options, `loop_name`
-        its name in the record. `tool_names` go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests`
-        trajectories run at once. `sandbox` and `plugins` are those of a manifest, a plugin also by its name alone. All is
-        recorded below `output`, a folder or URI, unless `save` is False; AGENTIC_SAVE_TRAJECTORIES decides where it is None.
-        `debug` logs messages and answers of the model.
+        Args:
+            system_prompt: the format of tool calls is appended to it, unless there is an `action_parser`.
+            tool_names: names for `create_tool`. `set_tools` sets any other tools.
+            max_rounds: most model calls.
+            termination_tool_names: tools whose call ends the work.
+            action_parser: reads tool calls from answers in a format that the system prompt describes.
+            loop: another agent class, as in docs/agents-and-tools.md, that works instead of the built-in loop.
+            config: options of `loop`.
+            concurrent_requests: most concurrent trajectories.
+            sandbox: `spec.sandbox` as in a manifest.
+            output: folder or URI below which trajectories are recorded.
+            plugins: plugins as in a manifest, or their names.
+            loop_name: name of the agent in the record.
+            save: whether to record; AGENTIC_SAVE_TRAJECTORIES decides if it is None.
+            debug: whether to log the model's messages and answers.
         """
         set_log_level()
         if action_parser is not None and loop is not ReAct:
-            raise ValueError("an action_parser reads the answers of the built-in loop; give it, or a loop, not both")
+            raise ValueError("action_parser works only with the built-in loop; give action_parser or loop, not both")
         self.system_prompt, self.max_rounds = system_prompt, max_rounds
         self.termination_tool_names, self.action_parser = termination_tool_names, action_parser
         self.loop, self.config = loop, config
@@ -89,7 +97,7 @@ class GeneralAgent:
         self.plugins = [{"name": use} if isinstance(use, str) else dict(use) for use in plugins]
         self.save = saves_trajectories() if save is None else save
         self._loop_name = loop_name or getattr(loop, "__name__", type(self).__name__)
-        self._places = asyncio.Semaphore(concurrent_requests) if concurrent_requests else contextlib.nullcontext()
+        self._slots = asyncio.Semaphore(concurrent_requests) if concurrent_requests else contextlib.nullcontext()
         self.set_tools({name: create_tool(name) for name in tool_names})
 
     def set_tools(self, tools: Mapping[str, Any]) -> None:
@@ -102,11 +110,15 @@ class GeneralAgent:
     async def run_trajectory(
         self, prompt: str | Mapping[str, Any], llm_generate_func: LLMFunction, request_id: str, **task: Any
     ) -> Trajectory:
-        """Work on a prompt (text, or a mapping with `content`) in a sandbox, to the end.
+        """Work on one prompt in a sandbox and return the trajectory.
 
-        The model is a client's `generate`, or an async function of messages, max_tokens and temperature. `request_id` names
-        the run. `task` are further fields of a task as in a manifest: `files`, `setup`, and `verifier`, which gives the
-        reward. Raises RolloutFailed where infrastructure failed, ValidationError, and what storage and model raise.
+        Args:
+            prompt: text, or a mapping with `content`.
+            llm_generate_func: `LLMClient.generate`, or an async function of messages, max_tokens and temperature.
+            request_id: name of the recorded run.
+            task: further fields of a task as in a manifest, such as `files`, `setup`, and `verifier` for a reward.
+
+        Raises RolloutFailed if infrastructure failed, ValidationError, and the errors of storage and model.
         """
         if self.save:
             return await self._run(prompt, llm_generate_func, request_id, task, str(self.output))
@@ -126,7 +138,7 @@ class GeneralAgent:
         client = client_of(llm_generate_func)
         model = client.spec if client else ModelSpec(function=name_of(llm_generate_func))
         job = self._job(prompt, request_id, task, model, output)
-        async with self._places:
+        async with self._slots:
             summary = await run_job(
                 job,
                 base_dir=Path.cwd(),
@@ -201,7 +213,7 @@ class GeneralAgent:
         )
 
     def _with_arguments(self, step: TrajectoryStep) -> TrajectoryStep:
-        """Record a call in a user-defined format unchanged. Its parser provides the arguments."""
+        """Add the arguments that the `action_parser` reads to a recorded call in a user-defined format."""
         if self.action_parser is None or step.step_type is not StepType.ACTION or step.tool_args is not None:
             return step
         action = self.action_parser(step.content)
@@ -219,8 +231,8 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
 def create_agent(name: str, options: Mapping[str, Any] | None = None) -> GeneralAgent:
     """Create an agent by name, with options of GeneralAgent; `max_steps` is an alias of `max_rounds`.
 
-    `General`, `React` and `Coding` call tools in text, `Tool` natively; other names are those of `agent.type` in a manifest.
-    Raises ExtensionError, TypeError.
+    `General`, `React` and `Coding` write tool calls as text. `Tool` uses the model's native tool calls. Other names are
+    values of `agent.type` in a manifest. Raises ExtensionError, TypeError.
     """
     kind = _KINDS[name.lower()] if name.lower() in _KINDS else {"loop": find_agent(name)}
     given = {"max_rounds" if option == "max_steps" else option: value for option, value in (options or {}).items()}
@@ -228,5 +240,5 @@ def create_agent(name: str, options: Mapping[str, Any] | None = None) -> General
 
 
 def create_agents(agents: Mapping[str, Mapping[str, Any]]) -> dict[str, GeneralAgent]:
-    """Create several agents from options by name."""
+    """Create several agents, given their options by name."""
     return {name: create_agent(name, options) for name, options in agents.items()}

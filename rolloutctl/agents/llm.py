@@ -1,4 +1,4 @@
-"""Models for agents in Python: a client of a server, or a function."""
+"""Models for the agents of this package: a client of a server, or an async function."""
 
 import inspect
 import os
@@ -18,12 +18,12 @@ LLMFunction = Callable[..., Awaitable[str | dict[str, Any] | ModelReply]]
 """
 
 _KEY = "LLM_API_KEY"
-"""Variable through which a run gets the key. Manifests, and therefore records, contain none."""
+"""Environment variable that passes the API key to a run, because manifests and records must not contain it."""
 
 
 @dataclass(frozen=True)
 class LLMClient:
-    """Client of a model server. An agent that is given its `generate` calls the server itself and records tokens."""
+    """Client of a model server. An agent that gets its `generate` calls the server directly and records tokens."""
 
     spec: ModelSpec
     """The model as in a manifest."""
@@ -44,10 +44,10 @@ class LLMClient:
         model = open_model(self.spec, self.environ)
         try:
             await model.check()
-            asked = ModelRequest(
+            request = ModelRequest(
                 messages, tools=tools or [], sampling=sampling, seed=0, session="", task="", member=0, turn=0
             )
-            reply = await model.complete(asked)
+            reply = await model.complete(request)
             return reply.text if tools is None else dict(reply.message)
         finally:
             await model.close()
@@ -56,9 +56,9 @@ class LLMClient:
 def create_llm_client(
     api_key: str, base_url: str, model: str, *, api: EndpointApi | str = EndpointApi.OPENAI
 ) -> LLMClient:
-    """Create a client of a server with OpenAI's API, or with `api="Anthropic"`. Does not connect yet.
+    """Create a client of a server with OpenAI's API, or with Anthropic's if `api="Anthropic"`. Does not connect yet.
 
-    Calls that fail are tried again, as docs/agents-and-tools.md says of models.
+    Failed calls are retried (docs/agents-and-tools.md).
     """
     key = ApiKeySource(env=_KEY) if api_key else None
     endpoint = Endpoint(base_url=base_url, name=model, api=EndpointApi(api), api_key_from=key)
@@ -66,8 +66,8 @@ def create_llm_client(
 
 
 def llm_client_from_environment(environ: Mapping[str, str] | None = None) -> LLMClient:
-    """Create the client that OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME names, with the matching _BASE_URL and
-    _API_KEY.
+    """Create a client from environment variables: OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME, with the matching
+    `..._BASE_URL` and `..._API_KEY`.
 
     Raises ModelConfigError.
     """
@@ -82,15 +82,13 @@ def client_of(function: LLMFunction) -> LLMClient | None:
 
 
 def name_of(function: LLMFunction) -> str:
-    """Return a function's name in a manifest."""
+    """Return the name of a function in a manifest (`module:name`)."""
     named = function if inspect.isroutine(function) else type(function)
     return f"{named.__module__}:{named.__name__}"
 
 
 def as_model(function: LLMFunction) -> Model:
-    """Wrap a function as a model. It is passed the arguments that it accepts of messages, max_tokens, temperature and
-    tools.
-    """
+    """Wrap a function as a model. It gets messages, and max_tokens, temperature and tools if it accepts them."""
     parameters = inspect.signature(function).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
@@ -100,8 +98,8 @@ def as_model(function: LLMFunction) -> Model:
         temperature: float | None = None,
         tools: list[dict[str, Any]] | None = None,
     ) -> str | dict[str, Any] | ModelReply:
-        said = {"max_tokens": max_tokens, "temperature": temperature, "tools": tools}
-        taken = {name: value for name, value in said.items() if takes_all or name in parameters}
+        given = {"max_tokens": max_tokens, "temperature": temperature, "tools": tools}
+        taken = {name: value for name, value in given.items() if takes_all or name in parameters}
         return await function(messages, **{name: value for name, value in taken.items() if value is not None})
 
     return FunctionModel(ask, name_of(function))

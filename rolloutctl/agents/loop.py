@@ -1,6 +1,6 @@
-"""How an agent of this package works on its prompt: tool calls in text, in a user-defined format if there is a parser.
+"""Parts of GeneralAgent: tool calls in a user-defined format, and logging.
 
-Logging follows agentic-rollout-library's environment variables.
+Logging uses agentic-rollout-library's environment variables.
 """
 
 import json
@@ -18,16 +18,16 @@ from rollout_api.records import Message
 ActionParser = Callable[[str], Mapping[str, Any] | None]
 """Maps an answer's text to `{"tool_name": ..., "tool_args": {...}}`, or to None if it has no action."""
 
-NO_ACTION = "No action could be read in your answer. Answer in the form that you were told."
+NO_ACTION = "Your answer contains no valid action. Answer in the required format."
 
 logger = logging.getLogger("rolloutctl.agents")
 
 
 class ParsedActions(ReAct):
-    """Tool calls in a format that only the user's prompt and parser define."""
+    """An agent with tool calls in a format that the user's prompt and parser define."""
 
     def __init__(self, parser: ActionParser, *, has_end: bool) -> None:
-        """`has_end`: a tool ends the work, so that an answer without an action does not."""
+        """`has_end`: whether a tool ends the work. If so, an answer without an action is an error, not the final one."""
         self._parser, self._has_end = parser, has_end
 
     def initial_messages(self) -> list[Message]:
@@ -54,7 +54,7 @@ class Logged:
 
 class _LoggedContext:
     def __init__(self, context: AgentContext) -> None:
-        self._context, self._told = context, 0
+        self._context, self._logged = context, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -62,10 +62,10 @@ class _LoggedContext:
     async def call_model(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ModelReply:
-        for message in messages[self._told :]:
+        for message in messages[self._logged :]:
             logger.info("%s: %s", message["role"], message.get("content"))
         reply = await self._context.call_model(messages, tools)
-        self._told = len(messages) + 1  # the answer, which is logged here
+        self._logged = len(messages) + 1  # includes the answer, which the next line logs
         logger.info("assistant: %s", json.dumps(reply.message, ensure_ascii=False))
         return reply
 

@@ -1,4 +1,4 @@
-"""The base class of agents that keep their own trajectory, with the methods of agentic-rollout-library's `BaseAgent`."""
+"""Base class of agents that build their own trajectory, with the interface of agentic-rollout-library's `BaseAgent`."""
 
 import copy
 import functools
@@ -18,17 +18,17 @@ from rolloutctl.runs import DEFAULT_OUTPUT
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, result_step
 
 _TASK_FIELDS = frozenset({"files", "setup", "verifier", "timeouts", "sandbox", "tags"})
-"""Arguments of `run_trajectory` that are fields of the task. The agent's own method gets the others."""
+"""Keyword arguments of `run_trajectory` that are fields of the task. The other ones are passed to the agent's method."""
 
 OwnLoop = Callable[..., Awaitable[Trajectory]]
 
 
 class BaseAgent(ABC):
-    """An agent whose `run_trajectory` is its own loop over `llm_generate_func`, `execute_tool_call` and its trajectory.
+    """Base class of an agent with its own loop: `run_trajectory` calls the model and tools, and builds the trajectory.
 
-    A call of `run_trajectory` from outside runs the loop as a recorded job with one task, its tools in a sandbox. Inside the
-    loop, `llm_generate_func(messages)` is one recorded turn. `max_steps` bounds the trajectory's steps;
-    `max_tokens_per_step` and `temperature` apply to every call of the model.
+    A call of `run_trajectory` from outside runs the loop as a recorded job with one task and its tools in a sandbox. In
+    the loop, each `llm_generate_func(messages)` is one recorded turn. `max_steps` limits the steps of the trajectory.
+    `max_tokens_per_step` and `temperature` apply to every model call.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BaseAgent(ABC):
         self._context: AgentContext | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Record the runs of a `run_trajectory` that this class defines."""
+        """Wrap the subclass's `run_trajectory`, so that its runs are recorded."""
         super().__init_subclass__(**options)
         if "run_trajectory" in cls.__dict__:
             setattr(cls, "run_trajectory", _recorded(cls.__dict__["run_trajectory"]))  # noqa: B010 mypy's own exception
@@ -60,7 +60,7 @@ class BaseAgent(ABC):
     async def run_trajectory(
         self, prompt: Any, llm_generate_func: LLMFunction, request_id: str, **kwargs: Any
     ) -> Trajectory:
-        """The loop: work on the prompt, add steps to a trajectory, return it."""
+        """Work on the prompt and return the trajectory. Subclasses implement the loop here."""
 
     def set_tools(self, tools: Mapping[str, Any]) -> None:
         """Set the tools by name: those of `create_tool`, `@tool` functions, or objects with an async `execute`."""
@@ -71,13 +71,13 @@ class BaseAgent(ABC):
         self.interactions = dict(interactions)
 
     def should_continue(self, trajectory: Trajectory) -> bool:
-        """Return False at `max_steps` steps, after a final answer, and once the trajectory is completed."""
+        """Return whether to take another step: False after `max_steps` steps, a final answer, or completion."""
         answered = bool(trajectory.steps) and trajectory.steps[-1].step_type is StepType.FINAL_ANSWER
         return len(trajectory.steps) < self.max_steps and not trajectory.is_completed and not answered
 
     def create_system_prompt(self) -> str:
         """Return the system prompt; empty for none."""
-        return "You solve tasks, with tools where they help. Think step by step."
+        return "You solve tasks, with tools if they help. Think step by step."
 
     def format_messages_for_llm(self, trajectory: Trajectory, additional_message: str | None = None) -> list[Message]:
         """Return the system prompt, the trajectory's steps, and the additional message, as chat messages."""
@@ -87,7 +87,7 @@ class BaseAgent(ABC):
         return [*messages, {"role": "user", "content": added}] if added else messages
 
     def parse_llm_output(self, output: str, step_type: StepType = StepType.THOUGHT) -> TrajectoryStep:
-        """Return a step with the answer's text; override it to read tool calls and final answers."""
+        """Return a step with the answer's text. Override it to parse tool calls and final answers."""
         return TrajectoryStep(step_type=step_type, content=output.strip(), metadata={"raw_output": output})
 
     async def execute_tool_call(
@@ -95,7 +95,7 @@ class BaseAgent(ABC):
     ) -> TrajectoryStep:
         """Run a tool in the sandbox; return its result, errors included, as a step. Raises RuntimeError outside a run."""
         if self._context is None:
-            raise RuntimeError("execute_tool_call works while run_trajectory runs; call run_trajectory")
+            raise RuntimeError("execute_tool_call can only be called while run_trajectory runs")
         call = ToolCall(f"call-{len(trajectory.steps)}", tool_name, json.dumps(dict(tool_args or {})))
         (observation,) = await self._context.call_tools([call])
         succeeded = {"execution_successful": not observation.error}
@@ -107,9 +107,7 @@ class BaseAgent(ABC):
 
 
 def _recorded(loop: OwnLoop) -> OwnLoop:
-    """Return the method that runs a loop as a job; inside a job, the loop itself (`super().run_trajectory` of a
-    subclass).
-    """
+    """Wrap a loop so that it runs as a job. Within a job, as in `super().run_trajectory`, the wrapper calls it directly."""
 
     @functools.wraps(loop)
     async def run_trajectory(
@@ -162,8 +160,8 @@ class _Run:
                 if value is not None and value != fixed[name]:
                     field = "max_tokens_per_step" if name == "max_tokens" else name
                     raise ValueError(
-                        f"{name} is {value} in a call of llm_generate_func, and {field} of the agent is {fixed[name]}; "
-                        f"every call of a run has the same, so set {field} of {type(agent).__name__}"
+                        f"{name} is {value} in a call of llm_generate_func, but {field} of the agent is {fixed[name]}; "
+                        f"all calls of a run have the same value, so set {field} of {type(agent).__name__}"
                     )
             reply = await context.call_model(list(messages), tools or [])
             return reply.text if tools is None else dict(reply.message)

@@ -1,7 +1,7 @@
-"""An agent and its tools by one configuration, for one prompt or for a batch in verl's form (`DataProto`).
+"""An agent with tools from one configuration, for one prompt or for a batch in verl's format (`DataProto`).
 
-verl itself is not needed: any class with batch, non_tensor_batch and meta_info is taken, and the same class is returned. A
-column is a list, or a numpy array of objects where the columns that came in are arrays.
+verl is not required. Any class with `batch`, `non_tensor_batch` and `meta_info` is accepted, and the result has the same
+class. New columns are numpy arrays of objects if the given columns are arrays, else lists.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from rolloutctl.runs import DEFAULT_OUTPUT
 from rolloutctl.trajectories import Trajectory
 
 S = TypeVar("S")
-"""A class with that interface. `non_tensor_batch` maps column names to columns with one entry for each row."""
+"""A class like `DataProto`. Its `non_tensor_batch` maps names to columns with one entry for each row."""
 
 
 def prompts_of(sequences: Any) -> list[str]:
-    """Return the text of each row from the column `messages` or `raw_prompt`: text, or messages of system and user.
+    """Return the prompt of each row as text, from the column `messages` or `raw_prompt`.
 
-    Raises ValueError naming the row that has none.
+    An entry is text, or a list of system and user messages. Raises ValueError that names an invalid row.
     """
     columns = sequences.non_tensor_batch
     name = next((name for name in ("messages", "raw_prompt") if name in columns), None)
@@ -40,7 +40,9 @@ def _text(value: Any, where: str) -> str:
     parts = []
     for message in value:
         if message["role"] not in ("system", "user") or not isinstance(message["content"], str):
-            raise ValueError(f"{where} has a message of {message['role']}; expected text of a system and a user alone")
+            raise ValueError(
+                f"{where} has a message of {message['role']}; expected only text messages of system and user"
+            )
         parts.append(message["content"])
     return "\n\n".join(parts)
 
@@ -48,9 +50,11 @@ def _text(value: Any, where: str) -> str:
 def with_trajectories(
     sequences: S, trajectories: Sequence[Trajectory], failures: Sequence[Exception | None], *, include: bool
 ) -> S:
-    """Return the batch with these columns added: `responses` (text), `response_ids` and `response_mask` (1 for each
-    token that the model sampled; None if it gave no ids), `final_rewards` (None if not graded), `errors` (None, or why
-    the row was lost to infrastructure), and with `include` the whole `trajectories`.
+    """Return the batch with additional columns.
+
+    `responses`: text. `response_ids`, `response_mask`: token ids, and 1 for each sampled token; None if the model returned
+    no ids. `final_rewards`: None if not graded. `errors`: why the row was lost to infrastructure, or None.
+    `trajectories`: the whole trajectories, if `include` is True.
     """
     columns: dict[str, list[Any]] = {
         "responses": [trajectory.get_final_response() for trajectory in trajectories],
@@ -75,7 +79,7 @@ def with_trajectories(
 
 
 def _response(trajectory: Trajectory) -> tuple[list[int] | None, list[int] | None]:
-    """Return the tokens after the prompt. A conversation with several token sequences has no single response."""
+    """Return the ids and mask of the response; None for both if there is not exactly one token sequence with samples."""
     if len(trajectory.tokens) != 1 or 1 not in (branch := trajectory.tokens[0]).mask:
         return None, None
     start = branch.mask.index(1)
@@ -116,16 +120,16 @@ class AgenticRolloutConfig:
     def __post_init__(self) -> None:
         if self.batch_size != 1:
             raise ValueError(
-                f"batch_size is {self.batch_size!r}, and can be 1 alone: the batch of generate_sequences says how many "
-                "prompts there are; run_trajectory has one"
+                f"batch_size is {self.batch_size!r}, expected 1: generate_sequences takes the number of prompts from its "
+                "batch, and run_trajectory has one prompt"
             )
 
 
 class AgenticRollout:
-    """`agent` is the configured agent, `tools` are its tools."""
+    """An agent with its tools, created from a configuration (attributes `agent` and `tools`)."""
 
     def __init__(self, config: AgenticRolloutConfig, llm_generate_func: LLMFunction) -> None:
-        """`llm_generate_func` is passed to `agent.run_trajectory`."""
+        """Create agent and tools. `llm_generate_func` is the model, as for `GeneralAgent.run_trajectory`."""
         self.config, self.llm_generate_func = config, llm_generate_func
         self.tools: Mapping[str, Any] = create_tools(config.tools_config)
         self.agent = create_agent(
@@ -142,11 +146,11 @@ class AgenticRollout:
         self.agent.set_tools(self.tools)
 
     async def generate_sequences(self, prompts: S) -> S:
-        """Return a trajectory for each row of a DataProto, at most `concurrent_requests` at once (see
-        `with_trajectories`).
+        """Run each row of a DataProto, at most `concurrent_requests` concurrently. `with_trajectories` lists the columns of
+        the result.
 
-        A row that infrastructure failed has an error and no reward, and costs no other row. Raises ValueError for a batch
-        without prompts, and what storage raises. In a training run use docs/trainers-verl.md instead.
+        A row that is lost to infrastructure has an error and no reward; other rows are not affected. Raises ValueError for
+        a batch without prompts, and errors of storage. For training runs, use docs/trainers-verl.md instead.
         """
         texts = prompts_of(prompts)
         ended = await asyncio.gather(*(self._trajectory(text, f"row-{row}") for row, text in enumerate(texts)))

@@ -1,4 +1,4 @@
-"""Tools for agents in Python, by name with options or as user objects; and prompts that describe them."""
+"""Tools for the agents of this package, created by name or from user objects, and prompts that describe tools."""
 
 import inspect
 import json
@@ -17,22 +17,23 @@ NAMES = {
     "Calculator": "calculator",
     "Finish": "finish",
 }
-"""Names of agentic-rollout-library's tools that have other names here."""
+"""Built-in tools by agentic-rollout-library's names."""
 
-_ELSEWHERE = {"execution_mode", "pod_name", "namespace", "kubeconfig_path"}
-"""Options that say where a tool runs."""
+_LOCATION_OPTIONS = {"execution_mode", "pod_name", "namespace", "kubeconfig_path"}
+"""Options of agentic-rollout-library that select where a tool runs. They are not supported."""
 
 
 class ToolWithOptions:
-    """A tool with other defaults for some of its arguments. Raises ValueError for an unknown argument."""
+    """A tool with changed defaults of some arguments. Raises ValueError for an unknown argument."""
 
     def __init__(self, tool: Tool, options: Mapping[str, Any]) -> None:
         properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
-        if _ELSEWHERE & set(options):
+        if _LOCATION_OPTIONS & set(options):
             raise ValueError(
-                f"{tool.name}: {', '.join(sorted(_ELSEWHERE & set(options)))}: a tool works in its agent's sandbox, not in "
-                "a pod that you name. Give the agent sandbox={'provider': 'Kodo', 'kodo': {'backend': 'Kubernetes'}} for "
-                "one that is a pod (docs/images-on-a-laptop.md), or apply a RolloutJob to a cluster (docs/first-job.md)"
+                f"{tool.name}: {', '.join(sorted(_LOCATION_OPTIONS & set(options)))}: not supported, because a tool works "
+                "in its agent's sandbox. For a sandbox that is a pod, give the agent sandbox={'provider': 'Kodo', "
+                "'kodo': {'backend': 'Kubernetes'}} (docs/images-on-a-laptop.md), or apply a RolloutJob to a cluster "
+                "(docs/first-job.md)"
             )
         if unknown := sorted(set(options) - set(properties)):
             raise ValueError(
@@ -46,7 +47,7 @@ class ToolWithOptions:
         self._tool, self._options = tool, dict(options)
 
     def get_description(self) -> str:
-        """Return the tool's purpose and arguments, for a user's prompt."""
+        """Return the tool's description with its arguments, for a prompt."""
         return f"{self.description} Arguments, as a JSON schema: {json.dumps(self.parameters)}"
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -56,8 +57,8 @@ class ToolWithOptions:
 def create_tool(name: str, options: Mapping[str, Any] | None = None) -> Any:
     """Create a tool by its name in a manifest, or by agentic-rollout-library's name for it.
 
-    `options` are the constructor's for a class that you registered, else values of arguments that the model leaves out.
-    Raises ExtensionError, ValueError.
+    `options` are the constructor's arguments for a registered class. For other tools they are defaults of the tool's
+    arguments. Raises ExtensionError, ValueError.
     """
     found = registry.find(NAMES.get(name, name))
     if inspect.isclass(found):
@@ -66,21 +67,21 @@ def create_tool(name: str, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def create_tools(tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Create several tools from options by name."""
+    """Create several tools, given their options by name."""
     return {NAMES.get(name, name): create_tool(name, options) for name, options in tools.items()}
 
 
 def described(name: str, tool: Any) -> str:
-    """Describe a tool in words, for a prompt."""
-    told = tool.get_description() if hasattr(tool, "get_description") else getattr(tool, "description", "")
-    return f"{name}: {told}".rstrip(": ")
+    """Return a tool's name and description, for a prompt."""
+    description = tool.get_description() if hasattr(tool, "get_description") else getattr(tool, "description", "")
+    return f"{name}: {description}".rstrip(": ")
 
 
 class NamedTool:
-    """A `Tool` under the agent's name for it, made from a tool, an object with `execute(...)`, or an async function.
+    """A `Tool` with the agent's name for it, created from a tool, an object with `execute(...)`, or an async function.
 
-    Its description is what its own `get_description()` says, where it has one. `stops`: a call of it ends the run. Raises
-    TypeError where it is none of them.
+    `get_description()` of the object, if it exists, returns the description. `stops`: whether a successful call ends the
+    run. Raises TypeError for other objects.
     """
 
     def __init__(self, name: str, thing: Any, *, stops: bool) -> None:
@@ -106,7 +107,7 @@ def _as_tool(name: str, thing: Any) -> Tool:
 
 
 class PromptBuilder:
-    """Builds a prompt from sections below an optional opening. `{name}` stands for the variable `name` everywhere."""
+    """Builds a prompt from an optional opening and sections. `{name}` in them is replaced by the variable `name`."""
 
     def __init__(self, opening: str = "") -> None:
         self._opening = opening

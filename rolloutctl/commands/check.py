@@ -25,17 +25,15 @@ from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import describe, read_manifest
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, err, harmless, number, out, say
 
-ManifestArgument = Annotated[Path, typer.Argument(help="A RolloutJob, YAML or JSON.")]
+ManifestArgument = Annotated[Path, typer.Argument(help="File with a RolloutJob, YAML or JSON.")]
 ProviderOption = Annotated[
     Provider | None,
-    typer.Option(
-        "--provider", help="Where sandboxes come from, instead of spec.sandbox.provider.", case_sensitive=False
-    ),
+    typer.Option("--provider", help="Source of sandboxes, instead of spec.sandbox.provider.", case_sensitive=False),
 ]
 
 
 def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
-    """Check a manifest and its tasks, and that their verifiers can start; no rollout is run.
+    """Check a manifest and its tasks, and whether their verifiers can start. No rollout is run.
 
     Prints every problem as `file:line: field: message`.
     """
@@ -58,15 +56,15 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         in_tasks = error
     if fields or in_tasks.problems:
         if form is Form.TEXT:
-            told = [describe(manifest, ManifestError(fields)), str(in_tasks)]
-            raise CommandError("\n".join(filter(None, told)), hint="docs/manifest.md lists every field.")
+            texts = [describe(manifest, ManifestError(fields)), str(in_tasks)]
+            raise CommandError("\n".join(filter(None, texts)), hint="docs/manifest.md lists every field.")
         answer_json({"valid": False, "problems": [*map(asdict, fields), *map(asdict, in_tasks.problems)]})
         raise typer.Exit(Exit.BAD_INPUT)
     plugins = load_plugins(job.spec.plugins)
-    deaf = (
+    unused = (
         [TaskProblem(str(manifest), None, text) for text in unused_hooks(plugins)] if job.spec.agent.is_command else []
     )
-    warnings = [*loaded.warnings, *deaf]
+    warnings = [*loaded.warnings, *unused]
     missing = asyncio.run(missing_programs(job, loaded.tasks, RunEnvironment(base_dir, os.environ, provider)))
     valid = all(found.has_setup for found in missing)
     size, count = job.spec.group_size, len(loaded.tasks)
@@ -93,12 +91,12 @@ async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:
 
 
 async def check(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
-    """Prove that every task can be graded: its own solution must get reward 1, doing nothing must get less."""
+    """Check that every task can be graded: its solution must get reward 1, and an agent that does nothing less than 1."""
     job = read_manifest(manifest)
     base_dir = manifest.resolve().parent
     loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
     _warn(loaded.warnings)
-    with err.status("Running every task's solution, and an agent that does nothing…"):
+    with err.status("Running each task's solution, and an agent that does nothing…"):
         rows = await check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider)
     wrong = [row for row in rows if not row.ok]
     if form is Form.JSON:
@@ -124,9 +122,9 @@ async def check(manifest: ManifestArgument, provider: ProviderOption = None, for
             if row.output:
                 out.print(Text(f"Verifier output of {row.task}, agent {row.agent}:", "bold"))
                 out.print(Text(harmless(row.output)), soft_wrap=True)
-        say(f"{len(rows) - len(wrong)} of {len(rows)} checks are right.")
+        say(f"{len(rows) - len(wrong)} of {len(rows)} checks passed.")
         if shared := [row.task for row in rows if row.only_shared]:
-            say(f"Only Shared can grade {', '.join(shared)}: an agent there could forge its reward.", "yellow")
+            say(f"Only mode Shared can grade {', '.join(shared)}; in it, an agent could forge its reward.", "yellow")
     raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
 
 

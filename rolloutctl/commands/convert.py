@@ -22,18 +22,26 @@ CONVERTERS: tuple[Converter, ...] = (REAL_WORK, ROLL)
 def convert(
     config: Annotated[Path, typer.Argument(help="The other system's configuration, JSON or YAML.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Hydra overrides of a ROLL file: KEY=VALUE, +KEY=VALUE, ~KEY.")
+        list[str] | None, typer.Argument(help="Hydra overrides for a ROLL file: KEY=VALUE, +KEY=VALUE, ~KEY.")
     ] = None,
     file: Annotated[Path | None, typer.Option("-o", help="Manifest to write; standard output when left out.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     evaluation: Annotated[
-        bool, typer.Option("--eval", help="Convert val_env_manager of a ROLL file with two environment managers.")
+        bool, typer.Option("--eval", help="Convert val_env_manager of a ROLL file instead of train_env_manager.")
     ] = False,
     llm_model: Annotated[str | None, typer.Option("--llm-model", help="Real Work's option of the same name.")] = None,
-    llm_base_url: Annotated[str | None, typer.Option("--llm-base-url", help="As above.")] = None,
-    llm_temperature: Annotated[float | None, typer.Option("--llm-temperature", help="As above.")] = None,
-    llm_max_tokens: Annotated[int | None, typer.Option("--llm-max-tokens", help="As above.")] = None,
-    llm_timeout: Annotated[int | None, typer.Option("--llm-timeout", help="As above; seconds for one call.")] = None,
+    llm_base_url: Annotated[
+        str | None, typer.Option("--llm-base-url", help="Real Work's option of the same name.")
+    ] = None,
+    llm_temperature: Annotated[
+        float | None, typer.Option("--llm-temperature", help="Real Work's option of the same name.")
+    ] = None,
+    llm_max_tokens: Annotated[
+        int | None, typer.Option("--llm-max-tokens", help="Real Work's option of the same name.")
+    ] = None,
+    llm_timeout: Annotated[
+        int | None, typer.Option("--llm-timeout", help="Real Work's option of the same name; seconds for one call.")
+    ] = None,
 ) -> None:
     """Convert another system's configuration into a manifest, and report every key without a counterpart."""
     if file is not None and file.exists() and not force:
@@ -59,10 +67,11 @@ def convert(
         out.file.write(text)
     else:
         file.write_text(text, encoding="utf-8")
-        say(f"Wrote {file} from a configuration of {converter.system}, with {len(conversion.notes)} notes above.")
+        say(f"Wrote {file} from a configuration of {converter.system}; {len(conversion.notes)} notes are above.")
     if problem is not None:
         raise CommandError(
-            f"The manifest is not valid yet:\n{problem}", hint="Correct it in the file; see docs/manifest.md."
+            f"The manifest is not valid yet:\n{problem}",
+            hint="Correct the manifest; docs/manifest.md lists every field.",
         )
     if file is not None:
         say(f"  rolloutctl validate {file}")
@@ -87,7 +96,9 @@ def convert_file(
     try:
         return converter, converter.convert(Source(path, values, evaluation, overrides, llm))
     except UnusableInput as error:
-        raise CommandError(f"{path}: {error}", hint=f"It was read as a configuration of {converter.system}.") from error
+        raise CommandError(
+            f"{path}: {error}", hint=f"The file was read as a configuration of {converter.system}."
+        ) from error
 
 
 def written(manifest: dict[str, Any]) -> str:

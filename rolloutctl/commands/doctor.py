@@ -45,11 +45,11 @@ COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red"}
 
 def doctor(
     manifest: Annotated[
-        Path | None, typer.Argument(help="A RolloutJob whose references in the cluster are checked too.")
+        Path | None, typer.Argument(help="File with a RolloutJob, whose Secrets and settings are checked too.")
     ] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this machine.")] = False,
     namespace: Annotated[
-        str | None, typer.Option("-n", "--namespace", help="Where jobs are to run; the kubeconfig's own when left out.")
+        str | None, typer.Option("-n", "--namespace", help="Namespace for jobs; the kubeconfig's own when left out.")
     ] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
@@ -58,7 +58,7 @@ def doctor(
     if cluster:
         findings = list(_examine_cluster(namespace, job))
     elif namespace or job:
-        raise CommandError("a manifest and --namespace are only for --cluster; add it")
+        raise CommandError("a manifest and --namespace are only for --cluster; add --cluster")
     else:
         findings = asyncio.run(_examine_machine())
     failed = any(finding.state is State.FAIL for finding in findings)
@@ -80,11 +80,11 @@ async def _examine_machine() -> list[Finding]:
         try:
             await provider.open()
         except SandboxFailure as failure:
-            return [Finding(State.FAIL, "sandbox", str(failure), "docs/workspaces.md says what is needed")]
+            return [Finding(State.FAIL, "sandbox", str(failure), "docs/workspaces.md lists the requirements")]
         finally:
             await provider.close()
     kept = [Finding(State.WARN, "isolation", warning, "docs/workspaces.md") for warning in provider.warnings]
-    return [Finding(State.OK, "sandbox", "the executor starts, and makes workspaces"), *kept]
+    return [Finding(State.OK, "sandbox", "the executor starts and creates workspaces"), *kept]
 
 
 def _examine_cluster(namespace: str | None, job: RolloutJob | None) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def _config(api: "_Api", deployments: Answer) -> OperatorConfig | None:
 
 def _lease(api: "_Api", config: OperatorConfig | None) -> Answer:
     if config is None:
-        return Refusal(0, "the operator's configuration, which names it, cannot be read")
+        return Refusal(0, "the operator's configuration, which names the lease, cannot be read")
     lease = config.lease
     return api.get(f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases/{lease.name}")
 
@@ -206,7 +206,7 @@ class _Api:
         try:
             response = self._client.call_api(*request, _request_timeout=ANSWER_SECONDS)
             data = json.loads(response.read())
-        except Exception as error:  # noqa: BLE001 urllib3's, the TLS library's and login plugins' own, all of one meaning
+        except Exception as error:  # noqa: BLE001 errors of urllib3, TLS and login plugins all mean: no response
             return Refusal(0, " ".join(str(error).split()))
         if response.status >= 400:
             return Refusal(response.status, data.get("message", response.reason))

@@ -1,4 +1,4 @@
-"""Interpret a cluster's responses about running jobs: pure functions from responses to findings."""
+"""The checks of `rolloutctl doctor --cluster`: functions from responses of the API server to findings. No side effects."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ OLDEST: Final = (1, 33)
 """First Kubernetes with user namespaces and image volumes both on by default."""
 
 PLAIN_USER: Final = "1000"
-"""A user other than root, whatever the image specifies."""
+"""A user other than root, for the check of pods with `sandbox.user`."""
 
 RESOURCES: Final = ("rolloutjobs", "rolloutshards", "sandboxes", "modelservers")
 
@@ -28,7 +28,7 @@ LEASE_SLACK: Final = timedelta(seconds=30)
 """Tolerance for different clocks of this machine and the operator's node."""
 
 POLICY_ENGINES: Final = ("antrea", "calico", "canal", "cilium", "kindnet", "kube-router", "ovnkube", "weave")
-"""Network add-ons that enforce NetworkPolicies, by the names of their DaemonSets."""
+"""Parts of DaemonSet names of network add-ons that enforce NetworkPolicies."""
 
 Right = tuple[str, str, str, str, str]
 """Verb, API group, resource, subresource, and why a user needs it."""
@@ -72,8 +72,8 @@ class Refusal:
 
     @property
     def not_allowed(self) -> bool:
-        """Whether the user lacks the right, so that the result is unknown."""
-        # Admission also answers 403, but names no user.
+        """Whether the user lacks the right, so that the check has no result."""
+        # Refusals by admission also have status 403, but do not name the user.
         return self.status == 401 or (self.status == 403 and "cannot" in self.message and "User" in self.message)
 
 
@@ -84,18 +84,16 @@ def _ok(subject: str, message: str) -> Finding:
     return Finding(State.OK, subject, message)
 
 
-def _unseen(subject: str, what: str, refusal: Refusal) -> Finding:
+def _unknown(subject: str, what: str, refusal: Refusal) -> Finding:
     if refusal.not_allowed:
-        return Finding(
-            State.WARN, subject, f"{what} cannot be seen with your rights", "ask the cluster's administrator"
-        )
-    return Finding(State.WARN, subject, f"{what} cannot be seen: {refusal.message}")
+        return Finding(State.WARN, subject, f"you may not read {what}", "ask the cluster's administrator")
+    return Finding(State.WARN, subject, f"{what} cannot be read: {refusal.message}")
 
 
 def version(answer: Answer) -> Finding:
     if isinstance(answer, Refusal):
         return Finding(
-            State.FAIL, "Kubernetes", f"does not answer: {answer.message}", "check KUBECONFIG and its context"
+            State.FAIL, "Kubernetes", f"does not respond: {answer.message}", "check KUBECONFIG and its context"
         )
     found = answer.get("gitVersion", "unknown")
     numbers = tuple(int(re.sub(r"\D", "", answer.get(part, "0")) or 0) for part in ("major", "minor"))
@@ -111,7 +109,7 @@ def definitions(answers: Mapping[str, Answer]) -> Finding:
         if isinstance(answer, Refusal):
             if answer.status == 404:
                 return Finding(State.FAIL, subject, f"{plural}.rollout.dev is not installed", advice)
-            return _unseen(subject, f"{plural}.rollout.dev", answer)
+            return _unknown(subject, f"{plural}.rollout.dev", answer)
         conditions = {c["type"]: c for c in answer.get("status", {}).get("conditions", ())}
         established = conditions.get("Established", {})
         if established.get("status") != "True":
@@ -121,7 +119,7 @@ def definitions(answers: Mapping[str, Answer]) -> Finding:
 
 
 def config_of(config_map: Answer) -> OperatorConfig | None:
-    """Return an operator's configuration; None if it is not readable."""
+    """Return the operator's configuration in a ConfigMap; None if it cannot be read or parsed."""
     if isinstance(config_map, Refusal):
         return None
     for text in config_map.get("data", {}).values():
@@ -138,12 +136,12 @@ def operator(
     """Check whether an operator runs, whether one of its replicas leads, and whether it watches this namespace."""
     subject = "operator"
     if isinstance(deployments, Refusal):
-        return [_unseen(subject, "the operator's Deployment", deployments)]
+        return [_unknown(subject, "the operator's Deployment", deployments)]
     if not deployments["items"]:
         return [Finding(State.FAIL, subject, "is not installed", "helm install: docs/installing.md")]
     if len(deployments["items"]) > 1:
         places = ", ".join(sorted(d["metadata"]["namespace"] for d in deployments["items"]))
-        advice = "keep one, or give each its own watch.namespaces"
+        advice = "remove all but one, or give each its own watch.namespaces"
         found = [Finding(State.WARN, subject, f"is installed {len(deployments['items'])} times: {places}", advice)]
     else:
         found = []
@@ -152,7 +150,7 @@ def operator(
     ready = deployment.get("status", {}).get("readyReplicas", 0)
     if not ready:
         advice = f"kubectl describe pods -n {place} -l app.kubernetes.io/instance={name}"
-        return [*found, Finding(State.FAIL, subject, f"{place}/{name} has no pod that is ready", advice)]
+        return [*found, Finding(State.FAIL, subject, f"{place}/{name} has no ready pod", advice)]
     found.append(_ok(subject, f"{place}/{name}: {ready} of {deployment['spec'].get('replicas', 1)} pods ready"))
     found.append(_leader(lease, place, name, now))
     if config is not None and config.watch.namespaces and namespace not in config.watch.namespaces:
@@ -167,7 +165,7 @@ def _leader(lease: Answer, place: str, name: str, now: datetime) -> Finding:
     if isinstance(lease, Refusal):
         if lease.status == 404:
             return Finding(State.FAIL, subject, "no replica has ever taken the lease", advice)
-        return _unseen(subject, "the operator's lease", lease)
+        return _unknown(subject, "the operator's lease", lease)
     spec = lease.get("spec", {})
     holder, renewed = spec.get("holderIdentity"), spec.get("renewTime")
     if not holder or not renewed:
@@ -176,19 +174,19 @@ def _leader(lease: Answer, place: str, name: str, now: datetime) -> Finding:
     if age > timedelta(seconds=spec.get("leaseDurationSeconds", 15)) + LEASE_SLACK:
         message = f"{holder} holds the lease and has not renewed it for {age.total_seconds():.0f} s"
         return Finding(State.FAIL, subject, message, advice)
-    return _ok(subject, f"{holder} works")
+    return _ok(subject, f"{holder} holds the lease")
 
 
 def nodes(answer: Answer) -> Iterator[Finding]:
     if isinstance(answer, Refusal):
-        yield _unseen("nodes", "what nodes can do", answer)
+        yield _unknown("nodes", "the nodes", answer)
         return
     known = [node for node in answer["items"] if _is_usable(node)]
     counts = NodeCounts()
     for node in known:
         counts.add(node)
     if not known:
-        yield Finding(State.FAIL, "nodes", "none is ready and free of taints", "kubectl get nodes")
+        yield Finding(State.FAIL, "nodes", "no node is ready and free of taints", "kubectl get nodes")
         return
     choice = choose_mode(WorkspaceMode.AUTO, counts)
     if choice.mode is WorkspaceMode.PLAIN:
@@ -200,23 +198,23 @@ def nodes(answer: Answer) -> Iterator[Finding]:
     if all(map(has_image_volumes, answer["items"])):
         yield _ok("image volumes", f"the executor's image is mounted ({runtimes})")
     else:
-        message = f"not on all nodes ({runtimes}); the executor is copied by an init container, which takes longer"
-        yield Finding(State.WARN, "image volumes", message, "containerd 2.1 or CRI-O 1.31 have them")
+        message = f"not supported by all nodes ({runtimes}); an init container copies the executor, which takes longer"
+        yield Finding(State.WARN, "image volumes", message, "upgrade to containerd 2.1 or CRI-O 1.31, or newer")
 
 
 def _overlay_nodes(known: Sequence[Mapping[str, Any]]) -> Finding:
     names = {node["metadata"]["name"]: runtime(node) for node in known if not has_user_namespaces(node, "")}
     if not names:
-        one = f"node {known[0]['metadata']['name']} can do it"
-        return _ok("Overlay", f"all {len(known)} nodes can do it" if len(known) > 1 else one)
-    told = ", ".join(f"{name} ({version})" for name, version in list(names.items())[:5])
-    told += ", …" if len(names) > 5 else ""
-    message = f"{len(known) - len(names)} of {len(known)} nodes can do it; these offer no user namespaces: {told}"
-    return Finding(State.WARN, "Overlay", message, "sandboxes go to the others; upgrade these to use them too")
+        one = f"node {known[0]['metadata']['name']} supports it"
+        return _ok("Overlay", f"all {len(known)} nodes support it" if len(known) > 1 else one)
+    listed = ", ".join(f"{name} ({version})" for name, version in list(names.items())[:5])
+    listed += ", …" if len(names) > 5 else ""
+    message = f"{len(known) - len(names)} of {len(known)} nodes support it; these lack user namespaces: {listed}"
+    return Finding(State.WARN, "Overlay", message, "sandboxes run on the other nodes; upgrade these to use them too")
 
 
 def _is_usable(node: Mapping[str, Any]) -> bool:
-    """Whether a pod without tolerations can be scheduled on a node. Taints of node conditions are temporary."""
+    """Whether a pod without tolerations can be scheduled on a node. Taints for node conditions are ignored as temporary."""
     blocking = (
         taint
         for taint in node["spec"].get("taints") or ()
@@ -227,7 +225,7 @@ def _is_usable(node: Mapping[str, Any]) -> bool:
 
 
 def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: Answer) -> Iterator[Finding]:
-    """Check by dry runs of each kind whether sandbox pods are admitted; the last dry run is as PLAIN_USER."""
+    """Interpret dry runs of sandbox pods. The last one runs as PLAIN_USER."""
     subject = "admission"
     if isinstance(namespace, Refusal) and namespace.status == 404:
         advice = "kubectl create namespace, or choose another with -n"
@@ -238,21 +236,21 @@ def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: 
         level = namespace["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce", "not set")
     if isinstance(plain_as_user, Refusal):
         if plain_as_user.not_allowed:
-            yield _unseen(subject, f"whether sandbox pods are admitted (Pod Security: {level})", plain_as_user)
+            yield _unknown(subject, f"whether sandbox pods are admitted (Pod Security: {level})", plain_as_user)
         else:
-            advice = "nothing can run here; choose another namespace"
+            advice = "choose another namespace: no sandbox can run in this one"
             yield Finding(State.FAIL, subject, f"sandbox pods are refused: {plain_as_user.message}", advice)
         return
     if isinstance(plain, Refusal):
         advice = (
-            f'set sandbox.user to a number, such as "{PLAIN_USER}" (a name in an image cannot be checked), and '
-            "sandbox.workingDir to a folder that this user may make or write to, such as /tmp/workspace"
+            f'set sandbox.user to a number, such as "{PLAIN_USER}" (Kubernetes cannot check names), and '
+            "sandbox.workingDir to a folder that this user may create or write to, such as /tmp/workspace"
         )
         message = f"Plain sandbox pods without a numeric user are refused: {plain.message}"
         yield Finding(State.WARN, subject, message, advice)
     if isinstance(overlay, Refusal):
         advice = (
-            "jobs run Plain here, one pod for each rollout; "
+            "jobs run in Plain mode here, with one pod for each rollout; "
             "Overlay needs label pod-security.kubernetes.io/enforce=privileged"
         )
         yield Finding(State.WARN, subject, f"Overlay sandbox pods are refused: {overlay.message}", advice)
@@ -264,40 +262,42 @@ def isolation(daemon_sets: Answer) -> Finding:
     """Check whether NetworkPolicies are enforced. The API server accepts them either way."""
     subject, advice = (
         "network policies",
-        "without an enforcer, sandboxes reach the whole network; ask the cluster's administrator",
+        "without enforcement, sandboxes can connect to the whole network; ask the cluster's administrator",
     )
     if isinstance(daemon_sets, Refusal):
-        return _unseen(subject, "what enforces them", daemon_sets)
+        return _unknown(subject, "the DaemonSets that enforce them", daemon_sets)
     names = sorted({d["metadata"]["name"] for d in daemon_sets["items"]})
     engines = [name for name in names if any(engine in name for engine in POLICY_ENGINES)]
     if engines:
-        return _ok(subject, f"{', '.join(engines)} is here, which enforces them by default")
-    return Finding(State.WARN, subject, "no known enforcer was found; the API cannot tell", advice)
+        return _ok(subject, f"{', '.join(engines)} is installed, which enforces them by default")
+    return Finding(State.WARN, subject, "no known add-on that enforces them was found", advice)
 
 
 def job(problems: Sequence[Problem], *, is_config_known: bool) -> Iterator[Finding]:
-    """Return the problems for which the operator would call the job Invalid. An unreadable operator configuration may
-    have defaults for it.
+    """Return the problems for which the operator would set the condition Invalid. If its configuration cannot be read, they
+    are warnings, because the chart's defaults may solve them.
     """
     for problem in problems:
         if is_config_known:
-            yield Finding(State.FAIL, "job", str(problem), "docs/jobs-on-a-cluster.md says what differs from a laptop")
+            yield Finding(
+                State.FAIL, "job", str(problem), "docs/jobs-on-a-cluster.md lists the differences from a laptop"
+            )
         else:
-            advice = "the chart's defaults may fill it in, which your rights do not let you see"
+            advice = "the chart's defaults may set it, but you may not read them"
             yield Finding(State.WARN, "job", str(problem), advice)
     if not problems:
-        yield _ok("job", "it can be started as it is written")
+        yield _ok("job", "it can be started")
 
 
 def secrets(answers: Mapping[str, tuple[str, Answer]], namespace: str) -> Iterator[Finding]:
     for name, (field, answer) in answers.items():
         if not isinstance(answer, Refusal):
-            yield _ok("secret", f"{name} is there ({field})")
+            yield _ok("secret", f"{name} exists ({field})")
         elif answer.status == 404:
             advice = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
             yield Finding(State.FAIL, "secret", f"{name}, which {field} names, does not exist", advice)
         else:
-            yield _unseen("secret", f"{name} ({field})", answer)
+            yield _unknown("secret", f"{name} ({field})", answer)
 
 
 def rights(allowed: Mapping[Right, bool]) -> Iterator[Finding]:
@@ -307,19 +307,19 @@ def rights(allowed: Mapping[Right, bool]) -> Iterator[Finding]:
         what = f"{resource}/{subresource}" if subresource else resource
         yield Finding(state, "your rights", f"you may not {verb} {what}, to {purpose}", "ask for the role `edit` here")
     if not missing:
-        yield _ok("your rights", "all that is needed")
+        yield _ok("your rights", "all required rights are granted")
 
 
 def running(sandboxes: Answer) -> Iterator[Finding]:
-    """Summarise the conditions of the namespace's Sandboxes: why some are Plain, why some do not start."""
+    """Summarise why Sandboxes of the namespace run in Plain mode or do not start, by their conditions."""
     if isinstance(sandboxes, Refusal):
         return
     reasons: dict[tuple[str, str, str], int] = {}
     for sandbox in sandboxes["items"]:
         for condition in sandbox.get("status", {}).get("conditions", ()):
-            told = (condition["type"], condition["reason"], condition.get("message", ""))
-            if condition["status"] == "False" and told[:2] != ("Overlay", "NotAsked") and condition["type"] != "Ready":
-                reasons[told] = reasons.get(told, 0) + 1
+            cause = (condition["type"], condition["reason"], condition.get("message", ""))
+            if condition["status"] == "False" and cause[:2] != ("Overlay", "NotAsked") and condition["type"] != "Ready":
+                reasons[cause] = reasons.get(cause, 0) + 1
     for (kind, reason, message), count in sorted(reasons.items()):
-        what = "run Plain" if kind == "Overlay" else f"are not {kind}"
+        what = "run in Plain mode" if kind == "Overlay" else f"are not {kind}"
         yield Finding(State.WARN, "sandboxes", f"{count} {what}: {reason}: {message}", "kubectl describe sandbox")

@@ -14,7 +14,7 @@ from rolloutctl.errors import CommandError
 from rolloutctl.runs import JobArgument, find_run
 from rolloutctl.ui.console import answer_stream, named_file, say
 
-_NOT_JSON = ", such as ./json: plain json asks for JSON on standard output"
+_NOT_JSON = ", such as ./json: `-o json` means JSON on standard output"
 
 
 async def export(
@@ -25,12 +25,12 @@ async def export(
         typer.Option("-o", metavar="FILE", help="File or folder to write; standard output when left out, or `json`."),
     ] = None,
 ) -> None:
-    """Write the finished rollouts of a run as JSON lines, as a Parquet file, or as a folder -o."""
+    """Write the finished rollouts of a run as JSON lines, a Parquet file or a folder, depending on the format."""
     file, needed = named_file(output), ""
     if form in FOLDERS:
         needed = "writes a folder; name a new one"
     elif form in FILES:
-        needed = "writes a Parquet file; name it"
+        needed = "writes a Parquet file; name the file"
     if needed and file is None:
         raise CommandError(f"--format {form.value} {needed} with -o{_NOT_JSON if output else ''}")
     count = await _export(job, form, file)

@@ -21,14 +21,16 @@ def gc(
         str,
         typer.Argument(
             metavar="[WHERE]",
-            help="A folder or URI of runs; or one run, a manifest or a job's name, and other runs are not touched.",
+            help="Folder or URI with runs. Or one run, a manifest or a job's name, to consider only its runs.",
         ),
     ] = DEFAULT_OUTPUT,
     older_than_days: Annotated[
-        float | None, typer.Option("--older-than-days", min=0, help="Runs whose last write is longer ago.")
+        float | None, typer.Option("--older-than-days", min=0, help="Delete runs whose last write is longer ago.")
     ] = None,
-    keep: Annotated[int | None, typer.Option("--keep", min=0, help="Runs beyond the newest N of their name.")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it, only list them.")] = False,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=0, help="Delete runs except the newest N of each name.")
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the runs; without it, only list them.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
     """Delete old runs. With both rules, a run must match both. A run that may be active is never deleted."""
@@ -52,12 +54,12 @@ async def _collect(where: str, older_than_seconds: float | None, keep: int | Non
         store, older_than_seconds=older_than_seconds, keep_newest=keep, only=place.name, dry_run=dry_run
     )
     if place.name is not None and not plan.runs:
-        raise CommandError(f"{place.uri} holds no run of {place.name!r}; nothing was deleted")
+        raise CommandError(f"{place.uri} contains no run of {place.name!r}; nothing was deleted")
     return plan
 
 
 def _print(plan: Plan, deleted: bool) -> None:
-    gone = "deleted" if deleted else "would go"
+    gone = "deleted" if deleted else "would be deleted"
     rows = [
         *([*_row(run), gone] for run in plan.delete),
         *([*_row(run), "kept: it may be active"] for run in plan.spared),
@@ -66,7 +68,10 @@ def _print(plan: Plan, deleted: bool) -> None:
     answer_table("", ["run", "last write", "size", ""], rows, right=["size"])
     megabytes = (sum(run.bytes for run in plan.delete) + sum(layer.size for layer in plan.layers)) / 1e6
     layers = f" and {len(plan.layers)} layers of workspaces" if plan.layers else ""
-    say(f"{len(plan.delete)} runs{layers}, {megabytes:.1f} MB {gone}." + ("" if deleted else " --delete does it."))
+    say(
+        f"{len(plan.delete)} runs{layers}, {megabytes:.1f} MB {gone}."
+        + ("" if deleted else " Use --delete to delete them.")
+    )
 
 
 def _row(run: Run) -> list[str]:

@@ -21,12 +21,12 @@ from rolloutctl.ui.console import Form, FormOption, answer_json, err, out, say
 
 TOOLS = ("buildah", "podman", "docker")
 SHOWN_OUTPUT = 4000
-"""Characters of a failed program's output that are shown, from its end, where the error is."""
+"""Most characters shown of a failed program's output. The end is shown, because the error is there."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Destination of an image: a registry, or, for a path, this machine."""
+    """Destination of an image: a registry, or a path on this machine."""
 
     image: str
     path: Path | None
@@ -39,30 +39,30 @@ class Target:
 
 
 def find_tool(wanted: str | None) -> str:
-    """Return the build program. Raises CommandError if none works."""
+    """Return a build program that works: `wanted`, or the first of TOOLS. Raises CommandError if none works."""
     for tool in [wanted] if wanted else TOOLS:
         if shutil.which(tool) and _succeeds([tool, "info"]):
             return tool
-    what = f"{wanted} does not work here" if wanted else f"none of {', '.join(TOOLS)} works here"
-    raise CommandError(f"{what}; install one of {', '.join(TOOLS)}")
+    what = f"`{wanted} info` fails" if wanted else f"`info` fails with each of {', '.join(TOOLS)}"
+    raise CommandError(f"{what}; install or repair one of {', '.join(TOOLS)}")
 
 
-def is_there(tool: str, target: Target) -> bool:
-    """Whether the image exists: its name includes the digest of its inputs.
+def image_exists(tool: str, target: Target) -> bool:
+    """Whether the image exists at its destination. Its name includes the digest of its inputs, so it is then up to date.
 
     The registry is queried with the settings and credentials of the build program. If that program cannot query a
-    manifest, the image is pulled. Without a response the image counts as missing, and the push reports the error.
+    manifest, the image is pulled. Without a response the image counts as missing, and the later push reports the error.
     """
     image = target.image
     if target.path is not None:
         return target.path.exists()
     if tool == "docker":
-        # Its `manifest` does not reach the registries that only the daemon trusts, nor OCI images before version 23.
+        # `docker manifest` fails for registries that only the daemon trusts, and before version 23 for OCI images.
         return _succeeds(["docker", "manifest", "inspect", image]) or _succeeds(["docker", "pull", "--quiet", image])
-    # On their own, buildah and podman only inspect lists of images. skopeo shares their configuration.
+    # buildah and podman can inspect only image lists in a registry. skopeo uses the same configuration and can do it.
     if shutil.which("skopeo"):
         return _succeeds(["skopeo", "inspect", "--raw", f"docker://{image}"])
-    # Without the policy buildah would take an image that was built here, and never pushed, for the answer.
+    # Without the policy buildah would find an image that was built locally and never pushed.
     policy = ["--policy", "always"] if tool == "buildah" else []
     return _succeeds([tool, "pull", "--quiet", *policy, f"docker://{image}"])
 
@@ -73,7 +73,7 @@ def build(tool: str, wanted: Build, target: Target, bases: Mapping[str, str]) ->
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-image-") as folder:
         context = Path(folder) / "context"
         _write_context(wanted, context, bases)
-        # chroot: a container within a container, where namespaces cannot be had, can build too.
+        # chroot isolation also works in containers that may not create namespaces.
         isolation = ["--isolation", "chroot"] if tool == "buildah" else []
         _run([tool, "build", *isolation, "-t", name, "-f", str(context / "Dockerfile"), str(context)], wanted)
         if target.path is None:
@@ -108,8 +108,10 @@ def _run(command: Sequence[str], wanted: Build) -> None:
         message = f"{wanted.folder.where}: {command[0]} took more than {wanted.seconds:g} s (build_timeout_sec)"
         raise CommandError(message) from error
     if done.returncode:
-        said = done.stdout.decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-        raise CommandError(f"{wanted.folder.where}: {' '.join(command[:2])} failed with {done.returncode}:\n{said}")
+        output = done.stdout.decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+        raise CommandError(
+            f"{wanted.folder.where}: {' '.join(command[:2])} failed with exit code {done.returncode}:\n{output}"
+        )
 
 
 def _succeeds(command: Sequence[str]) -> bool:
@@ -121,18 +123,18 @@ def images(
     base: Annotated[
         list[str] | None,
         typer.Option(
-            "--base", help="OLD=NEW: take this base image, or all that begin with OLD ending in / or :, from NEW."
+            "--base", help="OLD=NEW: replace a base image. If OLD ends in / or :, replace this prefix of base images."
         ),
     ] = None,
     tool: Annotated[
-        str | None, typer.Option("--tool", help="buildah, podman or docker; else the first that works.")
+        str | None, typer.Option("--tool", help="buildah, podman or docker; by default the first that works.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the needed images without building them.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
     """Build the missing images of task folders with a Dockerfile, under the names given by tasks.imageTemplate.
 
-    A template that is a path, such as ./images/{name}-{digest}, keeps them on this machine; any other is pushed.
+    If the template is a path, such as ./images/{name}-{digest}, images are stored on this machine; else they are pushed.
     """
     job = read_manifest(manifest)
     base_dir = manifest.resolve().parent
@@ -146,8 +148,8 @@ def images(
     for wanted in needed:
         target = Target.of(wanted.image, base_dir)
         state = "needed"
-        if not dry_run and is_there(builder, target):
-            state = "there"
+        if not dry_run and image_exists(builder, target):
+            state = "exists"
         elif not dry_run:
             try:
                 with err.status(f"Building {wanted.image}…"):
@@ -164,7 +166,7 @@ def images(
     if form is Form.JSON:
         answer_json(answers)
     elif not needed:
-        say("No task needs an image to be built: each names one, or has no Dockerfile.")
+        say("No image has to be built: each task names an image or has no Dockerfile.")
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)
 
 

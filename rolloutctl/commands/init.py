@@ -1,4 +1,4 @@
-"""`rolloutctl init`: a manifest to start from."""
+"""`rolloutctl init`: write an example manifest."""
 
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Write a commented manifest that runs unchanged."""
+    """Write a manifest with comments that can be run unchanged."""
     if path.exists() and not force:
         raise CommandError(f"{path} exists already", hint="Name another file, or replace it with --force.")
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""`rolloutctl plugins`: list the plugins for manifests, or the options of one."""
+"""`rolloutctl plugins`: list the available plugins, or describe one."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, h
 
 
 def plugins(
-    name: Annotated[str | None, typer.Argument(help="A name, or module:Class; all names when left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A name, or module:Class; all plugins when left out.")] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
     """List the plugins that a manifest can name, or describe one: its hooks and its options."""
@@ -27,7 +27,7 @@ def plugins(
 
 
 def _list(form: Form) -> None:
-    """List all plugins. One that cannot be loaded is listed with its error."""
+    """List all plugins. A plugin that cannot be loaded is listed with its error."""
     found: dict[str, Description | str] = {}
     for name in registry.names():
         try:
@@ -49,7 +49,7 @@ def _row(name: str, plugin: Description | str) -> list[str | Text]:
 def _describe(plugin: Description) -> None:
     out.print(Text(plugin.name, "bold"))
     out.print(Text(harmless(plugin.about)), soft_wrap=True)
-    out.print(Text(f"kinds: {', '.join(plugin.kinds) or 'none, it only observes'}"), soft_wrap=True)
+    out.print(Text(f"kinds: {', '.join(plugin.kinds) or 'none; it only observes'}"), soft_wrap=True)
     out.print(Text(f"hooks: {', '.join(plugin.hooks)}"), soft_wrap=True)
     options: dict[str, Any] = plugin.options.get("properties", {})
     required = plugin.options.get("required", [])

@@ -1,5 +1,5 @@
-"""`rolloutctl proxy` and `rolloutctl proxy-worker`: a standalone session proxy, and a worker that answers its calls
-from behind a NAT.
+"""`rolloutctl proxy` and `rolloutctl proxy-worker`: a standalone session proxy, and a worker that serves a model to a proxy
+which cannot connect to it.
 """
 
 import os
@@ -35,7 +35,7 @@ KeyVariableOption = Annotated[
     str | None, typer.Option("--api-key-env", help="Environment variable with the endpoint's API key.")
 ]
 AdminKeyOption = Annotated[
-    Path | None, typer.Option("--admin-key-file", help=f"File with the admin key; else ${ADMIN_KEY_VARIABLE}.")
+    Path | None, typer.Option("--admin-key-file", help=f"File with the admin key; by default ${ADMIN_KEY_VARIABLE}.")
 ]
 
 
@@ -44,7 +44,7 @@ async def proxy(
     endpoint: Annotated[
         str | None, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")
     ] = None,
-    relay: Annotated[bool, typer.Option("--relay", help="The model connects: see proxy-worker.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Use models that connect with proxy-worker.")] = False,
     api: ApiOption = EndpointApi.OPENAI,
     api_key_env: KeyVariableOption = None,
     store: Annotated[str, typer.Option("--store", help="URI or folder for the sessions.")] = DEFAULT_STORE,
@@ -53,10 +53,10 @@ async def proxy(
     admin_key_file: AdminKeyOption = None,
     keyless: Annotated[
         bool,
-        typer.Option("--keyless", help="Require no keys: for clients without keys, if only they can reach the port."),
+        typer.Option("--keyless", help="Require no keys. Use it only if no other clients can connect to the port."),
     ] = False,
 ) -> None:
-    """Serve a model to agents under their own keys, and record each session with its tokens."""
+    """Serve a model to agents, each with its own key, and record each session with its tokens."""
     if (endpoint is None) != relay:
         raise CommandError("give --endpoint URL, or --relay")
     try:
@@ -72,23 +72,25 @@ async def proxy(
         raise _wrong(error) from None
     log_to_stderr()
     if keyless and admin_key_file is not None:
-        raise CommandError("--keyless and --admin-key-file exclude each other; drop one")
+        raise CommandError("--keyless and --admin-key-file exclude each other; remove one")
     await serve_proxy(settings, None if keyless else admin_key(admin_key_file, os.environ), os.environ)
 
 
 async def proxy_worker(
-    url: Annotated[list[str], typer.Option("--url", help="A proxy, such as https://proxy.example; may be repeated.")],
+    url: Annotated[
+        list[str], typer.Option("--url", help="URL of a proxy, such as https://proxy.example; may be repeated.")
+    ],
     model: ModelOption,
     endpoint: Annotated[str, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")],
     api: ApiOption = EndpointApi.OPENAI,
     api_key_env: KeyVariableOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of this worker; default: the host's with a number.")
+        str | None, typer.Option("--name", help="Name of this worker; by default the host's name with a random suffix.")
     ] = None,
     admin_key_file: AdminKeyOption = None,
     keyless: Annotated[bool, typer.Option("--keyless", help="The proxy is keyless.")] = False,
 ) -> None:
-    """Connect to proxies (--relay), and answer their calls with a model that they cannot reach."""
+    """Connect to proxies that run with --relay, and serve them a model that they cannot connect to."""
     try:
         served = open_model(ModelSpec(endpoint=_endpoint(endpoint, model, api, api_key_env)), os.environ)
     except ValidationError as error:

@@ -23,11 +23,13 @@ async def report(
     file: Annotated[
         str | None,
         typer.Option(
-            "-o", metavar="FILE", help="File to write; the run's name when left out. `json`: that, told as JSON."
+            "-o",
+            metavar="FILE",
+            help="File to write; named after the run when left out. `json` prints its path and size as JSON.",
         ),
     ] = None,
 ) -> None:
-    """Write a run as one HTML file: figures, groups, every transcript. The file loads nothing from elsewhere."""
+    """Write a run as one self-contained HTML file with figures, groups and all transcripts."""
     path = await _report(job, named_file(file))
     size = path.stat().st_size
     if file == Form.JSON:
@@ -41,7 +43,7 @@ async def _report(reference: str, file: Path | None) -> Path:
     path = file or Path(f"{run.folder}.html")
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
-        raise CommandError(f"-o {path}: {problem}", hint="Name a file in a folder that exists.")
+        raise CommandError(f"-o {path}: {problem}", hint="Name a file in an existing folder.")
     with whole_file(path) as partial, partial.open("w", encoding="utf-8") as html, err.status("Reading transcripts…"):
         aborted = await read_abort(run.store)
         html.write(page.head(_facts(run, aborted["message"] if aborted else None), run.results()))

@@ -12,11 +12,11 @@ from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_tab
 from rolloutctl.ui.figures import GroupFigures, group_figures, overall_figures
 
 GROUPS = 50
-"""Rows of the table. For runs with thousands of tasks, use the report or JSON."""
+"""Most rows of the table. For runs with more tasks, use the report or JSON."""
 
 
 async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
-    """Show the results of a run by group, also while it runs. JSON is the list of results."""
+    """Show the results of a run by group, also while it runs. With -o json, print the list of results."""
     run = await find_run_folder(job, os.environ)
     with contextlib.closing(SealedResults(run.store)) as sealed:
         await sealed.load()

@@ -1,4 +1,4 @@
-"""`rolloutctl run`: run a job on this machine with a progress display; it stops cleanly and can be resumed."""
+"""`rolloutctl run`: run a job on this machine with a progress display. A stopped run can be resumed."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ async def run(
     new: Annotated[bool, typer.Option("--new", help="Start a new run instead of resuming the last one.")] = False,
     provider: ProviderOption = None,
     output: Annotated[
-        str | None, typer.Option("--output", help="Where results go, instead of spec.output.uri.")
+        str | None, typer.Option("--output", help="Destination of results, instead of spec.output.uri.")
     ] = None,
     model_url: Annotated[
         str | None, typer.Option("--model-url", help="Base URL of an OpenAI-compatible model, instead of spec.model.")
@@ -50,7 +50,7 @@ async def run(
     ] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Run a job on this machine, or resume it."""
+    """Run a job on this machine, or resume its last run."""
     job = with_options(
         read_manifest(manifest), output=output, model_url=model_url, model_name=model_name, api_key_env=api_key_env
     )
@@ -80,22 +80,22 @@ async def run(
 
 @contextlib.contextmanager
 def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) asks the run to stop; the second ends this process at once. Both leave it
-    resumable.
+    """Handle Ctrl-C and SIGTERM. The first one asks the run to stop, and the second one ends the process immediately. The
+    run can be resumed in both cases.
     """
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             display.__exit__(None, None, None)  # gives the terminal its cursor back
-            say(f"Stopped at once. Resume with: {resume_command()}")
+            say(f"Stopped immediately. Resume with: {resume_command()}")
             os._exit(Exit.INTERRUPTED)
         stop.set()
-        say("Stopping: what is recorded stays, the rest can be resumed. Press Ctrl-C again to stop at once.", "bold")
+        say("Stopping. The run can be resumed. Press Ctrl-C again to stop immediately.", "bold")
 
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
@@ -138,10 +138,10 @@ async def _report(summary: JobSummary) -> None:
     run = await find_run(summary.uri, os.environ)
     results = run.results()
     print_results(run.folder, results, summary.total, run.job.spec.group_size)
-    said = notes(run.seals.values())
-    for note in said:
-        out.print(Text(harmless(f"• {note}")))
-    if said:
+    remarks = notes(run.seals.values())
+    for remark in remarks:
+        out.print(Text(harmless(f"• {remark}")))
+    if remarks:
         out.print()
     for traceback, count in summary.tracebacks.items():
         say(f"The agent's own code raised in {count} of {len(results)} rollouts (AgentError):", "bold red")
@@ -151,12 +151,12 @@ async def _report(summary: JobSummary) -> None:
         say("Fix the cause, then start a new run with --new.")
     elif summary.resumable:
         say(f"Stopped with {len(results)} of {summary.total} rollouts done. Resume with: {resume_command()}", "bold")
-    _where_things_are(summary)
+    _say_next_commands(summary)
 
 
-def _where_things_are(summary: JobSummary) -> None:
+def _say_next_commands(summary: JobSummary) -> None:
     in_default = Path(DEFAULT_OUTPUT).resolve() / summary.folder
     name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
-    say(f"Everything is in {summary.uri}")
-    say(f"  rolloutctl show {name} 0    read a rollout")
-    say(f"  rolloutctl report {name}    all of them in one HTML file")
+    say(f"Everything is recorded in {summary.uri}")
+    say(f"  rolloutctl show {name} 0    show one rollout")
+    say(f"  rolloutctl report {name}    write all rollouts as one HTML file")

@@ -28,28 +28,30 @@ from rolloutctl.cluster_access import connect
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.ui.console import answer_stream, say
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use a Sandbox in the cluster by hand.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Run commands and copy files in a Sandbox of the cluster."
+)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The Sandbox.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the Sandbox.")]
 NamespaceOption = Annotated[
-    str | None, typer.Option("-n", "--namespace", help="Its namespace; the kubeconfig's own when left out.")
+    str | None, typer.Option("-n", "--namespace", help="Namespace; the kubeconfig's own when left out.")
 ]
 WorkspaceOption = Annotated[
-    str, typer.Option(help="Workspace to use; made at its first use, and kept until the Sandbox ends.")
+    str, typer.Option(help="Workspace to use. It is created at its first use and kept until the Sandbox ends.")
 ]
 
-# All calls of this command line share one hold, so that two terminals do not fence each other off.
+# All calls use the same holder, because a workspace refuses calls of any but its last holder.
 HOLDER = Fence(epoch=1, holder="rolloutctl")
 ANSWER_SECONDS = 20.0
-"""Time limit for a response. A ready Sandbox's executor responds within a second."""
+"""Time limit for the executor's first response. A ready Sandbox's executor responds within a second."""
 TRY_SECONDS = 4.0
-"""Time before another port-forward is tried. One to an executor that did not listen yet may hang, because the client
-library waits for bytes that it has already read from the TLS connection.
+"""Time limit of one attempt. A connection to an executor that did not listen yet may hang, because the client library
+waits for bytes that it has already read from the TLS connection.
 """
 MOST_OUTPUT_BYTES = 1 << 20
 """Most bytes shown of each stream: the executor's limit of `headBytes` (docs/executor.md)."""
 REMEMBERED_SECONDS = 86_400
-"""The executor may forget the results of older calls. The time of a call serves as its turn."""
+"""Time for which the executor keeps results of calls. The time of a call is used as its turn number."""
 
 
 @app.command("exec", epilog=EXIT_CODES, context_settings={"ignore_unknown_options": True})
@@ -60,7 +62,7 @@ async def execute(
     workspace: WorkspaceOption = "main",
     deadline_seconds: Annotated[float, typer.Option(min=0.001, help="Time limit in seconds.")] = 600,
 ) -> None:
-    """Run a command in a workspace of the Sandbox. Exits with the command's own exit code."""
+    """Run a command in a workspace of the Sandbox. Exits with the command's exit code."""
     async with _opened(name, namespace, workspace) as place:
         result = await place.run(
             command, key=_key("exec"), deadline_seconds=deadline_seconds, head_bytes=MOST_OUTPUT_BYTES
@@ -68,7 +70,7 @@ async def execute(
     answer_stream().buffer.write(result.stdout)
     sys.stderr.buffer.write(result.stderr)
     if result.stdout_omitted or result.stderr_omitted:
-        say(f"{result.stdout_omitted + result.stderr_omitted} bytes of output were left out.")
+        say(f"{result.stdout_omitted + result.stderr_omitted} bytes of output are not shown.")
     if result.cause is not None:
         say(f"The command was ended: {result.cause}.")
     if result.exit_code is not None:
@@ -79,7 +81,7 @@ async def execute(
 @app.command(epilog=EXIT_CODES)
 async def cp(
     source: Annotated[str, typer.Argument(help="A local path, or NAME:PATH in the Sandbox.")],
-    target: Annotated[str, typer.Argument(help="The other one.")],
+    target: Annotated[str, typer.Argument(help="Destination: NAME:PATH for a local source, else a local path.")],
     namespace: NamespaceOption = None,
     workspace: WorkspaceOption = "main",
 ) -> None:
@@ -103,7 +105,7 @@ async def cp(
 @app.command(epilog=EXIT_CODES)
 async def snapshot(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(help="File for the tar.")],
+    file: Annotated[Path, typer.Argument(help="Tar file to write.")],
     namespace: NamespaceOption = None,
     workspace: WorkspaceOption = "main",
 ) -> None:
@@ -118,7 +120,7 @@ async def snapshot(
 
 async def _copy_in(source: Path, place: ExecutorWorkspace, path: str) -> None:
     if not source.exists():
-        raise CommandError(f"{source}: there is no such file or folder")
+        raise CommandError(f"{source}: no such file or folder")
     if source.is_dir():
         folder, name = path, "."
     else:
@@ -127,7 +129,7 @@ async def _copy_in(source: Path, place: ExecutorWorkspace, path: str) -> None:
         folder, name = (path, source.name) if into else (posixpath.dirname(path) or ".", posixpath.basename(path))
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
-            archive.add(source, arcname=name, filter=_owned_by_nobody)
+            archive.add(source, arcname=name, filter=_without_owner)
         file.seek(0)
         await place.untar(folder, _pieces(file), key=_key("cp"))
 
@@ -210,8 +212,8 @@ async def _first_answer(executor: ExecutorClient, name: str) -> None:
         except (SandboxFailure, TimeoutError) as error:
             if time.monotonic() > until:
                 raise CommandError(
-                    f"the executor of Sandbox {name} does not answer through a port-forward. {error}".rstrip(),
-                    hint="It needs the right to create pods/portforward, and a pod that still runs: kubectl get pods",
+                    f"the executor of Sandbox {name} does not respond through a port-forward. {error}".rstrip(),
+                    hint="You need the right to create pods/portforward, and its pod must run: kubectl get pods",
                     code=Exit.FAILED,
                 ) from error
             await asyncio.sleep(0.2)
@@ -232,8 +234,12 @@ def _ready_sandbox(api: Any, namespace: str, name: str) -> dict[str, Any]:
     conditions = {condition["type"]: condition for condition in found.get("status", {}).get("conditions", [])}
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
-        told = [conditions[kind] for kind in ("Finished", "ImagePulled", "Scheduled", "Ready") if kind in conditions]
-        why = f"{told[0]['reason']}: {told[0].get('message', '')}" if told else "the operator has not seen it yet"
+        causes = [conditions[kind] for kind in ("Finished", "ImagePulled", "Scheduled", "Ready") if kind in conditions]
+        why = (
+            f"{causes[0]['reason']}: {causes[0].get('message', '')}"
+            if causes
+            else "the operator has not processed it yet"
+        )
         raise CommandError(
             f"Sandbox {name} is not ready. {why}", hint=f"kubectl describe sandbox {name} -n {namespace}"
         )
@@ -251,7 +257,7 @@ def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
     except ApiException as error:
         raise CommandError(
             f"the key of Sandbox {metadata['name']}, Secret {secret}, cannot be read: {error.reason} ({error.status})",
-            hint="It needs the right to get that Secret.",
+            hint="You need the right to get that Secret.",
         ) from error
     return executor_token(base64.b64decode(data[KEY_FILE]).decode(), metadata["name"], metadata["uid"])
 
@@ -266,8 +272,8 @@ def _key(what: str) -> str:
     return f"{int(time.time())}:{what}-{secrets.token_hex(8)}"
 
 
-def _owned_by_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    # The workspace's own user unpacks it; this machine's names mean nothing there.
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    # The workspace's user unpacks it. Users of this machine do not exist there.
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

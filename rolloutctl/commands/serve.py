@@ -1,4 +1,4 @@
-"""`rolloutctl serve`: run trials over HTTP with the Harbor server's API, each as a job of this machine."""
+"""`rolloutctl serve`: an HTTP server with the Harbor server's API that runs each trial as a job on this machine."""
 
 import os
 from pathlib import Path
@@ -17,30 +17,31 @@ KEY_VARIABLE = "HARBOR_SERVER_KEY"
 async def serve(
     manifests: Annotated[
         list[Path],
-        typer.Argument(help="With tasks: {stream: {}}. agent.name of a run names one; the first is the default."),
+        typer.Argument(
+            help="Jobs with tasks: {stream: {}}. A run selects one by agent.name; the first is the default."
+        ),
     ],
     folder: Annotated[
-        Path, typer.Option("--folder", help="Where runs are kept until they are fetched, and after.")
+        Path, typer.Option("--folder", help="Folder for the runs, which also keeps them after clients fetched them.")
     ] = Path("runs"),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8080,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Concurrent runs.")] = 16,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Most concurrent runs.")] = 16,
     image_template: Annotated[
-        str | None, typer.Option("--image-template", help="As tasks.imageTemplate: images of tasks with a Dockerfile.")
+        str | None,
+        typer.Option("--image-template", help="Images of tasks with a Dockerfile, like tasks.imageTemplate."),
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option("--key-file", help=f"File with the key; else ${KEY_VARIABLE}.")
+        Path | None, typer.Option("--key-file", help=f"File with the clients' key; by default ${KEY_VARIABLE}.")
     ] = None,
 ) -> None:
-    """Run Harbor tasks that clients upload (POST /api/v1/runs), each as a job of this machine."""
+    """Run Harbor tasks that clients upload (POST /api/v1/runs), each as a job on this machine."""
     serve_jobs = integrations.find(HARBOR_SERVER)
     jobs = {}
     for path in manifests:
         job = read_manifest(path)
         if job.spec.tasks.stream is None:
-            raise CommandError(
-                f"{path}: spec.tasks: the tasks are those that clients send; write tasks: {{stream: {{}}}}"
-            )
+            raise CommandError(f"{path}: spec.tasks: clients send the tasks, so write tasks: {{stream: {{}}}}")
         if job.metadata.name in jobs:
             raise CommandError(f"{path}: metadata.name: {job.metadata.name!r} is served already; rename one of them")
         jobs[job.metadata.name] = (job, path.resolve().parent)

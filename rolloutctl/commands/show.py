@@ -18,18 +18,20 @@ from rolloutctl.ui.figures import how_it_ended
 from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 
 LINES = 40
-"""Lines shown of one tool result; `--full` shows all."""
+"""Most lines shown of one tool result; `--full` shows all."""
 
 _ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}
 
 
 async def show(
     job: JobArgument,
-    index: Annotated[int, typer.Argument(help="The rollout: task × groupSize + member.", min=0)],
-    full: Annotated[bool, typer.Option("--full", help=f"Tool results whole, not their first {LINES} lines.")] = False,
+    index: Annotated[int, typer.Argument(help="Index of the rollout: task × groupSize + member.", min=0)],
+    full: Annotated[
+        bool, typer.Option("--full", help=f"Show whole tool results, not only their first {LINES} lines.")
+    ] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Show one rollout: messages, tool calls, their results, the verdict. JSON is the ATIF trajectory."""
+    """Show one rollout: messages, tool calls, results and verdict. With -o json, print the ATIF trajectory."""
     run = await find_run(job, os.environ)
     if run.total is not None and index >= run.total:
         raise CommandError(f"{run.folder} has no rollout {index}; its rollouts are 0 to {run.total - 1}")
@@ -42,7 +44,7 @@ async def show(
     for step in steps(records):
         _print_step(step, full)
     if seal is None:
-        _line(Text("Not finished: this is what is recorded so far.", "bold yellow"))
+        _line(Text("The rollout is not finished; this is the record so far.", "bold yellow"))
     elif seal.verdict is not None:
         _print_verdict(seal.verdict, full)
     if seal is not None:
@@ -122,7 +124,7 @@ def _print_verdict(verdict: Verdict, full: bool) -> None:
     if verdict.mode is VerifierMode.SHARED:
         _line(Text("Graded in the agent's own workspace (Shared): the agent could have forged it.", "yellow"))
     if verdict.dropped:
-        _line(Text("Left out of the grading, because it could decide the verdict:", "yellow"))
+        _line(Text("Not carried into the grading, because these files could change the verdict:", "yellow"))
         _print_block("\n".join(verdict.dropped), "yellow", full)
     failed = [test for test in verdict.tests if not test.passed]
     if verdict.tests:
@@ -149,7 +151,7 @@ def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
             .append(f"  {', '.join([calls, *did])}", "dim")
         )
         if report.failed:
-            _line(Text(harmless(f"failed {report.failed} times; the first: {report.error}"), "red"))
+            _line(Text(harmless(f"failed {report.failed} times; the first error: {report.error}"), "red"))
         for score, value in report.scores.items():
             _line(Text(harmless(f"{score}: {number(value, 3)}")))
         if report.analysis:
@@ -158,5 +160,5 @@ def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
 
 
 def _line(text: Text) -> None:
-    """Return text unchanged: wrapped by the terminal, not padded to its width."""
+    """Print a line. The terminal wraps it, so that copied text has no padding."""
     out.print(text, soft_wrap=True)

@@ -19,19 +19,17 @@ from rolloutctl.ui.console import Form, FormOption, answer_stream, json_text, nu
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Submit tasks to an open job, and follow its results."
 )
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder of its run, its manifest, or its name.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder of the run, its manifest, or its name.")]
 
 
 @app.command(epilog=EXIT_CODES)
 async def submit(
     job: JobArgument,
     tasks: Annotated[str, typer.Argument(help="JSONL file with one task per line; - for standard input.")],
-    label: Annotated[
-        str | None, typer.Option(help="Label returned with the results: a batch, a training step.")
-    ] = None,
+    label: Annotated[str | None, typer.Option(help="Label of the results, such as a batch or a training step.")] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Submit tasks, each as its own group. Submitted tasks are durable when this command ends."""
+    """Submit tasks, each as a group. They are stored durably when this command ends."""
     try:
         data = sys.stdin.buffer.read() if tasks == "-" else Path(tasks).read_bytes()
     except OSError as error:
@@ -46,8 +44,8 @@ async def submit(
         done = f"Only the first {len(numbers)} of {len(rows)} tasks were submitted"
         say(f"{done}; remove them from {tasks} before you submit the rest.")
         if not isinstance(error, StreamClosed):
-            doubtful = f"The next one, {rows[len(numbers)].name}, may be submitted, too"
-            say(f"{doubtful}: before you submit it again, look for it in the last files of {stream.uri}/stream.")
+            uncertain = f"The next task, {rows[len(numbers)].name}, may have been submitted too"
+            say(f"{uncertain}; before you submit it again, look for it in the last files of {stream.uri}/stream.")
         raise
     if form is Form.JSON:
         answer_stream().write(json.dumps(numbers) + "\n")
@@ -58,10 +56,10 @@ async def submit(
 @app.command(epilog=EXIT_CODES)
 async def tail(
     job: JobArgument,
-    skip: Annotated[list[int] | None, typer.Option(help="Leave this group out; may be repeated.")] = None,
+    skip: Annotated[list[int] | None, typer.Option(help="Number of a group to leave out; may be repeated.")] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
-    """Follow the finished groups until the job is closed and all are finished. JSON is one object per line."""
+    """Print finished groups until the stream is closed and all are finished. With -o json, one object per line."""
     stream = await JobStream.open(job)
     try:
         async for group in stream.groups(skip or []):
@@ -73,7 +71,7 @@ async def tail(
 @app.command(epilog=EXIT_CODES)
 async def close(job: JobArgument) -> None:
     """Close the stream: the job completes when all its groups are finished."""
-    say(f"Closed with {await (await JobStream.open(job)).close()} groups.")
+    say(f"Closed the stream; it has {await (await JobStream.open(job)).close()} groups.")
 
 
 def _print(group: FinishedGroup, form: Form) -> None:

@@ -1,4 +1,4 @@
-"""`rolloutctl submit`: apply a job to the cluster, and upload its local tasks."""
+"""`rolloutctl submit`: upload a job's local tasks and apply the job to the cluster."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ def submit(
     manifest: ManifestArgument,
     namespace: NamespaceOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Upload and apply nothing; print what would be applied.")
+        bool, typer.Option("--dry-run", help="Upload and apply nothing; print the manifest that would be applied.")
     ] = False,
 ) -> None:
     """Apply a job to the cluster. Tasks in a local file or folder are uploaded to the job's output first."""
@@ -47,15 +47,15 @@ def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob
     uri = job.spec.output.uri.rstrip("/")
     if "://" not in uri or uri.startswith("file://"):
         raise CommandError(
-            f"spec.output.uri is the local folder {uri!r}, and the tasks go where the results go; "
+            f"spec.output.uri is the local folder {uri!r}, but tasks are uploaded to the output; "
             "give s3://, gs:// or az:// with a bucket and a prefix",
             hint="Or put the tasks into object storage yourself and name them in spec.tasks.from.uri.",
         )
     target = f"{uri}/{source.key}"
     if not dry_run:
         count = asyncio.run(upload(source, Store.open(uri, os.environ)))
-        told = f"Uploaded {count} of {len(source.files)} files" if count else "Already uploaded"
-        say(f"{told}: {target}")
+        result = f"Uploaded {count} of {len(source.files)} files" if count else "Already uploaded"
+        say(f"{result}: {target}")
     return with_source(job, target)
 
 
@@ -86,7 +86,7 @@ def _apply(job: RolloutJob, namespace: str | None) -> str:
                 # A refusal by the schema or by admission names the field and the solution.
                 hint=""
                 if error.status in (409, 422)
-                else f"Is {API_GROUP} installed there, and may you create rolloutjobs? rolloutctl doctor",
+                else f"Check whether {API_GROUP} is installed and you may create rolloutjobs: rolloutctl doctor --cluster",
                 code=Exit.FAILED,
             ) from error
     return place

@@ -1,4 +1,4 @@
-"""Interface of converters: they read another system's configuration and account for every key of it."""
+"""Interface of converters, which convert another system's configuration and report every key that is not converted."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A manifest to write, and everything that it does not include."""
+    """A manifest, and notes about keys that it does not include."""
 
     manifest: dict[str, Any]
     notes: list[Note]
@@ -98,7 +98,7 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             raise UnusableInput(f"{self.path or 'the file'}: is {self.values!r}, expected a mapping")
-        # An empty key means the same as no key.
+        # A key without a value means the same as a missing key.
         self.left = {name for name, value in self.values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
@@ -133,7 +133,7 @@ class Keys:
         self.notes.append(Note(self.where(name), message))
 
     def report_rest(self, reasons: Mapping[str, str]) -> None:
-        """Report every unused key: with its given reason, else as unknown."""
+        """Add a note for every unused key, with the reason from `reasons` if it has one."""
         for name in sorted(self.left):
             self.note(name, f"{NO_COUNTERPART}{f': {reasons[name]}' if name in reasons else ''}")
 

@@ -16,9 +16,9 @@ TESTS_USER = "1000:1000"
 SNAPSHOT_EVERY = 5
 """Actions between two snapshots of `Episode`. They become turns here, which usually have one action."""
 MAX_ACTIONS = 100
-"""Most actions of one episode. Their agent loop sets it, and no key does."""
+"""Most actions of one episode, a constant of Real Work's agent loop."""
 CONTAINER = {"cpu": "2", "memory": "2Gi"}
-"""Settings that `Environment.initialize` gives each container."""
+"""Resources that `Environment.initialize` sets for each container."""
 CLI_MODEL = {"model": "anthropic/claude-4-sonnet", "base_url": "https://openrouter.ai/api/v1"}
 """Model that `main.py` uses if the file has no `llm_config`."""
 CLI_SAMPLING = {"temperature": 0.7, "max_tokens": 4096, "timeout": 60}
@@ -33,9 +33,9 @@ _LLM_REASONS = {
     "max_cost_per_episode": "agent.tokenBudget bounds tokens, not money",
     "warn_high_usage": "`rolloutctl results` shows usage",
 }
-_ROLLOUT_REASONS = {"save_trajectory_interval": "every step is recorded before it is acted on"}
+_ROLLOUT_REASONS = {"save_trajectory_interval": "every step is recorded immediately"}
 _ENVIRONMENT_REASONS = {
-    "max_retries": "attempts.limit says for the whole job how often an infrastructure failure is tried again"
+    "max_retries": "attempts.limit of the job sets how often a rollout is retried after infrastructure failures"
 }
 
 
@@ -50,9 +50,11 @@ def recognises(values: Mapping[str, Any]) -> bool:
 
 def convert(source: Source) -> Conversion:
     if source.evaluation:
-        raise UnusableInput("a Real Work configuration stands for one job; leave out --eval")
+        raise UnusableInput("a Real Work configuration describes one job; leave out --eval")
     if source.overrides:
-        raise UnusableInput(f"{source.overrides[0]!r}: Hydra overrides are ROLL's; change the file")
+        raise UnusableInput(
+            f"{source.overrides[0]!r}: Hydra overrides are only for ROLL files; change the configuration file instead"
+        )
     notes: list[Note] = []
     keys = Keys(source.values, "", notes)
     rollouts = keys.below("rollout_config")
@@ -80,7 +82,7 @@ def convert(source: Source) -> Conversion:
         plugins = [*plugins, {"name": "RealWork", "config": {"modules": modules}}]
         keys.note(
             "plugins",
-            "run by an adapter; the folder that holds their modules, and Real Work's own src, must be on PYTHONPATH",
+            "are run by an adapter; the folder with their modules, and Real Work's own src, must be on PYTHONPATH",
         )
     if plugins:
         spec["plugins"] = plugins
@@ -97,17 +99,17 @@ _PLUGINS = [{"name": "TrajectoryAnalysis"}, {"name": "SafetyFilter"}]
 """Plugins that Real Work loads, besides the performance-based stop, whenever plugins are enabled."""
 
 _DIFFERENCES = (
-    Note("", "sandbox.network.setup is Public, so that init_commands can download; agent and tests have no network. "
-         "Theirs had all of it: set sandbox.network.agent to Public where the agent has to download something"),
-    Note("", "unit_tests run in a workspace of their own that gets the working directory: nothing that the agent left "
-         "running, and nothing that it wrote elsewhere, is there; the reward is the share of the commands that pass"),
+    Note("", "sandbox.network.setup is Public, so that init_commands can download; agent and tests have no network. In Real "
+         "Work they have one: set sandbox.network.agent to Public if the agent has to download something"),
+    Note("", "unit_tests run in a new workspace with a copy of the working directory. It has no processes of the agent, and "
+         "no files that the agent wrote elsewhere; the reward is the share of the commands that pass"),
 )  # fmt: skip
 
 
 def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, Any]:
     setup: list[str] = keys.take("init_commands", [])
     tests: list[str] = keys.need("unit_tests", list)
-    # Theirs reads an environment's own limits whole, with the defaults for those that it leaves out.
+    # Real Work uses an environment's own limits instead of the common ones, with defaults for missing limits.
     own = Keys(keys.take("timeout_config", common), keys.where("timeout_config"), keys.notes)
     limits = {name: own.take(name, default) for name, default in TIMEOUTS.items()}
     own.report_rest({})
@@ -149,8 +151,8 @@ def _files(keys: Keys, source: Source) -> list[dict[str, Any]]:
     if files:
         keys.note(
             "copy_folders",
-            "are copied into the manifest as files, which the agent can change. Those that decide the verdict belong "
-            "in verifier.files, which replace existing files at their paths when it is graded",
+            "are copied into the manifest as files, which the agent can change. Move files that decide the verdict to "
+            "verifier.files, which replace existing files during the grading",
         )
     return files
 
@@ -161,7 +163,7 @@ def _found(folder: str, where: str, source: Source) -> Path:
         if folder.strip("./") and (above / folder).is_dir():
             return (above / folder).resolve()
     raise UnusableInput(
-        f"{where}: no folder {folder} below any folder above the configuration, nor below {Path.cwd()}; "
+        f"{where}: folder {folder} was found neither relative to the folders above the configuration nor to {Path.cwd()}; "
         "run this command in the folder where main.py is started"
     )
 
@@ -177,14 +179,14 @@ def _content(path: Path) -> dict[str, str]:
 
 def _model(keys: Keys, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if not keys.values.get("llm_config") and not {"model", "base_url"} <= set(options):
-        keys.note("llm_config", f"is absent: {CLI_MODEL['model']} at {CLI_MODEL['base_url']}, as main.py has it")
+        keys.note("llm_config", f"is absent: {CLI_MODEL['model']} at {CLI_MODEL['base_url']} is used, as by main.py")
     given = bool(keys.values.get("llm_config"))
     llm = Keys({**keys.take("llm_config", {}), **options}, "llm_config", keys.notes)
     name = llm.take("model", "gpt-4" if given else CLI_MODEL["model"])
     url = llm.take("base_url", "https://api.openai.com/v1" if given else CLI_MODEL["base_url"])
     variable = "OPENROUTER_API_KEY" if "openrouter.ai" in url else "OPENAI_API_KEY"
     if llm.take("api_key", ""):
-        llm.note("api_key", f"a manifest holds no key: put it into the environment as {variable}")
+        llm.note("api_key", f"a manifest must not contain a key; set it in the environment as {variable}")
     endpoint = {
         "baseURL": url,
         "name": name,
@@ -205,7 +207,7 @@ def _episodes(keys: Keys) -> tuple[int, list[dict[str, Any]]]:
     stops = []
     if keys.take("stop_on_success", False):
         stops.append({"name": "PerformanceStop", "config": {"threshold": 1, "minEpisodes": 1, "maxEpisodes": size}})
-        keys.note("stop_on_success", "success is a passed verdict, not the model's own statement")
+        keys.note("stop_on_success", "success means a passed verdict, not the model's own statement")
     keys.report_rest({"min_success_rate": "plugin PerformanceStop ends a group by the rewards of its last members"})
     return size, stops
 

@@ -1,8 +1,8 @@
 """Convert ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) into a manifest.
 
-Terms: an environment group is a task here, an episode is a rollout. A file describes two jobs: the training of
-`train_env_manager`, and the evaluation of `val_env_manager`, which is used on request or if it stands alone. The file
-is read as Hydra reads it: `defaults` below it, overrides over it, `${...}` filled in.
+Terms: an environment group is a task here, an episode is a rollout. A file describes two jobs: the training
+(`train_env_manager`) and the evaluation (`val_env_manager`). The evaluation is converted on request, or if it is the only
+one. The file is read as by Hydra: its values override those of `defaults`, overrides are applied, `${...}` is replaced.
 """
 
 import re
@@ -24,7 +24,7 @@ OVERRIDE = re.compile(r"(~|\+{0,2})([\w.]+)(?:=(.*))?$", re.DOTALL)
 """Hydra's `key=value`, `+key=value`, `++key=value`, `~key`."""
 
 KEYS = ("exp_name", "seed", "pretrain", "output_dir", "sequence_length", "custom_envs")
-"""Values that are used directly, although others may refer to them too."""
+"""Keys that are converted themselves. Other keys to which references refer are dropped as mere anchors."""
 
 
 def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
@@ -36,7 +36,9 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
         if entry == "_self_":
             continue
         if not isinstance(entry, str) or package not in ("", "_here_", "_global_"):
-            notes.append(Note(where, f"{entry!r} is not read: only files that are put at the top are"))
+            notes.append(
+                Note(where, f"{entry!r} is not read: only files whose values are merged at the top level are supported")
+            )
             continue
         path = source.path.parent / f"{name}.yaml"
         try:
@@ -48,7 +50,7 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
     for override in source.overrides:
         _override(whole, override)
     filled = {key: _filled(value, whole, key, 0) for key, value in whole.items()}
-    # Anchors that exist only for references are already in the places that refer to them.
+    # Values of keys that exist only for references are already in the places that refer to them.
     referred = {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
     return {key: value for key, value in filled.items() if key not in referred or key in KEYS}
 
@@ -87,7 +89,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def _filled(value: Any, whole: Mapping[str, Any], where: str, depth: int) -> Any:
     if depth > DEEPEST:
-        raise UnusableInput(f"{where}: its references lead to one another more than {DEEPEST} deep")
+        raise UnusableInput(f"{where}: references are nested more than {DEEPEST} levels deep; they may be circular")
     if isinstance(value, dict):
         return {key: _filled(item, whole, f"{where}.{key}", depth) for key, item in value.items()}
     if isinstance(value, list):
@@ -117,23 +119,23 @@ METHODS = {"identity": "Identity", "mean": "Mean", "mean_std": "MeanStd", "asym_
 TRAINING, EVALUATION = "train_env_manager", "val_env_manager"
 MOST_AT_ONCE = 100_000
 OLDER = {"env_groups", "n_groups"}
-"""A manager's keys before ROLL 0.2, which read `format_penalty` from the manager."""
+"""A manager's keys before ROLL 0.2. That version read `format_penalty` from the manager."""
 COUNTS = re.compile("group|traj|episode|env_num|num_env|redundan")
 """Parts of key names that determine the number of rollouts."""
-# Names of the template's fields here; a longest answer is a number that does not change.
+# This project's placeholders for the fields of ROLL's template, except max_response_length, which is a constant.
 FIELDS = {"observation": "{observation}", "turn_idx": "{turn}", "actions_left": "{actionsLeft}", "suffix": ""}
 
 _MANAGER_REASONS = {
-    "max_env_num_per_worker": "environments share a few processes; runners.concurrency says how many run at once",
+    "max_env_num_per_worker": "environments share a few processes; runners.concurrency sets how many run concurrently",
     "max_traj_per_env": "a job is one pass over its groups; a trainer submits further ones to tasks.stream",
-    "format_penalty": "ROLL does not read it either; the environment's env_config counts",
-    "llm_proxy": "spec.model says what answers",
+    "format_penalty": "ROLL does not read it either, but that of the environment's env_config",
+    "llm_proxy": "spec.model sets the model",
     "group_filter_cls": "the trainer selects from the results of a group",
 }
 _ENVIRONMENT_REASONS = {
-    "max_tokens": "it was a number of words in their prompt; sampling.maxTokens bounds an answer",
+    "max_tokens": "it is a number of words in ROLL's prompt; sampling.maxTokens limits an answer",
     "max_steps_per_traj": "maxSteps counts the actions",
-    "use_thread_lock": "environments run in processes of their own",
+    "use_thread_lock": "environments run in separate processes",
     "max_env_step_concurrent": "steps of one process run one after another",
     "agent_runner_cls": "agent.type determines the agent",
 }
@@ -141,17 +143,17 @@ _CONFIG_REASONS = {
     "render_mode": "observations are text",
     "map_seed": "ROLL also draws the map from the group's seed",
     "special_token_list": "an answer is the message's text, which has no special tokens",
-    "map_lookup": "only grid_lookup determines what is shown",
+    "map_lookup": "only grid_lookup determines the observations",
 }
 _REASONS = {
-    "sequence_length": "the model's server bounds the conversation; an episode ends there with ContextExceeded",
+    "sequence_length": "the model's server limits the conversation; a longer episode ends with ContextExceeded",
     "rollout_batch_size": "a job has num_env_groups × group_size rollouts",
     "val_batch_size": "a job has num_env_groups × group_size rollouts",
     "track_with": "rolloutctl run --tensorboard or --wandb writes scalars",
     "tracker_kwargs": "rolloutctl run --tensorboard or --wandb writes scalars",
     "render_save_dir": "every observation is recorded, and rolloutctl report shows it",
-    "env_monitor": "an environment that hangs twice when timeouts.commandSeconds is over is graded by the steps so far",
-    "eval_steps": "your trainer runs the job that --eval makes after a number of updates (docs/training-a-policy.md)",
+    "env_monitor": "timeouts.commandSeconds limits a step; an environment that hangs twice is graded by its steps so far",
+    "eval_steps": "your trainer runs the job that --eval writes after a number of updates (docs/training-a-policy.md)",
 }
 
 
@@ -174,9 +176,11 @@ def convert(source: Source) -> Conversion:
     notes: list[Note] = []
     keys = Keys(composed(source, notes), "", notes)
     if source.llm:
-        raise UnusableInput(f"--llm-{next(iter(source.llm)).replace('_', '-')}: is Real Work's; use KEY=VALUE")
+        raise UnusableInput(
+            f"--llm-{next(iter(source.llm)).replace('_', '-')}: is an option for Real Work; use KEY=VALUE"
+        )
     if source.evaluation and EVALUATION not in keys.values:
-        raise UnusableInput(f"{EVALUATION}: is missing, and --eval takes it; leave out --eval")
+        raise UnusableInput(f"{EVALUATION}: is missing, but --eval converts it; leave out --eval")
     trains = TRAINING in keys.values and not source.evaluation
     wanted, other = (TRAINING, EVALUATION) if trains else (EVALUATION, TRAINING)
     if keys.take(other) is not None:
@@ -206,7 +210,7 @@ def convert(source: Source) -> Conversion:
     if separator := keys.take("action_sep", ""):
         spec["agent"].setdefault("config", {})["actionSeparator"] = separator
     _refuse_unread_counts(manager)
-    # Two jobs with one name would take one another's results for their own.
+    # The two jobs of a file need different names, because results are found by name.
     name = keys.take("exp_name", source.path.stem) + ("-eval" if source.evaluation else "")
     manager.report_rest(_MANAGER_REASONS)
     keys.report_rest(dict.fromkeys(keys.values, "it belongs to the trainer") | _REASONS)
@@ -214,9 +218,10 @@ def convert(source: Source) -> Conversion:
 
 
 _DIFFERENCES = (
-    Note("", "group g of an environment is reset with seed + g; ROLL draws a seed for each group, and counts it up with "
-         "every further episode"),
-    Note("", "rules, symbols and actions are told in words of this project, unless env_instruction and grid_vocab say them"),
+    Note("", "group g of an environment is reset with seed + g; ROLL draws a seed for each group and increments it with "
+         "each further episode"),
+    Note("", "prompts describe rules, symbols and actions in this project's words, unless env_instruction and grid_vocab "
+         "are set"),
 )  # fmt: skip
 
 
@@ -231,10 +236,10 @@ def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
     if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts):
         raise UnusableInput(f"{where}: is {partition!r}; expected a number of groups for each of {tags}")
     if len(counts) != len(tags):
-        raise UnusableInput(f"{where}: {counts} has no number for each of {tags}")
+        raise UnusableInput(f"{where}: {counts} has {len(counts)} numbers, expected one for each of {tags}")
     if total is not None and total != sum(counts):
         raise UnusableInput(
-            f"{where}: the numbers {counts} add up to {sum(counts)}, and num_env_groups is {total}; make them agree"
+            f"{where}: the numbers {counts} add up to {sum(counts)}, and num_env_groups is {total}; make them equal"
         )
     return counts
 
@@ -242,7 +247,7 @@ def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
 def _renamed(keys: Keys, name: str, before: str) -> Any:
     """Return the value under a key's current or former name. Raises UnusableInput for both."""
     if keys.values.get(name) is not None and keys.values.get(before) is not None:
-        raise UnusableInput(f"{keys.where(before)}: is an older name of {name}, which is there too; leave one out")
+        raise UnusableInput(f"{keys.where(before)}: is an older name of {name}, which is set too; remove one")
     return keys.take(name) if keys.values.get(name) is not None else keys.take(before)
 
 
@@ -251,8 +256,8 @@ def _refuse_unread_counts(manager: Keys) -> None:
     for name in manager.left:
         if name not in _MANAGER_REASONS and COUNTS.search(name):
             raise UnusableInput(
-                f"{manager.where(name)}: is not a known key, and may decide how many rollouts there are; correct its name "
-                "or remove it"
+                f"{manager.where(name)}: is not a known key, but its name suggests that it sets the number of rollouts; "
+                "correct the name or remove it"
             )
 
 
@@ -268,11 +273,11 @@ def _groups(manager: Keys, environments: Keys, seed: int, steps: int | None, pen
         if kind in ENVIRONMENTS:
             found.append(_group(tag, groups, seed, ENVIRONMENTS[kind], keys, steps, penalty))
         else:
-            environments.note(tag, f"env_type {kind} is not known here: write a class with Gymnasium's reset and step, and "
+            environments.note(tag, f"env_type {kind} is not supported: write a class with Gymnasium's reset and step, and "
                               "add {id: module:Class} to tasks.environments")  # fmt: skip
     if not found:
         raise UnusableInput(f"{manager.where('tags')}: none of {tags} has an env_type of {', '.join(ENVIRONMENTS)}")
-    environments.report_rest(dict.fromkeys(environments.values, "no tag of the manager that is converted names it"))
+    environments.report_rest(dict.fromkeys(environments.values, "no tag of the converted manager refers to it"))
     return found
 
 
@@ -302,7 +307,7 @@ def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys, steps
     if not str(manager_class := keys.take("env_manager_cls", WHOLE_CONVERSATION)).endswith(WHOLE_CONVERSATION):
         keys.note(
             "env_manager_cls",
-            f"{str(manager_class).rpartition('.')[2]} is not followed: one conversation has all turns, as TrajEnvManager's",
+            f"{str(manager_class).rpartition('.')[2]} is not supported: all turns form one conversation",
         )
     pattern = given.take("action_pattern", ANSWER)
     try:
@@ -320,7 +325,7 @@ def _texts(value: Any) -> Any:
 
 
 def _prompt(template: str, tokens: int, keys: Keys) -> str:
-    """Convert their template, written for Python's `format`, to the names used here."""
+    """Convert ROLL's prompt template, which is for Python's `format`, to this project's placeholders."""
 
     def field(found: re.Match[str]) -> str:
         if found[0] in ("{{", "}}"):
@@ -345,8 +350,8 @@ def _agent(groups: list[Group], notes: list[Note]) -> dict[str, Any]:
             notes.append(
                 Note(
                     f"custom_envs.{group.tag}",
-                    f"its agent_system_template or action_pattern is not that of {first.tag}, and one job has one: the "
-                    "first counts. Convert them apart, a tag a file, where that matters",
+                    f"its agent_system_template or action_pattern differs from that of {first.tag}, which is used, because "
+                    "a job has only one. If that matters, convert the tags separately",
                 )
             )
     agent: dict[str, Any] = {
@@ -376,8 +381,8 @@ def _sampling(keys: Keys, manager: Keys, tokens: int) -> dict[str, Any]:
             sampling[ours] = value
     if (top_k := arguments.take("top_k")) is not None:
         sampling["extra"] = {"top_k": top_k}
-    arguments.report_rest({"num_return_sequences": "groupSize says how many rollouts a task has"})
-    actor.report_rest(dict.fromkeys(actor.values, "a ModelServer has what serves the model"))
+    arguments.report_rest({"num_return_sequences": "groupSize sets how many rollouts a task has"})
+    actor.report_rest(dict.fromkeys(actor.values, "a ModelServer has the settings of the inference engine"))
     return sampling
 
 
@@ -387,12 +392,12 @@ def _reward(keys: Keys, clip: float) -> dict[str, Any]:
     if grouping not in GROUPING or method not in METHODS or mean or std:
         keys.note(
             "grouping",
-            f"{grouping}, {method}, {mean or '-'} and {std or '-'} are left to the trainer: a job groups by "
-            f"{', '.join(GROUPING)} with one of {', '.join(METHODS)}",
+            f"{grouping}, {method}, {mean or '-'} and {std or '-'} are not converted, so the trainer must normalize: a job "
+            f"supports grouping {', '.join(GROUPING)} with method {', '.join(METHODS)}",
         )
         return {}
     if method == "asym_clip":
-        keys.note("method", "asym_clip keeps advantages between -1 and 3, as ROLL did before it became mean_std")
+        keys.note("method", "asym_clip limits advantages to -1 to 3, as in ROLL versions before it became mean_std")
     keys.report_rest({})
     reward: dict[str, Any] = {"groupBy": GROUPING[grouping], "method": METHODS[method]}
     return reward | ({"clip": clip} if clip else {})

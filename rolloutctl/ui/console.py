@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 200
-"""Width of tables in a file or a pipe, where nothing wraps; COLUMNS overrides it."""
+"""Width of tables in a file or a pipe, which have no width of their own; COLUMNS overrides it."""
 
 
 class Form(StrEnum):
@@ -31,12 +31,12 @@ FormOption = Annotated[Form, typer.Option("-o", help="Output format: text, or JS
 
 
 def named_file(option: str | None) -> Path | None:
-    """Return the file named by `-o`; None if it is left out or is `json`. `./json` is a file."""
+    """Return the file named by `-o`; None if `-o` is left out or `json`. `./json` is a file."""
     return None if option is None or option == Form.JSON else Path(option)
 
 
 def _console(stream: TextIO, *, stderr: bool = False) -> Console:
-    # A terminal that cannot show a letter gets a question mark, never a traceback.
+    # Characters that the terminal cannot encode become question marks instead of an exception.
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
@@ -49,8 +49,9 @@ err = _console(sys.stderr, stderr=True)
 
 @contextlib.contextmanager
 def only_answers_on_stdout() -> Iterator[None]:
-    """Redirect the standard output of user code (plugins, agents, tools, and their programs) to standard error, so that
-    the answer remains valid JSON or a valid export. Answers go to `out`.
+    """Redirect standard output to standard error, except that of `out`.
+
+    User code (plugins, agents, tools and their programs) may print, and the answer must remain valid JSON or a valid export.
     """
     sys.stdout.flush()
     stdout, answers = sys.stdout, os.dup(1)
@@ -67,7 +68,7 @@ def only_answers_on_stdout() -> Iterator[None]:
 
 
 def answer_stream() -> TextIO:
-    """Return the stream for answers, for commands that write them directly."""
+    """Return the stream for commands that write their answer directly."""
     return cast(TextIO, out.file)
 
 
@@ -77,7 +78,7 @@ def say(message: str, style: str = "") -> None:
 
 
 def answer_json(value: Any) -> None:
-    """Print the answer as JSON: the only thing on standard output."""
+    """Print the answer as JSON."""
     answer_stream().write(json_text(value, indent=2) + "\n")
 
 
@@ -121,14 +122,12 @@ def duration(seconds: float | None) -> str:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# Control characters, and those that reorder text around them: both let text from a sandbox fake the terminal's output.
+# Control characters and characters that reorder text. With both, text from a sandbox could fake output of this program.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON without control characters that could affect a terminal. Python's json leaves those above 127
-    unescaped.
-    """
+    """Return JSON in which all characters that could affect a terminal are escaped. Python's json escapes only some."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return _HIDDEN.sub(lambda found: found[0] if found[0] >= "\ud800" else f"\\u{ord(found[0]):04x}", text)
 

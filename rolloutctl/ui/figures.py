@@ -1,4 +1,4 @@
-"""Statistics of a run, by group and overall, and anomalies. Masked rollouts are outside all means."""
+"""Statistics of a run, by group and overall, and anomalies. Masked rollouts are excluded from all means."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from rollout_api.tasks import VerifierMode
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """Statistics of one task. Means are None without a graded rollout; `pass_at_k` also with fewer than k of them."""
+    """Statistics of one task. Means are None without a graded rollout; `pass_at_k` is None with fewer than k of them."""
 
     group: int
     task: str
@@ -30,9 +30,7 @@ class GroupFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """Statistics of all rollouts. pass@k is the mean over the groups that have one; the standard error of `mean` is
-    clustered by group.
-    """
+    """Statistics of all rollouts. pass@k is a mean over groups. The standard error of `mean` is clustered by group."""
 
     graded: int
     masked: int
@@ -45,7 +43,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """Statistics of rollouts submitted with one label: one point of a learning curve."""
+    """Statistics of the rollouts with one label, which are one point of a learning curve."""
 
     label: str
     graded: int
@@ -61,7 +59,7 @@ def how_it_ended(result: Result) -> str:
 
 
 def group_figures(results: Iterable[Result], k: int) -> list[GroupFigures]:
-    """Yield the statistics of each group in order. Results must be sorted by index; one group is kept at a time."""
+    """Return the statistics of each group in order. Results must be sorted by index."""
     groups = itertools.groupby(results, key=lambda result: result.group)
     return [_group(list(members), k) for _, members in groups]
 
@@ -85,7 +83,7 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
 
 
 def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -> Figures:
-    """Return the statistics of the whole run. Keeps numbers of the results only."""
+    """Return the statistics of the whole run. Only numbers of the results are kept in memory."""
     masked, by_group, outcomes = 0, dict[int, list[float]](), Counter[str]()
     for result in results:
         masked += result.outcome is not Outcome.COMPLETED
@@ -126,13 +124,13 @@ def _outcomes(results: Sequence[Result]) -> dict[str, int]:
 SHOWN = 5
 
 _STOPS = {
-    StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); the work so far was graded.",
-    StopReason.TOKEN_BUDGET: "all tokens were used (agent.tokenBudget); the work so far was graded.",
+    StopReason.MAX_TURNS: "the limit of turns was reached (agent.maxTurns); the work so far was graded.",
+    StopReason.TOKEN_BUDGET: "the limit of tokens was reached (agent.tokenBudget); the work so far was graded.",
     StopReason.CONTEXT_EXCEEDED: "the model's context was full; the work so far was graded.",
     StopReason.CONTENT_FILTER: "the model server refused to answer; the work so far was graded.",
-    StopReason.EMPTY_ANSWER: "the model answered nothing; the work so far was graded.",
-    StopReason.AGENT_TIMEOUT: "the time was over (timeouts.agentSeconds); the work so far was graded.",
-    StopReason.TOOL_FORMAT: "too many tool calls in a row could not be read (agent.maxFormatErrors). The model saw each "
+    StopReason.EMPTY_ANSWER: "the model returned an empty answer; the work so far was graded.",
+    StopReason.AGENT_TIMEOUT: "the time limit was reached (timeouts.agentSeconds); the work so far was graded.",
+    StopReason.TOOL_FORMAT: "too many consecutive tool calls were malformed (agent.maxFormatErrors). The model saw each "
     "error and could have corrected it, so the reward counts.",
     StopReason.RESOURCE_LIMIT: "a limit was exceeded (sandbox.resources, verifier.artifactsLimit). "
     "The policy caused that, so the reward counts.",
@@ -147,7 +145,7 @@ _MASKED = {
 
 
 class _Members:
-    """Rollouts with a common property: their number, the first ones, and a count."""
+    """Collects rollouts with a common property: their number, the first indices, counted words, and a total of events."""
 
     def __init__(self) -> None:
         self.count, self.times = 0, 0
@@ -167,8 +165,8 @@ class _Members:
         return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
 
     @property
-    def look(self) -> str:
-        """Format a reference to rollouts: `Rollouts 0, 1, 2.`"""
+    def references(self) -> str:
+        """Format the first indices: `Rollouts 0, 1, 2.`"""
         listed = ", ".join(map(str, self._first))
         return f"Rollout{'s' if self.count > 1 else ''} {listed}{', …' if self.count > SHOWN else ''}."
 
@@ -179,7 +177,7 @@ class _Members:
 
 
 def notes(seals: Iterable[Seal]) -> list[str]:
-    """Return a sentence or two for each anomaly. Reads the seals once and keeps none."""
+    """Return a text for each anomaly. Reads the seals once and keeps none in memory."""
     by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
     dropped, forked, shared = _Members(), _Members(), _Members()
     for seal in seals:
@@ -199,37 +197,40 @@ def notes(seals: Iterable[Seal]) -> list[str]:
             by_tool[name].add(result.index, [traceback])
         if seal.verdict and seal.verdict.mode is VerifierMode.SHARED:
             shared.add(result.index)
-    said = []
+    found = []
     for outcome, words in _MASKED.items():
         if members := by_outcome.get(outcome):
-            said.append(f"{members.rollouts} {words} ({members.counted()}): masked, outside every mean. {members.look}")
+            found.append(
+                f"{members.rollouts} {words} ({members.counted()}). They are masked: excluded from every mean. "
+                f"{members.references}"
+            )
     for stop, words in _STOPS.items():
         if members := by_stop.get(stop):
-            said.append(f"{members.rollouts} ended with {stop.value}: {words} {members.look}")
+            found.append(f"{members.rollouts} ended with {stop.value}: {words} {members.references}")
     if dropped.count:
-        said.append(
-            f"{dropped.rollouts} wrote files that could decide the verdict, so they were left out of the grading: "
-            f"{dropped.counted(most=3)}. {dropped.look}"
+        found.append(
+            f"{dropped.rollouts} wrote files that could change the verdict, so these files were not carried into the "
+            f"grading: {dropped.counted(most=3)}. {dropped.references}"
         )
     if forked.count:
-        said.append(
+        found.append(
             f"In {forked.rollouts} the model server encoded earlier answers to other token ids than it had sampled, "
-            f"{forked.times} times: what was sampled before each is a training sample of its own (docs/token-exact.md). "
-            f"{forked.look}"
+            f"{forked.times} times. The tokens before each such change are a separate training sample "
+            f"(docs/token-exact.md). {forked.references}"
         )
     for name, members in by_plugin.items():
-        said.append(
+        found.append(
             f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards still come "
-            f"from the verifier, but the plugin had no effect there. {members.look}"
+            f"from the verifier, but the failed calls had no effect. {members.references}"
         )
     for name, members in by_tool.items():
-        said.append(
+        found.append(
             f"The code of tool {name} raised in {members.rollouts}. The model saw the error, so the reward counts. "
-            f"{members.look} The first traceback:\n{next(iter(members.words))}"
+            f"{members.references} The first traceback:\n{next(iter(members.words))}"
         )
     if shared.count:
-        said.append(
-            f"{shared.rollouts} were graded in the agent's own workspace (verifier.mode: Shared): an agent could "
+        found.append(
+            f"{shared.rollouts} were graded in the agent's own workspace (verifier.mode: Shared), so an agent could "
             "forge these rewards."
         )
-    return said
+    return found

@@ -1,11 +1,11 @@
 "use strict";
-/* Draws the report from the data inside the page. Everything is put in as text, never as markup: what models and tools
-   wrote must stay text. The page's Content-Security-Policy admits this one script by its digest and no request at all. */
+/* Draws the report from the data in the page. All content is inserted as text, never as markup, because models and tools
+   wrote it. The page's Content-Security-Policy allows only this script, by its digest, and no requests. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const rollouts = data.rollouts;
 const byIndex = new Map(rollouts.map((rollout) => [rollout.index, rollout]));
-const PAGE = 200; // rows drawn at a time: thousands of table rows at once make scrolling stutter
+const PAGE = 200; // rows drawn at a time, because thousands of table rows make scrolling slow
 const $ = (id) => document.getElementById(id);
 
 // ---------------------------------------------------------------- making elements
@@ -72,9 +72,9 @@ function drawHead() {
   $("name").textContent = job.name;
   $("about").textContent = [job.mode, job.model, job.agent && `agent ${job.agent}`, when(job.started), job.location]
     .filter(Boolean).join("  ·  ");
-  if (job.aborted) showState(`This run was given up: ${job.aborted}`);
-  else if (job.sealed < job.total) showState(`Not finished: ${count(job.sealed)} of ${count(job.total)} rollouts have ended so far.`);
-  $("made").textContent = `Made ${when(data.made)} by rolloutctl report. Nothing is loaded from elsewhere.`;
+  if (job.aborted) showState(`This run was aborted: ${job.aborted}`);
+  else if (job.sealed < job.total) showState(`This run is not finished: ${count(job.sealed)} of ${count(job.total)} rollouts have ended.`);
+  $("made").textContent = `Made ${when(data.made)} by rolloutctl report. This file is self-contained.`;
 
   const figures = data.figures;
   const tiles = [
@@ -82,8 +82,8 @@ function drawHead() {
     ["pass@1", percent(figures.passAt1), "share that passed everything"],
     figures.k > 1 ? [`pass@${figures.k}`, percent(figures.passAtK), `at least one of ${figures.k} passes`] : null,
     ["Rollouts", count(job.sealed), `${count(data.groups.length)} tasks × ${count(job.groupSize)}`],
-    ["Masked", count(figures.masked), "kept out of training and of means"],
-    ["Tokens", count(figures.promptTokens + figures.completionTokens), `${count(figures.completionTokens)} of them written`],
+    ["Masked", count(figures.masked), "excluded from training and means"],
+    ["Tokens", count(figures.promptTokens + figures.completionTokens), `${count(figures.completionTokens)} of them generated`],
     ["Wall time", seconds(figures.wallSeconds), `${count(figures.turns)} turns, ${count(figures.toolCalls)} tool calls`],
   ];
   replace($("figures"), tiles.map((tile) => tile && make("div", {}, make("dt", {}, tile[0]), make("dd", {}, tile[1], make("small", {}, tile[2])))));
@@ -115,7 +115,7 @@ function fill(share, color) {
   return bar;
 }
 
-// An SVG of that size, and what adds a shape to it.
+// Returns an SVG of this size, and a function that adds a shape to it.
 function drawing(width, height, label) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -145,7 +145,7 @@ function drawCurve() {
     add("text", { x: 20, y: y(mean) + 4 }, number(mean, 2));
   }
   add("polyline", { points: points.map((batch, i) => `${x(i)},${y(batch.mean)}`).join(" ") });
-  const every = Math.ceil(points.length / 12); // so many labels fit beside one another
+  const every = Math.ceil(points.length / 12); // at most about 12 labels fit next to each other
   points.forEach((batch, i) => {
     const title = document.createElementNS(svg.namespaceURI, "title");
     title.textContent = `${batch.label}: ${number(batch.mean, 3)} over ${count(batch.graded)} graded`;
@@ -221,7 +221,7 @@ class Table {
       this.rows = [...rows].sort((a, b) => {
         const x = key(a), y = key(b);
         if (x === y || (missing(x) && missing(y))) return 0;
-        if (missing(x) || missing(y)) return missing(x) ? 1 : -1; // rows without a value stay last, whichever way
+        if (missing(x) || missing(y)) return missing(x) ? 1 : -1; // rows without a value are last in both directions
         return x < y ? -sign : sign;
       });
     }
@@ -286,7 +286,7 @@ $("list").tBodies[0].addEventListener("click", (event) => {
 
 const haystacks = new Map(rollouts.map((r) => [r.index, [r.index, r.task, ...(r.tags || []), r.outcome, r.stopReason, r.reason, r.message]
   .filter((part) => !missing(part)).join("\n").toLowerCase()]));
-let search = 0; // number of the newest search: an older one that still reads transcripts gives up
+let search = 0; // number of the newest search; an older one that still reads transcripts stops
 
 function rewardFits(rollout, wanted) {
   if (!wanted) return true;
@@ -348,13 +348,13 @@ function facts(pairs) {
 }
 
 function drawText(text, className = "") {
-  // Long output scrolls in a box of its own, which the keyboard must be able to enter.
+  // Long output scrolls in a separate box, which must be focusable for keyboard users.
   const long = text.length > 3000 || text.split("\n", 31).length > 30;
   return make("pre", { className: className + (long ? " long" : ""), tabindex: long ? "0" : undefined }, text);
 }
 
 function drawCall(call) {
-  // The head of the call shows its first argument; below it stands only what did not fit there.
+  // The head of the call shows the first argument. Arguments that do not fit there are shown below.
   const head = call.arguments.length ? call.arguments[0][1].split("\n", 1)[0].slice(0, 100) : "";
   const rest = call.arguments.filter(([, value], i) => i > 0 || value !== head);
   const short = rest.filter(([, value]) => value.length <= 100 && !value.includes("\n"));
@@ -384,7 +384,7 @@ function drawVerdict(rollout, verdict) {
     make("h3", {}, make("span", {}, "verdict"), make("span", {}, `reward ${number(verdict.reward, 3)}`)),
     verdict.message ? make("div", { className: "prose" }, verdict.message) : null,
     verdict.forgeable ? make("p", { className: "note" }, "Graded in the agent's own workspace (Shared): the agent could have forged it.") : null,
-    (verdict.dropped || []).length ? make("div", {}, make("p", {}, "Left out of the grading, because it could decide the verdict:"), drawText(verdict.dropped.join("\n"))) : null,
+    (verdict.dropped || []).length ? make("div", {}, make("p", {}, "Not carried into the grading, because these files could change the verdict:"), drawText(verdict.dropped.join("\n"))) : null,
     tests.length ? make("p", {}, `${count(tests.length - failed.length)} of ${count(tests.length)} tests passed.`) : null,
     ...failed.map((test) => make("div", {}, make("p", { className: "argument" }, test.name), drawText(test.message || "failed", "result wrong"))),
     ...(verdict.commands || []).map((command) => make("details", { className: "call", open: failed.length === 0 && command.exitCode !== 0 },
@@ -396,7 +396,7 @@ function drawPlugin(plugin) {
   const did = [`${count(plugin.calls)} calls`, seconds(plugin.seconds), plugin.refused ? `${count(plugin.refused)} refused` : "", plugin.changed ? `${count(plugin.changed)} changed` : ""];
   return make("section", { className: "step plugin" },
     make("h3", {}, make("span", {}, `plugin ${plugin.name}`), make("span", {}, did.filter(Boolean).join(", "))),
-    plugin.failed ? make("p", { className: "result wrong" }, `Failed ${count(plugin.failed)} times; the first: ${plugin.error}`) : null,
+    plugin.failed ? make("p", { className: "result wrong" }, `Failed ${count(plugin.failed)} times; the first error: ${plugin.error}`) : null,
     Object.keys(plugin.scores).length ? facts(Object.entries(plugin.scores).map(([name, value]) => [name, number(value, 3)])) : null,
     Object.keys(plugin.analysis).length ? drawText(JSON.stringify(plugin.analysis, null, 2)) : null);
 }
@@ -419,7 +419,7 @@ async function openRollout(index) {
   try {
     shown = (await transcriptsOf(rollout.group))[index] || {};
   } catch (error) {
-    trouble = `This transcript cannot be unpacked here (${error.message}). A browser of 2023 or later can.`;
+    trouble = `This browser cannot decompress the transcript (${error.message}). Use a browser of 2023 or later.`;
   }
   if (location.hash !== `#rollout-${index}`) return;
   const usage = rollout.usage || {};

@@ -1,5 +1,6 @@
-"""A run as one HTML file. It loads nothing from elsewhere, runs one script (allowed by its digest), and shows text of
-models and tools as plain text. The file is `head`, any number of `group`s, `tail`.
+"""A run as one self-contained HTML file: `head`, then `group` for each group, then `tail`.
+
+The page runs one script, which its Content-Security-Policy allows by digest. Text of models and tools is never markup.
 """
 
 import base64
@@ -37,7 +38,7 @@ class JobFacts:
     agent: str
     group_size: int
     total: int
-    """Number of rollouts, of which fewer may have ended."""
+    """Number of rollouts, including those that have not ended."""
     aborted: str | None = None
 
 
@@ -66,8 +67,9 @@ def head(job: JobFacts, results: Sequence[Result]) -> str:
 
 
 def group(rollouts: Sequence[Rollout]) -> str:
-    """Return the transcripts of one group by index as JSON, gzip, base64. Members share their prompt, so they are
-    packed together.
+    """Return a script element with the transcripts of one group: JSON by index, compressed with gzip, as base64.
+
+    The members are compressed together because they share their prompt.
     """
     transcripts = {str(rollout.result.index): transcript(rollout) for rollout in rollouts}
     data = json.dumps(transcripts, separators=(",", ":")).encode()
@@ -98,7 +100,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def in_script(value: Any) -> str:
-    """Return JSON for a script element: without `<`, so that nothing in it can end the element or begin a comment."""
+    """Return JSON for a script element. It has no `<`, so that it cannot end the element or begin a comment."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -144,7 +146,7 @@ def transcript(rollout: Rollout) -> dict[str, Any]:
 
 
 def _without_plugins(result: Result) -> dict[str, Any]:
-    """Remove plugin data, which can be long and is shown with the transcript."""
+    """Return a result without plugin data, which can be long and is part of the transcript."""
     return result.model_copy(update={"plugins": {}}).wire()
 
 
@@ -168,7 +170,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def shortened(text: str, most: int = FIELD_CHARACTERS) -> str:
-    """Return beginning and end of a text longer than `most` characters."""
+    """Return the text, or its beginning and end if it is longer than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -1,4 +1,4 @@
-"""Progress of a run: a tally of its events, shown as a live bar or as plain lines."""
+"""Progress of a run: counts of its events, shown as a progress bar or as plain lines."""
 
 import time
 from collections import Counter
@@ -23,11 +23,11 @@ from rollout_api.records import Outcome
 from rolloutctl.ui.console import duration, harmless, number
 
 PLAIN_SECONDS = 10.0
-"""Interval between lines without a terminal. A log of an hour stays readable."""
+"""Interval between progress lines if the output is not a terminal."""
 
 
 class Tally:
-    """Summary of the events so far. Pure except for the given clock."""
+    """Counts of the events so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class Tally:
         self.silence: ModelSilent | None = None
         self.outcomes: Counter[str] = Counter()
         self._here = 0
-        """Rollouts sealed by this process. Those of earlier processes do not affect the rate."""
+        """Rollouts sealed by this process, from which the rate is computed."""
         self._reward_sum, self._rewarded = 0.0, 0
 
     def add(self, event: Event) -> None:
@@ -73,7 +73,7 @@ class Tally:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the remaining seconds at the present rate; None if unknown."""
+        """Return the remaining seconds at the current rate; None if unknown."""
         if self.total is None or not self.per_minute:
             return None
         return 60 * (self.total - self.sealed) / self.per_minute
@@ -95,28 +95,28 @@ class Tally:
 
 
 def _lines(event: Event) -> list[tuple[str, str]]:
-    """Return the lines for events that deserve one, with their styles."""
+    """Return the lines to print for an event, with their styles; empty for most events."""
     if isinstance(event, JobStarted):
-        resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are done already."
+        resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are finished already."
         if event.sealed == event.total:
-            resumed += " Nothing is left to run. --new starts another run, as after a change of your agent's code."
+            resumed += " Nothing is left to run. To run the job again, for example with changed code, use --new."
         started = f"Running {event.name}: {event.total if event.total is not None else 'a stream of'} rollouts."
         lines = [(resumed if event.resumed else started, "bold"), (f"Recording to {event.uri}", "")]
         return lines + [(f"Warning: {warning}", "yellow") for warning in event.warnings]
     if isinstance(event, AttemptFailed):
-        then = "trying again" if event.retry else "no attempts are left: the rollout is masked"
+        then = "it is retried" if event.retry else "no attempts are left, so the rollout is masked"
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
     if isinstance(event, ModelCallFailing) and event.message is not None:
-        return [(f"The model does not answer rollout {event.index}, the call is retried: {event.message}", "yellow")]
+        return [(f"A model call of rollout {event.index} failed and is retried: {event.message}", "yellow")]
     if isinstance(event, ModelSilent) and not event.calls:
         return [("The model answers again.", "green")]
     if isinstance(event, ModelSilent):
         waits = "1 call has waited" if event.calls == 1 else f"{event.calls} calls have waited"
-        none = "none was answered meanwhile" if event.has_answered else "none has been answered yet"
+        none = "no call was answered in this time" if event.has_answered else "no call has been answered yet"
         hint = "Check the server's log; the run continues as soon as it answers."
         return [(f"{waits} for {duration(event.seconds)} for an answer of {event.place}; {none}. {hint}", "yellow")]
     if isinstance(event, PluginFailed):
-        return [(f"Plugin {event.plugin} failed, {event.hook} of {event.key}: {event.message}", "yellow")]
+        return [(f"Plugin {event.plugin} failed in {event.hook} of {event.key}: {event.message}", "yellow")]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Scalars of a running job for TensorBoard and Weights & Biases, if installed."""
+"""Scalars of a running job for TensorBoard and Weights & Biases."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,15 +10,14 @@ from agent_runtime.statistics import scalars
 from rolloutctl.errors import CommandError
 
 _Writer = tuple[Callable[[Mapping[str, float], int], None], Callable[[], None]]
-"""Writes values at a step, and closes."""
+"""Two functions: one writes values at a step, the other closes the writer."""
 
 
 class ScalarLog:
-    """Writes one point for each finished group and passes all events on. A context manager; without a target it writes
-    nothing.
+    """An observer that writes one point for each finished group, and forwards all events to another observer.
 
-    The step is the number of finished groups, including those of earlier processes, so that a resumed run continues its
-    curve. Raises CommandError for a missing package.
+    It is a context manager, and writes nothing without a target. The step is the number of finished groups, including those
+    of earlier processes, so that a resumed run continues its curve. Raises CommandError for a missing package.
     """
 
     def __init__(self, observer: Observer, name: str, *, tensorboard: Path | None, wandb: str | None) -> None:
@@ -58,7 +57,7 @@ def _tensorboard(folder: Path) -> _Writer:
 
 
 def _weights_and_biases(project: str, name: str) -> _Writer:
-    # The same id continues the same curve.
+    # A run with the same id is continued.
     run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
     return lambda values, step: run.log(dict(values), step=step), run.finish
 

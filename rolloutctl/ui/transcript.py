@@ -1,4 +1,4 @@
-"""A readable rollout: its journal's records combined into steps. Shown in terminals and in reports."""
+"""A readable form of a rollout, for terminals and reports: the records of its journal combined into steps."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from rollout_api.records import (
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call and its result. `result` is None while, or because, there is none."""
+    """A tool call and its result. `result` is None if none was recorded."""
 
     name: str
     arguments: str
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """One message with its tool calls. `role` is OpenAI's, or `note` for actions of the engine."""
+    """One message with its tool calls. `role` is a role of OpenAI's API, or `note` for a remark about the rollout."""
 
     role: str
     text: str = ""
@@ -47,7 +47,7 @@ class Step:
 def steps(records: Sequence[Record]) -> list[Step]:
     """Return the steps of an attempt in order. Works on an unfinished journal too."""
     shown: list[Step] = []
-    # Ids of the tool calls whose results stand with their call already.
+    # Ids of the tool calls whose results are shown with the call.
     answered: set[str] = set()
     branch = 0
     observations = results_by_turn(records)
@@ -86,7 +86,7 @@ def _answer(response: ResponseRecord, observed: Sequence[Observation], answered:
         made = Call(str(call.name or "?"), text_of(call.arguments))
         calls.append(_with_result(made, results.pop(call.id)) if call.id in results else made)
         answered.add(call.id)
-    # Agents that write their calls as text have results without a call of OpenAI's form.
+    # Agents that write tool calls as text have results without native calls.
     calls += [_with_result(Call(result.tool, ""), result) for result in results.values()]
     answered.update(results)
     return Step(
@@ -119,7 +119,7 @@ def text_of(content: Any) -> str:
 
 
 def readable_arguments(arguments: str) -> list[tuple[str, str]]:
-    """Return arguments by name, strings without quotes; one nameless entry if they are not a JSON object."""
+    """Return arguments by name, with strings unquoted; a single entry without a name if they are not a JSON object."""
     if (parsed := decoded_object(arguments or "{}")) is None:
         return [("", arguments)]
     return [

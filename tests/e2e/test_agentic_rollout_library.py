@@ -179,7 +179,7 @@ async def test_a_form_of_tool_calls_of_ones_own_works(tmp_path: Path, server: Sc
     system = server.bodies[0]["messages"][0]["content"]
     assert system.startswith("You are a Python developer. Keep to PEP 8.\n\nTools:\n- bash: ")
     assert system.endswith("</function>."), "nothing is added to what the prompt says itself"
-    assert "No action could be read" in server.bodies[1]["messages"][-1]["content"]
+    assert "Your answer contains no valid action" in server.bodies[1]["messages"][-1]["content"]
 
 
 async def test_a_prompt_is_built_of_parts(tmp_path: Path, server: ScriptedServer) -> None:

@@ -89,7 +89,7 @@ def test_restricted_namespace_gets_its_jobs_requirements(
     assert code == 0
     told = " ".join(finding["advice"] for finding in found["admission"])
     assert 'sandbox.user to a number, such as "1000"' in told
-    assert "jobs run Plain here" in told
+    assert "jobs run in Plain mode here" in told
 
     fitting = small_job("fitting", output={"uri": "s3://rollouts/doctor"})
     fitting["spec"]["sandbox"]["user"] = "1000"

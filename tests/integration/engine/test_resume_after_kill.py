@@ -175,7 +175,7 @@ def test_a_runner_that_was_only_believed_dead_is_fenced_off(tmp_path: Path, envi
     frozen.send_signal(signal.SIGCONT)
     frozen.communicate(timeout=300)
     assert frozen.returncode == 130
-    assert "Another process works on this run now" in (folder / "stderr.log").read_text()
+    assert "Another process has taken over this run" in (folder / "stderr.log").read_text()
     store = Store.open(str(folder / "out"), {})
     assert asyncio.run(fingerprint(store, "counting")) == before
     compare(Store.open(str(calm / "out"), {}), store)

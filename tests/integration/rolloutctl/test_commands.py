@@ -482,7 +482,7 @@ def test_every_broken_line_of_a_task_file_is_named(shell: Shell) -> None:
         (["run", "jbo.yaml"], "Did you mean 'job.yaml'?"),
         (["results", "startre"], "Did you mean 'starter'?"),
         (["show", "starter", "99"], "its rollouts are 0 to 5"),
-        (["results", "nowhere/at/all"], "no such folder"),
+        (["results", "nowhere/at/all"], "no such file or folder"),
         (["results", "ftp://host/x"], "scheme 'ftp' is not known"),
         (["report", "starter", "-o", "missing/report.html"], "missing"),
         (["run", "job.yaml", "--api-key-env", "KEY"], "--model-url"),
@@ -578,7 +578,7 @@ def test_model_server_that_never_answers_is_shown_with_its_url(shell: Shell, ans
         process.communicate(timeout=60)
         server.shutdown()
     assert url in shown
-    assert "none has been answered yet" in shown
+    assert "no call has been answered yet" in shown
 
 
 def test_debug_shows_where_an_error_came_from(finished: Shell) -> None:

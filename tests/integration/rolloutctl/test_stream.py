@@ -96,7 +96,7 @@ def test_a_job_with_fixed_tasks_says_that_it_takes_none(tmp_path: Path) -> None:
 async def test_a_trainer_may_open_a_stream_before_its_runners_have_started(job: OpenJob, tmp_path: Path) -> None:
     [written] = (tmp_path / "out").glob("*/job.json")
     away = written.rename(tmp_path / "job.json")
-    with pytest.raises(CommandError, match="holds no run"):
+    with pytest.raises(CommandError, match="contains no run"):
         await JobStream.open(str(written.parent), {})
     opening = asyncio.create_task(JobStream.open(str(written.parent), {}, patience_seconds=60))
     await asyncio.sleep(0)
@@ -165,4 +165,4 @@ async def test_submit_that_fails_says_which_tasks_were_submitted(
         await submit_tasks(record.store.uri, str(tasks), None, Form.TEXT)
     said = " ".join(capsys.readouterr().err.split())
     assert "Only the first 2 of 4 tasks were submitted" in said
-    assert ("The next one, task-2, may be submitted, too" in said) == is_unknown
+    assert ("The next task, task-2, may have been submitted too" in said) == is_unknown

@@ -163,12 +163,8 @@ def test_a_dry_run_prints_the_manifest_and_touches_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("output", "source", "message"),
     [
-        ("out", "tasks.jsonl", "spec.output.uri is the local folder 'out', and the tasks go where the results go"),
-        (
-            "s3://bucket/jobs",
-            "missing.jsonl",
-            "missing.jsonl: there is no such file or folder; see spec.tasks.from.uri",
-        ),
+        ("out", "tasks.jsonl", "spec.output.uri is the local folder 'out', but tasks are uploaded to the output"),
+        ("s3://bucket/jobs", "missing.jsonl", "missing.jsonl: no such file or folder; correct spec.tasks.from.uri"),
         ("s3://bucket/jobs", "broken.jsonl", "broken.jsonl:1: prompt: is missing"),
     ],
 )

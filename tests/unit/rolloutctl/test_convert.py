@@ -280,5 +280,5 @@ def test_a_file_of_no_known_system_says_which_ones_are_known(tmp_path: Path) -> 
 
 def test_a_configuration_of_one_job_has_no_evaluation_to_be_had(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(WHOLE))
-    with pytest.raises(CommandError, match="stands for one job; leave out --eval"):
+    with pytest.raises(CommandError, match="describes one job; leave out --eval"):
         convert_file(folder / "config.json", evaluation=True)

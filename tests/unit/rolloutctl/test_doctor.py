@@ -95,7 +95,7 @@ def test_an_operator_that_works_is_well() -> None:
     ("deployments", "found_lease", "place", "words"),
     [
         ([], lease(), "team", "is not installed"),
-        ([deployment(ready=0)], lease(), "team", "no pod that is ready"),
+        ([deployment(ready=0)], lease(), "team", "has no ready pod"),
         ([deployment()], NOT_FOUND, "team", "no replica has ever taken the lease"),
         ([deployment()], lease(holder=""), "team", "no replica holds the lease"),
         ([deployment()], lease(timedelta(minutes=5)), "team", "has not renewed it for 300 s"),
@@ -145,7 +145,7 @@ def test_a_cluster_without_user_namespaces_still_runs_jobs() -> None:
         (POD_SECURITY, {}, {}, [State.WARN], "Overlay sandbox pods are refused"),
         (POD_SECURITY, POD_SECURITY, {}, [State.WARN, State.WARN], "without a numeric user are refused"),
         (POD_SECURITY, POD_SECURITY, POD_SECURITY, [State.FAIL], "violates PodSecurity"),
-        (NO_RIGHT, NO_RIGHT, NO_RIGHT, [State.WARN], "cannot be seen with your rights"),
+        (NO_RIGHT, NO_RIGHT, NO_RIGHT, [State.WARN], "you may not read"),
     ],
 )
 def test_admission_says_which_sandboxes_can_run(

@@ -78,7 +78,7 @@ def test_gc_counts_newer_runs_of_the_job_when_one_run_is_named(output: Path) -> 
 
 
 def test_gc_of_a_misspelt_name_deletes_nothing_and_says_so(output: Path) -> None:
-    with pytest.raises(CommandError, match="out holds no run of 'mien'; nothing was deleted"):
+    with pytest.raises(CommandError, match="out contains no run of 'mien'; nothing was deleted"):
         gc("mien", None, 0, delete=True, form=Form.TEXT)
     assert left(output) == ["mine", "runs-20261123"]
 

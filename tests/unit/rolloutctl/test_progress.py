@@ -129,14 +129,16 @@ def test_warnings_of_the_provider_are_shown() -> None:
 
 
 def test_run_that_is_complete_says_that_nothing_is_run_and_how_to_run_again() -> None:
-    assert "Nothing is left to run. --new starts another run" in plain([started(4, done=4)])
+    assert "Nothing is left to run. To run the job again" in plain([started(4, done=4)])
     assert "Nothing is left" not in plain([started(4, done=3)])
 
 
 def test_silent_model_is_reported_once_and_shown_until_it_answers() -> None:
     silent = [ModelSilent("http://model/v1", 8, seconds, has_answered=False) for seconds in (10.0, 20.0)]
     text = plain([started(8), *silent])
-    assert text.count("8 calls have waited for 10 s for an answer of http://model/v1; none has been answered yet.") == 1
+    assert (
+        text.count("8 calls have waited for 10 s for an answer of http://model/v1; no call has been answered yet.") == 1
+    )
     tally = Tally(Clock())
     tally.add(silent[1])
     assert "no answer from the model for 20 s" in tally.line()

@@ -38,8 +38,7 @@ def test_the_kinds_of_agents_are_made_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "complaint"),
-    [("batch_size", 8, "batch_size is 8, and can be 1 alone: the batch of generate_sequences")],
+    ("field", "value", "complaint"), [("batch_size", 8, "batch_size is 8, expected 1: generate_sequences")]
 )
 def test_a_setting_that_would_have_no_effect_is_refused(field: str, value: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
