@@ -1,6 +1,6 @@
-# The images of agent-rollouts; docs/images.md says what each is for. `hack/images/build` builds them, also without Docker.
+# The images of agent-rollouts; docs/images.md describes each. `hack/images/build` builds them, also without Docker.
 #
-# A Debian with Python 3.11 or newer and its venv module.
+# BASE must be a Debian with Python 3.11 or newer and its venv module.
 ARG BASE=python:3.13.9-slim-bookworm
 
 FROM ${BASE} AS base
@@ -25,15 +25,15 @@ LABEL org.opencontainers.image.title="agent-rollouts executor" \
 COPY --from=bundle /bundle /
 ENTRYPOINT ["/executor"]
 
-# ---- What runner and operator are made of ----
-# Apart, so that only a change of the requirements themselves has them installed again.
+# ---- Python dependencies of runner and operator ----
+# In a separate stage, so that dependencies are installed again only if the requirements change.
 FROM base AS requirements
 WORKDIR /build
 COPY pyproject.toml hack/images/requirements.py hack/images/entry_points.py ./
 RUN python3 requirements.py cluster environments mcp terminal > runtime.txt && python3 requirements.py operator > operator.txt \
     && python3 entry_points.py
 
-# What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
+# Settings of the package index (address, certificate authority) are build secrets, so that no layer contains them.
 FROM base AS runtime-dependencies
 WORKDIR /build
 COPY --from=requirements /build/runtime.txt requirements.txt
@@ -51,7 +51,7 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c constraints.txt -r requirements.txt
 
 FROM base AS product
-# By name too: much software asks for the home folder of whoever runs it.
+# The user needs a name and a home folder, because much software looks them up.
 RUN groupadd -g 65532 rollout && useradd -u 65532 -g rollout -d /app -M -s /usr/sbin/nologin rollout
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app
 WORKDIR /app
@@ -69,12 +69,12 @@ RUN python3 -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]
 
-# ---- The session proxy by itself ----
+# ---- The standalone session proxy ----
 FROM runtime AS proxy
 LABEL org.opencontainers.image.title="agent-rollouts proxy" \
-      org.opencontainers.image.description="The session proxy by itself: docker run agent-rollouts-proxy SETTINGS-FILE"
+      org.opencontainers.image.description="The standalone session proxy: docker run agent-rollouts-proxy SETTINGS-FILE"
 USER 0
-# A volume that is made here is its user's, as this folder is.
+# Docker gives a new volume at this path the folder's owner.
 RUN install -d -o 65532 -g 65532 /sessions
 USER 65532:65532
 EXPOSE 8080

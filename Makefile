@@ -1,15 +1,15 @@
-# Two commands do all the set-up: `make quickstart` and `make test`. The rest is for people who work on this.
+# `make quickstart` and `make test` do all the set-up that they need. The other targets are for developers.
 SHELL := /bin/bash
-# The oldest first, Debian 12's own 3.11.2 where it is there: the tests run on the oldest version that is promised.
+# The oldest version first, such as Debian 12's 3.11.2, because the tests should run on the oldest supported version.
 PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
-# Tests start hundreds of Python processes: compiling the same modules anew in each of them takes half of their start.
+# Tests start hundreds of Python processes. Without cached bytecode, compilation would take half of each start.
 unexport PYTHONDONTWRITEBYTECODE
-# mypy reads what has changed since its last run, also in a fresh clone: it compares contents, its own version and settings.
+# The cache of mypy is shared by all clones. mypy compares contents, its version and its settings.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/agent-rollouts/mypy
-# uv where it is: it resolves in a second.
+# uv, if installed, because it resolves dependencies in a second.
 UV := $(shell command -v uv)
 INSTALL := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet \
 	--disable-pip-version-check) -c constraints.txt
@@ -19,9 +19,9 @@ INSTALL := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/py
 
 help:
 	@echo 'make quickstart   install into .venv and run the example job on this machine'
-	@echo 'make test         install what the tests need, and run all of them that do not take long'
-	@echo 'make test-full    also what takes long: 100 kills, the soak, whole trainings and benchmarks'
-	@echo 'make cluster      start a real Kubernetes on this machine and install the chart there (Linux, root, Go)'
+	@echo 'make test         install what the tests need, and run all tests except the longest'
+	@echo 'make test-full    also run the longest tests (100 kills, soak, whole trainings) and benchmarks'
+	@echo 'make cluster      start a real Kubernetes on this machine and install the chart in it (Linux, root, Go)'
 	@echo 'make images       build the images'
 	@echo 'make check|docs|unit|integration|e2e|cluster-tests|test-kind|bench|crds|format|clean'
 
@@ -29,12 +29,12 @@ quickstart: install
 	$(BIN)/rolloutctl run examples/quickstart/job.yaml
 
 .venv/bin/python:
-	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer with venv is needed, and none was found; install it (Debian: apt-get install python3-venv), or name it: make PYTHON=/path/to/python3.12 ...'; exit 1; }
+	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or newer with venv was found; install it (Debian: apt-get install python3-venv), or name it: make PYTHON=/path/to/python3.12 ...'; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# What is compiled, or read, when the package is installed.
+# Files whose change needs a new installation.
 INSTALLED := pyproject.toml constraints.txt agent_runtime/executor/init/subreaper.c
-# Stamps, so that a second `make` does not ask the package index again.
+# Stamp files, so that a second `make` does not query the package index again.
 .venv/installed: $(INSTALLED) | .venv/bin/python
 	$(INSTALL) -e '.[quickstart]'
 	@touch $@
@@ -43,7 +43,7 @@ INSTALLED := pyproject.toml constraints.txt agent_runtime/executor/init/subreape
 	$(INSTALL) -e '.[test]'
 	@touch .venv/installed $@
 
-# The documentation's tools are installed apart: a conflict among them does not stop the tests.
+# The documentation's tools are installed separately, so that a conflict among them does not stop the tests.
 .venv/installed-docs: $(INSTALLED) | .venv/installed-test
 	$(INSTALL) -e '.[docs]'
 	@touch $@
@@ -55,7 +55,7 @@ test: install-test
 	hack/install-test-tools
 	hack/test
 
-# A target each: with --keep-going, what fails holds none of the others.
+# Separate targets, so that with --keep-going a failure does not stop the others.
 check: ruff mypy lint-imports
 ruff: install-test
 	hack/part ruff $(BIN)/ruff check .
@@ -65,16 +65,16 @@ mypy: install-test
 lint-imports: install-test
 	hack/part lint-imports $(BIN)/lint-imports
 
-# With --strict by its settings: a link or an anchor that leads nowhere fails. The variable spares us an advertisement.
+# The settings include --strict, so a broken link or anchor is an error. The variable suppresses an advertisement.
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 hack/part documentation $(BIN)/mkdocs build --quiet
 
 unit: install-test
 	hack/part unit $(PYTEST) tests/unit -n 2
 
-# Workspaces are forked from the process that tests them, and their memory limits count what it has: a small one, then.
+# Workspaces are forked from the test process, and their memory limits include its memory. A separate process keeps it small.
 WORKSPACES := tests/integration/executor_workspaces
-# Where there is root, as for the cluster: those that make images and containers.
+# Tests of the cluster, and tests that build images and start containers, which need root. hack/cluster-tests runs them.
 ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images \
 	integration/oci integration/containers e2e/cluster)
 integration: workspaces parts

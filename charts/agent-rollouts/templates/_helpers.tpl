@@ -10,21 +10,21 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* Labels that find the operator's pods. They cannot change between versions. */}}
+{{/* Selector labels of the operator's pods. They cannot change between versions. */}}
 {{- define "agent-rollouts.selector" -}}
 app.kubernetes.io/name: agent-rollouts
 app.kubernetes.io/component: operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* Name of what has no namespace. No namespace and no release has a colon, so no two releases share a name. */}}
+{{/* Name of cluster-scoped objects. Names of namespaces and releases have no colon, so two releases never share a name. */}}
 {{- define "agent-rollouts.clusterName" -}}
 {{ .Release.Namespace }}:{{ .Release.Name }}
 {{- end }}
 
 {{/*
-What the operator may do where RolloutJobs are. Whoever creates a Role must hold all that it grants: some of the rules
-for rollout.dev are there for the runners' Role alone.
+Rights of the operator in the namespaces of RolloutJobs. The creator of a Role must have all rights that it grants, so
+some rules for rollout.dev are only for the Role of runners.
 */}}
 {{- define "agent-rollouts.rules" -}}
 - apiGroups: [rollout.dev]
@@ -45,7 +45,7 @@ for rollout.dev are there for the runners' Role alone.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
-# The readiness of a model server: only the operator knows that it has the current policy.
+# For the readiness gate of model servers: only the operator knows whether a server has the current policy.
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]
@@ -84,7 +84,7 @@ for rollout.dev are there for the runners' Role alone.
   verbs: [create, patch]
 {{- end }}
 
-{{/* The operator's configuration; its class OperatorConfig says what each field means. */}}
+{{/* The operator's configuration. The class OperatorConfig describes each field. */}}
 {{- define "agent-rollouts.config" -}}
 {{- with .Values -}}
 images: {{ pick .images "runtime" "executor" "pullPolicy" | toJson }}

@@ -47,7 +47,7 @@ def assert_only_its_label_of_a_node_can_be_changed(plane: ControlPlane) -> None:
         {"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}},
     ):
         refusal = plane.refusal_of("patch", "node", "old", "-p", json.dumps(change), f"--as={OPERATOR_ACCOUNT}")
-        assert "the operator may change labels" in refusal, (change, refusal)
+        assert "the operator may change only labels" in refusal, (change, refusal)
     ready = {"status": {"runtimeHandlers": [{"name": "", "features": {"userNamespaces": True}}]}}
     plane.kubectl("patch", "node", "old", "--subresource=status", "--type=merge", "-p", json.dumps(ready))
     until(lambda: labels() == {"pool": "old"}, "no label on a node that was upgraded")

@@ -252,7 +252,7 @@ def test_whatever_stands_in_a_key_it_is_converted_or_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"copy_folders": ["nowhere"]}, "environments[0].copy_folders: no folder nowhere"),
+        ({"copy_folders": ["nowhere"]}, "environments[0].copy_folders: folder nowhere"),
         ({"id": None}, "environments[0].id: is missing"),
         ({"init_commands": "make"}, "environments[0].init_commands: is 'make', expected a list"),
         ({"timeout_config": 5}, "environments[0].timeout_config: is 5, expected a mapping"),

@@ -105,7 +105,7 @@ def test_no_key_without_a_counterpart_is_passed_over_in_silence(path: Path) -> N
     _, notes = converted(path)
     for key in ("ppo_epochs", "actor_infer.strategy_args", "val_env_manager", "custom_envs.Lake.use_thread_lock"):
         assert f"{key}: " in notes
-    assert "custom_envs.Shop: env_type webshop is not known here" in notes
+    assert "custom_envs.Shop: env_type webshop is not supported" in notes
 
 
 @pytest.mark.parametrize("changes", [{"train_env_manager": None}, {"evaluation": True}], ids=["alone", "with --eval"])

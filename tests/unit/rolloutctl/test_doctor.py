@@ -195,7 +195,7 @@ def test_sandboxes_that_became_plain_say_why_once() -> None:
     asked = {"type": "Overlay", "status": "False", "reason": "NotAsked", "message": ""}
     ready = {"type": "Ready", "status": "True", "reason": "Running"}
     answer = {"items": [sandbox(failed, ready), sandbox(failed, ready), sandbox(asked, ready), {}]}
-    assert only(checks.running(answer)).message == "2 run Plain: TrialFailed: mount was refused"
+    assert only(checks.running(answer)).message == "2 run in Plain mode: TrialFailed: mount was refused"
 
 
 def test_what_cannot_be_seen_is_never_called_broken() -> None:
