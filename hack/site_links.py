@@ -5,5 +5,5 @@ from typing import Any
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs calls this with each page before it is rendered."""
+    """Returns the page with such links replaced; mkdocs calls this for each page before it is rendered."""
     return re.sub(r"\[`?([^]`]+)`?\]\(\.\./([^)]+)\)", r"`\2`", markdown)

@@ -1,9 +1,9 @@
-"""Writes a Python that runs in any Linux root into a folder: `bundle.py OUT PACKAGE`, run by the Dockerfile.
+"""Writes a Python that runs in any Linux root file system into a folder: `bundle.py OUT PACKAGE`, run by the Dockerfile.
 
-bin/python3           the interpreter of the base image
-    lib/loader            its ELF loader, under a name that says nothing of the architecture
+    bin/python3           the interpreter of the base image
+    lib/loader            its ELF loader, under a name that is the same for all architectures
     lib/*.so*             the shared objects that interpreter and extension modules need
-    lib/pythonX.Y/        PACKAGE and the part of the standard library that it imports, compiled; its C too
+    lib/pythonX.Y/        PACKAGE and the part of the standard library that it imports, compiled, including C files
 
 The working folder must hold PACKAGE.
 """
@@ -20,16 +20,16 @@ import sys
 from modulefinder import ModuleFinder
 from pathlib import Path
 
-# Optional imports of standard modules that the executor never gets to. TLS alone would add 7 MB.
+# Optional imports of standard modules that the executor never uses. TLS alone would add 7 MB.
 UNUSED = [
     "ssl", "_ssl", "_hashlib", "multiprocessing", "decimal", "email", "doctest", "pdb", "pydoc", "unittest", "test", "xml",
     "bz2", "lzma", "csv", "argparse", "readline",
 ]  # fmt: skip
-# Found by name when text is encoded, so no import statement names them. idna: host names; unicode_escape: mountinfo.
+# Loaded by name when text is encoded, so no import statement names them. idna: host names; unicode_escape: mountinfo.
 CODECS = ["ascii", "idna", "latin_1", "unicode_escape", "utf_8"]
-# dlopen'ed by libc when a thread ends early, so no program names it.
+# libc loads it with dlopen when a thread ends early, so no program lists it.
 LIBGCC = "libgcc_s.so.1"
-# The image's own list of libraries to put into every program, which is not for this one.
+# The image's list of libraries that are loaded into every program; this program must not load them.
 PRELOAD_FILE = b"/etc/ld.so.preload\0"
 
 
@@ -48,7 +48,9 @@ def imported_modules(package: str) -> dict[str, Path]:
 
 
 def needed_libraries(program: Path) -> dict[str, Path]:
-    """Returns shared objects by the name under which they are loaded; the loader's name is an absolute path."""
+    """Returns the shared objects of a program by the names under which they are loaded; the ELF loader's name is an
+    absolute path.
+    """
     listing = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     named = re.findall(r"^\s*(\S+) => (/\S+) \(", listing, re.MULTILINE)
     loader = re.findall(r"^\s*(/\S+) \(", listing, re.MULTILINE)
@@ -56,7 +58,7 @@ def needed_libraries(program: Path) -> dict[str, Path]:
 
 
 def copy_modules(modules: dict[str, Path], library: Path) -> list[Path]:
-    """Compiles or copies them below `library`; returns the shared objects among them."""
+    """Compiles or copies the modules below `library`; returns the shared objects among them."""
     extensions = []
     for name, source in modules.items():
         place = library / name.replace(".", "/")
@@ -70,10 +72,10 @@ def copy_modules(modules: dict[str, Path], library: Path) -> list[Path]:
             place /= "__init__"
         target = place.with_suffix(importlib.machinery.BYTECODE_SUFFIXES[0])
         shown = f"<bundle>/{target.relative_to(library).with_suffix('.py')}"
-        # There is no source to compare it with.
+        # The bundle has no source that the compiled file could be compared with.
         unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
         py_compile.compile(str(source), str(target), shown, doraise=True, invalidation_mode=unchecked)
-    # The interpreter finds its prefix by this folder.
+    # The interpreter finds its prefix by the existence of this folder.
     (library / "lib-dynload").mkdir(parents=True, exist_ok=True)
     return extensions
 
@@ -91,7 +93,9 @@ def compile_c(package: str, library: Path) -> list[Path]:
 
 
 def copy_libraries(programs: list[Path], folder: Path) -> None:
-    """Copies the shared objects of `programs`, and the loader, which then reads no list of libraries to preload."""
+    """Copies the shared objects of `programs`, and the ELF loader, changed so that it reads no list of libraries to
+    preload.
+    """
     needed = {name: path for program in programs for name, path in needed_libraries(program).items()}
     libc = next(path for name, path in needed.items() if name.startswith("libc.so"))
     for name, path in needed.items():
@@ -100,7 +104,7 @@ def copy_libraries(programs: list[Path], folder: Path) -> None:
             continue
         loader = path.read_bytes()
         if loader.count(PRELOAD_FILE) != 1:
-            sys.exit(f"{path}: not glibc's loader as it is known (no single {PRELOAD_FILE!r}); use a Debian base")
+            sys.exit(f"{path}: expected glibc's loader, with {PRELOAD_FILE!r} exactly once; use a Debian base image")
         (folder / "loader").write_bytes(loader.replace(PRELOAD_FILE, bytes(len(PRELOAD_FILE))))
         (folder / "loader").chmod(0o755)
     shutil.copy(libc.parent / LIBGCC, folder / LIBGCC)

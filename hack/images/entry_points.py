@@ -1,5 +1,5 @@
-"""Writes agent_rollouts.dist-info, where Python finds the entry points of pyproject.toml: images hold the packages without
-installing them.
+"""Writes agent_rollouts.dist-info, where Python finds the entry points of pyproject.toml, because images contain the
+packages without installing them.
 """
 
 import tomllib

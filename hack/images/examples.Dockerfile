@@ -1,6 +1,6 @@
 # Images of examples and tests: `hack/images/build` appends these stages to the Dockerfile.
 
-# ---- For tests on a cluster: answers in vLLM's place, on nodes without GPUs ----
+# ---- For tests on a cluster without GPUs: a model server that stands in for vLLM ----
 FROM runtime AS vllm-standin
 LABEL org.opencontainers.image.title="agent-rollouts vllm-standin" \
       org.opencontainers.image.description="For tests only: answers as vLLM does, without a GPU"
@@ -12,7 +12,7 @@ RUN printf '#!/bin/sh\nexec python3 -m tests.support.vllm_server "$@"\n' > /opt/
 USER 65532:65532
 ENTRYPOINT ["vllm", "serve"]
 
-# ---- The policy of examples/train, which learns on nodes without GPUs: a ModelServer's engine ----
+# ---- The inference engine of examples/train for a ModelServer; its small policy needs no GPU ----
 FROM runtime AS lake-policy
 LABEL org.opencontainers.image.title="agent-rollouts lake-policy" \
       org.opencontainers.image.description="The policy of examples/train behind the part of vLLM's API that a ModelServer uses"
@@ -35,7 +35,7 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     && rm /tmp/constraints.txt
 CMD ["python3"]
 
-# ---- For tests on a cluster: a sandbox with an agent that somebody else wrote ----
+# ---- For tests on a cluster: a sandbox with a third-party agent ----
 FROM base AS mini-swe-agent
 LABEL org.opencontainers.image.title="agent-rollouts mini-swe-agent" \
       org.opencontainers.image.description="For tests only: a sandbox with mini-swe-agent in it"

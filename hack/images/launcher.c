@@ -1,7 +1,8 @@
 /* The first program of the executor's bundle: starts the bundle's Python through the bundle's own loader.
  *
- * Statically linked, for the image around it may have no libc, or another one. Nothing of the image's environment reaches
- * loader or interpreter (LD_PRELOAD, PYTHONPATH and the like): it travels behind --environment, for the tools alone.
+ * It is statically linked, because the sandbox image may have no libc, or another one. The image's environment variables
+ * (LD_PRELOAD, PYTHONPATH and the like) do not reach loader or interpreter: they are passed as arguments after
+ * --environment, and only the tools get them.
  */
 #include <errno.h>
 #include <limits.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What -m would do, without the modules that it imports for that. */
+/* Does what python -m does, without the modules that -m imports. */
 #define PROGRAM "import sys; from agent_runtime.executor.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
 static char *below(const char *folder, const char *name) {
@@ -22,7 +23,7 @@ static char *below(const char *folder, const char *name) {
 
 int main(int argc, char **argv, char **environment) {
     static char home[PATH_MAX];
-    /* argv[0] where no /proc is mounted. */
+    /* argv[0] is used if /proc is not mounted. */
     if (readlink("/proc/self/exe", home, sizeof home - 1) < 0 && !realpath(argv[0], home)) {
         fprintf(stderr, "executor: cannot find the folder it is in (%s); start it by its absolute path\n", strerror(errno));
         return 2;
@@ -32,7 +33,7 @@ int main(int argc, char **argv, char **environment) {
         *last = '\0';
 
     char *loader = below(home, "python/lib/loader"), *python = below(home, "python/bin/python3");
-    /* -I -S -B: no environment, no site, no bytecode written; UTF-8 whatever the locale. */
+    /* -I -S -B: ignore environment variables, do not import site, write no bytecode. UTF-8 in every locale. */
     char *start[] = {loader, "--inhibit-cache", "--library-path", below(home, "python/lib"), "--argv0", python, python, "-I", "-S",
                      "-B", "-X", "utf8", "-c", PROGRAM};
     size_t fixed = sizeof start / sizeof *start, variables = 0, n = 0;

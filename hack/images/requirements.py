@@ -1,5 +1,5 @@
-"""Prints the product's requirements in pyproject.toml with these extras, so that an image layer can install
-dependencies before the code is copied, and is kept when only code changes.
+"""Prints the requirements in pyproject.toml with the named extras. An image layer that installs them before the code is
+copied can be reused when only code changes.
 """
 
 import sys

@@ -36,20 +36,20 @@ def start(name: str, addon: str, say: Say) -> None:
         # Incomplete add-ons would make the cluster look unhealthy.
         ADDONS[addon].stop(state.layout)
         raise
-    say(f"{addon} is there")
+    say(f"{addon} is installed")
 
 
 def stop(name: str, addon: str, say: Say) -> None:
     """Removes an addition and its objects, if installed. Raises AddonError and ClusterError."""
     ADDONS[addon].stop(cluster.existing(name).layout)
-    say(f"{addon} is gone")
+    say(f"{addon} is removed")
 
 
 def _start_devices(state: State) -> None:
     layout = state.layout
     for index in state.nodes:
         node = layout.node(index)
-        # It makes the folder above alone.
+        # The driver creates only the parent folder.
         nodes.run_in(node, ["mkdir", "-p", f"/var/lib/kubelet/plugins/{components.DRA_DRIVER_NAME}"])
         nodes.start(node, components.dra_driver(node, build.programs_folder()))
     log = nodes.log_file(layout.node(0), components.DRA_DRIVER)
@@ -74,7 +74,7 @@ def _slices(api: Api) -> list[str]:
 def _start_lws(state: State) -> None:
     layout, programs = state.layout, build.programs_folder()
     archive = layout.state / "lws.tar"
-    # Where the chart expects it.
+    # The chart runs the program at this path.
     write_archive(archive, LWS_IMAGE, {"/manager": programs / "lws"})
     for index in state.nodes:
         images.load(layout.node(index), programs, archive)
@@ -93,7 +93,7 @@ def _start_lws(state: State) -> None:
     chart = str(build.share_folder() / "lws" / "lws")
     _helm(layout, "upgrade", "--install", "lws", chart, "--create-namespace", "--wait", "--timeout=3m", *settings)
     log = nodes.log_file(layout.node(0), "kubelet")
-    # Its pod is ready before the webhooks' certificate is there.
+    # Its pod is ready before the webhooks' certificate exists.
     cluster.wait("LeaderWorkerSet's webhook", lambda: _accepts_sets(cluster.admin(layout)), log, seconds=180)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Plural and whether it lives in a namespace, of the kinds that the harness applies.
+# Plural name, and whether the kind has namespaces; all kinds that the harness applies.
 _KINDS = {
     "ClusterRole": ("clusterroles", False),
     "ClusterRoleBinding": ("clusterrolebindings", False),
@@ -30,7 +30,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """An API server, and our identity: `user` names a certificate in the folder `pki`."""
+    """A client of an API server; `user` names its certificate in the folder `pki`."""
 
     def __init__(self, server: str, pki: Path, user: str) -> None:
         self._address = urllib.parse.urlsplit(server).netloc
@@ -40,14 +40,16 @@ class Api:
     def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", seconds: float = 10
     ) -> Any:
-        """Makes one request, JSON in and out. Raises ApiError, and OSError without a response."""
+        """Makes one request with a JSON body; returns the JSON of the response. Raises ApiError, and OSError without a
+        response.
+        """
         text = None if body is None else json.dumps(body)
         with self._response(method, path, text, content_type, seconds) as response:
             content = response.read()
         return json.loads(content) if content.startswith(b"{") else content.decode()
 
     def request_unless(self, status: int, method: str, path: str, body: Any = None) -> None:
-        """Makes one request that may also fail with this status, because the object exists already or no longer."""
+        """Makes one request; accepts this error status too (the object exists already, or no longer)."""
         try:
             self.request(method, path, body)
         except ApiError as error:
@@ -61,7 +63,7 @@ class Api:
         self.request("PATCH", path + query, manifest, "application/apply-patch+yaml")
 
     def watch(self, path: str, query: dict[str, str], seconds: int) -> Iterator[dict[str, Any]]:
-        """Yields events of a collection for a time. Raises ApiError (410: list again) and OSError."""
+        """Yields the events of a collection for `seconds`. Raises ApiError (410: list the collection again) and OSError."""
         parameters = urllib.parse.urlencode(query | {"watch": "1", "timeoutSeconds": str(seconds)})
         with self._response("GET", f"{path}?{parameters}", None, "application/json", seconds + 10) as response:
             while line := response.readline():

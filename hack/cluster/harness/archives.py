@@ -1,4 +1,4 @@
-"""Container images without a container engine: a docker archive with static programs."""
+"""Docker archives of container images, read and written without a container engine."""
 
 import hashlib
 import io
@@ -13,7 +13,7 @@ from typing import Any
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-# Where an OCI archive keeps the full name of an image, the better place first.
+# Annotations of an OCI archive that hold the full name of an image, the preferred one first.
 NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
@@ -50,7 +50,9 @@ def image_names(archive: Path) -> list[str]:
 def write_archive(
     archive: Path, reference: str, programs: Mapping[str, Path], modes: Mapping[str, int] | None = None
 ) -> None:
-    """Writes a docker archive of one layer with the programs at these absolute paths; the first one is the entry point."""
+    """Writes a docker archive with one layer, which has the programs at the absolute paths that are the keys of
+    `programs`; the first one is the entry point.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for target, source in programs.items():

@@ -1,4 +1,4 @@
-"""Builds the programs of `recipes.py` into the user's cache folder, each once."""
+"""Builds the programs of `recipes.py` into the user's cache folder, if they are not there."""
 
 import contextlib
 import fcntl
@@ -51,7 +51,7 @@ def programs_folder() -> Path:
 
 
 def share_folder() -> Path:
-    """Returns the folder with the recipes' `share` files, in a folder for each recipe."""
+    """Returns the folder with the recipes' `share` files: one subfolder for each recipe."""
     return CACHE / recipes.cache_digest() / "share"
 
 
@@ -107,7 +107,7 @@ def _go_build(recipe: Recipe, folder: Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        # By content alone: Go's module cache is read-only, and a copy as such could not be removed.
+        # Without the modes: Go's module cache is read-only, and a read-only copy could not be removed.
         target.mkdir()
         for entry in source.iterdir():
             _copy(entry, target / entry.name)

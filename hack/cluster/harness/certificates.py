@@ -1,4 +1,4 @@
-"""One certificate authority for the whole cluster, and the identities that it signs. Subjects are pure; openssl signs."""
+"""The certificate authority of a cluster, and the certificates that it signs, all made with openssl."""
 
 import subprocess
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from pathlib import Path
 
 from .layout import Layout, Node
 
-# A cluster for tests lives for hours; a forgotten one may live for weeks.
+# A cluster for tests runs for hours, but a forgotten one may run for weeks.
 DAYS = 365
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The subject of a certificate: for Kubernetes the common name is the user, the organization the group."""
+    """The subject of a certificate: Kubernetes takes the common name as the user and the organization as the group."""
 
     file: str
     common_name: str
     organization: str = ""
-    names: tuple[str, ...] = ()  # for servers: the names that clients may use
+    names: tuple[str, ...] = ()  # of servers: DNS names and addresses that clients may use
 
     @property
     def subject(self) -> str:

@@ -36,17 +36,19 @@ class ClusterError(Exception):
 
 
 def up(name: str, node_count: int, say: Say) -> Layout:
-    """Starts a cluster unless it is healthy. Raises ClusterError, BuildError, LayoutError and NodeError."""
+    """Starts a cluster, unless a healthy one of that name runs. Raises ClusterError, BuildError, LayoutError and
+    NodeError.
+    """
     if os.geteuid() != 0:
         raise ClusterError("the cluster needs root (namespaces, mounts, nftables); run this with sudo")
     programs = build.build_all(say)
     with _lock():
         state = read_state(name)
         if state is not None and is_healthy(state):
-            say(f"cluster {name} runs already")
+            say(f"cluster {name} is already running")
         else:
             if (STATE / name).exists():
-                say(f"clearing away what is left of cluster {name}")
+                say(f"removing the remains of cluster {name}")
                 _clear(name)
             taken = [other.layout.slot for other in all_states()]
             state = State(Layout(name, choose_slot(taken, nodes.routes())), (0,))
@@ -68,7 +70,7 @@ def down(name: str, say: Say) -> None:
         started = time.monotonic()
         if (STATE / name).exists():
             _clear(name)
-            say(f"cluster {name} is gone after {time.monotonic() - started:.1f} s")
+            say(f"cluster {name} was removed in {time.monotonic() - started:.1f} s")
 
 
 def add_node(name: str, say: Say) -> Node:
@@ -210,7 +212,7 @@ def _start(state: State, programs: Path, say: Say) -> None:
 def _add_node(state: State, programs: Path, say: Say) -> State:
     free = [index for index in range(MAX_NODES) if index not in state.nodes]
     if not free:
-        raise ClusterError(f"cluster {state.layout.name} has {MAX_NODES} nodes, and no more can be had")
+        raise ClusterError(f"cluster {state.layout.name} has {MAX_NODES} nodes; that is the maximum")
     node = state.layout.node(free[0])
     with _timed(f"node {node.name}", say):
         _make_node(node)
@@ -308,7 +310,7 @@ def wait(what: str, is_there: Callable[[], bool], log: Path, seconds: float = 90
 def _clear(name: str) -> None:
     state = read_state(name)
     if state is not None:
-        # All numbers: a start that was cut short has not written down every node.
+        # Every possible number, because an interrupted start has not stored all its nodes.
         for index in reversed(range(MAX_NODES)):
             node = state.layout.node(index)
             nodes.kill(node)
@@ -332,7 +334,7 @@ def _timed(what: str, say: Say) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    # One start or stop at a time on a machine: slots are given out under this lock.
+    # One start or stop at a time on a machine, so that two clusters never choose the same slot.
     STATE.mkdir(parents=True, exist_ok=True)
     folder = os.open(STATE, os.O_RDONLY)
     try:

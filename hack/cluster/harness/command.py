@@ -1,4 +1,4 @@
-"""What all executables share: arguments, messages on stderr, and errors without a traceback."""
+"""Shared by all executables of hack/cluster: arguments, messages on stderr, and errors without a traceback."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ DEFAULT_NAME = "test"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Returns the argument parser of one executable, always with the cluster's name."""
+    """Returns the argument parser of one executable, with the option --name."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: %(default)s)")
     return made
@@ -24,14 +24,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def action(
     actions: "argparse._SubParsersAction[argparse.ArgumentParser]", verb: str, text: str
 ) -> argparse.ArgumentParser:
-    """Adds one action of an executable; the cluster's name may follow it too."""
+    """Adds one action of an executable; --name may also follow the action."""
     made = actions.add_parser(verb, help=text, description=text)
     made.add_argument("--name", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return made
 
 
 def say(line: str) -> None:
-    """Prints a progress message; standard output is for results."""
+    """Prints a progress message on stderr, because stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The programs of a cluster and their flags. Pure: the same cluster always starts them the same way."""
+"""The programs of a cluster and their flags."""
 
 import sys
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FEATURES = ",".join(f"{name}={str(on).lower()}" for name, on in configs.FEATURES
 # Time until a silent node counts as lost: 50 s by default. Tests wait for it, and a kubelet renews its lease every 10 s.
 NODE_GRACE_SECONDS = 30
 DRA_DRIVER, DRA_DRIVER_NAME = "dra-driver", "test-driver.cdi.k8s.io"
-# Few, so that a test soon has taken all.
+# Few, so that a test can take all of them.
 DEVICES_OF_A_NODE = 2
 
 
@@ -103,7 +103,7 @@ def node_components(node: Node, programs: Path) -> tuple[Component, ...]:
         Component(
             "containerd",
             (str(programs / "containerd"), "--config", str(node.state / "containerd.toml")),
-            # It finds its shim on the path.
+            # containerd finds its shim by PATH.
             (("PATH", f"{programs}:{PATH}"),),
         ),
         Component(

@@ -1,4 +1,4 @@
-"""The configuration files of all components, as text. Pure. JSON is used for YAML, because it is valid YAML."""
+"""The configuration files of all components, as text. YAML files are written as JSON, which is valid YAML."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def kubeconfig(layout: Layout, user: str) -> str:
 
 
 def audit_policy() -> str:
-    """Returns an audit policy: metadata of every write except leases and events, once each, with the response."""
+    """Returns an audit policy that logs the metadata of every write except leases and events, once, when it is answered."""
     return _json(
         {
             "apiVersion": "audit.k8s.io/v1",
@@ -72,7 +72,7 @@ address = "{CONTAINERD_SOCKET}"
 sandbox = "{PAUSE_IMAGE}"
 
 [plugins."io.containerd.cri.v1.runtime"]
-# Without CAP_SYS_RESOURCE a score below the parent's cannot be set.
+# Without CAP_SYS_RESOURCE a process cannot set an OOM score below its parent's.
 restrict_oom_score_adj = true
 
 [plugins."io.containerd.cri.v1.runtime".cni]
@@ -88,7 +88,7 @@ BinaryName = "{programs}/runc"
 
 
 def cni(node: Node) -> str:
-    """Returns the node's pod network: a bridge, with the addresses of its range."""
+    """Returns the configuration of the node's pod network: a bridge with addresses of the node's range."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": node.pod_range, "gateway": node.address}]],
@@ -98,7 +98,7 @@ def cni(node: Node) -> str:
         "type": "bridge",
         "bridge": "pods",
         "isGateway": True,
-        "ipMasq": False,  # policies see the addresses of pods, also from another node
+        "ipMasq": False,  # so that policies see the address of a pod on another node
         "hairpinMode": True,
         "ipam": ipam,
     }
@@ -107,7 +107,9 @@ def cni(node: Node) -> str:
 
 
 def kubelet(node: Node) -> str:
-    """Returns KubeletConfiguration: no eviction for a full disk, no limits on image pulls, cgroup v1 accepted."""
+    """Returns KubeletConfiguration without eviction for a full disk and without limits on image pulls; cgroup v1 is
+    accepted.
+    """
     pki = node.cluster.state / "pki"
     return _json(
         {
@@ -157,7 +159,7 @@ def kube_proxy(node: Node) -> str:
             "bindAddress": "0.0.0.0",
             "clientConnection": {"kubeconfig": str(layout.state / "config" / "kube-proxy.kubeconfig")},
             "clusterCIDR": layout.pod_range,
-            # The kernel's own limits: those are this machine's, not a namespace's.
+            # Leaves the limits of connection tracking as they are: they belong to the host, not to a namespace.
             "conntrack": {"maxPerCore": 0, "min": 0},
             "hostnameOverride": node.name,
             "mode": "nftables",
@@ -166,7 +168,7 @@ def kube_proxy(node: Node) -> str:
 
 
 def cluster_objects(layout: Layout) -> list[dict[str, Any]]:
-    """Returns the objects of a new cluster: RBAC of the network-policy daemon and of kwok, and CoreDNS."""
+    """Returns the objects that a new cluster starts with: CoreDNS, and RBAC of the network-policy daemon and of kwok."""
     policies = {"": ["namespaces", "pods"], "networking.k8s.io": ["networkpolicies"]}
     names = {"": ["endpoints", "namespaces", "pods", "services"], "discovery.k8s.io": ["endpointslices"]}
     user = {"kind": "User", "apiGroup": RBAC, "name": "network-policy"}
@@ -233,7 +235,7 @@ def _coredns(layout: Layout) -> list[dict[str, Any]]:
         "serviceAccountName": "coredns",
         "priorityClassName": "system-cluster-critical",
         "dnsPolicy": "Default",
-        # The first node carries the control plane: it is not one that tests kill.
+        # Tests never kill the first node, because it has the control plane.
         "nodeName": layout.node(0).name,
         "tolerations": [{"operator": "Exists"}],
         "containers": [container],

@@ -1,7 +1,7 @@
-"""Starts a program in a node's namespaces and prints its process id. Run as a separate script: see `start`.
+"""Starts a program in a node's namespaces and prints its process id. `start` runs this file as a separate script.
 
-Only child processes enter a process id namespace, and Python must have no other threads when it enters the others; both
-hold in a process that does nothing else.
+Only child processes enter a process id namespace, and a process must have no other threads when it enters the other
+namespaces; both need a process that does nothing else.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ NEW = "new"
 def start(namespaces_of: int | None, argv: list[str], log: Path, environ: dict[str, str] | None = None) -> int:
     """Starts a program in the mount, process id and network namespaces of a process, or in new ones for None.
 
-    Its output is appended to `log`; it is in a session of its own and outlives the caller. Returns its id as seen here.
-    Raises CalledProcessError.
+    Its output is appended to `log`; it has its own session and keeps running when the caller ends. Returns its process
+    id in the caller's namespace. Raises CalledProcessError.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     target = NEW if namespaces_of is None else str(namespaces_of)
@@ -40,7 +40,7 @@ def _main(target: str, log: str, argv: list[str]) -> None:
     if target == NEW:
         _check(libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET))
     else:
-        # The mount namespace last: from then on /proc shows other ids.
+        # The mount namespace last, because /proc shows other process ids afterwards.
         files = [os.open(f"/proc/{target}/ns/{kind}", os.O_RDONLY) for kind in ("pid", "net", "mnt")]
         for file in files:
             _check(libc.setns(file, 0))
@@ -48,7 +48,7 @@ def _main(target: str, log: str, argv: list[str]) -> None:
         program = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
         )
-    # Not waited for: it is meant to outlive this process.
+    # Not waited for, because it keeps running when this process ends.
     program.returncode = 0
     print(program.pid)
 

@@ -9,14 +9,14 @@ from .archives import image_names
 from .layout import Node
 
 SEEN_LABEL = "io.cri-containerd.image"
-# Not through containerd's transfer service: ctr 2.4 sometimes loses the end of its output to a pipe.
+# Avoids containerd's transfer service, with which ctr 2.4 sometimes loses the end of its output to a pipe.
 LOCAL = "--local"
 
 
 def load(node: Node, programs: Path, archive: Path) -> None:
-    """Loads a docker or OCI archive into a node. Raises NodeError, and ArchiveError for another file."""
+    """Loads a docker or OCI archive into a node. Raises NodeError, and ArchiveError if the file is no such archive."""
     loaded = image_names(archive)
-    # Through standard input: a node may not see the folder that the archive is in.
+    # Through standard input, because the archive's folder may not be visible on the node.
     with archive.open("rb") as file:
         nodes.run_in(node, _import(programs), stdin=file)
     for name in loaded:
@@ -40,14 +40,14 @@ def copy(source: Node, target: Node, programs: Path) -> None:
 def _announce(node: Node, programs: Path, name: str) -> None:
     """Makes containerd's Kubernetes plugin read an image again.
 
-    Otherwise it misses that a known name refers to another image now, and image volumes find nothing. Its own label
-    marks images that it has read: without the label it reads the image again and sets it.
+    Otherwise it does not notice that a known name now refers to another image, and image volumes are empty. It marks
+    images that it has read with a label; when the label is removed, it reads the image again and sets the label.
     """
     nodes.run_in(node, [*_ctr(programs), "label", name, f"{SEEN_LABEL}="])
     deadline = time.monotonic() + 10
     while SEEN_LABEL not in nodes.run_in(node, [*_ctr(programs), "list", f"name=={name}"]):
         if time.monotonic() > deadline:
-            raise nodes.NodeError(f"containerd of node {node.name} does not take up image {name}; see its log")
+            raise nodes.NodeError(f"containerd of node {node.name} did not read image {name} again; see its log")
         time.sleep(0.02)
 
 

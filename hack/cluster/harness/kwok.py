@@ -1,4 +1,4 @@
-"""Simulated nodes for tests of scale: kwok simulates their kubelets, and their pods cost nothing but API objects."""
+"""Simulated nodes for tests of scale: kwok simulates their kubelets, and their pods are only API objects."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ TAINT = "kwok.x-k8s.io/node"
 
 
 def fake_node(index: int) -> dict[str, Any]:
-    """Returns a node on which only pods with the toleration are scheduled; it reports user namespaces, as a real one
-    here.
+    """Returns a node on which only pods with the toleration are scheduled; like the real nodes, it reports user
+    namespaces.
     """
     name = f"kwok-{index}"
     resources = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": str(configs.MAX_PODS)}
@@ -35,7 +35,7 @@ def fake_node(index: int) -> dict[str, Any]:
 
 
 def stages(folder: Path) -> str:
-    """Returns kwok's configuration: how nodes become and stay ready, and how pods start and end, all immediately."""
+    """Returns kwok's configuration: nodes are ready, and pods start and end, immediately."""
     return "\n---\n".join(file.read_text() for file in sorted(folder.glob("*.yaml")))
 
 
@@ -48,9 +48,7 @@ def up(name: str, count: int, say: Say) -> None:
     for index in range(count):
         api.request_unless(409, "POST", "/api/v1/nodes", fake_node(index))
     cluster.wait("the simulated nodes", lambda: _ready(layout) >= count, nodes.log_file(layout.node(0), "kwok"))
-    say(
-        f"{count} simulated nodes; pods land on them with a toleration of {TAINT}:NoSchedule and nodeSelector {SELECTOR}"
-    )
+    say(f"{count} simulated nodes, for pods with a toleration of {TAINT}:NoSchedule and nodeSelector {SELECTOR}")
 
 
 def down(name: str, say: Say) -> None:
@@ -67,7 +65,7 @@ def down(name: str, say: Say) -> None:
     if names:
         api.request("DELETE", f"/api/v1/nodes?{query}", seconds=60)
     nodes.forget(layout.node(0), "kwok")
-    say(f"{len(names)} simulated nodes are gone")
+    say(f"{len(names)} simulated nodes were removed")
 
 
 def _ready(layout: Layout) -> int:

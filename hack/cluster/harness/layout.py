@@ -1,4 +1,4 @@
-"""The layout of a cluster: addresses, folders, names. Pure: the same name and slot give the same layout."""
+"""The layout of a cluster: addresses, folders and names, all derived from its name and slot."""
 
 import ipaddress
 import json
@@ -27,7 +27,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """A cluster's layout by name and slot; the slot numbers its address ranges, so that two clusters never share one."""
+    """A cluster's layout. The slot is a number in its address ranges, so that two clusters never share one."""
 
     name: str
     slot: int
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def pod_range(self) -> str:
-        """Returns the range of all pods and nodes, including this machine's own address."""
+        """Returns the address range of all pods and nodes; the host's own address is in it too."""
         return f"10.{100 + self.slot}.0.0/16"
 
     @property
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def api_service(self) -> str:
-        """Returns the address of the Service `kubernetes`: the first of the range, as in the API server."""
+        """Returns the address of the Service `kubernetes`: the API server takes the first of the range."""
         return f"10.{200 + self.slot}.0.1"
 
     @property
@@ -78,7 +78,7 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """Returns the name of this machine's end of the link to the first node (the kernel allows 15 characters)."""
+        """Returns the name of the host's end of the link to the first node (the kernel allows 15 characters)."""
         return f"rollouts{self.slot}"
 
     @property
@@ -126,13 +126,13 @@ class Node:
 
     @property
     def cgroup(self) -> str:
-        """Returns the parent of its pods' cgroups, from the root of each hierarchy."""
+        """Returns the parent of its pods' cgroups, relative to the root of each hierarchy."""
         return f"/agent-rollouts-{self.name}"
 
 
 def choose_slot(taken: Iterable[int], routes: Iterable[str]) -> int:
-    """Returns the first slot that no cluster has and whose ranges overlap none of this machine's routes (destinations
-    of `ip route`).
+    """Returns the first slot that no cluster has and whose ranges overlap none of the host's routes (destinations of
+    `ip route`).
 
     Raises LayoutError if there is none.
     """
@@ -163,12 +163,12 @@ class State:
 
 
 def parse_state(text: str) -> State:
-    """Parses `state.json`. Raises LayoutError with the problem of the file."""
+    """Parses `state.json`. Raises LayoutError, whose text says what is wrong."""
     try:
         value = json.loads(text)
         nodes = tuple(int(index) for index in value["nodes"])
         return State(Layout(str(value["name"]), int(value["slot"])), nodes)
     except (ValueError, KeyError, TypeError) as error:
         raise LayoutError(
-            f"state.json cannot be read ({error!r}); `hack/cluster/down --name NAME` clears it away"
+            f"state.json cannot be read ({error!r}); `hack/cluster/down --name NAME` removes it"
         ) from error

@@ -1,4 +1,4 @@
-"""NetworkPolicies, pods and namespaces in, one nftables ruleset out. Pure: `policy_daemon.py` watches and applies.
+"""Computes one nftables ruleset from NetworkPolicies, pods and namespaces; `policy_daemon.py` applies it.
 
 The published network plugins need kernel features that a test machine may lack; this implements them for IPv4.
 """
@@ -14,7 +14,7 @@ TABLE = "network-policy"
 
 @dataclass(frozen=True)
 class Pod:
-    """Data of a pod with its own address that policies need."""
+    """What policies need to know about a pod that has its own address."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -52,11 +52,11 @@ class Isolation:
 
 
 def parse_pod(manifest: Mapping[str, Any]) -> Pod | None:
-    """Parses a pod of the API; None if it has no own address: not yet, no longer, or it uses the node's."""
+    """Parses a pod of the API; None if it has no address (not yet, or no longer) or uses that of its node."""
     spec, status, metadata = manifest["spec"], manifest.get("status", {}), manifest["metadata"]
     if not status.get("podIP") or spec.get("hostNetwork") or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    # A sidecar is an init container that stays.
+    # A sidecar is an init container that keeps running.
     containers = [*spec["containers"], *spec.get("initContainers", [])]
     ports = {
         (port["name"], port.get("protocol", "TCP")): port["containerPort"]
@@ -70,7 +70,7 @@ def parse_pod(manifest: Mapping[str, Any]) -> Pod | None:
 def isolate(
     policies: Iterable[Mapping[str, Any]], pods: Iterable[Pod], namespaces: Mapping[str, Mapping[str, str]]
 ) -> Isolation:
-    """Returns the effect of the policies (manifests of the API) on the pods; `namespaces` has the labels of each."""
+    """Returns the effect of the policies (manifests of the API) on the pods; `namespaces` maps names to labels."""
     everyone = sorted(pods, key=lambda pod: ipaddress.ip_address(pod.address))
     ingress: defaultdict[str, set[Allow]] = defaultdict(set)
     egress: defaultdict[str, set[Allow]] = defaultdict(set)
@@ -96,7 +96,7 @@ def isolate(
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector of Kubernetes selects these labels; the empty one selects everything."""
+    """Whether a label selector of Kubernetes selects these labels; an empty selector selects everything."""
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
     for expression in selector.get("matchExpressions") or []:
@@ -115,9 +115,9 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def ruleset(isolation: Isolation) -> str:
     """Returns the input of `nft -f -` that replaces the table in one transaction.
 
-    Forwarded packets are filtered after a Service's address was translated, including packets between pods of one
-    bridge. Packets from a pod to its node arrive at `input`; packets from the node itself to its pods (probes) are not
-    filtered.
+    Forwarded packets, including those between pods of one bridge, are filtered after the address of a Service was
+    translated. Packets from a pod to its node are filtered in `input`; packets from the node itself to its pods (probes)
+    are not filtered.
     """
     chains: dict[tuple[str, ...], str] = {}
     verdicts = []
@@ -128,9 +128,9 @@ def ruleset(isolation: Isolation) -> str:
             chain = chains.setdefault((direction, *rules), f"{direction}-{len(chains)}")
             jumps.append(f"{address} : jump {chain}")
         if jumps:
-            # The pod itself is at the other end of the connection than its peers.
+            # The packet's other address is that of the pod itself.
             verdicts.append(f"ip {'s' if end == 'd' else 'd'}addr vmap {{ {', '.join(jumps)} }}")
-    # A pod may always talk to itself, which it does through its Service.
+    # A pod may always connect to itself, as it does through its Service.
     itself = [f"{address} . {address}" for address in sorted({*isolation.ingress, *isolation.egress})]
     lines = [
         "ct state established,related accept",
@@ -140,7 +140,7 @@ def ruleset(isolation: Isolation) -> str:
     parts = [_chain(name, [*key[1:], "drop"]) for key, name in chains.items()]
     parts += [
         _chain("policies", lines),
-        # The cluster has IPv4 alone; over IPv6 pods of one bridge would pass by all policies.
+        # The cluster has only IPv4; over IPv6, pods of one bridge would not be subject to any policy.
         _chain("forward", ["type filter hook forward priority filter;", "meta nfproto ipv6 drop", "jump policies"]),
         _chain("input", ["type filter hook input priority filter;", "jump policies"]),
     ]
@@ -185,7 +185,7 @@ def _peers(
     for peer in peers:
         if block := peer.get("ipBlock"):
             if ipaddress.ip_network(block["cidr"], strict=False).version == 4:
-                # nft refuses networks of which one holds another.
+                # nft refuses a set in which one network contains another.
                 excluded = ipaddress.collapse_addresses(
                     ipaddress.IPv4Network(text) for text in block.get("except") or ()
                 )

@@ -1,4 +1,4 @@
-"""Nodes as namespaces of this machine: each has its own mounts, process ids and network, held by one process.
+"""Nodes as namespaces of the host: each has its own mounts, process ids and network, kept open by one process.
 
 When that process is killed, the kernel kills all processes of the node, pods included, and removes mounts and links.
 """
@@ -43,7 +43,7 @@ def create(node: Node, programs: Path) -> None:
         f"ip address add {node.address}/22 dev pods",
         "ip link set pods up",
         "sysctl -qw net.ipv4.ip_forward=1",
-        # Policies hold between pods of one bridge too.
+        # So that policies also apply between pods of one bridge.
         "sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1",
     ]
     run_in(node, ["sh", "-ec", "\n".join(mounts + network)])
@@ -88,18 +88,18 @@ def stop(node: Node, component: str, number: signal.Signals = signal.SIGTERM) ->
 
 
 def forget(node: Node, component: str) -> None:
-    """Ends a component that a healthy cluster does not need."""
+    """Ends a component, and no longer counts it when the cluster's health is checked."""
     stop(node, component)
     _process_file(node, component).unlink(missing_ok=True)
 
 
 def is_running(node: Node, component: str) -> bool:
-    """Whether the component that was started last under this name is alive."""
+    """Whether the component is alive."""
     return processes.running(_process_file(node, component)) is not None
 
 
 def running(node: Node) -> dict[str, int | None]:
-    """Returns process ids of all components ever started on the node, None for a dead one."""
+    """Returns the process id of each component ever started on the node, None for a dead one."""
     files = sorted((node.state / "processes").glob("*.json"))
     alive = {file.stem: processes.running(file) for file in files}
     return {component: None if process is None else process.pid for component, process in alive.items()}
@@ -158,7 +158,7 @@ def _own(node: Node, folder: str) -> Path:
 
 
 def _mac(node: Node) -> str:
-    # 02: locally administered.
+    # 02 marks a locally administered MAC address.
     return f"02:00:00:00:{node.cluster.slot:02x}:{node.index:02x}"
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from .api import Api, ApiError
 from .network_policy import Pod, isolate, parse_pod, ruleset
 
-# How long one watch lasts; then the collection is listed again, so that whatever was missed is not missed for ever.
+# Length of one watch. The collection is listed again afterwards, so that no event is missed for longer than that.
 WATCH_SECONDS = 300
 RETRY_SECONDS = 0.5
-# Pods come and go in bursts; one ruleset for all of a burst.
+# Pods are often created and deleted many at a time; one ruleset covers all of them.
 BURST_SECONDS = 0.005
 
 NAMESPACES = "/api/v1/namespaces"
@@ -21,10 +21,10 @@ POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 
 
 class Mirror:
-    """The last known state of collections of the API, each kept by a thread of its own."""
+    """The last known state of collections of the API; each collection is watched by its own thread."""
 
     def __init__(self, api: Api, collections: list[tuple[str, str]]) -> None:
-        """`collections` are paths with their field selectors."""
+        """Each of `collections` is a path and a field selector."""
         self.changed = threading.Event()
         self._api = api
         self._lock = threading.Lock()
@@ -79,14 +79,14 @@ def rules_for(snapshot: dict[str, list[Any]], pods_path: str) -> str:
 
 
 def main() -> None:
-    """Runs until it is killed."""
+    """Applies rulesets until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", required=True, help="URL of the API server")
     parser.add_argument("--pki", required=True, type=Path, help="folder of the certificates")
     parser.add_argument("--nodes", required=True, nargs="+", help="nodes whose pods are real")
     arguments = parser.parse_args()
     pods_path = "/api/v1/pods"
-    # By node: thousands of pods on simulated nodes would otherwise be parsed here, for nothing.
+    # Only pods of these nodes, so that thousands of pods on simulated nodes are not parsed for nothing.
     pods = [(pods_path, f"spec.nodeName={name}") for name in arguments.nodes]
     api = Api(arguments.server, arguments.pki, "network-policy")
     mirror = Mirror(api, [*pods, (NAMESPACES, ""), (POLICIES, "")])
@@ -101,7 +101,7 @@ def main() -> None:
             if done.returncode == 0:
                 applied = rules
             else:
-                # Never silently open: the last good rules stay, and the next change tries again.
+                # The last accepted ruleset stays in effect; the next change tries again.
                 print(f"nft refused the ruleset:\n{done.stderr}\n{rules}", flush=True)
                 time.sleep(RETRY_SECONDS)
                 mirror.changed.set()

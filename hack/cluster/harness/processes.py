@@ -1,4 +1,4 @@
-"""Processes by stored id and start time, so that a recycled id is never mistaken for them."""
+"""Processes identified by id and start time, so that another process with the same id is never mistaken for one."""
 
 import json
 import os
@@ -17,14 +17,14 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs (a zombie does not)."""
+        """Whether the process runs (a zombie does not count)."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.started and found[0] not in ("Z", "X")
 
 
 def parse_stat(text: str) -> tuple[str, int]:
-    """Returns state letter and start time in ticks from `/proc/PID/stat`; a program's name may contain spaces and
-    brackets.
+    """Returns the state letter and the start time in ticks from the text of `/proc/PID/stat`, in which a program's name
+    may contain spaces and brackets.
     """
     fields = text[text.rindex(")") + 2 :].split()
     return fields[0], int(fields[19])
@@ -59,7 +59,7 @@ def running(file: Path) -> Process | None:
 
 
 def stop(process: Process, number: signal.Signals, grace_seconds: float) -> None:
-    """Ends it with this signal, and with SIGKILL after the grace period; returns when it has ended."""
+    """Ends a process with this signal, and with SIGKILL after the grace period; returns when it has ended."""
     deadline = time.monotonic() + grace_seconds
     while process.alive:
         try:

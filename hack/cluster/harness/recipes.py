@@ -1,4 +1,4 @@
-"""Components of the cluster and how each is built: the only place with versions. Pure: `build.py` acts on it."""
+"""How each program of the cluster is built, and all versions; `build.py` builds them."""
 
 import dataclasses
 import hashlib
@@ -13,23 +13,23 @@ KUBERNETES = "1.35.4"
 class Recipe:
     """Programs built from one Go module.
 
-    Each is built in a small module that requires the real one, because `go install PACKAGE@VERSION` refuses modules
-    with replace lines (Kubernetes, etcd).
+    They are built in a generated module that requires the real one, because `go install PACKAGE@VERSION` refuses
+    modules with replace lines (Kubernetes, etcd).
     """
 
     name: str
     module: str
     version: str
-    packages: dict[str, str]  # program: its Go package
+    packages: dict[str, str]  # Go package of each program
     variables: tuple[str, ...] = ()  # for the linker's -X: package.variable=value
-    staging: str = ""  # version for the modules that this one requires as v0.0.0 and keeps in its own repository
+    staging: str = ""  # version of the modules that this one requires as v0.0.0, because they are in its repository
     tags: str = ""
     cgo: bool = False
     share: tuple[str, ...] = ()  # files and folders of the module that are needed when the programs run
 
     @property
     def folder(self) -> str:
-        """Returns its folder in the cache, which no other recipe uses."""
+        """Returns the folder of this recipe in the cache."""
         digest = hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()
         return f"{self.name}-{self.version}-{digest[:8]}"
 
@@ -86,7 +86,7 @@ RECIPES = (
         staging=STAGING,
     ),
     Recipe(
-        # Kubernetes' own driver for tests of dynamic resource allocation, of the same version as its kubelet.
+        # Kubernetes' own driver for tests of dynamic resource allocation, in the version of the kubelet.
         "dra-test-driver",
         "k8s.io/kubernetes",
         KUBERNETES,
@@ -137,11 +137,10 @@ int main(void) {
 }
 """
 PAUSE_FOLDER = f"pause-{hashlib.sha256(PAUSE_SOURCE.encode()).hexdigest()[:8]}"
-# Debian's Prometheus, with promtool, which needs Node.js to be built from source.
+# Debian's package with Prometheus and promtool, because a build from source needs Node.js.
 PROMETHEUS_FOLDER = "prometheus-debian"
 
-# Debian packages that the programs above call or need to build, with a program or file that shows that they are
-# installed.
+# Debian packages that the programs above need to run or to be built, each with a file that exists if it is installed.
 DEBIAN_PACKAGES = {
     "containernetworking-plugins": "/usr/lib/cni/bridge",
     "nftables": "/usr/sbin/nft",
@@ -176,5 +175,5 @@ def module_file(recipe: Recipe, staging_modules: list[str]) -> str:
 
 
 def staging_modules(go_mod: str) -> list[str]:
-    """Returns the modules that a go.mod requires at exactly v0.0.0: their real version is that of their repository."""
+    """Returns the modules that a go.mod requires as v0.0.0; their real version is that of their repository."""
     return sorted(set(re.findall(r"^\s*(?:require\s+)?(\S+) v0\.0\.0(?:\s|$)", go_mod, re.MULTILINE)))
