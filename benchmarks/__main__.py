@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME…] [--json FILE]`: measure this engine and its peers in one run on this machine."""
+"""`python -m benchmarks [NAME…] [--json FILE]`: measures this project and its peers in one run on this machine."""
 
 import argparse
 import subprocess
@@ -31,19 +31,19 @@ COMPARED = (
 ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
 """Benchmarks that need the test cluster."""
 PRINTED = "workspaces"
-"""Benchmark with its own table and process: its zygote is forked before anything is imported."""
+"""Runs in its own process and prints its own table, because its zygote is forked before other modules are imported."""
 ALL = (*COMPARED, *ON_CLUSTER, PRINTED)
-PLAIN_WIDTH = 150  # columns of the table where there is no terminal to ask
+PLAIN_WIDTH = 150  # columns of the table if the output is no terminal
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     options = parser.parse_args()
     names: list[str] = options.names or list(ALL)
     if unknown := [name for name in names if name not in ALL]:
-        parser.error(f"no benchmark is named {', '.join(unknown)}; there are {', '.join(ALL)}")
+        parser.error(f"unknown benchmark: {', '.join(unknown)}; the benchmarks are {', '.join(ALL)}")
     found: dict[str, list[Row]] = {}
     failed = []
     try:
@@ -57,9 +57,9 @@ def main() -> None:
                 found[name] = import_module(f"benchmarks.{name}").measure()
             except NoCluster as error:
                 print(f"not measured: {name}: {error}", file=sys.stderr)
-                # Not an error of a run of everything on a machine that cannot have one.
+                # If all benchmarks run, a missing cluster is no error.
                 failed += [name] if options.names else []
-    finally:  # what took minutes to measure is shown, whatever fails after it
+    finally:  # shows the finished benchmarks also if a later one fails
         if found:
             print_table(found, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
         if options.json is not None:

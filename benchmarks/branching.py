@@ -29,7 +29,7 @@ A_FIFTH = Target("at most", 0.2)
 
 
 class Instant:
-    """A model that answers at once: with a bash call in each turn up to the last one, then with text."""
+    """A model that answers immediately: with a bash call in each turn before `last_turn`, then with text."""
 
     def __init__(self, last_turn: int) -> None:
         self._last_turn = last_turn
@@ -53,7 +53,9 @@ class Instant:
 
 
 class Brancher:
-    """Works for eleven turns, then returns to their end sixteen times for one more turn; its message has the seconds."""
+    """An agent that works for eleven turns, then branches from there sixteen times, with one more turn in each branch. Its
+    message has the seconds.
+    """
 
     async def run(self, context: AgentContext) -> str:
         async def turn(number: int) -> None:
@@ -136,5 +138,5 @@ async def _from_another_sandbox(folder: Path, uri: str, environ: Mapping[str, st
 
 
 def _job(tasks: Mapping[str, Any], uri: str, **spec: Any) -> RolloutJob:
-    # The model is given to `run_job`; the manifest has to name one too.
+    # `run_job` gets the model as an argument, but the manifest must name one too.
     return rollout_job(uri, tasks=tasks, model=SAYS_DONE, **({"agent": {"tools": ["bash"]}} | spec))

@@ -1,4 +1,4 @@
-"""Work that a cancelled job leaves at its model server: how long tokens are generated, and how many are wasted."""
+"""What a model server still generates for a cancelled job: how long, and how many tokens are wasted."""
 
 import asyncio
 import os
@@ -19,14 +19,14 @@ from benchmarks.report import Row, Target
 from tests.support.dummy_sandboxes import DummyProvider
 
 MODEL = "policy"
-ROLLOUTS = 64  # at once: what one vLLM server batches for one runner
-TOKENS_PER_SECOND = 20.0  # of each: a large model's at that batch
-ABORT_SECONDS = 1 / TOKENS_PER_SECOND  # an engine ends the step that it is in, with a token of each call
-RUN_SECONDS = 12.0  # before it is cancelled; no answer is over by then
+ROLLOUTS = 64  # concurrent; one vLLM server batches as many for one runner
+TOKENS_PER_SECOND = 20.0  # of each rollout, as of a large model with that batch
+ABORT_SECONDS = 1 / TOKENS_PER_SECOND  # an engine first completes its current step, with one token of each call
+RUN_SECONDS = 12.0  # until the job is cancelled; no answer is complete by then
 ANSWER_TOKENS = 2000
 MOST_ORPHANS = 0.01
 POLL_SECONDS = 0.1
-LONGEST_SECONDS = 60.0  # until all calls run, or none does any more
+LONGEST_SECONDS = 60.0  # time limit until all calls run, and until none runs any more
 
 
 def measure() -> list[Row]:
@@ -78,9 +78,9 @@ async def _measure(url: str) -> list[Row]:
 
 
 async def _until(client: aiohttp.ClientSession, reached: Callable[[int], bool]) -> None:
-    """Wait until this many requests run at the server. Raises TimeoutError."""
+    """Wait until `reached` is true for the number of running requests at the server. Raises TimeoutError."""
     async with asyncio.timeout(LONGEST_SECONDS):
-        while not reached((await _get(client, "state"))["running"]):  # noqa: ASYNC110 in another process
+        while not reached((await _get(client, "state"))["running"]):  # noqa: ASYNC110 the state is in another process
             await asyncio.sleep(POLL_SECONDS)
 
 

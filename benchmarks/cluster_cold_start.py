@@ -13,7 +13,7 @@ def measure() -> list[Row]:
     with runner_process(any_cluster()) as (runner, _):
         for number in range(TIMES + 1):
             taken = runner.ask(call="cold")["seconds"], runner.ask(call="pod", image=QUICKSTART_IMAGE)["seconds"]
-            if number:  # the first brings the images into the page cache
+            if number:  # the first round only loads the images into the page cache
                 ours += taken[0]
                 bare += taken[1]
     sandbox, pod = quantile(ours, 0.5), quantile(bare, 0.5)

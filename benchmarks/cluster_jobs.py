@@ -10,13 +10,13 @@ from tests.support.cluster import Cluster
 
 ROLLOUTS = 400
 GROUP_SIZE = 8
-CONCURRENCY = 16  # rollouts at once: that many pods in Plain, two in Overlay
+CONCURRENCY = 16  # concurrent rollouts: 16 pods in Plain mode, two in Overlay mode
 SEALED_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """One job: its duration, and the writes meanwhile (`AuditLog.writes`)."""
+    """One job: its duration, and the API writes while it ran (`AuditLog.writes`)."""
 
     seconds: float
     writes: Counter[str]

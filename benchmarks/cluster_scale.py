@@ -31,7 +31,7 @@ from tests.support.ports import free_ports
 
 FEW, MANY = 500, 5_000
 NODES = 50
-RUNNER = 1  # the job's own runner is 0, and has no Sandboxes
+RUNNER = 1  # runner index of the Sandboxes; the job's real runner is 0 and has none
 CREATES_AT_ONCE = 16
 POLL_SECONDS = 1.0
 START_SECONDS, READY_SECONDS = 120.0, 1200.0
@@ -48,9 +48,9 @@ class Filled:
 
     count: int
     created_seconds: float
-    """Until the last one was created."""
+    """Seconds until the last one was created."""
     ready_seconds: float
-    """From the first create until all were Ready."""
+    """Seconds from the first creation until all were Ready."""
     writes: Counter[str]
     reconcile_p99: float
     peak_bytes: int
@@ -97,7 +97,9 @@ def _restart_rows(seconds: float, peak_bytes: int) -> list[Row]:
 
 
 class Operator:
-    """`python -m rollout_operator` as a local process. A context manager, entered when its cache is complete."""
+    """`python -m rollout_operator` as a local process. As a context manager, it waits until the operator's cache is
+    complete.
+    """
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         found = cluster.get("configmap", RELEASE, OPERATOR_NAMESPACE)
@@ -170,7 +172,7 @@ class Operator:
 
 
 def interpolated(buckets: list[tuple[float, float]], fraction: float) -> float:
-    """Return a quantile of a cumulative histogram, (upper bound, count) in order, the last bound infinite."""
+    """Return a quantile of a cumulative histogram: pairs of upper bound and count in order, the last bound infinite."""
     wanted = buckets[-1][1] * fraction
     low, below = 0.0, 0.0
     for bound, count in buckets:
@@ -185,7 +187,7 @@ def _fill(cluster: Cluster, namespace: str, operator: Operator, count: int) -> F
     audit, cpu = AuditLog(cluster), operator.cpu_seconds()
     before = audit.writes(namespace)
     started = time.monotonic()
-    os.environ["KUBECONFIG"] = str(cluster.kubeconfig)  # where KubeApi looks outside a pod
+    os.environ["KUBECONFIG"] = str(cluster.kubeconfig)  # KubeApi reads it outside a pod
     asyncio.run(_create(job, namespace, count))
     created = time.monotonic() - started
     while operator.ready() < count:
@@ -206,7 +208,7 @@ def _fill(cluster: Cluster, namespace: str, operator: Operator, count: int) -> F
 async def _create(job: Job, namespace: str, count: int) -> None:
     found: dict[str, Any] = {key: value for key, value in job.object.items() if key != "status"}
     owner = RolloutJob.model_validate(found)
-    # As from the job, but for the template: a job's Sandboxes take theirs from it.
+    # Like the job's own Sandboxes, except that these have a pod template of their own.
     spec = SandboxSpec(image=QUICKSTART_IMAGE, workspaces=owner.spec.sandbox.workspaces)
     api = await KubeApi.connect(namespace)
     left = iter(range(count))

@@ -7,9 +7,9 @@ from benchmarks.measuring import quantile
 from benchmarks.on_cluster import any_cluster, runner_process
 from benchmarks.report import Row, Target, beside
 
-ROUNDS = 5  # alternating, so that a busy moment of the machine falls on both
-CALLS = 400  # a round, through the executor
-EXECS = 40  # a round: each takes 20 to 50 times as long
+ROUNDS = 5  # alternating, so that other load of the machine affects both
+CALLS = 400  # per round, through the executor
+EXECS = 40  # per round, through pods/exec: each takes 20 to 50 times as long
 OURS, EXEC = "our executor", "pods/exec"
 
 
@@ -37,7 +37,7 @@ def _rounds(runner: Process, at_once: int) -> dict[str, list[float]]:
             OURS: runner.ask(call="tool", times=CALLS, at_once=at_once)["seconds"],
             EXEC: runner.ask(call="exec", times=EXECS, at_once=at_once)["seconds"],
         }
-        if number:  # the first warms both up
+        if number:  # the first round is a warm-up
             for who, found in taken.items():
                 seconds[who] += found
     return seconds

@@ -1,20 +1,20 @@
-"""A workspace on a running sandbox, as a runner gets it: from its request to the result of its first tool call."""
+"""A workspace on a running sandbox: time from a runner's request for it to the result of its first tool call."""
 
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import AuditLog, any_cluster, runner_process
 from benchmarks.report import Row, Target
 
-TIMES = 300  # one after the other
+TIMES = 300  # sequential requests
 BURSTS, BURST = 20, 10
 
 
 def measure() -> list[Row]:
-    """Return p50 and p99 one at a time, p50 of bursts, each for a prepared group and for new ones; and API writes
-    meanwhile.
+    """Return p50 and p99 of sequential requests and p50 of bursts, each for a prepared group and for new groups; and the
+    API writes during the measurement.
     """
     cluster = any_cluster()
     with runner_process(cluster) as (runner, job):
-        runner.ask(call="workspaces", times=BURST, at_once=BURST, new_group=False)  # makes the sandbox, warms it up
+        runner.ask(call="workspaces", times=BURST, at_once=BURST, new_group=False)  # creates and warms up the sandbox
         audit = AuditLog(cluster) if cluster.details else None
         single, burst = {}, {}
         for new_group in (False, True):

@@ -1,7 +1,7 @@
-"""A process that measures something on request: one line of JSON in, one out.
+"""A process that measures something on request. A request is one line of JSON, and so is its answer.
 
-Whatever is measured runs in a process of its own, and a peer in its own interpreter, so that libraries, memory and event
-loops stay apart; and being asked again and again lets one run alternate between all of them. Standard library alone.
+Everything that is measured runs in its own process, and a peer in its own interpreter, so that libraries, memory and event
+loops are separate. One benchmark can send requests to several processes in turn. Only the standard library is used.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
-END_SECONDS = 10.0  # to let go of servers and workspaces
-LAST_WORDS = 3000  # characters of its error output in a message
+END_SECONDS = 10.0  # time limit for a process to close servers and workspaces
+SHOWN_CHARACTERS = 3000  # of a process's stderr in a message
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class SubjectFailed(Exception):
-    """The process ended without an answer; the message ends with its last output."""
+    """The process ended without an answer; the message ends with the end of its stderr."""
 
 
 class Process:
-    """A program that is queried line by line. A context manager, whose end ends the program."""
+    """A program that answers requests line by line. A context manager that ends the program on exit."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class Process:
         if not answer:
             code = self._process.wait()
             self._errors.seek(0)
-            words = self._errors.read().decode(errors="replace")[-LAST_WORDS:]
+            words = self._errors.read().decode(errors="replace")[-SHOWN_CHARACTERS:]
             raise SubjectFailed(f"{self._name} ended with code {code} when asked {question}: {words}")
         found: dict[str, Any] = json.loads(answer)
         return found
@@ -76,7 +76,7 @@ class Subject(Process):
 
 
 async def answer_questions(handle: Handler) -> None:
-    """Answer every line of standard input until it ends. Other output goes to standard error."""
+    """Answer every line of standard input until it ends. Other output of the process goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The engine's cost of a turn: concurrent rollouts with a model that answers at once, compared with verifiers."""
+"""The engine's cost of a turn: concurrent rollouts with a model that answers immediately, compared with verifiers."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from benchmarks.measuring import memory_folder
 from benchmarks.peers import VERIFIERS, installed
 from benchmarks.report import Row, Target, beside
 
-ROLLOUTS = 512  # at once
+ROLLOUTS = 512  # concurrent
 GROUP_SIZE = 8
 TURNS = 10
-MOST_CPU = Target("at most", 1.5)  # ms of a turn, in all
-MOST_MEMORY = Target("at most", 150)  # KB of a concurrent rollout
+MOST_CPU = Target("at most", 1.5)  # total ms for a turn
+MOST_MEMORY = Target("at most", 150)  # KB for each concurrent rollout
 ENGINE = "benchmarks.subjects.engine"
 
 
 def measure() -> list[Row]:
-    """Return turns per second and core, processor time of a turn, and memory of a rollout; ours and theirs."""
+    """Return turns per second and core, processor time of a turn, and memory of a rollout, for us and for verifiers."""
     with instant_model(TURNS) as warming, instant_model(TURNS, together=ROLLOUTS) as base_url:
         ours = _ours(warming, base_url)
         with Subject("benchmarks.subjects.verifiers_env", installed(VERIFIERS)) as peer:
@@ -53,11 +53,11 @@ def _ours(warming: str, base_url: str) -> dict[str, Any]:
                 concurrency=ROLLOUTS,
             ).wire()
 
-        # Whatever is imported, compiled or allocated at its first use belongs to neither side's figures.
+        # A warm-up, because imports, compilation and allocations at first use are counted for neither side.
         subject.ask(job=job("warm", warming, GROUP_SIZE))
         cost = subject.ask(job=job("measured", base_url, ROLLOUTS))
     if cost["concurrent"] != ROLLOUTS:
-        raise RuntimeError(f"{cost['concurrent']} rollouts were at work at once, and {ROLLOUTS} were to be")
+        raise RuntimeError(f"expected {ROLLOUTS} concurrent rollouts, found at most {cost['concurrent']}")
     return cost
 
 

@@ -1,5 +1,5 @@
-"""Rollouts in environments per second: FrozenLake with a model that answers at once, compared with verifiers and a bare
-loop.
+"""Rollouts in environments per second: FrozenLake with a model that answers immediately, compared with verifiers and with
+a loop without a model.
 """
 
 import time
@@ -16,8 +16,8 @@ from benchmarks.peers import VERIFIERS_PROGRAMS, installed
 from benchmarks.report import Row, Target, beside
 
 MAPS = 40
-ROLLOUTS = 32  # of each map
-STEPS = 10  # what ROLL's examples allow
+ROLLOUTS = 32  # for each map
+STEPS = 10  # at most, as in ROLL's examples
 AT_ONCE = 256
 PEER_MAPS, PEER_ROLLOUTS, PEER_AT_ONCE = 2, 2, 2
 LEAST = Target("at least", 5)
@@ -25,12 +25,12 @@ ACTION = "Right"
 
 
 def measure() -> list[Row]:
-    """Return rollouts a second of ours, of theirs, and of a Gymnasium loop without any model."""
+    """Return rollouts per second of this project, of verifiers, and of a Gymnasium loop without any model."""
     with instant_model(1, text=f"<answer>{ACTION}</answer>") as base_url:
         ours = _ours(base_url)
         with Subject("benchmarks.subjects.verifiers_lake", installed(VERIFIERS_PROGRAMS)) as peer:
             question = {"base_url": base_url, "model": NAME, "at_once": PEER_AT_ONCE, "steps": STEPS}
-            peer.ask(maps=1, rollouts=1, **question)  # uv makes the program's environment at its first start
+            peer.ask(maps=1, rollouts=1, **question)  # uv creates the program's environment at its first start
             theirs = peer.ask(maps=PEER_MAPS, rollouts=PEER_ROLLOUTS, **question)
     rate = MAPS * ROLLOUTS / ours["wall_seconds"]
     their_rate = theirs["rollouts"] / theirs["wall_seconds"]

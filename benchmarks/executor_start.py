@@ -1,5 +1,5 @@
-"""Time from an executor's start to its first answer, which it adds to every sandbox. `Plain`, as in a sandbox of one
-workspace.
+"""Time from an executor's start until it listens, which every sandbox takes longer to start. Plain mode, as in a sandbox
+with one workspace.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def measure() -> list[Row]:
     seconds: dict[str, list[float]] = {BARE: [], OURS: []}
     for number in range(STARTS + 1):
         taken = {BARE: _bare(), OURS: _executor()}
-        if number:  # the first reads the files from disk
+        if number:  # the first round only reads the files from disk
             for who, found in taken.items():
                 seconds[who].append(found)
     bare, ours = (quantile(seconds[who], 0.5) * 1e3 for who in (BARE, OURS))
@@ -40,7 +40,7 @@ def _bare() -> float:
 
 
 def _executor() -> float:
-    """Wait for the ready file, which appears when it listens."""
+    """Return the seconds until the ready file exists, which the executor writes when it listens."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
         root, state, ready = (Path(folder) / name for name in ("root", "state", "ready"))
         root.mkdir()

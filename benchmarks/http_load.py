@@ -1,6 +1,6 @@
-"""Requests at a fixed rate, concurrently, or as streams, over persistent HTTP/1.1 connections.
+"""Sends requests over persistent HTTP/1.1 connections: at a fixed rate, from concurrent senders, or as streams.
 
-It only uses asyncio's streams: a client library would cost more than what is measured.
+It uses only asyncio's streams, because a client library would take more time than what is measured.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class BadReply(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """A POST. `url` has host and port."""
+    """A POST request. `url` must have host and port."""
 
     url: str
     body: bytes
@@ -30,7 +30,7 @@ class Request:
 
 
 class Connection:
-    """One connection, opened at its first request."""
+    """A connection; the first request opens it."""
 
     def __init__(self) -> None:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -67,7 +67,7 @@ class Connection:
 
 
 class Pool:
-    """As many connections as are in use at once."""
+    """Idle connections, reused by later requests; it grows to the highest number in use at once."""
 
     def __init__(self) -> None:
         self._free: list[Connection] = []
@@ -88,9 +88,9 @@ class Pool:
 
 
 async def at_rate(requests: Sequence[Request], per_second: float) -> list[float]:
-    """Return the seconds of each request from the moment at which it was due, so that a slow server is noticed.
+    """Return the seconds of each request from the moment at which it was due, so that delays by a slow server count.
 
-    Open loop: a request is sent when it is due, whatever the state of earlier ones.
+    Open loop: a request is sent when it is due, even if earlier ones have no answer yet.
     """
     pool, clock = Pool(), time.perf_counter
     seconds: list[float] = []
@@ -115,7 +115,7 @@ async def at_rate(requests: Sequence[Request], per_second: float) -> list[float]
 
 
 async def in_turns(requests: Sequence[Request], at_once: int) -> list[float]:
-    """Return the seconds of each request; this many connections send one after another."""
+    """Return the seconds of each request; `at_once` connections send requests, each one after another."""
     waiting, seconds = iter(requests), list[float]()
 
     async def work() -> None:

@@ -1,9 +1,9 @@
-"""A model server that answers at once, so that the rest of a turn's time is the cost of the engine.
+"""A model server that answers immediately, so that a turn takes only the time that the engine needs.
 
-Speaks as much of OpenAI's chat completions as the peers and we need: keep-alive, plain bodies, and streams, which are slow
-on purpose: a word a second. A conversation's answers are tool calls of `noop`, until the last of its turns, which is text.
-Asked for it, the server holds all first answers until so many conversations have begun: else the first would have ended
-before the last began, and they were never side by side.
+It implements the part of OpenAI's chat completions that we and the peers need: keep-alive, plain bodies, and streams, which
+are slow on purpose: one word per second. The answers of a conversation are tool calls of `noop`, and text in its last turn.
+With `together`, the server holds the first answers until that many conversations have begun. Otherwise the first
+conversation would end before the last one begins, and they would not run at the same time.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from benchmarks.measuring import pin_to_core
 
 NAME = "instant"
 TOOL = "noop"
-BODY_BYTES = 270  # of an answer: a short tool call; the figures of the peers were taken with it
+BODY_BYTES = 270  # of an answer: a short tool call, as in earlier measurements of the peers
 WORDS = 20  # of a stream
 WORD_SECONDS = 1.0
-MODEL_CORE = 1  # what is measured keeps the first core for itself
+MODEL_CORE = 1  # core of the model server; the measured process has core 0 for itself
 
 
 def answer_body(turn: int, turns: int) -> bytes:
@@ -71,8 +71,8 @@ def _stream(write: Callable[[bytes], None]) -> None:
     loop.call_later(WORDS * WORD_SECONDS, write, _STREAM_END)
 
 
-def _said(text: str) -> tuple[bytes, bytes]:
-    """Return the whole answer with that text, and its whole stream."""
+def _answers_with(text: str) -> tuple[bytes, bytes]:
+    """Return the complete answer with this text as a plain body and as a stream."""
     stream = _STREAM_HEAD + _event({"role": "assistant", "content": text}) + _STREAM_END
     return _http(_completion({"content": text})), stream
 
@@ -112,10 +112,10 @@ class _Connection(asyncio.Protocol):
 
 class _Server:
     def __init__(self, turns: int, delay_seconds: float, together: int, text: str | None = None) -> None:
-        self._said = None if text is None else _said(text)
+        self._fixed_answer = None if text is None else _answers_with(text)
         self._answers = [_http(answer_body(turn, turns)) for turn in range(turns)]
         self._models = _http(json.dumps({"object": "list", "data": [{"id": NAME, "object": "model"}]}).encode())
-        self._delay, self._merged_warnings = delay_seconds, together
+        self._delay, self._together = delay_seconds, together
         self._held: list[Callable[[], None]] = []
 
     def answer(self, request: bytes, write: Callable[[bytes], None]) -> None:
@@ -123,22 +123,22 @@ class _Server:
             write(self._models)
             return
         is_streamed = b'"stream":true' in request or b'"stream": true' in request
-        if self._said is not None:
-            write(self._said[is_streamed])
+        if self._fixed_answer is not None:
+            write(self._fixed_answer[is_streamed])
             return
         if is_streamed:
             _stream(write)
             return
-        # One for each tool message, so the server needs no memory of the conversation.
+        # The turn is the number of tool messages, so the server stores no conversation.
         turn = request.count(b'"tool_call_id"')
         answer = self._answers[min(turn, len(self._answers) - 1)]
         if self._delay:
             asyncio.get_running_loop().call_later(self._delay, write, answer)
         elif (
-            turn == 0 and self._merged_warnings and b'"tools"' in request
-        ):  # without tools it is only asked whether it is there
+            turn == 0 and self._together and b'"tools"' in request
+        ):  # a request without tools only checks whether the server answers
             self._held.append(lambda: write(answer))
-            if len(self._held) == self._merged_warnings:
+            if len(self._held) == self._together:
                 held, self._held = self._held, []
                 for write_held in held:
                     write_held()
@@ -151,8 +151,8 @@ def instant_model(
 ) -> AbstractContextManager[str]:
     """Yield the base URL of such a server, in a separate process on another core.
 
-    `together`: hold the first answers until this many conversations wait for theirs. `text`: always answer with it at
-    once.
+    `together`: hold the first answers until this many conversations wait for their first one. `text`: answer every request
+    with this text.
     """
     options = ["--turns", str(turns), "--delay", str(delay_seconds), "--together", str(together)]
     options += [] if text is None else ["--text", text]
@@ -161,7 +161,7 @@ def instant_model(
 
 @contextmanager
 def server_process(module: str, options: Sequence[str]) -> Iterator[str]:
-    """Start a server on the model's core, in a separate process that prints its URL as its first line; return that URL."""
+    """Start a server in a separate process on MODEL_CORE; yield its URL, which the process prints as its first line."""
     command = [sys.executable, "-m", module, *options]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin_to_core(MODEL_CORE)

@@ -13,7 +13,7 @@ PROMPT = "Call noop until told otherwise."
 
 
 class Noop:
-    """A tool that does nothing, in the runner, so that a turn only costs what the engine costs."""
+    """A tool that does nothing and runs in the runner, so that a turn takes only the time that the engine needs."""
 
     name = TOOL
     description = "Does nothing."
@@ -38,7 +38,7 @@ def rollout_job(
     concurrency: int = 64,
     **spec: Any,
 ) -> RolloutJob:
-    """Return a job that only needs a model. `spec` has further fields of its spec, or other values for them."""
+    """Return a job that only needs a model. `spec` adds or replaces fields of its spec."""
     return validate(
         RolloutJob,
         {

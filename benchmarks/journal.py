@@ -1,4 +1,4 @@
-"""The cost of recording alone."""
+"""The cost of recording, without running rollouts."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from tests.support.records import asked, call, completed, gave, said, told
 from tests.support.s3 import serve_s3
 
 TURNS = 100
-DISTANCE_SECONDS = 0.03  # of a write to S3 in the same region: 20 to 40 ms
-OUTPUT = "total 48\n" + "-rw-r--r-- 1 root root 4096 Jan  1 00:00 src/module.py\n" * 14  # 800 bytes, as `ls -l` gives
+DISTANCE_SECONDS = 0.03  # latency of a write to S3 in the same region is 20 to 40 ms
+OUTPUT = "total 48\n" + "-rw-r--r-- 1 root root 4096 Jan  1 00:00 src/module.py\n" * 14  # 800 bytes, as of `ls -l`
 COMMAND = '{"command": "python -m pytest -q tests/test_parser.py -k unicode 2>&1 | tail -n 30"}'
 
 
@@ -27,10 +27,10 @@ class Cost:
 
     append_seconds: list[float]
     cpu_seconds: float | None
-    """Processor time of this process for an append; None if the proxy runs in it too."""
+    """Processor time of this process for an append; None if the proxy runs in this process too."""
     requests_a_turn: float | None
     requests_a_rollout: int | None
-    """Requests besides its turns: claim, start, trajectory, seal."""
+    """Requests of a rollout that belong to no turn: claim, start, trajectory, seal."""
 
 
 def measure() -> list[Row]:

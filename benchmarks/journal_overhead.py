@@ -15,11 +15,11 @@ from benchmarks.report import Row, Target, beside
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3 import serve_s3
 
-ROLLOUTS = 32  # at once: enough to meet each other at the store, too few to fill a core
+ROLLOUTS = 32  # concurrent: enough for simultaneous requests to the store, too few to use a whole core
 TURNS = 8
 TURN_SECONDS = 1.0
-REQUEST_SECONDS = 0.03  # of a write to S3 in the same region: 20 to 40 ms
-MOST = 1.05  # times the turn without its journal
+REQUEST_SECONDS = 0.03  # latency of a write to S3 in the same region is 20 to 40 ms
+MOST = 1.05  # largest allowed ratio to a turn without its journal
 ENGINE = "benchmarks.subjects.engine"
 
 
@@ -33,7 +33,7 @@ class _Turns:
 
 
 def measure() -> list[Row]:
-    """Return seconds of a turn with and without journal on each store, and the requests of a turn."""
+    """Return the seconds of a turn with and without its journal on each store, and the requests of a turn."""
     with instant_model(TURNS, delay_seconds=TURN_SECONDS) as base_url:
         folder = asyncio.run(_on_folder(base_url))
         bucket = asyncio.run(_on_s3(base_url))
@@ -69,7 +69,7 @@ async def _without_and_with(
         for journal in (False, True):
             job = rollout_job(f"{output}/{journal}", tasks=inline_tasks(ROLLOUTS), model=endpoint(base_url)).wire()
             requests = -_requests(proxy)
-            # In a thread, because the proxy is served by this one.
+            # In another thread, because this one serves the proxy.
             cost: dict[str, Any] = await asyncio.to_thread(subject.ask, job=job, environ=dict(environ), journal=journal)
             requests += _requests(proxy)
             found.append(_Turns(cost["turn_seconds"], cost["turns"], requests))

@@ -1,4 +1,4 @@
-"""A process's cost of its work: the same code for our side and, in a peer's own interpreter, for theirs.
+"""Measures time and memory of the current process: the same code measures us and, in their own interpreters, the peers.
 
 Standard library only, because peers do not have our packages.
 """
@@ -13,12 +13,14 @@ from pathlib import Path
 
 MEMORY = "/dev/shm"
 DISK = Path(__file__).resolve().parent.parent / "build"
-RESET_PEAK = "5"  # proc(5): written to clear_refs it sets the peak of the resident memory to what is resident now
+RESET_PEAK = "5"  # proc(5): written to clear_refs, it resets the peak of the resident memory to the current value
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Wall and processor seconds of this process (all threads, no children), and its resident bytes before and at most."""
+    """Wall and processor seconds of this process (all threads, no children), and its resident bytes at the start and at
+    their peak.
+    """
 
     wall_seconds: float
     cpu_seconds: float
@@ -27,7 +29,7 @@ class Cost:
 
 
 class Meter:
-    """Measures from its creation on; `read` may be called repeatedly."""
+    """Measures the time since its creation; `read` may be called repeatedly."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
@@ -41,13 +43,13 @@ class Meter:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process so far, with all its threads and the kernel's share."""
+    """Return the processor time of a process so far: user and system time of all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(field: str, pid: int | str = "self") -> int:
-    """Return bytes of a process: VmRSS, the resident ones, or VmHWM, their maximum."""
+    """Return a process's resident bytes (field VmRSS) or their maximum so far (field VmHWM)."""
     status = Path(f"/proc/{pid}/status")
     for line in status.read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -59,9 +61,9 @@ def memory(field: str, pid: int | str = "self") -> int:
 def memory_folder() -> Iterator[Path]:
     """Yield a temporary folder in memory.
 
-    Not on a disk: for every file that ext4 creates, it looks through all that were deleted there in the last five
-    minutes, so that a run would measure the deletion of the previous run (measured: 5 times the processor time of a
-    write).
+    It is not on a disk, because ext4, for every file that it creates, searches all files that were deleted there in the
+    last five minutes. A run would then depend on the files that the previous run deleted (measured: 5 times the
+    processor time of a write).
     """
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-", dir=MEMORY) as folder:
         yield Path(folder)
@@ -71,8 +73,7 @@ def memory_folder() -> Iterator[Path]:
 def disk_folder() -> Iterator[Path]:
     """Yield a temporary folder on the disk of the checkout, removed at the end.
 
-    Only for benchmarks that spread their folders over the disk (recording/local_files.py): otherwise see
-    `memory_folder`.
+    Only for benchmarks whose files are spread over the disk (recording/local_files.py); others use `memory_folder`.
     """
     DISK.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=DISK) as folder:

@@ -1,6 +1,6 @@
-"""The test cluster for the benchmarks: a namespace, an open job, and a process in its runner's pod.
+"""What benchmarks use on the test cluster: a namespace, an open job, and a process in its runner's pod.
 
-Measurements of a runner run in a runner's pod, with its rights, its key and its network.
+Measurements of a runner are made in a runner's pod, with its rights, its key and its network.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from tests.support.cluster import (
 
 SUBJECT = "benchmarks.subjects.runner_pod"
 SUBJECT_FILES = ("conversation.py", "subjects/runner_pod.py", "__init__.py", "subjects/__init__.py")
-"""Benchmark files that the module imports; the rest is in the runtime image."""
-PLACES = 16  # workspaces of a sandbox: more than any benchmark has at once
+"""Benchmark files that SUBJECT imports; everything else is in the runtime image."""
+PLACES = 16  # workspaces of a sandbox: more than any benchmark uses at once
 START_SECONDS = 180.0
 END_SECONDS = 1200.0
 OPERATOR = "system:serviceaccount:agent-rollouts:agent-rollouts"
@@ -41,26 +41,24 @@ class NoCluster(Exception):
 
 
 def any_cluster() -> Cluster:
-    """Return the harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names. Raises NoCluster."""
+    """Return the cluster of hack/cluster, or the one that ROLLOUT_TEST_KUBECONFIG names. Raises NoCluster."""
     found = find_cluster()
     if found is None:
-        raise NoCluster("no cluster runs here: `make cluster` brings one up, ROLLOUT_TEST_KUBECONFIG names another")
+        raise NoCluster("no cluster is running: start one with `make cluster`, or name one in ROLLOUT_TEST_KUBECONFIG")
     return found
 
 
 def harness_cluster() -> Cluster:
-    """Return the harness's cluster, whose audit log can be read. Raises NoCluster."""
+    """Return the cluster of hack/cluster, whose audit log can be read. Raises NoCluster."""
     found = any_cluster()
     if not found.details:
-        raise NoCluster(
-            "its writes are counted in the audit log, which only the harness's own cluster shows (hack/cluster)"
-        )
+        raise NoCluster("it counts writes in the audit log, which can be read only on the cluster of hack/cluster")
     return found
 
 
 @contextlib.contextmanager
 def new_namespace(cluster: Cluster) -> Iterator[str]:
-    """Yield a namespace that admits both modes, with the storage's Secret; deleted at the end."""
+    """Yield a namespace that admits both workspace modes and has the storage's Secret; deleted at the end."""
     name = f"benchmark-{secrets.token_hex(3)}"
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
@@ -69,12 +67,12 @@ def new_namespace(cluster: Cluster) -> Iterator[str]:
         yield name
     finally:
         cluster.kubectl("delete", "namespace", name, "--wait=false")
-        # The next benchmark is not to be measured beside the end of this one.
+        # Waits, so that the deletion does not affect the next benchmark.
         eventually(lambda: cluster.get("namespace", name, name) is None or None, END_SECONDS, lambda: f"{name} stays")
 
 
 def job_in(cluster: Cluster, namespace: str, name: str, spec: Mapping[str, Any]) -> Job:
-    """Apply a job with the quickstart's image whose results go to the cluster's storage."""
+    """Apply a job with the quickstart's image; its results go to the cluster's storage."""
     sandbox = {"image": QUICKSTART_IMAGE, **spec.get("sandbox", {})}
     output = {"uri": f"s3://{cluster.bucket}/{namespace}", "secretRef": STORAGE_SECRET}
     manifest: Object = {
@@ -99,7 +97,9 @@ def open_job(
 
 @contextlib.contextmanager
 def runner_process(cluster: Cluster, *, mode: str = "Overlay") -> Iterator[tuple[Process, Job]]:
-    """Yield `benchmarks.subjects.runner_pod` in the pod of an open job's runner, ready for requests; and the job."""
+    """Yield `benchmarks.subjects.runner_pod`, which runs in the runner's pod of an open job and is ready for requests; and
+    the job.
+    """
     with new_namespace(cluster) as namespace:
         job = open_job(cluster, namespace, mode=mode)
         cluster.apply(*_peers_rights(job))
@@ -129,7 +129,7 @@ def _subject_files() -> bytes:
 
 
 def _peers_rights(job: Job) -> tuple[Object, Object]:
-    """Return rights for pods/exec and bare pods besides a runner's own, which does not use them."""
+    """Return a role and its binding for pods/exec and bare pods, in addition to a runner's own rights."""
     metadata = {"name": "benchmark", "namespace": job.namespace}
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
@@ -150,16 +150,14 @@ def _peers_rights(job: Job) -> tuple[Object, Object]:
 
 
 class AuditLog:
-    """Writes to the API server since its creation, from the API server's audit log."""
+    """Counts writes to the API server since the creation of this object, from the API server's audit log."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._path = Path(cluster.details["auditLog"])
         self._from = self._path.stat().st_size
 
     def writes(self, namespace: str, *, operator: str = OPERATOR) -> Counter[str]:
-        """Return counts by `verb resource[/subresource]`: those of the operator and of runners' accounts, in one
-        namespace.
-        """
+        """Return the number of writes by the operator and by runners in one namespace, by `verb resource[/subresource]`."""
         ours = (operator, f"system:serviceaccount:{namespace}:")
         found: Counter[str] = Counter()
         with self._path.open("rb") as file:
@@ -176,12 +174,14 @@ class AuditLog:
 
 
 def of_sandboxes(writes: Counter[str]) -> int:
-    """Return writes that created, reported or deleted Sandboxes and their pods."""
+    """Return the number of writes of Sandboxes and their pods."""
     return sum(count for what, count in writes.items() if what.split()[1].startswith(("sandboxes", "pods")))
 
 
 def operator_kubeconfig(cluster: Cluster, place: Path) -> Path:
-    """Return a kubeconfig of the operator's own account, so that it works with its own rights and name outside a pod."""
+    """Write and return a kubeconfig for the operator's account, so that an operator outside a pod has the same rights and
+    name.
+    """
     namespace, account = OPERATOR.split(":")[2:]
     admin = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json").stdout)
     token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration", "2h").stdout.strip()

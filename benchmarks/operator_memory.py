@@ -1,5 +1,5 @@
-"""Jobs with large inline tasks on a real API server without nodes: growth of etcd by reports, and the operator's
-memory.
+"""Jobs with large inline tasks on a real API server without nodes: how much etcd grows by runners' reports, and the
+operator's memory.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from tests.integration.operator_core.control_plane import ControlPlane, running,
 
 JOBS = 500
 TASKS, PROMPT = 140, "x" * 1000
-"""Of one job: nearly the 200 KB limit of inline tasks."""
+"""Inline tasks of one job: nearly the limit of 200 KB."""
 RUNNERS, REPORTS, SECONDS_APART = 16, 600, 0.1
 NAMESPACE = "jobs"
 LIMIT_MIB = 512
 """The operator's memory limit in the chart."""
 OLD_REPORTS_MB = 326
-"""Growth of etcd by 600 reports when they were in a job's own status, before RolloutShards."""
+"""Megabytes by which etcd grew with 600 reports when a job's own status had them, before RolloutShards."""
 
 
 def measure() -> list[Row]:
-    """Return megabytes of etcd for 600 reports; mebibytes of an operator with 500 jobs."""
+    """Return by how many megabytes 600 reports enlarge etcd, and the mebibytes of an operator with 500 jobs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for plane in running(folder, ("operator",)):

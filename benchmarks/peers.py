@@ -7,7 +7,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-INSTALL_SECONDS = 1800.0  # verifiers brings pandas, pyarrow and sympy
+INSTALL_SECONDS = 1800.0  # verifiers depends on pandas, pyarrow and sympy
 
 
 class PeerError(Exception):
@@ -22,7 +22,7 @@ class Peer:
     version: str
     also: tuple[str, ...] = ()
     extra: str = ""
-    """Extra of the package: `pip install name[extra]`."""
+    """Name of an extra to install: `pip install name[extra]`."""
 
     @property
     def folder(self) -> Path:
@@ -30,20 +30,20 @@ class Peer:
         return cache / "agent-rollouts" / "peers" / f"{self.name}-{self.version}"
 
 
-# The newest verifiers whose rollouts run in the trainer's own process, as ours do: from 0.4.0 on it starts a program for
-# each rollout and intercepts its calls, so that there is no turn to compare.
+# The newest verifiers whose rollouts run in the trainer's own process, as ours do. From 0.4.0 on it starts a program for
+# each rollout and intercepts its calls, so that turns cannot be compared.
 VERIFIERS = Peer("verifiers", "0.1.14")
-# Its conversations with an environment, by the program that it starts for each rollout, which uv runs.
+# For rollouts in environments: it starts a program for each rollout, with uv.
 VERIFIERS_PROGRAMS = Peer("verifiers", "0.4.0", also=("uv", "gymnasium"))
-# Its client imports aiohttp, which it does not declare.
+# Its client imports aiohttp, but does not declare that dependency.
 SWE_REX = Peer("swe-rex", "1.4.0", also=("aiohttp",))
-# The newest that installs beside Python 3.11 without a compiler.
+# The newest version that pip can install for Python 3.11 without a compiler.
 LITELLM = Peer("litellm", "1.106.2", extra="proxy")
 ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM)
 
 
 def installed(peer: Peer) -> Path:
-    """Return the peer's interpreter; installed at the first call, which takes a minute. Raises PeerError."""
+    """Return the peer's interpreter; the first call installs the peer, which takes a minute. Raises PeerError."""
     done = peer.folder / "installed"
     python = peer.folder / "bin" / "python"
     if done.exists():
@@ -56,7 +56,7 @@ def installed(peer: Peer) -> Path:
     pip = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     if pip.returncode != 0:
         raise PeerError(f"{' '.join(command)} ended with code {pip.returncode}: {pip.stderr[-2000:]}")
-    # Written last, so that an interrupted installation is begun again.
+    # Written last, so that an interrupted installation is repeated.
     done.write_text("\n".join(requirements) + "\n")
     return python
 

@@ -1,4 +1,6 @@
-"""How often a turn finds its group's prefix: the share of turns at the first server in their group's full order."""
+"""How often a turn finds its group's prefix in a server's cache: the share of turns that run at their group's preferred
+server.
+"""
 
 import heapq
 import random
@@ -13,19 +15,22 @@ from benchmarks.report import Row, Target
 
 GROUPS, RUNNERS, SERVERS = 512, 3, 8
 MEMBERS, TURNS = 8, 30
-CALL_SECONDS, TOOL_SECONDS = 8.0, 2.0  # means of exponential times: most rollouts are at the model at any moment
-AWAY = 0.1  # of the run, in its middle
+CALL_SECONDS, TOOL_SECONDS = (
+    8.0,
+    2.0,
+)  # means of exponential distributions: most rollouts wait for the model at any time
+AWAY = 0.1  # share of the run, in its middle, in which one server is unavailable
 NAMES = [f"server-{number}" for number in range(SERVERS)]
-UNLIMITED = GROUPS * MEMBERS  # the bound alone is measured, not the servers' memory
-LIMITS = (150, 137, 120, 85, 32)  # most calls of a runner at a server; 137 on average are wanted
-MEMORY = 300  # calls of all runners that fill a server's cache; 410 on average are wanted
+UNLIMITED = GROUPS * MEMBERS  # limit that is never reached: the servers' memory has no effect
+LIMITS = (150, 137, 120, 85, 32)  # most calls of a runner at a server; the mean demand is 137
+MEMORY = 300  # calls of all runners that fill a server's cache; the mean demand is 410
 SAMPLE_SECONDS = 1.0
 LEAST = Target("at least", 0.95)
 
 
 @dataclass
 class _Runner:
-    """Its own view of the servers."""
+    """A runner, with its own view of the servers."""
 
     limits: dict[str, float]
     waiting: WaitingCalls
@@ -52,8 +57,8 @@ class _Run:
 
 
 def measure() -> list[Row]:
-    """Return the share with all groups at once, with and without one server missing for a tenth of the run, and with
-    full servers.
+    """Return the share with and without one server unavailable for a tenth of the run, and the share when the servers'
+    caches are full.
     """
     target = Target("at least", 95.0)
     disturbed = _simulate(AWAY, UNLIMITED)
@@ -75,8 +80,8 @@ def measure() -> list[Row]:
 
 
 def _simulate(away: float, limit: int | None, *, in_order: bool = False) -> _Run:
-    """Simulate one run. `limit` is the most calls of a runner at a server; None: as in admission.py. `in_order`: by
-    arrival.
+    """Simulate one run. `limit` is the most calls of a runner at a server; None: admission.py adapts it. `in_order`: waiting
+    calls are admitted in order of arrival.
     """
     clock, run = random.Random(0), _Run()
     start = INITIAL_CALLS if limit is None else limit

@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a row: for its ratio if it has one, else for its figure."""
+    """The target of a row; it applies to the ratio if the row has one, else to the figure."""
 
     bound: Literal["at most", "at least"]
     number: float
@@ -24,7 +24,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` compares it with `against`, which names the other side and its figure."""
+    """One figure. `against` is the text of the figure that it is compared with, and `ratio` the comparison's result."""
 
     what: str
     figure: float
@@ -44,15 +44,15 @@ class Row:
 def beside(
     what: str, figure: float, unit: str, who: str, theirs: float, target: Target | None = None, *, inverse: bool = False
 ) -> Row:
-    """Return a figure and that of another side in the same unit; the ratio is ours to theirs, or with `inverse` theirs
-    to ours.
+    """Return a row that compares our figure with another one in the same unit. The ratio is ours to theirs, or with
+    `inverse` theirs to ours.
     """
     ratio = theirs / figure if inverse else figure / theirs
     return Row(what, figure, unit, f"{who} {theirs:.3g} {unit}", ratio, target)
 
 
 def print_table(found: Mapping[str, Sequence[Row]], console: Console) -> None:
-    """Print one table with all rows, and the machine's other load."""
+    """Print one table with all rows, and the machine's load."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     table = Table(title=f"{cores} cores, load {load:.1f} at the end", title_justify="left")
     for column in ("benchmark", "what", "figure", "against", "ratio", "target", "met"):

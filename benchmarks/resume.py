@@ -1,4 +1,4 @@
-"""Resuming a large job: time of a restarted runner until its first rollout runs, by the number of sealed rollouts."""
+"""Resuming a large job: time until a restarted runner starts its first rollout, by the number of sealed rollouts."""
 
 import json
 import tempfile
@@ -11,9 +11,11 @@ from benchmarks.report import Row, Target, beside
 
 SEALED = (2_500, 5_000, 10_000)
 CONCURRENCY = 64
-LEFT = 1_000  # tasks beyond the last size, so that there is something to go on with
-TRIES = 3  # the quickest counts: what slows a try down is the machine's other work
-LINEAR = 1.5  # what a seal of the second half costs, times one of the first: quadratic growth would show as 3
+LEFT = 1_000  # tasks beyond the last size, so that some rollouts are left to run
+TRIES = 3  # the fastest one counts, because only other load of the machine makes a try slower
+LINEAR = (
+    1.5  # largest allowed ratio of the time of a seal in the second half to one in the first; 3 if it were quadratic
+)
 ENGINE = "benchmarks.subjects.engine"
 
 
@@ -25,12 +27,12 @@ def measure() -> list[Row]:
         tasks.write_text("".join(lines))
         source = {"from": {"uri": str(tasks)}}
         job = rollout_job(f"{folder}/output", tasks=source, model=SAYS_DONE, concurrency=CONCURRENCY).wire()
-        nothing = _taken_up(job)
+        nothing = _resume(job)
         resumed = []
         for more in (size - before for before, size in zip((0, *SEALED), SEALED, strict=False)):
             with Subject(ENGINE) as runner:
                 runner.ask(job=job, stop_after=more)
-            resumed.append(_taken_up(job))
+            resumed.append(_resume(job))
     (none, at_none), _, (half, at_half), (full, at_full) = nothing, *resumed
     early, late = (at_half - at_none) / (half - none), (at_full - at_half) / (full - half)
     return [
@@ -39,8 +41,8 @@ def measure() -> list[Row]:
     ]
 
 
-def _taken_up(job: dict[str, Any]) -> tuple[int, float]:
-    """Return the job's seals, and a new process's seconds from its call to its first rollout."""
+def _resume(job: dict[str, Any]) -> tuple[int, float]:
+    """Resume the job in a new process; return its number of seals and the seconds until the first rollout starts."""
     tries = []
     for _ in range(TRIES):
         with Subject(ENGINE) as runner:

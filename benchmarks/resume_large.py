@@ -1,5 +1,5 @@
-"""Resuming a job of 100,000 rollouts from S3 with 30 ms latency: seconds until the first rollout runs, and peak memory;
-then the same for the end of that job, when its results and statistics are written.
+"""Resuming a job of 100,000 rollouts from S3 with 30 ms latency: seconds until the first rollout runs, and peak memory.
+Then the same figures for the end of that job, when its results and statistics are written.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ async def _measured() -> list[Row]:
         tasks.write_text("".join(lines))
         source = {"from": {"uri": str(tasks)}}
         job = rollout_job(s3.uri("large"), tasks=source, model=SAYS_DONE, group_size=GROUP_SIZE).wire()
-        await _asked(job, s3, s3.port, stop_after=1)
+        await _run_job(job, s3, s3.port, stop_after=1)
         [run] = folder.glob(f"versitygw-*/{BUCKET}/large/benchmark-*")
-        _leave_behind(run)
+        _write_remains(run)
         async with slow_link(s3.port, DISTANCE_SECONDS) as port:
-            resumed = await _asked(job, s3, port, stop_after=1)
-            ended = await _asked(job, s3, port, stop_after=None)
+            resumed = await _run_job(job, s3, port, stop_after=1)
+            ended = await _run_job(job, s3, port, stop_after=None)
     assert ended["sealed_before"] + ended["sealed"] == _groups() * GROUP_SIZE
     return [
         Row(f"{SEALED:,} sealed", resumed["first_rollout_seconds"], "s", target=Target("at most", MOST_SECONDS)),
@@ -59,13 +59,13 @@ def _groups() -> int:
     return (SEALED + LEFT) // GROUP_SIZE
 
 
-async def _asked(job: dict[str, Any], s3: S3, port: int, *, stop_after: int | None) -> dict[str, Any]:
-    with Subject(ENGINE) as runner:  # in a thread, because the slow link is in this process
+async def _run_job(job: dict[str, Any], s3: S3, port: int, *, stop_after: int | None) -> dict[str, Any]:
+    with Subject(ENGINE) as runner:  # asked in another thread, because this one serves the slow link
         return await asyncio.to_thread(runner.ask, job=job, environ=s3.environ(port), stop_after=stop_after)
 
 
-def _leave_behind(run: Path) -> None:
-    """Write what killed runners leave after sealing this many rollouts."""
+def _write_remains(run: Path) -> None:
+    """Write the files that killed runners leave after they have sealed SEALED rollouts."""
     for folder in ("seals", INDEX):
         (run / folder).mkdir(exist_ok=True)
     entries: list[bytes] = []

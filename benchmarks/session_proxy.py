@@ -1,4 +1,4 @@
-"""The session proxy's added time of a model call, and its capacity; compared with LiteLLM's proxy."""
+"""The time that the session proxy adds to a model call, and its capacity, compared with LiteLLM's proxy."""
 
 import asyncio
 import contextlib
@@ -28,20 +28,20 @@ from tests.support.ports import free_port
 from tests.support.s3 import serve_s3
 
 RATE = 200.0  # requests a second of the open loop
-CALLS = 3000  # of the open loop: 15 s, so that 30 of them are above the 99th percentile
+CALLS = 3000  # in the open loop: 15 s, with 30 calls above the 99th percentile
 TURNS = 8
 ALONE = 200  # calls one at a time
 SIDE_BY_SIDE = 16
 SATURATING_CALLS = 4000
-PEER_CALLS = 400  # of the peer's saturation, which takes 8 s
+PEER_CALLS = 400  # for the peer's saturation, which takes 8 s
 STREAMS = 1000
-REQUEST_SECONDS = 0.03  # of a write to S3 in the same region: 20 to 40 ms
+REQUEST_SECONDS = 0.03  # latency of a write to S3 in the same region is 20 to 40 ms
 PROXY_CORE = 0
-CORES = os.sched_getaffinity(0)  # all that there are for a benchmark
+CORES = os.sched_getaffinity(0)  # all cores that benchmarks may use
 START_SECONDS = 90.0  # LiteLLM takes 20 s
 MOST_P50, MOST_P99 = 0.002, 0.011  # seconds
 LEAST_RATIO = 10.0
-FLAT = 1.1  # times the memory when all streams have begun
+FLAT = 1.1  # largest allowed ratio of the memory at the end of all streams to that when all had begun
 
 PROXY_KEY = f"sk-{secrets.token_urlsafe(16)}"
 """The admin key of both proxies."""
@@ -62,12 +62,14 @@ def measure() -> list[Row]:
         try:
             return asyncio.run(_measure(model_url, shm, disk))
         finally:
-            os.sched_setaffinity(0, CORES)  # other benchmarks follow
+            os.sched_setaffinity(0, CORES)  # for the next benchmarks
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Seconds of each call at 200 a second, p50 of those one at a time, calls a second, processor seconds of one."""
+    """Seconds of each call at 200 per second, p50 of sequential calls, calls per second at saturation, and processor
+    seconds of a call.
+    """
 
     opened: Sequence[float]
     alone: float
@@ -172,7 +174,7 @@ async def _on_s3(model_url: str, folder: Path) -> list[float]:
 
 
 def _bodies() -> list[bytes]:
-    """Return the requests of one conversation: each has the earlier answers and the tools' results."""
+    """Return the bodies of the requests of one conversation; each has the earlier answers and the tools' results."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "Call noop until told otherwise."}]
     bodies = []
     for turn in range(TURNS):
@@ -184,9 +186,7 @@ def _bodies() -> list[bytes]:
 
 
 async def _conversations(proxy: _Proxy, calls: int) -> list[Request]:
-    """Yield calls of new sessions, one conversation each. Active sessions take turns, so that none has two calls at
-    once.
-    """
+    """Return the calls of new sessions with one conversation each, ordered so that no session has two calls at once."""
     bodies, at_work = _bodies(), 4 * SIDE_BY_SIDE
     urls = await _register(proxy, -(-calls // TURNS))
     requests = []
@@ -227,7 +227,7 @@ async def _litellm(model_url: str, folder: Path) -> AsyncIterator[_Proxy]:
     path.write_text(yaml.safe_dump({"model_list": [{"model_name": NAME, "litellm_params": model}]}))
     program = installed(LITELLM).parent / "litellm"
     command = [str(program), "--config", str(path), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-    # Its prices come with the package: nothing is looked up elsewhere.
+    # It takes the prices from its package, and downloads none.
     environ = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": PROXY_KEY}
     async with _process(command, port, environ, "/health/liveliness") as proxy:
         yield proxy
@@ -236,7 +236,7 @@ async def _litellm(model_url: str, folder: Path) -> AsyncIterator[_Proxy]:
 @contextlib.asynccontextmanager
 async def _process(command: Sequence[str], port: int, environ: Mapping[str, str], health: str) -> AsyncIterator[_Proxy]:
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(  # noqa: ASYNC220 nothing else is under way
+        process = subprocess.Popen(  # noqa: ASYNC220 no other task runs
             command,
             cwd=ROOT,
             env={**os.environ, **environ},
@@ -250,7 +250,7 @@ async def _process(command: Sequence[str], port: int, environ: Mapping[str, str]
             while not await _answers(proxy.url + health):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
-                    raise SubjectFailed(f"{command[0]} does not serve: {log.read()[-3000:].decode(errors='replace')}")
+                    raise SubjectFailed(f"{command[0]} did not start: {log.read()[-3000:].decode(errors='replace')}")
                 await asyncio.sleep(0.2)
             yield proxy
         finally:
@@ -262,7 +262,7 @@ async def _process(command: Sequence[str], port: int, environ: Mapping[str, str]
 
 
 def _alone_on(core: int) -> None:
-    os.sched_setaffinity(0, CORES)  # of which the parent keeps to the second
+    os.sched_setaffinity(0, CORES)  # the parent process uses only the second core
     pin_to_core(core)
 
 

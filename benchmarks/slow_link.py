@@ -1,6 +1,6 @@
-"""A connection with the latency of remote object storage: sent data arrives some time later, in order.
+"""A connection with the latency of remote object storage: sent data arrives after a delay, in order.
 
-It only uses asyncio's transports: a proxy that parses requests would be slower than what is measured.
+It uses only asyncio's transports, because a proxy that parses requests would be slower than what is measured.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ async def slow_link(port: int, seconds: float) -> AsyncIterator[int]:
             near.lead_to(far)
 
         task = loop.create_task(lead())
-        opened.add(task)  # the loop itself holds no reference to a task
+        opened.add(task)  # the event loop holds no strong reference to a task
         task.add_done_callback(opened.discard)
 
     server = await loop.create_server(lambda: _End(seconds, accepted), "127.0.0.1", 0)
-    # `async with` would wait, from Python 3.12 on, until the last client has hung up.
+    # From Python 3.12 on, `async with` would wait until the last client has disconnected.
     with closing(server):
         yield server.sockets[0].getsockname()[1]
 

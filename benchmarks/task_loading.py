@@ -22,7 +22,7 @@ MB = 1e6
 
 
 def measure() -> list[Row]:
-    """Return seconds and memory of all three."""
+    """Return the seconds and the memory of all three ways to read the file."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
         file, small = Path(folder) / "instances.parquet", Path(folder) / "small.parquet"
         write_instances(file, INSTANCES)

@@ -1,4 +1,6 @@
-"""The cost of a tool call: `true` with its output read, as a bare process, through our executor, and through SWE-ReX."""
+"""The time of a tool call that runs `true` and reads its output: as a bare process, through our executor, and through
+SWE-ReX.
+"""
 
 import asyncio
 import tempfile
@@ -14,9 +16,9 @@ from benchmarks.measuring import quantile
 from benchmarks.peers import SWE_REX, installed
 from benchmarks.report import Row, Target, beside
 
-ROUNDS = 10  # alternating, so that a busy moment of the machine falls on all of them
-CALLS = 50  # a round
-SESSION_CALLS = 10  # a round: it takes 40 times as long
+ROUNDS = 10  # alternating, so that other load of the machine affects all of them
+CALLS = 50  # per round
+SESSION_CALLS = 10  # per round: each takes 40 times as long
 BARE, OURS, EXECUTE, SESSION = "bare asyncio spawn", "our executor", "SWE-ReX execute", "SWE-ReX run_in_session"
 
 
@@ -59,7 +61,7 @@ async def _all_rounds() -> dict[str, list[float]]:
                     EXECUTE: rex.ask(call="execute", times=CALLS)["seconds"],
                     SESSION: rex.ask(call="session", times=SESSION_CALLS)["seconds"],
                 }
-                if number:  # the first warms all of them up
+                if number:  # the first round is a warm-up
                     for who, found in taken.items():
                         seconds[who] += found
             await workspace.release()

@@ -1,9 +1,9 @@
-"""The cost of workspaces on this machine, compared with common alternatives in one run.
+"""The time and memory of workspaces on this machine, compared with common alternatives in one run.
 
-sudo python -m benchmarks.workspaces [--state-dir DIR] [--count N]
+    sudo python -m benchmarks.workspaces [--state-dir DIR] [--count N]
 
-Prints a table: p50, p99, and the ratio to what it is compared with. The machine's load moves all of them alike, so only
-figures of one run may be compared.
+Prints a table: p50, p99, and the ratio to the alternative. The machine's load affects all figures of a run, so compare only
+figures of the same run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def report(name: str, times: list[float], beside: tuple[str, list[float]] | None
 
 
 async def run(workspace: Workspace, argv: list[str] | str) -> None:
-    """Run a command in a workspace and read its whole output, as a tool call does."""
+    """Run a command in a workspace and read all its output, as a tool call does."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
     child = await spawn(workspace, argv, stdin=null, stdout=writable, stderr=os.dup(null))
@@ -76,7 +76,7 @@ async def bubblewrap() -> None:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory that a process shares with no other; 0 if it has ended."""
+    """Return the memory that a process shares with no other process; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_"))
@@ -86,14 +86,14 @@ def private_bytes(pid: int) -> int:
 
 def descendants(of: int) -> list[int]:
     found = []
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{of}/task"):
             with open(f"/proc/{of}/task/{task}/children", encoding="ascii") as file:
                 found += [int(pid) for pid in file.read().split()]
     return [*found, *(below for child in found for below in descendants(child))]
 
 
-async def lives(host: Host, count: int) -> None:
+async def measure_many(host: Host, count: int) -> None:
     before = set(descendants(os.getpid()))
     began = time.perf_counter()
     workspaces = [await host.create(WorkspaceSpec(f"live {index}")) for index in range(count)]
@@ -117,7 +117,7 @@ async def measure(state_dir: str, count: int) -> None:
     host, reason = await open_host(HostConfig(state_dir=state_dir, places=1000))
     print(f"mode {host.mode} ({reason or 'proved by trial'}), opened in {(time.perf_counter() - began) * 1000:.0f} ms")
     if host.mode != "Overlay":
-        raise SystemExit("these figures are about Overlay")
+        raise SystemExit("this benchmark needs Overlay mode")
 
     async def whole_life(index: int) -> None:
         workspace = await host.create(WorkspaceSpec(f"life {index}"))
@@ -128,7 +128,8 @@ async def measure(state_dir: str, count: int) -> None:
     await timed(20, lambda _: run(live, ["true"]))
     spawns, inside = [], []
     for _ in range(count * 3):
-        # In turns, so that the machine's load is the same for both; with a pause, as a model's turn lies between calls.
+        # Alternating, so that the machine's load is the same for both; with a pause, as tool calls have a model's turn
+        # between them.
         await asyncio.sleep(_PAUSE_SECONDS)
         spawns += await timed(1, lambda _: bare("true"))
         await asyncio.sleep(_PAUSE_SECONDS)
@@ -156,7 +157,7 @@ async def measure(state_dir: str, count: int) -> None:
     beside_writer = await timed(count, whole_life)
     os.killpg(writer.pid, signal.SIGKILL)
     await writer.wait()
-    report("the same beside somebody who writes to that disk", beside_writer, ("without", whole))
+    report("the same while another process writes to that disk", beside_writer, ("without", whole))
 
     prepared = await host.create(WorkspaceSpec("prepared"))
     await run(
@@ -174,7 +175,7 @@ async def measure(state_dir: str, count: int) -> None:
     report(f"fork of a prepared one ({_PREPARED_FILES} files, 100 MB)", forked)
     for workspace in forks:
         await workspace.destroy()
-    await lives(host, 200)
+    await measure_many(host, 200)
     await host.close()
 
 

@@ -1,6 +1,6 @@
 """Our engine, run through `run_job` as a user would, in a separate process.
 
-Workspaces are in memory: the called tool does nothing, and the cost of a workspace is measured elsewhere.
+Workspaces are in memory, because the called tool does nothing; workspaces.py measures the cost of a workspace.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MEASURED_CORE = 0
 
 @dataclass
 class _Seen:
-    """Totals of the run's events."""
+    """Counts the run's events."""
 
     stop_after: int | None
     stop: asyncio.Event
@@ -71,9 +71,10 @@ class _Seen:
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answer {job, environ, stop_after, journal} with the cost of running that job, and its totals.
+    """Run a job and return its cost and totals. The question is {job, environ, stop_after, journal}.
 
-    After `stop_after` seals the run is stopped, resumable. `journal` false leaves the turns' records unwritten.
+    After `stop_after` seals the run is stopped so that it can be resumed. If `journal` is false, records of turns are not
+    written.
     """
     job = validate(RolloutJob, question["job"])
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""In a runner's pod: times of a runner's cluster provider, compared with `pods/exec` and bare pods from the same pod."""
+"""Runs in a runner's pod: measures the runner's cluster provider, and for comparison `pods/exec` and bare pods."""
 
 import asyncio
 import itertools
@@ -20,7 +20,8 @@ from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from benchmarks.conversation import answer_questions
 from rollout_api.cluster import RUNNER_FOLDER
 
-# The runner itself is 0, and has none. One for the sandbox that stays, one for those that are made to be timed.
+# Runner indexes: the runner itself is 0 and has no sandboxes. One index for the permanent sandbox, one for those that are
+# created to be timed.
 WARM, COLD = 1, 2
 FENCE = Fence(1, "benchmark")
 DEADLINE_SECONDS = 60.0
@@ -29,7 +30,7 @@ GONE_POLL_SECONDS = 0.2
 
 
 class RunnerPod:
-    """Answers {call, ...} with {seconds: one of each}."""
+    """Answers a question {call, ...} with {seconds: [one value for each call]}."""
 
     def __init__(self, start: Start, api: KubeApi) -> None:
         self._start, self._api = start, api
@@ -55,7 +56,7 @@ class RunnerPod:
         await self._api.close()
 
     async def _tool(self, times: int, at_once: int) -> list[float]:
-        """Run `true` through the executor; concurrent calls use separate workspaces, as rollouts do."""
+        """Time `true` through the executor; concurrent calls use separate workspaces, as rollouts do."""
         free = list(await self._workspaces_that_stay(at_once))
 
         async def call() -> None:
@@ -66,15 +67,15 @@ class RunnerPod:
             free.append(workspace)
 
         seconds = await _timed(times, at_once, call)
-        # The executor remembers calls until it is told not to, and no more than 4,096 of an attempt.
+        # The executor remembers the calls of an attempt until it is told to forget them, at most 4,096.
         await asyncio.gather(*(workspace.acknowledge(next(self._turns)) for workspace in free))
         return seconds
 
     async def _exec(self, times: int, at_once: int) -> list[float]:
-        """Run `true` through `pods/exec`, with Kubernetes' own client, in the same pod; a client for each thread."""
+        """Time `true` through `pods/exec` with Kubernetes' own client, in the same pod; each thread has its own client."""
         pod = (await self._workspaces_that_stay(1))[0].handle["sandbox"]
         namespace = self._start.job.metadata.namespace
-        # `stream` borrows its client's request method: one that is shared would send other calls to the socket.
+        # `stream` replaces its client's request method, so a shared client would send other calls to the web socket.
         free = [client.CoreV1Api(client.ApiClient()) for _ in range(at_once)]
 
         def run(core: client.CoreV1Api) -> None:
@@ -94,7 +95,7 @@ class RunnerPod:
         return await _timed(times, at_once, call)
 
     async def _workspaces(self, times: int, at_once: int, new_group: bool) -> list[float]:
-        """Measure from the request for a workspace to its first tool result, on a running sandbox."""
+        """Time from the request for a workspace to its first tool result, on a running sandbox."""
         await self._workspaces_that_stay(1)
 
         async def call() -> None:
@@ -110,7 +111,7 @@ class RunnerPod:
         return seconds
 
     async def _cold(self) -> list[float]:
-        """Measure from the request for a new sandbox to its first tool result."""
+        """Time from the request for a new sandbox to its first tool result."""
         provider = self._provider(COLD)
         await provider.open()
         await asyncio.sleep(_any_phase())
@@ -120,7 +121,7 @@ class RunnerPod:
             await provider.close()
 
     async def _pod(self, image: str) -> list[float]:
-        """Measure from the creation of a bare pod, as by `kubectl run`, until it is Ready."""
+        """Time from the creation of a bare pod, like that of `kubectl run`, until it is Ready."""
         namespace = str(self._start.job.metadata.namespace)
         name = f"bare-{secrets.token_hex(4)}"
         pod = {
@@ -188,8 +189,8 @@ async def _timed(times: int, at_once: int, call: Callable[[], Awaitable[object]]
 
 
 def _any_phase() -> float:
-    """Wait for a random time: the kubelet checks its pods once a second, and a start right after another one would
-    always meet the same phase.
+    """Wait for a random time. The kubelet checks its pods once a second, and a start immediately after another one would
+    always be at the same time in that interval.
     """
     return random.random()
 

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 
 async def main() -> None:
-    """Answer {call: execute | session, times} with {seconds: one of each}."""
+    """Answer questions {call: execute | session, times} with {seconds: [one value for each call]}."""
     port, token = free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
     server = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)

@@ -1,4 +1,4 @@
-"""Reads a file of instances, with pyarrow alone or as tasks, and reports the cost."""
+"""Reads a file of instances, either only with pyarrow or as tasks, and reports the cost."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[str], object]] = {"values": read_values, "table": p
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answer {reader, file} with wall seconds, and the peak of resident bytes above the start."""
+    """Return the wall seconds, and the peak of resident bytes minus those at the start. The question is {reader, file}."""
     meter = Meter()
     held = READERS[question["reader"]](question["file"])
     cost = meter.read()

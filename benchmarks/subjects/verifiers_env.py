@@ -1,4 +1,4 @@
-"""verifiers' own in-process rollouts: a MultiTurnEnv whose tool does nothing. Runs in its own virtual environment.
+"""Rollouts of verifiers in its own process: a MultiTurnEnv whose tool does nothing. Runs in its own virtual environment.
 
 It neither records nor scores here, which is an advantage for it.
 """
@@ -19,7 +19,7 @@ MEASURED_CORE = 0
 
 
 class NoopToolEnv(vf.MultiTurnEnv):  # type: ignore[misc]
-    """Every tool call is answered with `ok`; an answer without one ends the rollout."""
+    """Answers every tool call with `ok`; an answer without a tool call ends the rollout."""
 
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
         return [ToolMessage(tool_call_id=call.id, content="ok") for call in messages[-1].tool_calls or []]
@@ -30,7 +30,7 @@ class NoopToolEnv(vf.MultiTurnEnv):  # type: ignore[misc]
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answer {base_url, model, rollouts, turns} with the cost of this many concurrent rollouts."""
+    """Return the cost of concurrent rollouts. The question is {base_url, model, rollouts, turns}."""
     env = NoopToolEnv(
         dataset=Dataset.from_list([{"question": "Call noop until told otherwise.", "answer": ""}]),
         tool_defs=[Tool(name="noop", description="Does nothing.", parameters={"type": "object", "properties": {}})],

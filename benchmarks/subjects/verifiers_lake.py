@@ -1,4 +1,4 @@
-"""FrozenLake in verifiers 0.4: its Env steps the game and its `null` harness calls the model, like its own textarena.
+"""FrozenLake in verifiers 0.4: an Env steps the game and the `null` harness calls the model, as in verifiers' textarena.
 
 Runs in its own virtual environment. The game is the same class as ours.
 """
@@ -23,7 +23,7 @@ ACTION = "Right"
 
 
 class LakeData(vf.TaskData):  # type: ignore[misc]
-    """A map by its seed."""
+    """A map, identified by its seed."""
 
     seed: int
 
@@ -55,7 +55,7 @@ class LakeEnvConfig(vf.EnvConfig):  # type: ignore[misc]
 
 
 class LakeEnv(vf.Env[LakeEnvConfig]):  # type: ignore[misc]
-    """Steps the game with every reply."""
+    """Makes one step of the game with every reply."""
 
     async def run(self, task: Any, agents: Any) -> None:
         """One episode of at most `LAKE_STEPS` steps."""
@@ -78,7 +78,7 @@ class LakeEnv(vf.Env[LakeEnvConfig]):  # type: ignore[misc]
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answer {base_url, model, maps, rollouts, at_once, steps} with the cost of that many rollouts of each map."""
+    """Return the cost of rollouts of each map. The question is {base_url, model, maps, rollouts, at_once, steps}."""
     from verifiers.v1.utils.loaders import load_environment  # type: ignore[import-not-found]
 
     os.environ.update(BENCHMARK_KEY="none", LAKE_STEPS=str(question["steps"]))
@@ -97,7 +97,7 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # A task set is found by the name of its module; uv stands beside the interpreter.
+    # verifiers finds a task set by the name of its module; uv is in the interpreter's folder.
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     asyncio.run(answer_questions(importlib.import_module("verifiers_lake").measure))

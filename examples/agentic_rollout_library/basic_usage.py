@@ -1,4 +1,4 @@
-"""An agent with a shell, an editor and a search tool makes a file."""
+"""An agent with a shell, an editor and a search tool creates a file."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Many prompts, at most four at once. Failures are independent, and differ from bad answers."""
+"""Many prompts, at most four at once. One failure does not affect the others, and is not counted as a bad answer."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ at_work = most_at_work = 0
 
 
 async def llm_func(messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    """Squares the number in the prompt. For one prompt, the server is unavailable."""
+    """Answers with the square of the number in the prompt. For one prompt it fails, as an unavailable server would."""
     global at_work, most_at_work
     at_work += 1
     most_at_work = max(most_at_work, at_work)

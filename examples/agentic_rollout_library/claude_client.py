@@ -1,4 +1,4 @@
-"""Claude, or another model behind Anthropic's Messages API, answers."""
+"""An agent whose model is Claude, or another model behind Anthropic's Messages API."""
 
 import asyncio
 import os

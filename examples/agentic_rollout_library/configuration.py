@@ -1,4 +1,4 @@
-"""An agent and its tools from one configuration that shows all options."""
+"""An agent and its tools, created from one configuration that shows all options."""
 
 import asyncio
 

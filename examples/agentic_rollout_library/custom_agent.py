@@ -20,7 +20,7 @@ class OneQuestion:
 
 @agent("Careful")
 class Careful(BaseAgent):
-    """Looks at few messages, makes one tool call at a time, and checks its answer before it finishes."""
+    """Sends only some of the messages, makes one tool call at a time, and checks its answer before it finishes."""
 
     system_prompt = "Use the calculator for every number."
 

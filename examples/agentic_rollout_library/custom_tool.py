@@ -17,7 +17,7 @@ class WeatherTool:
 
     async def execute(self, city: str) -> dict[str, Any]:
         if city not in self.degrees:
-            raise ToolError(f"{city!r} is not known; there are {', '.join(self.degrees)}")
+            raise ToolError(f"unknown city {city!r}; the known cities are {', '.join(self.degrees)}")
         return {"city": city, "degrees": self.degrees[city]}
 
 

@@ -1,4 +1,4 @@
-"""An agent that keeps its own trajectory: the `CustomReasoningAgent` of agentic-rollout-library's README."""
+"""An agent that builds its own trajectory: the `CustomReasoningAgent` of agentic-rollout-library's README."""
 
 import asyncio
 import re

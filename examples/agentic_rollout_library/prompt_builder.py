@@ -1,4 +1,4 @@
-"""A prompt that is built from parts."""
+"""A prompt that is built from named sections."""
 
 from typing import Any
 

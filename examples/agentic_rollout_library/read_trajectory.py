@@ -1,4 +1,4 @@
-"""A trajectory that is read step by step, written as JSON, and read again."""
+"""Reads a trajectory step by step, writes it as JSON, and reads it again."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Agents and tools by name: list them, create them, and register new ones in a process."""
+"""Agents and tools by name: list them, create them, and register new ones for the current process."""
 
 from agent_rollouts import agents, tools
 from agent_rollouts.agents import ToolCalling

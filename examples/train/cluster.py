@@ -1,6 +1,7 @@
-"""Learning on a cluster: `python -m examples.train.cluster --uri s3://bucket/prefix --secret storage`.
+"""Training on a cluster: `python -m examples.train.cluster --uri s3://bucket/prefix --secret storage`.
 
-Rollouts and the policy's servers are pods there; the trainer is wherever kubectl and the object storage can be reached from.
+Rollouts and the policy's servers run in pods. The trainer runs on any machine that reaches the Kubernetes API and the object
+storage.
 """
 
 import argparse
@@ -33,8 +34,8 @@ Object = dict[str, Any]
 
 
 class ClusterServer:
-    """Changes the ModelServer's policy through its spec; weights go through object storage. The operator loads and
-    verifies them.
+    """A policy server that writes new weights to object storage and names them in the ModelServer's spec; the operator loads
+    and verifies them.
     """
 
     def __init__(self, policy: ServedPolicy, uri: str, environ: Mapping[str, str]) -> None:
@@ -42,7 +43,7 @@ class ClusterServer:
 
     async def update(self, version: int, weights: Weights) -> None:
         """See PolicyServer. Raises StorageError, PolicyNotServed."""
-        if version == 0:  # what a server is started with
+        if version == 0:  # servers start with these weights
             await self._policy.served(0)
             return
         uri = f"{self._uri}/policy-{version}"
@@ -60,7 +61,7 @@ async def upload(weights: Weights, uri: str, environ: Mapping[str, str]) -> None
 
 
 async def started(objects: client.CustomObjectsApi, namespace: str) -> str:
-    """Return where the job's run is recorded, once its runners work. Raises TimeoutError, ApiException."""
+    """Wait until the job's runners are ready; return the URI of its run. Raises TimeoutError, ApiException."""
     status: Object = {}
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -85,8 +86,8 @@ async def learn(
     environ: Mapping[str, str],
     settings: Settings,
 ) -> list[float]:
-    """Return the learning curve. Creates ModelServer and RolloutJob `lake`; the servers are deleted at the end, the job
-    stays.
+    """Train the policy; return the learning curve. Creates a ModelServer and a RolloutJob, both named `lake`; the
+    ModelServer is deleted at the end, the job is kept.
     """
     weights_uri = f"{uri}/weights"
     await upload(policy.fresh_weights(), f"{weights_uri}/first", environ)
@@ -109,7 +110,7 @@ async def learn(
 
 
 def running(status: Object) -> str | None:
-    """Return where the job's run is recorded, once its runners work."""
+    """Return the URI of the job's run; None until its runners are ready."""
     ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions", []))
     return status.get("resultURI") if ready else None
 
@@ -127,11 +128,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.train.cluster", description=__doc__)
     parser.add_argument("--namespace", default="default")
     parser.add_argument(
-        "--image", default="agent-rollouts-lake-policy:latest", help="made by: hack/images/build lake-policy"
+        "--image", default="agent-rollouts-lake-policy:latest", help="image of the policy's servers; `hack/images/build lake-policy` builds it"
     )
-    parser.add_argument("--uri", required=True, help="where runs and weights go, in object storage")
+    parser.add_argument("--uri", required=True, help="prefix in object storage for runs and weights")
     parser.add_argument("--secret", required=True, help="Secret of the namespace with the storage's credentials")
-    parser.add_argument("--slippery", action="store_true", help="ice that carries you to the side two times of three")
+    parser.add_argument("--slippery", action="store_true", help="slippery ice: two of three steps go sideways")
     parser.add_argument("--updates", type=int, default=Settings.updates)
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     asyncio.run(_main(parser.parse_args()))

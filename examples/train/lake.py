@@ -1,4 +1,4 @@
-"""The lake to learn, and the best possible result on it."""
+"""The game that the policy learns (FrozenLake), and the best possible result in it."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from agent_rollouts.environments import TaskEnvironment
 from agent_rollouts.tasks import Task
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
-"""Gymnasium's own 4 × 4 map: start, frozen, hole, goal."""
+"""Gymnasium's 4 × 4 map. S: start, F: frozen, H: hole, G: goal."""
 STEPS = 20
 DIRECTIONS = ((0, -1), (1, 0), (0, 1), (-1, 0))
-"""(column, row) of the actions left, down, right and up, as Gymnasium numbers them."""
+"""(columns, rows) moved by the actions left, down, right and up, in Gymnasium's order."""
 
 
 def task(number: int, *, slippery: bool) -> Task:
@@ -21,7 +21,7 @@ def task(number: int, *, slippery: bool) -> Task:
 
 
 def best_possible(*, slippery: bool) -> float:
-    """Return the share of episodes in which a perfect player reaches the goal: value iteration over the remaining
+    """Return the share of episodes in which a perfect player reaches the goal, by value iteration over the remaining
     steps.
     """
     return _value(slippery, best=True)
@@ -39,7 +39,8 @@ def _value(slippery: bool, *, best: bool) -> float:
         for place, tile in enumerate(tiles):
             if tile in "SF":
                 reached = [values[_walk(place, direction, size)] for direction in DIRECTIONS]
-                # Slippery ice carries as often to either side, which are the neighbours in the list of directions.
+                # On slippery ice each of the two sideways directions is as likely as the chosen one; they are its
+                # neighbours in the list of directions.
                 turns = (-1, 0, 1) if slippery else (0,)
                 chances = [np.mean([reached[(action + turn) % 4] for turn in turns]) for action in range(4)]
                 new[place] = max(chances) if best else np.mean(chances)

@@ -1,4 +1,4 @@
-"""Learning on one machine: `python -m examples.train.laptop`. The policy's server is a separate process."""
+"""Training on one machine: `python -m examples.train.laptop`. The policy's server is a separate process."""
 
 import argparse
 import asyncio
@@ -21,13 +21,15 @@ JOB = Path(__file__).with_name("job.yaml")
 
 
 class LaptopServer:
-    """A policy server that loads new weights through vLLM's own routes, from `folder`."""
+    """A policy server that gets new weights through vLLM's HTTP routes, from `folder`."""
 
     def __init__(self, url: str, folder: Path, http: aiohttp.ClientSession) -> None:
         self._url, self._folder, self._http = url, folder, http
 
     async def update(self, version: int, weights: Weights) -> None:
-        """See PolicyServer: pause, load, name, resume, verify. Raises WrongPolicy, aiohttp.ClientError."""
+        """See PolicyServer. Pauses the server, loads the weights, sets their version, resumes and verifies. Raises
+        WrongPolicy, aiohttp.ClientError.
+        """
         folder = self._folder / f"policy-{version}"
         policy.save(weights, folder)
         await self._post("/pause?mode=keep")
@@ -36,7 +38,7 @@ class LaptopServer:
         await self._post("/resume")
         said = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
         if said != {"table": policy.checksum(weights)}:
-            raise WrongPolicy(f"{self._url} was given policy {version}, and its weights have other checksums: {said}")
+            raise WrongPolicy(f"{self._url} was given policy {version}, but its weights have other checksums: {said}")
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         async with self._http.post(self._url + path, json=body or {}) as response:
@@ -63,7 +65,7 @@ def job_for(url: str, output: Path, seed: int) -> RolloutJob:
 
 
 async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
-    """Return the learning curve; the rollouts go into `output`. Raises WrongPolicy."""
+    """Train the policy; return the learning curve. The rollouts are recorded in `output`. Raises WrongPolicy."""
     job = job_for(url, output, seed)
     with tempfile.TemporaryDirectory(prefix="policy-") as folder:
         async with aiohttp.ClientSession() as http, Client().session(job, new=True) as session:
@@ -83,12 +85,12 @@ async def _main(options: argparse.Namespace) -> None:
     settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
     async with server_process() as url:
         await learn(url, options.output, settings, options.seed)
-    print(f"rolloutctl report {options.output} draws the curve")
+    print(f"`rolloutctl report {options.output}` shows the learning curve")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.train.laptop", description=__doc__)
-    parser.add_argument("--slippery", action="store_true", help="ice that carries you to the side two times of three")
+    parser.add_argument("--slippery", action="store_true", help="slippery ice: two of three steps go sideways")
     parser.add_argument("--updates", type=int, default=Settings.updates)
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--seed", type=int, default=0)

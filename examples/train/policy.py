@@ -1,8 +1,8 @@
-"""The policy: a minimal language model that can be read quickly. Text in tokens, a table of weights, softmax, sampling.
+"""The policy: a minimal language model with a tokenizer, a table of weights, softmax and sampling.
 
 The next token depends only on the last `CONTEXT` tokens. Their checksum selects a row of a table, as in a hashed n-gram
-model, and the row's weights are added to those of a base. The base knows the format of an answer but not the
-directions; it never changes. The table is learned, starting at zero.
+model, and the row's weights are added to those of a base. The base is fixed: it prefers answers in the right format, but no
+direction. The table is learned, starting at zero.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Weights = NDArray[np.float64]
-"""(ROWS, VOCABULARY): added to the base's logits."""
+"""An array of the shape (ROWS, VOCABULARY), which is added to the base's logits."""
 
 SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 """Tokens of the chat template; no text is ever encoded as one of them."""
@@ -32,10 +32,10 @@ END = TOKENS["<|end|>"]
 CONTEXT = 22
 """A 4 × 4 map (16 tiles, 3 line breaks) and the tokens between it and the action: end, assistant, `<answer>`."""
 ROWS = 4096
-"""Many more than there are situations, so that two of them rarely share a row."""
+"""Many more rows than there are situations, so that two situations rarely share a row."""
 FORM = 10.0
-"""The base's logit of tokens that the format of an answer requires; all others have 0: 99 of 100 answers have the
-format.
+"""The base's logit of tokens that the format of an answer requires; all other tokens have 0. With it, 99 of 100 answers
+have the right format.
 """
 
 _PIECES = re.compile("|".join(map(re.escape, WORDS)).encode() + b"|.", re.DOTALL)
@@ -48,19 +48,19 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int], *, special: bool = False) -> str:
-    """Return the text of tokens. `special`: include the tokens of the chat template."""
+    """Return the text of tokens. `special`: include tokens of the chat template."""
     return b"".join(_TEXT[token] for token in ids if special or token < FIRST_SPECIAL).decode(errors="replace")
 
 
 def _base() -> NDArray[np.float64]:
-    """Return (VOCABULARY, VOCABULARY): logits of the token after each token."""
+    """Return logits of the shape (VOCABULARY, VOCABULARY): for each token, those of the next one."""
     logits = np.zeros((VOCABULARY, VOCABULARY))
     logits[TOKENS["<|assistant|>"], TOKENS["<answer>"]] = FORM
     for action in ACTIONS:
         logits[TOKENS["<answer>"], TOKENS[action]] = FORM
         logits[TOKENS[action], TOKENS["</answer>"]] = FORM
     logits[TOKENS["</answer>"], END] = FORM
-    # Nobody but the template says who speaks.
+    # Only the chat template may write the tokens of roles, so they are never sampled.
     logits[:, [TOKENS[name] for name in SPECIAL if TOKENS[name] != END]] = -np.inf
     return logits
 
@@ -74,12 +74,14 @@ def fresh_weights() -> Weights:
 
 
 def row_of(prefix: Sequence[int]) -> int:
-    """Return the row of the table for what follows these tokens."""
+    """Return the row of the table that is used for the token after these tokens."""
     return zlib.crc32(array("H", prefix[-CONTEXT:]).tobytes()) % ROWS
 
 
 def log_probabilities(weights: Weights, rows: NDArray[np.intp], last: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return (positions, VOCABULARY) for the token at each position, given its row and the previous token."""
+    """Return log probabilities of the shape (positions, VOCABULARY) for the token at each position, given its row and the
+    previous token (`last`).
+    """
     logits = BASE[last] + weights[rows]
     logits -= logits.max(axis=-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -90,7 +92,7 @@ def sample(weights: Weights, prompt: Sequence[int], most: int, seed: int) -> tup
     """Return up to `most` tokens after a prompt, at temperature 1, and their log probabilities; fewer if END comes
     first.
 
-    A token depends on the seed and its position, so an answer that is continued in the middle has the same rest.
+    A token depends on the seed and its position, so an answer that is continued after an interruption is the same.
     """
     ids, logprobs = list(prompt), list[float]()
     while len(logprobs) < most:
@@ -105,7 +107,7 @@ def sample(weights: Weights, prompt: Sequence[int], most: int, seed: int) -> tup
 
 
 def save(weights: Weights, folder: Path) -> None:
-    """Write the weights as an engine loads them."""
+    """Write the weights into a folder, in the format that the server loads."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "table.npy", weights)
 
@@ -119,5 +121,5 @@ def load(folder: Path) -> Weights:
 
 
 def checksum(weights: Weights) -> str:
-    """Return a SHA-256 of the weights, the same here and at the server."""
+    """Return a SHA-256 of the weights; trainer and server compute it alike."""
     return hashlib.sha256(weights.tobytes()).hexdigest()

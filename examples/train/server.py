@@ -1,8 +1,8 @@
 """The policy behind the part of vLLM's HTTP API that rollouts and policy updates use: `python -m
 examples.train.server`.
 
-Token ids in and out, with log probabilities and the version of the weights that made them; pause, load, verify, resume.
-It accepts the applicable part of vLLM's command line, so that a ModelServer can start it instead of vLLM.
+It takes and returns token ids, with log probabilities and the version of the weights that made them; it can be paused, load
+and verify weights, and be resumed. It accepts the applicable options of vLLM, so that a ModelServer can start it instead.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from examples.train import policy
 from examples.train.policy import END, TOKENS
 
 CONTEXT_LENGTH = 16_384
-"""Limit of tokens of prompt and answer together; 20 turns have some 700."""
+"""Limit of the tokens of prompt and answer together; 20 turns have about 700."""
 BODY_BYTES = 16 << 20
 UNLABELLED = "default"
-"""vLLM's name for weights that were never named."""
+"""Version of weights that nobody has set a version for, as in vLLM."""
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class Engine:
-    """The weights, their version, and whether it answers."""
+    """The weights, their version, and whether requests are answered or paused."""
 
     def __init__(self, folder: Path | None) -> None:
         self._first = policy.fresh_weights() if folder is None else policy.load(folder)
@@ -48,9 +48,9 @@ class Engine:
         self.running.set()
 
     async def answer(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Json:
-        """Return a choice with sampled tokens. It is made without interruption, so one version makes all of it."""
+        """Return a choice with sampled tokens. All of them come from one version, because nothing interrupts the sampling."""
         if sampling.get("temperature") not in (None, 1) or sampling.get("stop"):
-            raise Refused("this policy samples at temperature 1, and has no stop strings; leave both out")
+            raise Refused("only temperature 1 without stop strings is supported; leave out temperature and stop")
         if not prompt or len(prompt) >= CONTEXT_LENGTH:
             raise Refused(
                 f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of {CONTEXT_LENGTH}"
@@ -79,7 +79,7 @@ class Engine:
         }
 
     def reload(self, folder: Path | None) -> None:
-        """Load weights from a folder; None: those with which it was started. Raises OSError, ValueError."""
+        """Load weights from a folder; None loads the first ones again. Raises OSError, ValueError."""
         self.weights = self._first if folder is None else policy.load(folder)
 
     def checksums(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class Engine:
 
 
 def render(messages: Sequence[Mapping[str, Any]], *, to_be_answered: bool = True) -> list[int]:
-    """Apply the chat template: role, content, end. Its last token is the role of the next speaker."""
+    """Return the tokens of the chat template: role, content and end of each message, then the role of the next speaker."""
     ids = [token for message in messages for token in _said(message["role"], message.get("content") or "")]
     return [*ids, TOKENS["<|assistant|>"]] if to_be_answered else ids
 
@@ -96,12 +96,12 @@ def render(messages: Sequence[Mapping[str, Any]], *, to_be_answered: bool = True
 def _said(role: str, text: str) -> tuple[int, ...]:
     speaker = TOKENS.get(f"<|{role}|>")
     if speaker is None:
-        raise Refused(f"the chat template knows no role {role!r}")
+        raise Refused(f"role {role!r} is not supported by the chat template")
     return speaker, *policy.encode(text), END
 
 
 class Routes:
-    """The handlers of the routes; bodies and answers are those of vLLM 0.30 (docs/token-exact.md,
+    """The handlers of the HTTP routes; bodies and answers are like those of vLLM 0.30 (docs/token-exact.md,
     docs/policy-updates.md).
     """
 
@@ -138,7 +138,7 @@ class Routes:
         return app
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """Return metrics from which runners see its progress."""
+        """Return the metrics that runners read."""
         return web.Response(text=f"vllm:generation_tokens_total {self._engine.sampled}\n")
 
     def _models(self) -> Json:
@@ -201,7 +201,7 @@ class Routes:
 
     async def _call(self, body: Json) -> Json:
         if body.get("method") != "reload_weights":
-            raise Refused(f"there is no method {body.get('method')!r} here; there is reload_weights")
+            raise Refused(f"method {body.get('method')!r} is not supported; expected reload_weights")
         path = (body.get("kwargs") or {}).get("weights_path")
         try:
             self._engine.reload(None if path is None else Path(path))
@@ -240,7 +240,7 @@ def _refusal(error: Refused) -> web.Response:
 
 
 async def serve(engine: Engine, name: str, host: str, port: int) -> web.AppRunner:
-    """Start serving; `addresses` of the result has the port, `cleanup` ends it."""
+    """Start the server. Its port is in `addresses` of the result, and `cleanup` stops it."""
     runner = web.AppRunner(Routes(engine, name).app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=4096).start()
@@ -261,7 +261,7 @@ async def _run(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.train.server", description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "model", nargs="?", help="folder with the first weights; a policy that has learned nothing without it"
+        "model", nargs="?", help="folder with the first weights; default: a policy that has learned nothing"
     )
     parser.add_argument("--served-model-name", default="lake")
     parser.add_argument("--host", default="127.0.0.1")

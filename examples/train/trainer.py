@@ -1,8 +1,8 @@
-"""The trainer: policy gradient with rollouts of one open job, update after update.
+"""The trainer: policy gradient updates from the rollouts of one open job.
 
 submit groups → follow results → read tokens → check them → step → new weights to the server → again
 
-It knows nothing of where rollouts run, nor of how a server gets its weights: see `laptop.py` and `cluster.py`.
+`laptop.py` and `cluster.py` decide where rollouts run, and how a server gets its weights.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from examples.train.policy import Weights
 Numbers = NDArray[np.intp]
 
 SAME = 1e-6
-"""Largest allowed difference of a log probability and its recomputation. Both have 64 bits, perhaps on different
-machines.
+"""Largest allowed difference between a recorded log probability and its recomputation. Both have 64 bits, but may come
+from different machines.
 """
 
 
 class Stream(Protocol):
-    """An open job: RolloutSession in this process, or JobStream if runners are elsewhere."""
+    """An open job: a RolloutSession, whose rollouts run in this process, or a JobStream, whose runners are elsewhere."""
 
     async def submit(self, task: Task, label: str | None = None) -> int:
         """Submit a group."""
@@ -38,14 +38,14 @@ class Stream(Protocol):
 
 
 class PolicyServer(Protocol):
-    """The server of the rollouts' policy."""
+    """The server of the policy that the rollouts use."""
 
     async def update(self, version: int, weights: Weights) -> None:
-        """Serve these weights from now on, under that version. Returns when that is verified."""
+        """Make the server use these weights, under that version. Returns when that is verified."""
 
 
 class WrongPolicy(Exception):
-    """Rollouts have another policy than expected; the message has the evidence."""
+    """Rollouts were made with another policy than expected; the message has the evidence."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class Settings:
     slippery: bool = False
     updates: int = 12
     enough: float | None = None
-    """It ends early when this share of episodes reaches the goal."""
+    """The training ends early when this share of episodes reaches the goal."""
     groups: int = 32
     """Groups of each update; the job determines the number of members."""
     learning_rate: float = 16.0
-    """Large, because each situation has its own weights, and occurs in few of the tokens of a step."""
+    """Large, because each situation has its own weights and occurs in only a few tokens of a step."""
 
 
 class Trainer:
-    """Learns from the rollouts of one open job. `groups` are the stream's finished groups."""
+    """Trains the policy with the rollouts of one open job. `groups` are the stream's finished groups."""
 
     def __init__(
         self, stream: Stream, groups: AsyncIterator[FinishedGroup], server: PolicyServer, settings: Settings
@@ -132,28 +132,26 @@ def success(groups: Sequence[FinishedGroup]) -> float:
 
 
 def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
-    """Check that these very weights, under that version, sampled every token to train on. Raises WrongPolicy."""
+    """Check that every token to train on was sampled from these weights, under that version. Raises WrongPolicy."""
     for branch in branches:
         places = trained(branch)
         others = {branch.policy_versions[place] for place in places} - {version}
         if others:
-            raise WrongPolicy(f"tokens of policy {others} were recorded, expected those of {version} alone")
+            raise WrongPolicy(f"tokens of policy {others} were recorded, expected only those of {version}")
         if branch.logprobs is None:
             raise WrongPolicy(
-                "tokens were recorded without log probabilities; which weights made them cannot be checked"
+                "tokens were recorded without log probabilities, so it cannot be checked which weights made them"
             )
         recorded = np.array([branch.logprobs[place] for place in places])
         if places and not np.allclose(recorded, _log_likelihoods(weights, branch), rtol=0, atol=SAME):
             raise WrongPolicy(
-                f"what was recorded for policy {version} has other log probabilities than its weights give: the server "
-                "serves other weights than it says"
+                f"tokens of policy {version} were recorded with other log probabilities than its weights give: the server "
+                "uses other weights than it reports"
             )
 
 
 def trained(branch: Branch) -> list[int]:
-    """Return the positions of the tokens that the policy sampled. The first token of all follows no other, so it was
-    not sampled.
-    """
+    """Return the positions of the tokens that the policy sampled. The very first token is never sampled."""
     return [place for place in range(1, len(branch.mask)) if branch.mask[place]]
 
 
@@ -161,7 +159,8 @@ def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> W
     """Make one step of policy gradient (REINFORCE): tokens of good rollouts become likelier, those of bad ones less
     likely.
 
-    The gradient of a token's log probability, by the preceding logits, is its own unit vector minus all probabilities.
+    The gradient of a token's log probability with respect to the logits is the token's unit vector minus the
+    probabilities.
     """
     if not samples:
         return weights
@@ -170,7 +169,7 @@ def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> W
     advantages = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
     gradient = np.zeros_like(weights)
     np.add.at(gradient, (rows, tokens), advantages)
-    # Many positions are in the same situation, and have the same probabilities.
+    # Many positions are in the same situation, so they have the same probabilities.
     situations, of_position = np.unique(np.stack([rows, last]), axis=1, return_inverse=True)
     total = np.bincount(of_position.ravel(), weights=advantages)
     probabilities = np.exp(policy.log_probabilities(weights, situations[0], situations[1]))
