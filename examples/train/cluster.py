@@ -18,14 +18,14 @@ from kubernetes.aio import client, config
 from agent_rollouts.records import Store
 from agent_rollouts.session import JobStream, ServedPolicy
 from examples.train import lake, policy
-from examples.train.laptop import tell
+from examples.train.laptop import print_share
 from examples.train.policy import Weights
 from examples.train.trainer import Settings, Trainer
 
 MANIFESTS = Path(__file__).with_name("cluster.yaml")
 GROUP, VERSION = "rollout.dev", "v1alpha1"
 PLURALS = {"ModelServer": "modelservers", "RolloutJob": "rolloutjobs"}
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """Interval between two checks of the job."""
 PATIENCE_SECONDS = 600.0
 """Time limit for servers to start, for a job's runners, and for one update."""
@@ -60,16 +60,16 @@ async def upload(weights: Weights, uri: str, environ: Mapping[str, str]) -> None
             await store.put(file.name, file.read_bytes())
 
 
-async def started(objects: client.CustomObjectsApi, namespace: str) -> str:
+async def wait_for_runners(objects: client.CustomObjectsApi, namespace: str) -> str:
     """Wait until the job's runners are ready; return the URI of its run. Raises TimeoutError, ApiException."""
     status: Object = {}
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (run := running(status)) is None:
-                await asyncio.sleep(LOOK_SECONDS)
+            while (run := run_uri(status)) is None:
+                await asyncio.sleep(CHECK_SECONDS)
                 where = (GROUP, VERSION, namespace, PLURALS["RolloutJob"], "lake")
-                there_is: Any = await objects.get_namespaced_custom_object(*where)
-                status = there_is.get("status", {})
+                found_job: Any = await objects.get_namespaced_custom_object(*where)
+                status = found_job.get("status", {})
     except TimeoutError:
         raise TimeoutError(
             f"no runner of the job is ready after {PATIENCE_SECONDS:g} s; its status: {status}"
@@ -100,16 +100,16 @@ async def learn(
     try:
         served = ServedPolicy(objects, namespace, "lake", patience_seconds=PATIENCE_SECONDS)
         server = ClusterServer(served, weights_uri, environ)
-        run = await started(objects, namespace)
+        run = await wait_for_runners(objects, namespace)
         stream = await JobStream.open(run, environ, patience_seconds=PATIENCE_SECONDS)
-        curve = await Trainer(stream, stream.groups(), server, settings).run(tell)
+        curve = await Trainer(stream, stream.groups(), server, settings).run(print_share)
         await stream.close()
     finally:
         await objects.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURALS["ModelServer"], "lake")
     return curve
 
 
-def running(status: Object) -> str | None:
+def run_uri(status: Object) -> str | None:
     """Return the URI of the job's run; None until its runners are ready."""
     ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions", []))
     return status.get("resultURI") if ready else None
@@ -128,7 +128,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.train.cluster", description=__doc__)
     parser.add_argument("--namespace", default="default")
     parser.add_argument(
-        "--image", default="agent-rollouts-lake-policy:latest", help="image of the policy's servers; `hack/images/build lake-policy` builds it"
+        "--image",
+        default="agent-rollouts-lake-policy:latest",
+        help="image of the policy's servers (`hack/images/build lake-policy`)",
     )
     parser.add_argument("--uri", required=True, help="prefix in object storage for runs and weights")
     parser.add_argument("--secret", required=True, help="Secret of the namespace with the storage's credentials")

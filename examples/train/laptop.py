@@ -70,12 +70,12 @@ async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: 
     with tempfile.TemporaryDirectory(prefix="policy-") as folder:
         async with aiohttp.ClientSession() as http, Client().session(job, new=True) as session:
             server = LaptopServer(url, Path(folder), http)
-            curve = await trainer(session, aiter(session), server, settings).run(tell)
+            curve = await trainer(session, aiter(session), server, settings).run(print_share)
             await session.close()
             return curve
 
 
-def tell(number: int, share: float) -> None:
+def print_share(number: int, share: float) -> None:
     print(f"update {number:2}: {share:6.1%} reach the goal", flush=True)
 
 

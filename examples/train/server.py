@@ -48,7 +48,7 @@ class Engine:
         self.running.set()
 
     async def answer(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Json:
-        """Return a choice with sampled tokens. All of them come from one version, because nothing interrupts the sampling."""
+        """Return a choice with sampled tokens. All come from one version, because sampling is never interrupted."""
         if sampling.get("temperature") not in (None, 1) or sampling.get("stop"):
             raise Refused("only temperature 1 without stop strings is supported; leave out temperature and stop")
         if not prompt or len(prompt) >= CONTEXT_LENGTH:
@@ -88,12 +88,12 @@ class Engine:
 
 def render(messages: Sequence[Mapping[str, Any]], *, to_be_answered: bool = True) -> list[int]:
     """Return the tokens of the chat template: role, content and end of each message, then the role of the next speaker."""
-    ids = [token for message in messages for token in _said(message["role"], message.get("content") or "")]
+    ids = [token for message in messages for token in _message_tokens(message["role"], message.get("content") or "")]
     return [*ids, TOKENS["<|assistant|>"]] if to_be_answered else ids
 
 
 @lru_cache(maxsize=10_000)
-def _said(role: str, text: str) -> tuple[int, ...]:
+def _message_tokens(role: str, text: str) -> tuple[int, ...]:
     speaker = TOKENS.get(f"<|{role}|>")
     if speaker is None:
         raise Refused(f"role {role!r} is not supported by the chat template")
@@ -123,7 +123,7 @@ class Routes:
             "/weight_checker": self._check_weights,
         }
         for path, answer in posts.items():
-            app.router.add_post(path, _answering(answer))
+            app.router.add_post(path, _body_handler(answer))
         app.router.add_post("/inference/v1/generate", self._generate)
         gets: dict[str, Callable[[], Json]] = {
             "/health": dict,
@@ -133,7 +133,7 @@ class Routes:
             "/weight_info": lambda: {"weight_version": self._engine.version},
         }
         for path, say in gets.items():
-            app.router.add_get(path, _saying(say))
+            app.router.add_get(path, _json_handler(say))
         app.router.add_get("/metrics", self._metrics)
         return app
 
@@ -217,14 +217,14 @@ class Routes:
         return {"checksums": self._engine.checksums()}
 
 
-def _saying(say: Callable[[], Json]) -> Handler:
+def _json_handler(say: Callable[[], Json]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         return web.json_response(say())
 
     return handle
 
 
-def _answering(answer: Callable[[Json], Awaitable[Json]]) -> Handler:
+def _body_handler(answer: Callable[[Json], Awaitable[Json]]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         try:
             return web.json_response(await answer(await request.json() if request.can_read_body else {}))

@@ -130,7 +130,7 @@ async def test_custom_tools_are_called_and_their_errors_reported(tmp_path: Path,
     ]
     printed = await run("custom_tool", tmp_path, server)
     assert [line for line in printed if line.startswith("action_result")] == [
-        "action_result: 'Bonn' is not known; there are Berlin",
+        "action_result: unknown city 'Bonn'; the known cities are Berlin",
         'action_result: {"city": "Berlin", "degrees": 20.0}',
         "action_result: 68.0 F",
         "action_result: 68",

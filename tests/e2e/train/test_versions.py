@@ -35,7 +35,7 @@ def other_weights() -> policy.Weights:
 async def test_a_server_that_keeps_old_weights_and_claims_the_new_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path, KeepsOldWeights(None)) as (trainer, _):
         trainer.weights = other_weights()
-        with pytest.raises(WrongPolicy, match="was given policy 0, and its weights have other checksums"):
+        with pytest.raises(WrongPolicy, match="was given policy 0, but its weights have other checksums"):
             await trainer.run(lambda number, share: None)
 
 

@@ -91,7 +91,7 @@ def test_tokens_of_other_weights_another_version_or_no_version_are_not_trained()
     check([sampled(weights, seed) for seed in range(4)], "3", weights)
     with pytest.raises(WrongPolicy, match="other log probabilities"):
         check([sampled(some_weights(2), 1)], "3", weights)
-    with pytest.raises(WrongPolicy, match=r"policy \{'2'\} were recorded, expected those of 3"):
+    with pytest.raises(WrongPolicy, match=r"policy \{'2'\} were recorded, expected only those of 3"):
         check([sampled(weights, 1, "2")], "3", weights)
     nameless = sampled(weights, 1).model_copy(update={"policy_versions": [None] * 99})
     with pytest.raises(WrongPolicy, match="None"):
