@@ -15,7 +15,7 @@ from agent_runtime.engine.events import Event, JobStarted, RolloutSealed, ToolEn
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from benchmarks.jobs import SAYS_DONE, rollout_job
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 from rollout_api.records import Usage
 from rollout_api.rollout_job import RolloutJob
 from tests.support.s3 import serve_s3
@@ -82,7 +82,7 @@ def measure() -> list[Row]:
     size = f"{FILES * FILE_BYTES // 10**6} MB"
     here, there = f"{BRANCHES} branches in their own sandbox", f"{BRANCHES} branches in another sandbox, over S3"
     return [
-        beside(f"{here}, {size}: all first tool calls ended", own, "s", f"{BRANCHES} × cp -a", copied, A_FIFTH),
+        comparison(f"{here}, {size}: all first tool calls ended", own, "s", f"{BRANCHES} × cp -a", copied, A_FIFTH),
         Row(f"{there}: the first one's first tool call ended", first, "s"),
         Row(f"{there}: all first tool calls ended", last, "s"),
     ]

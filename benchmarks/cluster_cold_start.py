@@ -2,7 +2,7 @@
 
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import any_cluster, runner_process
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 from tests.support.cluster import QUICKSTART_IMAGE
 
 TIMES = 30
@@ -20,5 +20,5 @@ def measure() -> list[Row]:
     return [
         Row("sandbox, created to first tool result, p90", quantile(ours, 0.9), "s"),
         Row("bare pod, created to Ready, p90", quantile(bare, 0.9), "s"),
-        beside("sandbox, p50", sandbox, "s", "bare pod", pod, Target("at most", 1.3)),
+        comparison("sandbox, p50", sandbox, "s", "bare pod", pod, Target("at most", 1.3)),
     ]

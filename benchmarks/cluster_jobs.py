@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from benchmarks.on_cluster import AuditLog, harness_cluster, job_in, new_namespace, of_sandboxes
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 from tests.support.cluster import Cluster
 
 ROLLOUTS = 400
@@ -48,7 +48,7 @@ def measure() -> list[Row]:
     return [
         *rows,
         Row(what, per_rollout, "writes", target=Target("at most", 0.6)),
-        beside(
+        comparison(
             f"rollouts a minute, Overlay, {GROUP_SIZE} a sandbox", shared, "/min", "Plain", alone, Target("at least", 5)
         ),
     ]

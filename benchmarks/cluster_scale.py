@@ -23,7 +23,7 @@ from agent_runtime.sandboxes.cluster.sandbox_object import new_name, sandbox_obj
 from benchmarks.conversation import ROOT
 from benchmarks.measuring import cpu_seconds, memory
 from benchmarks.on_cluster import AuditLog, harness_cluster, new_namespace, of_sandboxes, open_job, operator_kubeconfig
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec
 from tests.support.cluster import OPERATOR_NAMESPACE, QUICKSTART_IMAGE, Cluster, Job, eventually
@@ -84,8 +84,8 @@ def _rows(few: Filled, many: Filled) -> list[Row]:
         ),
         Row("resident memory at most", many.peak_bytes / 1e6, "MB", target=Target("at most", 250)),
         Row("processor time of the operator", many.cpu_seconds, "s"),
-        beside(f"reconcile p99 with {MANY:,}", slow, "ms", f"with {FEW}", quick, Target("at most", 2)),
-        beside(f"API writes for each of {MANY:,}", writes, "writes", f"of {FEW}", before, Target("at most", 1.05)),
+        comparison(f"reconcile p99 with {MANY:,}", slow, "ms", f"with {FEW}", quick, Target("at most", 2)),
+        comparison(f"API writes for each of {MANY:,}", writes, "writes", f"of {FEW}", before, Target("at most", 1.05)),
     ]
 
 

@@ -5,7 +5,7 @@ pod.
 from benchmarks.conversation import Process
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import any_cluster, runner_process
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 
 ROUNDS = 5  # alternating, so that other load of the machine affects both
 CALLS = 400  # per round, through the executor
@@ -26,7 +26,7 @@ def measure() -> list[Row]:
                 )
         ours, peer = (quantile(seconds[at_once][who], 0.5) * 1e3 for who in (OURS, EXEC))
         what, target = f"times faster, {at_once} at once", Target("at least", factor)
-        rows.append(beside(what, ours, "ms", EXEC, peer, target, inverse=True))
+        rows.append(comparison(what, ours, "ms", EXEC, peer, target, inverse=True))
     return rows
 
 

@@ -6,8 +6,8 @@ from benchmarks.conversation import Subject
 from benchmarks.instant_model import NAME, instant_model
 from benchmarks.jobs import endpoint, inline_tasks, rollout_job
 from benchmarks.measuring import memory_folder
-from benchmarks.peers import VERIFIERS, installed
-from benchmarks.report import Row, Target, beside
+from benchmarks.peers import VERIFIERS, install
+from benchmarks.report import Row, Target, comparison
 
 ROLLOUTS = 512  # concurrent
 GROUP_SIZE = 8
@@ -21,14 +21,16 @@ def measure() -> list[Row]:
     """Return turns per second and core, processor time of a turn, and memory of a rollout, for us and for verifiers."""
     with instant_model(TURNS) as warming, instant_model(TURNS, together=ROLLOUTS) as base_url:
         ours = _ours(warming, base_url)
-        with Subject("benchmarks.subjects.verifiers_env", installed(VERIFIERS)) as peer:
+        with Subject("benchmarks.subjects.verifiers_env", install(VERIFIERS)) as peer:
             peer.ask(base_url=warming, model=NAME, rollouts=GROUP_SIZE, turns=TURNS)
             theirs = peer.ask(base_url=base_url, model=NAME, rollouts=ROLLOUTS, turns=TURNS)
     named = f"verifiers {VERIFIERS.version}"
     memory = _kilobytes(ours)
     return [
-        beside("turns a second, of one process", _rate(ours), "turns/s", named, _rate(theirs)),
-        beside("turns a second and core", _per_core(ours), "turns/s", named, _per_core(theirs), Target("at least", 10)),
+        comparison("turns a second, of one process", _rate(ours), "turns/s", named, _rate(theirs)),
+        comparison(
+            "turns a second and core", _per_core(ours), "turns/s", named, _per_core(theirs), Target("at least", 10)
+        ),
         Row("processor time of a turn", _cpu_ms(ours), "ms", f"{named} {_cpu_ms(theirs):.3g}", target=MOST_CPU),
         Row(
             f"memory of a rollout, {ROLLOUTS} at once",
@@ -37,7 +39,7 @@ def measure() -> list[Row]:
             f"{named} {_kilobytes(theirs):.3g}",
             target=MOST_MEMORY,
         ),
-        beside("memory of the process, at most", ours["peak_bytes"] / 1e6, "MB", named, theirs["peak_bytes"] / 1e6),
+        comparison("memory of the process, at most", ours["peak_bytes"] / 1e6, "MB", named, theirs["peak_bytes"] / 1e6),
     ]
 
 

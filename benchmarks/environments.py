@@ -12,8 +12,8 @@ from benchmarks.conversation import Subject
 from benchmarks.instant_model import NAME, instant_model
 from benchmarks.jobs import endpoint, rollout_job
 from benchmarks.measuring import memory_folder
-from benchmarks.peers import VERIFIERS_PROGRAMS, installed
-from benchmarks.report import Row, Target, beside
+from benchmarks.peers import VERIFIERS_PROGRAMS, install
+from benchmarks.report import Row, Target, comparison
 
 MAPS = 40
 ROLLOUTS = 32  # for each map
@@ -28,7 +28,7 @@ def measure() -> list[Row]:
     """Return rollouts per second of this project, of verifiers, and of a Gymnasium loop without any model."""
     with instant_model(1, text=f"<answer>{ACTION}</answer>") as base_url:
         ours = _ours(base_url)
-        with Subject("benchmarks.subjects.verifiers_lake", installed(VERIFIERS_PROGRAMS)) as peer:
+        with Subject("benchmarks.subjects.verifiers_lake", install(VERIFIERS_PROGRAMS)) as peer:
             question = {"base_url": base_url, "model": NAME, "at_once": PEER_AT_ONCE, "steps": STEPS}
             peer.ask(maps=1, rollouts=1, **question)  # uv creates the program's environment at its first start
             theirs = peer.ask(maps=PEER_MAPS, rollouts=PEER_ROLLOUTS, **question)
@@ -37,7 +37,7 @@ def measure() -> list[Row]:
     bare = _bare_loop()
     named = f"verifiers {VERIFIERS_PROGRAMS.version}"
     return [
-        beside("rollouts a second, 40 maps × 32", rate, "rollouts/s", named, their_rate, LEAST),
+        comparison("rollouts a second, 40 maps × 32", rate, "rollouts/s", named, their_rate, LEAST),
         Row("the same in a Gymnasium loop, no model", bare, "rollouts/s"),
         Row("processor time of a turn", ours["cpu_seconds"] / ours["turns"] * 1e3, "ms"),
     ]

@@ -45,25 +45,25 @@ def measure() -> list[Row]:
             rows.append(Row(f"processor time of an append, {place}", cost.cpu_seconds * 1e3, "ms"))
         if cost.requests_a_turn is not None and cost.requests_a_rollout is not None:
             rows.append(Row("requests of a turn", cost.requests_a_turn, "requests"))
-            rows.append(Row("requests of a rollout besides", cost.requests_a_rollout, "requests"))
+            rows.append(Row("other requests of a rollout", cost.requests_a_rollout, "requests"))
     return rows
 
 
 async def _all_places() -> dict[str, Cost]:
     with memory_folder() as folder, serve_s3() as s3:
         local = Store.open(str(folder), {})
-        await _measured(local.below("warm-up"), 1, None)
+        await _measure(local.below("warm-up"), 1, None)
         async with FaultProxy(s3.port, delay_seconds=DISTANCE_SECONDS).serve() as proxy:
             near = Store.open(s3.uri("near"), s3.environ())
             far = Store.open(s3.uri("far"), s3.environ(proxy.port))
             return {
-                "folder in memory": await _measured(local, 20, None),
-                "S3 on this machine": await _measured(near, 5, None),
-                "S3, 30 ms away": await _measured(far, 1, proxy),
+                "folder in memory": await _measure(local, 20, None),
+                "S3 on this machine": await _measure(near, 5, None),
+                "S3, 30 ms away": await _measure(far, 1, proxy),
             }
 
 
-async def _measured(store: Store, rollouts: int, proxy: FaultProxy | None) -> Cost:
+async def _measure(store: Store, rollouts: int, proxy: FaultProxy | None) -> Cost:
     job = rollout_job("unused", tasks=inline_tasks(1), model=SAYS_DONE)
     record = await JobRecord.open(store, job, job.spec.tasks.inline or [])
     seconds: list[float] = []

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.conversation import Subject
 from benchmarks.instant_model import instant_model
 from benchmarks.jobs import endpoint, inline_tasks, rollout_job
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3 import serve_s3
 
@@ -47,7 +47,7 @@ def measure() -> list[Row]:
 
 def _overhead(store: str, bare: _Turns, journaled: _Turns) -> Row:
     what = f"a turn of {TURN_SECONDS:g} s, journaled on {store}"
-    return beside(what, journaled.seconds, "s", "not journaled", bare.seconds, Target("at most", MOST))
+    return comparison(what, journaled.seconds, "s", "not journaled", bare.seconds, Target("at most", MOST))
 
 
 async def _on_folder(base_url: str) -> tuple[_Turns, _Turns]:

@@ -34,11 +34,11 @@ def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for plane in running(folder, ("operator",)):
-            return _measured(plane, folder)
+            return _measure(plane, folder)
     raise AssertionError("no control plane")
 
 
-def _measured(plane: ControlPlane, folder: Path) -> list[Row]:
+def _measure(plane: ControlPlane, folder: Path) -> list[Row]:
     plane.kubectl("create", "namespace", NAMESPACE)
     with _operator(plane, folder) as replica:
         _apply(plane, "reported")

@@ -42,7 +42,7 @@ LITELLM = Peer("litellm", "1.106.2", extra="proxy")
 ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM)
 
 
-def installed(peer: Peer) -> Path:
+def install(peer: Peer) -> Path:
     """Return the peer's interpreter; the first call installs the peer, which takes a minute. Raises PeerError."""
     done = peer.folder / "installed"
     python = peer.folder / "bin" / "python"
@@ -63,4 +63,4 @@ def installed(peer: Peer) -> Path:
 
 if __name__ == "__main__":
     for each in ALL:
-        print(installed(each))
+        print(install(each))

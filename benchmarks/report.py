@@ -41,7 +41,7 @@ class Row:
         return self.target.met(self.figure if self.ratio is None else self.ratio)
 
 
-def beside(
+def comparison(
     what: str, figure: float, unit: str, who: str, theirs: float, target: Target | None = None, *, inverse: bool = False
 ) -> Row:
     """Return a row that compares our figure with another one in the same unit. The ratio is ours to theirs, or with

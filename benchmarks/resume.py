@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.conversation import Subject
 from benchmarks.jobs import PROMPT, SAYS_DONE, rollout_job
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 
 SEALED = (2_500, 5_000, 10_000)
 CONCURRENCY = 64
@@ -37,7 +37,9 @@ def measure() -> list[Row]:
     early, late = (at_half - at_none) / (half - none), (at_full - at_half) / (full - half)
     return [
         *(Row(f"{sealed:,} sealed, to the first rollout", seconds, "s") for sealed, seconds in (nothing, *resumed)),
-        beside("a seal of the second half", late * 1e3, "ms", "of the first", early * 1e3, Target("at most", LINEAR)),
+        comparison(
+            "a seal of the second half", late * 1e3, "ms", "of the first", early * 1e3, Target("at most", LINEAR)
+        ),
     ]
 
 

@@ -30,10 +30,10 @@ ENGINE = "benchmarks.subjects.engine"
 
 def measure() -> list[Row]:
     """Return seconds and bytes of the resume and of the end."""
-    return asyncio.run(_measured())
+    return asyncio.run(_measure())
 
 
-async def _measured() -> list[Row]:
+async def _measure() -> list[Row]:
     with memory_folder() as folder, serve_s3(within=folder) as s3:
         tasks = folder / "tasks.jsonl"
         lines = (json.dumps({"name": f"task-{n:06}", "prompt": PROMPT}) + "\n" for n in range(_groups()))

@@ -21,8 +21,8 @@ from benchmarks.conversation import END_SECONDS, ROOT, SubjectFailed
 from benchmarks.http_load import Request, at_rate, in_turns, streams
 from benchmarks.instant_model import MODEL_CORE, NAME, TOOL, WORDS, instant_model
 from benchmarks.measuring import cpu_seconds, disk_folder, file_system, memory, memory_folder, pin_to_core, quantile
-from benchmarks.peers import LITELLM, installed
-from benchmarks.report import Row, Target, beside
+from benchmarks.peers import LITELLM, install
+from benchmarks.report import Row, Target, comparison
 from benchmarks.slow_link import slow_link
 from tests.support.ports import free_port
 from tests.support.s3 import serve_s3
@@ -94,7 +94,7 @@ async def _measure(model_url: str, shm: Path, disk: Path) -> list[Row]:
         stream_rows = await _streams(proxy)
     s3 = await _on_s3(model_url, shm)
 
-    def added(opened: Sequence[float], where: str, *, judged: bool) -> list[Row]:
+    def latency_rows(opened: Sequence[float], where: str, *, judged: bool) -> list[Row]:
         return [
             Row(
                 f"added latency at {RATE:g}/s, sessions {where}, p{percent}",
@@ -106,24 +106,24 @@ async def _measure(model_url: str, shm: Path, disk: Path) -> list[Row]:
             for percent, most in ((50, MOST_P50), (99, MOST_P99))
         ]
 
-    def beside_peer(found: _Found, where: str, *, judged: bool) -> list[Row]:
+    def peer_rows(found: _Found, where: str, *, judged: bool) -> list[Row]:
         target = Target("at least", LEAST_RATIO) if judged else None
         alone = found.alone - model_alone
         one = f"added latency one at a time, sessions {where}, p50: LiteLLM's to ours"
         many = f"calls a second of one process, {SIDE_BY_SIDE} at once, sessions {where}: ours to LiteLLM's"
         return [
-            beside(one, alone * 1e3, "ms", "LiteLLM", peer_alone * 1e3, target, inverse=True),
-            beside(many, found.rate, "/s", "LiteLLM", peer_rate, target),
+            comparison(one, alone * 1e3, "ms", "LiteLLM", peer_alone * 1e3, target, inverse=True),
+            comparison(many, found.rate, "/s", "LiteLLM", peer_rate, target),
             Row("processor time of a call, then", found.cpu * 1e3, "ms", f"LiteLLM {peer_cpu * 1e3:.3g} ms"),
         ]
 
     on = f"on the disk ({file_system(disk)})"
     return [
-        *added(on_disk.opened, on, judged=True),
-        *beside_peer(on_disk, on, judged=True),
-        *added(in_memory.opened, "in memory", judged=False),
-        *beside_peer(in_memory, "in memory", judged=False),
-        *added(s3, f"on S3 at {REQUEST_SECONDS * 1e3:g} ms a request", judged=False),
+        *latency_rows(on_disk.opened, on, judged=True),
+        *peer_rows(on_disk, on, judged=True),
+        *latency_rows(in_memory.opened, "in memory", judged=False),
+        *peer_rows(in_memory, "in memory", judged=False),
+        *latency_rows(s3, f"on S3 at {REQUEST_SECONDS * 1e3:g} ms a request", judged=False),
         *stream_rows,
     ]
 
@@ -225,7 +225,7 @@ async def _litellm(model_url: str, folder: Path) -> AsyncIterator[_Proxy]:
     model = {"model": f"openai/{NAME}", "api_base": model_url, "api_key": "none"}
     path = folder / "litellm.yaml"
     path.write_text(yaml.safe_dump({"model_list": [{"model_name": NAME, "litellm_params": model}]}))
-    program = installed(LITELLM).parent / "litellm"
+    program = install(LITELLM).parent / "litellm"
     command = [str(program), "--config", str(path), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     # It takes the prices from its package, and downloads none.
     environ = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": PROXY_KEY}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conversation import Subject
-from benchmarks.report import Row, Target, beside
+from benchmarks.report import Row, Target, comparison
 
 SUBJECT = "benchmarks.subjects.task_loading"
 INSTANCES = 10_000
@@ -35,12 +35,12 @@ def measure() -> list[Row]:
     }
     what = f"{INSTANCES:,} instances, {size / MB:.0f} MB"
     return [
-        *_compared(what, best["tasks"], best["values"], Target("at most", 3), Target("at most", 2)),
-        *_compared("the same, pyarrow's table alone", best["tasks"], best["table"]),
+        *_comparison_rows(what, best["tasks"], best["values"], Target("at most", 3), Target("at most", 2)),
+        *_comparison_rows("the same, pyarrow's table alone", best["tasks"], best["table"]),
     ]
 
 
-def _compared(
+def _comparison_rows(
     what: str,
     ours: Mapping[str, float],
     theirs: Mapping[str, float],
@@ -49,8 +49,8 @@ def _compared(
 ) -> list[Row]:
     peak = f"{what}: peak of memory over the start"
     return [
-        beside(what, ours["seconds"], "s", "pyarrow", theirs["seconds"], time),
-        beside(peak, ours["bytes"] / MB, "MB", "pyarrow", theirs["bytes"] / MB, memory),
+        comparison(what, ours["seconds"], "s", "pyarrow", theirs["seconds"], time),
+        comparison(peak, ours["bytes"] / MB, "MB", "pyarrow", theirs["bytes"] / MB, memory),
     ]
 
 

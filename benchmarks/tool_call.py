@@ -13,8 +13,8 @@ from agent_runtime.sandboxes.factory import open_provider
 from benchmarks.conversation import Subject
 from benchmarks.jobs import SAYS_DONE, inline_tasks, rollout_job
 from benchmarks.measuring import quantile
-from benchmarks.peers import SWE_REX, installed
-from benchmarks.report import Row, Target, beside
+from benchmarks.peers import SWE_REX, install
+from benchmarks.report import Row, Target, comparison
 
 ROUNDS = 10  # alternating, so that other load of the machine affects all of them
 CALLS = 50  # per round
@@ -29,9 +29,9 @@ def measure() -> list[Row]:
     ours = middle[OURS]
     return [
         *rows,
-        beside("ours, times the bare spawn", ours, "ms", BARE, middle[BARE], Target("at most", 2)),
-        beside("times faster", ours, "ms", EXECUTE, middle[EXECUTE], Target("at least", 3), inverse=True),
-        beside("times faster", ours, "ms", SESSION, middle[SESSION], Target("at least", 40), inverse=True),
+        comparison("ours, times the bare spawn", ours, "ms", BARE, middle[BARE], Target("at most", 2)),
+        comparison("times faster", ours, "ms", EXECUTE, middle[EXECUTE], Target("at least", 3), inverse=True),
+        comparison("times faster", ours, "ms", SESSION, middle[SESSION], Target("at least", 40), inverse=True),
     ]
 
 
@@ -42,7 +42,7 @@ def _row(who: str, fraction: float, seconds: dict[str, list[float]]) -> Row:
 async def _all_rounds() -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {BARE: [], OURS: [], EXECUTE: [], SESSION: []}
     with (
-        Subject("benchmarks.subjects.swe_rex", installed(SWE_REX)) as rex,
+        Subject("benchmarks.subjects.swe_rex", install(SWE_REX)) as rex,
         tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder,
     ):
         job = rollout_job(

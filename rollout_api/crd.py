@@ -21,7 +21,7 @@ from rollout_api.model_server import NAME_RULE, OWNED_FLAGS, RESERVED_SUFFIXES, 
 from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec, RolloutShard
 from rollout_api.sandbox import Sandbox
 from rollout_api.tasks import TASK_SOURCES
-from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, dotted
+from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, version_text
 
 Schema = dict[str, Any]
 
@@ -79,10 +79,10 @@ _MODEL_SERVER_RULES: list[Schema] = [
         "rule": "self.weightTransfer.mode != 'Pull' || self.weightTransfer.pull.form != 'Adapter' || has(self.lora)",
         "message": "lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank",
     },
-    {"rule": _at_least(OLDEST), "message": f"engine.version is too old, expected {dotted(OLDEST)} or newer"},
+    {"rule": _at_least(OLDEST), "message": f"engine.version is too old, expected {version_text(OLDEST)} or newer"},
     {
         "rule": f"self.policy.version == 0 && self.weightTransfer.mode == 'Pull' || {_at_least(SUPPORTS_UPDATES)}",
-        "message": f"policy updates need engine.version {dotted(SUPPORTS_UPDATES)} or newer",
+        "message": f"policy updates need engine.version {version_text(SUPPORTS_UPDATES)} or newer",
     },
     {
         "rule": f"!self.extraArgs.exists(argument, argument.matches('^({_OWNED})(=.*)?$'))",
@@ -241,7 +241,7 @@ def _node(source: Schema, definitions: Schema) -> Schema:
             # The docstring of an enumeration says what each value means.
             texts = (description, source.get("description") if values or not description else None)
             description = " ".join(filter(None, dict.fromkeys(texts)))
-    schema = _untyped(source["anyOf"]) if "anyOf" in source else _typed(source, definitions)
+    schema = _untyped_schema(source["anyOf"]) if "anyOf" in source else _typed_schema(source, definitions)
     if description:
         schema = {"description": " ".join(description.split())} | schema
     if nullable:
@@ -252,7 +252,7 @@ def _node(source: Schema, definitions: Schema) -> Schema:
     return schema
 
 
-def _typed(source: Schema, definitions: Schema) -> Schema:
+def _typed_schema(source: Schema, definitions: Schema) -> Schema:
     schema = {key: source[key] for key in _KEPT if key in source}
     if "const" in source:
         schema["enum"] = [source["const"]]
@@ -291,7 +291,7 @@ def _object(source: Schema, definitions: Schema) -> Schema:
     return schema
 
 
-def _untyped(members: list[Schema]) -> Schema:
+def _untyped_schema(members: list[Schema]) -> Schema:
     """Convert a union of different types into an untyped node that keeps the bounds of each type."""
     schema: Schema = {"x-kubernetes-preserve-unknown-fields": True}
     for member in members:

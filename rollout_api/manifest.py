@@ -87,7 +87,7 @@ def load_manifest(path_or_text: str | Path) -> RolloutJob:
     raise ManifestError(problems, source)
 
 
-def located(path: Path, found: Iterable[tuple[Location, str]]) -> list[Problem]:
+def locate_problems(path: Path, found: Iterable[tuple[Location, str]]) -> list[Problem]:
     """Return problems found in a parsed manifest, with the lines of their fields."""
     document = _parse(*_read(path))
     return [Problem(path_of(location), message, document.line(location)) for location, message in found]
@@ -252,7 +252,7 @@ def _mapping(node: yaml.MappingNode, location: Location, document: _Document, de
                 merged = _mapping(source, location, document, depth + 1) | merged
             continue
         if key_node.tag != f"{_TAG}str":
-            problem = f"field name {_shown(key_node.value)} is not text; put it in quotes"
+            problem = f"field name {_shorten(key_node.value)} is not text; put it in quotes"
             document.problems.append(Problem(path_of(location), problem, line))
             continue
         key = key_node.value
@@ -287,7 +287,7 @@ def _scalar(node: yaml.Node) -> tuple[Any, str | None]:
     except ValueError:
         pass
     if kind in ("int", "float"):
-        return None, f"{_shown(text)} is not a number that JSON can hold; put it into quotes if it is text"
+        return None, f"{_shorten(text)} is not a number that JSON can hold; put it into quotes if it is text"
     return None, f"tag {node.tag!r} is not supported; write plain YAML"
 
 
@@ -301,7 +301,9 @@ def _header_problems(document: _Document) -> list[Problem]:
         found = value.get(name)
         if found != expected:
             what = (
-                f"is {_shown(found)}, expected {expected}" if name in value else f"is missing; write {name}: {expected}"
+                f"is {_shorten(found)}, expected {expected}"
+                if name in value
+                else f"is missing; write {name}: {expected}"
             )
             problems.append(Problem(name, what, document.line((name,))))
     return problems
@@ -350,7 +352,7 @@ def _wording(details: ErrorDetails, location: Location, model: type[BaseModel]) 
         return _unknown_field(model, location)
     if kind in ("enum", "literal_error"):
         allowed = re.findall(r"'([^']*)'", context["expected"])
-        return f"{_shown(given)} is not allowed, expected {_one_of(allowed)}{_nearest(given, allowed)}"
+        return f"{_shorten(given)} is not allowed, expected {_one_of(allowed)}{_nearest(given, allowed)}"
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error") or details["msg"])
     if expected := _EXPECTED_TYPE.get(kind):
@@ -359,7 +361,7 @@ def _wording(details: ErrorDetails, location: Location, model: type[BaseModel]) 
         quotes = "; put it into quotes" if kind == "string_type" and isinstance(given, bool | int | float) else ""
         return f"is {_kind(given)}, expected {expected}{quotes}"
     if template := _BOUNDS.get(kind):
-        return f"is {_shown(given)}, expected {template.format(**context)}"
+        return f"is {_shorten(given)}, expected {template.format(**context)}"
     if kind in ("too_long", "too_short", "string_too_long", "string_too_short"):
         limit = context.get("max_length", context.get("min_length"))
         size = len(given) if isinstance(given, str | list | dict) else "?"
@@ -367,7 +369,7 @@ def _wording(details: ErrorDetails, location: Location, model: type[BaseModel]) 
         return f"has {size} {unit}, expected at {'most' if kind.endswith('long') else 'least'} {limit}"
     if kind == "string_pattern_mismatch":
         meaning = _description(model, location)
-        return f"{_shown(given)} does not have the expected form {context['pattern']}. {meaning}".rstrip()
+        return f"{_shorten(given)} does not have the expected form {context['pattern']}. {meaning}".rstrip()
     return f"{details['msg'][:1].lower()}{details['msg'][1:]}"
 
 
@@ -397,11 +399,11 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool | int | float):
         return f"{'the number ' if not isinstance(value, bool) else ''}{json.dumps(value)}"
     if isinstance(value, str):
-        return f"the text {_shown(value)}"
+        return f"the text {_shorten(value)}"
     return "a list" if isinstance(value, list) else "a mapping"
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 

@@ -9,7 +9,7 @@ from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Second
 from rollout_api.conditions import Condition, Metadata, Timestamp
 from rollout_api.sandbox import DISTINCT_VARIABLES, EnvVar
 from rollout_api.selectors import LabelSelector, NetworkPeer
-from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, dotted
+from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, version_text
 
 RESERVED_SUFFIXES: Final = ("-api", "-download", "-runner", "-sandbox")
 """Suffixes of the names of Services and NetworkPolicies that are derived from an object's name. A ModelServer's name may
@@ -312,12 +312,12 @@ class ModelServerSpec(ApiModel):
             if self.weight_transfer.has_adapters and self.lora is None:
                 raise ValueError("lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank")
         if self.engine.release < OLDEST:
-            raise ValueError(f"engine.version is {self.engine.version}, expected {dotted(OLDEST)} or newer")
+            raise ValueError(f"engine.version is {self.engine.version}, expected {version_text(OLDEST)} or newer")
         updates = self.policy.version > 0 or self.weight_transfer.mode is TransferMode.PUSH
         if updates and self.engine.release < SUPPORTS_UPDATES:
             raise ValueError(
-                f"engine.version is {self.engine.version}; policy updates need vLLM {dotted(SUPPORTS_UPDATES)} or newer: "
-                "use a newer image, or leave policy and weightTransfer out"
+                f"engine.version is {self.engine.version}; policy updates need vLLM {version_text(SUPPORTS_UPDATES)} "
+                "or newer: use a newer image, or leave policy and weightTransfer out"
             )
         return self
 

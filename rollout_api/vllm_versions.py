@@ -42,5 +42,5 @@ MARKS: Final[dict[str, Release]] = {
 """Texts in vLLM's Python files, and the release in which each appears first."""
 
 
-def dotted(release: Release) -> str:
+def version_text(release: Release) -> str:
     return f"{release[0]}.{release[1]}"

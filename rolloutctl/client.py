@@ -80,7 +80,7 @@ class Client:
             if isinstance(event, GroupFinished):
                 finished.put_nowait(event)
 
-        loaded, base_dir, private = _loaded(job)
+        loaded, base_dir, private = _load(job)
         if tasks is not None:
             loaded = await stored_tasks(loaded, tasks, Store.open(output_uri(loaded, base_dir), self._environ))
         work = asyncio.create_task(
@@ -99,7 +99,7 @@ class Client:
 
     async def trajectories(self, job: RolloutJob | str | Path) -> AsyncGenerator[Trajectory, None]:
         """Yield the sealed rollouts of a job's newest run as lists of steps, by index. Raises NoSuchRun, RecordCorrupt."""
-        loaded, base_dir, _ = _loaded(job)
+        loaded, base_dir, _ = _load(job)
         run = await open_run(Store.open(output_uri(loaded, base_dir), self._environ), loaded.metadata.name)
         for index in run.seals:
             yield await read_trajectory(run, index)
@@ -110,11 +110,11 @@ class Client:
         `submit` submits a task, iteration returns finished groups, `use_model` sets the next policy, and `close` ends the
         submission. A later session of a job with the same name continues unfinished work.
         """
-        loaded, base_dir, private = _loaded(job)
+        loaded, base_dir, private = _load(job)
         return RolloutSession(loaded, base_dir=base_dir, private=private, new=new, **self._settings)
 
 
-def _loaded(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
+def _load(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
     """Return the job, the folder of its relative paths, and its file in a list (empty for a RolloutJob)."""
     if isinstance(job, RolloutJob):
         return job, Path.cwd(), []

@@ -17,7 +17,7 @@ from rollout_api.base import API_VERSION
 from rollout_api.cluster import own_model_server_name
 from rolloutctl.cluster_access import connect, refusal
 
-LOOK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 """Interval between two reads of the ModelServer. An update takes seconds."""
 
 PATIENCE_SECONDS: Final = 1800.0
@@ -76,23 +76,24 @@ class ServedPolicy:
         content_type = "application/merge-patch+json"
         change = partial(self._objects.patch_namespaced_custom_object, *self._where, patch, _content_type=content_type)
         deadline = time.monotonic() + self._patience
-        await self._retried(change, version, deadline)
-        await self._served(version, deadline)
+        await self._with_retries(change, version, deadline)
+        await self._wait_until_served(version, deadline)
 
     async def served(self, version: int) -> None:
         """Wait until a version is served, for example 0 after the start of servers. Raises PolicyNotServed."""
-        await self._served(version, time.monotonic() + self._patience)
+        await self._wait_until_served(version, time.monotonic() + self._patience)
 
-    async def _served(self, version: int, deadline: float) -> None:
+    async def _wait_until_served(self, version: int, deadline: float) -> None:
         read = partial(self._objects.get_namespaced_custom_object, *self._where)
-        while not is_served(found := await self._retried(read, version, deadline), version):
+        while not is_served(found := await self._with_retries(read, version, deadline), version):
             if time.monotonic() > deadline:
                 raise PolicyNotServed(
-                    f"ModelServer {self.name}: version {version} is not served after {self._patience:g} s: {_words(found)}"
+                    f"ModelServer {self.name}: version {version} is not served after {self._patience:g} s: "
+                    f"{_progress(found)}"
                 )
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
-    async def _retried(self, request: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
+    async def _with_retries(self, request: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
         """Return the API server's response to a request. Temporary errors are retried until the deadline."""
         from aiohttp import ClientError
         from kubernetes.aio.client import ApiException
@@ -109,7 +110,7 @@ class ServedPolicy:
                         refusal(error) if isinstance(error, ApiException) else f"the cluster does not respond: {error}"
                     )
                     raise PolicyNotServed(f"ModelServer {self.name}: version {version}: {words}") from error
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
 
 def is_served(found: JsonObject, version: int) -> bool:
@@ -122,7 +123,7 @@ def is_served(found: JsonObject, version: int) -> bool:
             f"ModelServer {name}: version {wanted} was requested in the meantime, instead of {version}"
         )
     if policy.get("failed") == version:
-        why = policy.get("failedBecause") or _words(found)
+        why = policy.get("failedBecause") or _progress(found)
         raise PolicyNotServed(
             f"ModelServer {name}: version {version} failed: {why}; give a higher version to try again"
         )
@@ -137,7 +138,7 @@ def _condition(status: JsonObject, kind: str) -> JsonObject:
     return next((found for found in status.get("conditions", []) if found["type"] == kind), {})
 
 
-def _words(found: JsonObject) -> str:
+def _progress(found: JsonObject) -> str:
     """Return reasons and messages of a ModelServer's conditions, which show its progress."""
     conditions = [_condition(found.get("status", {}), kind) for kind in ("PolicyLoaded", "Ready")]
     return (

@@ -97,11 +97,13 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         raise CommandError(f"{place.uri} contains no run", hint=_HELP)
     if place.name is not None and place.name not in folders:
         raise CommandError(
-            f"{place.uri} contains no run of {place.name!r}, only of {_listed(sorted(folders))}."
+            f"{place.uri} contains no run of {place.name!r}, only of {_shortened_list(sorted(folders))}."
             f"{did_you_mean(place.name, folders)}"
         )
     if place.name is None and len(folders) > 1 and is_named:
-        raise CommandError(f"{place.uri} contains runs of {_listed(sorted(folders))}; name one of them", hint=_HELP)
+        raise CommandError(
+            f"{place.uri} contains runs of {_shortened_list(sorted(folders))}; name one of them", hint=_HELP
+        )
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [
         # A copy of a run in the same folder has the same age, and may be incomplete.
@@ -125,7 +127,7 @@ async def _runs_by_job(store: Store) -> dict[str, list[str]]:
     return runs
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 

@@ -8,7 +8,9 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 LONGEST_WAIT_SECONDS = 60.0
-"""Longest delay of a key. Its turn may come earlier than computed, because other groups may leave the queue."""
+"""Longest time after which a waiting key is tried again. Groups may leave the queue, so its turn can come earlier than
+computed.
+"""
 
 
 class TokenBucket:

@@ -20,7 +20,7 @@ def condition(kind: str, holds: bool, reason: str, message: str = "", most: int 
     return Condition(type=kind, status="True" if holds else "False", reason=reason, message=words)
 
 
-def stamped(fresh: Condition, before: Condition | None, now: datetime, generation: int | None) -> Condition:
+def with_timestamps(fresh: Condition, before: Condition | None, now: datetime, generation: int | None) -> Condition:
     """Return a condition with generation and transition time. The time is kept while the status is unchanged."""
     since = before.last_transition_time if before is not None and before.status == fresh.status else None
     change = {"observed_generation": generation, "last_transition_time": since or timestamp(now)}

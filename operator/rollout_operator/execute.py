@@ -30,7 +30,7 @@ from rollout_operator.actions import (
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
 from rollout_operator.cache import PRIMARY, Cache, controller_of, uid_of
-from rollout_operator.conditions import condition, stamped
+from rollout_operator.conditions import condition, with_timestamps
 from rollout_operator.expectations import Expectations
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
@@ -328,7 +328,7 @@ def with_failures(
     if before and (before["reason"], before.get("message")) == (reason, failed.message):
         return {**status, "conditions": [*others, before]}
     since = Condition.model_validate(before) if before else None
-    return {**status, "conditions": [*others, stamped(failed, since, now, generation).wire()]}
+    return {**status, "conditions": [*others, with_timestamps(failed, since, now, generation).wire()]}
 
 
 _REASONS: Mapping[int, str] = {

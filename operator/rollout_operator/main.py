@@ -73,7 +73,7 @@ class Operator:
 
     @property
     def synced(self) -> bool:
-        return not self._unsynced()
+        return not self._unsynced_kinds()
 
     async def run(self) -> None:
         """Run until cancelled: fill the cache, request the lease, then process objects."""
@@ -109,11 +109,13 @@ class Operator:
         finally:
             await asyncio.wait_for(self.leadership.release(), RELEASE_SECONDS)
 
-    def _unsynced(self) -> list[str]:
+    def _unsynced_kinds(self) -> list[str]:
         return [informer.kind for informer in self.informers if not informer.synced.is_set()]
 
     async def _serve(self, stack: AsyncExitStack) -> None:
-        app = application(self.metrics.registry, self._unsynced, lambda: self.cache.all("ModelServer"), self.keys.known)
+        app = application(
+            self.metrics.registry, self._unsynced_kinds, lambda: self.cache.all("ModelServer"), self.keys.known
+        )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

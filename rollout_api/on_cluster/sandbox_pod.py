@@ -141,13 +141,13 @@ def choose_mode(
         return Choice(
             WorkspaceMode.PLAIN,
             NODES_LACK_USER_NAMESPACES,
-            f"none of {nodes.total} nodes reports user namespaces for its {handler_words(handler)}; "
+            f"none of {nodes.total} nodes reports user namespaces for its {handler_text(handler)}; "
             "they need Linux 6.3, containerd 2.0 and runc 1.2, or newer",
         )
     return Choice(WorkspaceMode.OVERLAY, SUPPORTED, "")
 
 
-def handler_words(handler: str) -> str:
+def handler_text(handler: str) -> str:
     """Return a runtime handler's name as used in messages."""
     return f"runtime handler {handler}" if handler else "default runtime"
 

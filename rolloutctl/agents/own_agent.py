@@ -54,7 +54,7 @@ class BaseAgent(ABC):
         """Wrap the subclass's `run_trajectory`, so that its runs are recorded."""
         super().__init_subclass__(**options)
         if "run_trajectory" in cls.__dict__:
-            setattr(cls, "run_trajectory", _recorded(cls.__dict__["run_trajectory"]))  # noqa: B010 mypy's own exception
+            setattr(cls, "run_trajectory", _wrap_as_job(cls.__dict__["run_trajectory"]))  # noqa: B010 mypy's own exception
 
     @abstractmethod
     async def run_trajectory(
@@ -106,7 +106,7 @@ class BaseAgent(ABC):
         trajectory.is_completed = True
 
 
-def _recorded(loop: OwnLoop) -> OwnLoop:
+def _wrap_as_job(loop: OwnLoop) -> OwnLoop:
     """Wrap a loop so that it runs as a job. Within a job, as in `super().run_trajectory`, the wrapper calls it directly."""
 
     @functools.wraps(loop)

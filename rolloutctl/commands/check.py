@@ -17,7 +17,7 @@ from agent_runtime.engine.validation import wrong_fields
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.plugins.registry import load_plugins, unused_hooks
 from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
-from rollout_api.manifest import ManifestError, load_manifest, located
+from rollout_api.manifest import ManifestError, load_manifest, locate_problems
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -43,7 +43,7 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
     except ManifestError as error:
         answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
         raise typer.Exit(Exit.BAD_INPUT) from None
-    fields = located(manifest, asyncio.run(wrong_fields(job, base_dir, os.environ)))
+    fields = locate_problems(manifest, asyncio.run(wrong_fields(job, base_dir, os.environ)))
     stream, loaded, in_tasks = job.spec.tasks.stream is not None, LoadedTasks([]), TaskSourceError([])
     try:
         if job.spec.tasks.branch is not None:

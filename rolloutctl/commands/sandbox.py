@@ -63,7 +63,7 @@ async def execute(
     deadline_seconds: Annotated[float, typer.Option(min=0.001, help="Time limit in seconds.")] = 600,
 ) -> None:
     """Run a command in a workspace of the Sandbox. Exits with the command's exit code."""
-    async with _opened(name, namespace, workspace) as place:
+    async with _open_workspace(name, namespace, workspace) as place:
         result = await place.run(
             command, key=_key("exec"), deadline_seconds=deadline_seconds, head_bytes=MOST_OUTPUT_BYTES
         )
@@ -94,11 +94,11 @@ async def cp(
         )
     if inside[1] is not None:
         name, path = inside[1]
-        async with _opened(name, namespace, workspace) as place:
+        async with _open_workspace(name, namespace, workspace) as place:
             await _copy_in(Path(source), place, path)
     elif inside[0] is not None:
         name, path = inside[0]
-        async with _opened(name, namespace, workspace) as place:
+        async with _open_workspace(name, namespace, workspace) as place:
             await _copy_out(place, path, Path(target))
 
 
@@ -110,7 +110,7 @@ async def snapshot(
     workspace: WorkspaceOption = "main",
 ) -> None:
     """Save the changes of a workspace of the Sandbox over its image, as a tar with OCI whiteouts."""
-    async with _opened(name, namespace, workspace) as place:
+    async with _open_workspace(name, namespace, workspace) as place:
         with file.open("wb") as out:
             async for piece in place.snapshot():
                 out.write(piece)
@@ -158,7 +158,7 @@ async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIterator[ExecutorWorkspace]:
+async def _open_workspace(name: str, namespace: str | None, workspace: str) -> AsyncIterator[ExecutorWorkspace]:
     namespace_of_context = connect()
     from kubernetes import client
 

@@ -36,14 +36,14 @@ def submit(
     if source is not None:
         for warning in load_tasks(job.spec.tasks, base_dir, os.environ).warnings:
             say(f"Warning: {warning}", "yellow")
-        job = _moved(job, source, dry_run=dry_run)
+        job = _upload_tasks(job, source, dry_run=dry_run)
     if dry_run:
         out.print(yaml.safe_dump(job.wire(), sort_keys=False, allow_unicode=True), soft_wrap=True, end="")
         return
     say(f"rolloutjob/{job.metadata.name} applied in namespace {_apply(job, namespace)}.")
 
 
-def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob:
+def _upload_tasks(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob:
     uri = job.spec.output.uri.rstrip("/")
     if "://" not in uri or uri.startswith("file://"):
         raise CommandError(

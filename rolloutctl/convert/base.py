@@ -108,16 +108,16 @@ class Keys:
         """
         self.left.discard(name)
         value = self.values.get(name)
-        return default if value is None else self._checked(name, value, type(default))
+        return default if value is None else self._check_type(name, value, type(default))
 
-    def need(self, name: str, kind: type[Any]) -> Any:
+    def require(self, name: str, kind: type[Any]) -> Any:
         """Return the value of a required key. Raises UnusableInput."""
         self.left.discard(name)
         if (value := self.values.get(name)) is None:
             raise UnusableInput(f"{self.where(name)}: is missing")
-        return self._checked(name, value, kind)
+        return self._check_type(name, value, kind)
 
-    def _checked(self, name: str, value: Any, kind: type[Any]) -> Any:
+    def _check_type(self, name: str, value: Any, kind: type[Any]) -> Any:
         fits = isinstance(value, int | float if kind is float else kind) and (
             kind is bool or not isinstance(value, bool)
         )

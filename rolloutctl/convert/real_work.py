@@ -59,7 +59,7 @@ def convert(source: Source) -> Conversion:
     keys = Keys(source.values, "", notes)
     rollouts = keys.below("rollout_config")
     timeouts = keys.take("timeout_config", {})
-    environments = keys.need("environments", list)
+    environments = keys.require("environments", list)
     tasks = [_task(Keys(e, f"environments[{n}]", notes), timeouts, source) for n, e in enumerate(environments)]
     model, sampling = _model(keys, source.llm)
     group_size, stops = _episodes(keys.below("episode_control_config"))
@@ -108,16 +108,16 @@ _DIFFERENCES = (
 
 def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, Any]:
     setup: list[str] = keys.take("init_commands", [])
-    tests: list[str] = keys.need("unit_tests", list)
+    tests: list[str] = keys.require("unit_tests", list)
     # Real Work uses an environment's own limits instead of the common ones, with defaults for missing limits.
     own = Keys(keys.take("timeout_config", common), keys.where("timeout_config"), keys.notes)
     limits = {name: own.take(name, default) for name, default in TIMEOUTS.items()}
     own.report_rest({})
-    name = keys.need("id", str)
+    name = keys.require("id", str)
     task: dict[str, Any] = {"name": re.sub(r"[^A-Za-z0-9._@+=-]+", "-", name).strip("-._@+=") or "task"}
     if task["name"] != name:
         keys.note("id", f"is {task['name']} here: names have letters, digits and ._@+=- only")
-    task["prompt"] = keys.need("prompt", str)
+    task["prompt"] = keys.require("prompt", str)
     if files := _files(keys, source):
         task["files"] = files
     if setup:
@@ -131,7 +131,7 @@ def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, An
     }
     variables: Mapping[str, Any] = keys.take("environment_variables", {})
     task["sandbox"] = {
-        "image": keys.need("docker_image", str),
+        "image": keys.require("docker_image", str),
         "workingDir": keys.take("working_directory", "/workspace"),
         "env": [{"name": name, "value": str(value)} for name, value in variables.items()],
     }

@@ -49,7 +49,7 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
     whole = _over(values, own)
     for override in source.overrides:
         _override(whole, override)
-    filled = {key: _filled(value, whole, key, 0) for key, value in whole.items()}
+    filled = {key: _resolve_references(value, whole, key, 0) for key, value in whole.items()}
     # Values of keys that exist only for references are already in the places that refer to them.
     referred = {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
     return {key: value for key, value in filled.items() if key not in referred or key in KEYS}
@@ -87,21 +87,21 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _filled(value: Any, whole: Mapping[str, Any], where: str, depth: int) -> Any:
+def _resolve_references(value: Any, whole: Mapping[str, Any], where: str, depth: int) -> Any:
     if depth > DEEPEST:
         raise UnusableInput(f"{where}: references are nested more than {DEEPEST} levels deep; they may be circular")
     if isinstance(value, dict):
-        return {key: _filled(item, whole, f"{where}.{key}", depth) for key, item in value.items()}
+        return {key: _resolve_references(item, whole, f"{where}.{key}", depth) for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, whole, f"{where}[{number}]", depth) for number, item in enumerate(value)]
+        return [_resolve_references(item, whole, f"{where}[{number}]", depth) for number, item in enumerate(value)]
     if not isinstance(value, str):
         return value
     if alone := _REFERENCE.fullmatch(value):
-        return _filled(_referred(alone[1], whole, where), whole, where, depth + 1)
-    return _REFERENCE.sub(lambda found: str(_filled(found[0], whole, where, depth + 1)), value)
+        return _resolve_references(_referenced_value(alone[1], whole, where), whole, where, depth + 1)
+    return _REFERENCE.sub(lambda found: str(_resolve_references(found[0], whole, where, depth + 1)), value)
 
 
-def _referred(name: str, whole: Mapping[str, Any], where: str) -> Any:
+def _referenced_value(name: str, whole: Mapping[str, Any], where: str) -> Any:
     found: Any = whole
     for part in name.split("."):
         if not isinstance(found, dict) or part not in found:
@@ -229,8 +229,8 @@ def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
     """Return the number of groups of each tag, from current names or those before ROLL 0.2. Raises UnusableInput if
     they disagree.
     """
-    total = _renamed(manager, "num_env_groups", "env_groups")
-    partition = _renamed(manager, "num_groups_partition", "n_groups")
+    total = _take_renamed(manager, "num_env_groups", "env_groups")
+    partition = _take_renamed(manager, "num_groups_partition", "n_groups")
     where = manager.where("num_groups_partition")
     counts = partition if isinstance(partition, list) else [total or 128] if partition is None else [partition]
     if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts):
@@ -244,7 +244,7 @@ def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
     return counts
 
 
-def _renamed(keys: Keys, name: str, before: str) -> Any:
+def _take_renamed(keys: Keys, name: str, before: str) -> Any:
     """Return the value under a key's current or former name. Raises UnusableInput for both."""
     if keys.values.get(name) is not None and keys.values.get(before) is not None:
         raise UnusableInput(f"{keys.where(before)}: is an older name of {name}, which is set too; remove one")
@@ -269,7 +269,7 @@ def _groups(manager: Keys, environments: Keys, seed: int, steps: int | None, pen
         keys = environments.below(tag)
         if not keys.values:
             raise UnusableInput(f"{manager.where('tags')}: {tag!r} is not in custom_envs")
-        kind = keys.need("env_type", str)
+        kind = keys.require("env_type", str)
         if kind in ENVIRONMENTS:
             found.append(_group(tag, groups, seed, ENVIRONMENTS[kind], keys, steps, penalty))
         else:
@@ -292,7 +292,7 @@ def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys, steps
     if environment == "Sokoban" and {"dim_x", "dim_y"} & set(given.values):
         # SokobanEnvConfig's defaults for the side that is left out.
         config["dim_room"] = [given.take("dim_x", 10), given.take("dim_y", 10)]
-    limits = [limit for limit in (_renamed(keys, "max_steps", "max_actions_per_traj"), steps) if limit is not None]
+    limits = [limit for limit in (_take_renamed(keys, "max_steps", "max_actions_per_traj"), steps) if limit is not None]
     tokens = keys.take("max_tokens_per_step", 128)
     entry = {
         "id": environment,
@@ -364,7 +364,7 @@ def _agent(groups: list[Group], notes: list[Note]) -> dict[str, Any]:
 
 
 def _model(keys: Keys) -> dict[str, Any]:
-    name = keys.need("pretrain", str)
+    name = keys.require("pretrain", str)
     keys.note("pretrain", f"serve {name} with vLLM at model.endpoint.baseURL, or name a ModelServer instead")
     return {"endpoint": {"baseURL": "http://127.0.0.1:8000/v1", "name": name}}
 

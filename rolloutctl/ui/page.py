@@ -63,7 +63,7 @@ def head(job: JobFacts, results: Sequence[Result]) -> str:
         "style": style,
         "data": in_script(summary(job, results)),
     }
-    return _filled(_halves()[0], values)
+    return _fill(_halves()[0], values)
 
 
 def group(rollouts: Sequence[Rollout]) -> str:
@@ -78,7 +78,7 @@ def group(rollouts: Sequence[Rollout]) -> str:
 
 
 def tail() -> str:
-    return _filled(_halves()[1], {"script": _asset("page.js")})
+    return _fill(_halves()[1], {"script": _asset("page.js")})
 
 
 def _halves() -> tuple[str, str]:
@@ -94,7 +94,7 @@ def _digest(inline: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
+def _fill(template: str, values: Mapping[str, str]) -> str:
     """Return the template with its placeholders replaced once. Values are not searched for placeholders."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
 
@@ -140,8 +140,8 @@ def _camel(figures: JobFacts | Figures | GroupFigures | BatchFigures) -> dict[st
 def transcript(rollout: Rollout) -> dict[str, Any]:
     return {
         "steps": [_step(step) for step in steps(rollout.records)],
-        "verdict": _cleaned(rollout.verdict.wire()) if rollout.verdict else None,
-        "plugins": _cleaned([{"name": name, **report.wire()} for name, report in rollout.result.plugins.items()]),
+        "verdict": _clean(rollout.verdict.wire()) if rollout.verdict else None,
+        "plugins": _clean([{"name": name, **report.wire()} for name, report in rollout.result.plugins.items()]),
     }
 
 
@@ -155,17 +155,17 @@ def _step(step: Step) -> dict[str, Any]:
     drawn["calls"] = [
         asdict(call) | {"arguments": [list(pair) for pair in readable_arguments(call.arguments)]} for call in step.calls
     ]
-    cleaned: dict[str, Any] = _cleaned({name: value for name, value in drawn.items() if value or name == "turn"})
+    cleaned: dict[str, Any] = _clean({name: value for name, value in drawn.items() if value or name == "turn"})
     return cleaned
 
 
-def _cleaned(value: Any) -> Any:
+def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return harmless(shortened(value))
     if isinstance(value, dict):
-        return {name: _cleaned(item) for name, item in value.items()}
+        return {name: _clean(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_cleaned(item) for item in value]
+        return [_clean(item) for item in value]
     return value
 
 

@@ -46,7 +46,7 @@ class ScalarLog:
 
 
 def _tensorboard(folder: Path) -> _Writer:
-    package = _imported("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]")
+    package = _import_or_explain("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]")
     writer = package.SummaryWriter(str(folder))
 
     def write(values: Mapping[str, float], step: int) -> None:
@@ -58,11 +58,11 @@ def _tensorboard(folder: Path) -> _Writer:
 
 def _weights_and_biases(project: str, name: str) -> _Writer:
     # A run with the same id is continued.
-    run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
+    run = _import_or_explain("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
     return lambda values, step: run.log(dict(values), step=step), run.finish
 
 
-def _imported(option: str, package: str, requirement: str) -> Any:
+def _import_or_explain(option: str, package: str, requirement: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -235,12 +235,12 @@ def _rules(allow: Allow, other_end: str) -> list[str]:
     for ports in allow.ports:
         by_protocol[ports.protocol.lower()].append(ports)
     return [
-        f"{addresses}{protocol} dport {{ {', '.join(_merged(ranges))} }} return"
+        f"{addresses}{protocol} dport {{ {', '.join(_merge(ranges))} }} return"
         for protocol, ranges in by_protocol.items()
     ]
 
 
-def _merged(ranges: list[Ports]) -> list[str]:
+def _merge(ranges: list[Ports]) -> list[str]:
     """Merges ranges, because nft refuses overlapping ones."""
     merged: list[tuple[int, int]] = []
     for ports in sorted(ranges):

@@ -25,7 +25,7 @@ class NodeError(Exception):
 
 def create(node: Node, programs: Path) -> None:
     """Creates the namespaces and cgroups of a node, without a network. Raises NodeError."""
-    for place in (*map(Path, FOLDERS), *(_own(node, folder) for folder in FOLDERS), *_cgroup_folders(node)):
+    for place in (*map(Path, FOLDERS), *(_node_folder(node, folder) for folder in FOLDERS), *_cgroup_folders(node)):
         place.mkdir(parents=True, exist_ok=True)
     pid = enter.start(None, [str(programs / "pause"), f"node {node.name}"], node.state / "init.log")
     processes.save(processes.current(pid), _init_file(node))
@@ -33,7 +33,7 @@ def create(node: Node, programs: Path) -> None:
         "mount --make-rprivate /",
         "mount -t proc proc /proc",
         "mount -t tmpfs -o mode=755 tmpfs /run",
-        *(f"mount --bind {_own(node, folder)} {folder}" for folder in FOLDERS),
+        *(f"mount --bind {_node_folder(node, folder)} {folder}" for folder in FOLDERS),
         "mount --make-rshared /",
     ]
     network = [
@@ -153,7 +153,7 @@ def _set_uplink(node: Node, link: str, gateway: str) -> None:
     run_in(node, ["ip", "route", "add", "default", "via", gateway, "dev", link, "onlink", "src", node.address])
 
 
-def _own(node: Node, folder: str) -> Path:
+def _node_folder(node: Node, folder: str) -> Path:
     return node.state / folder.strip("/").replace("/", "-")
 
 

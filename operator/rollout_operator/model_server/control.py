@@ -90,7 +90,7 @@ class Control:
             await self._session.close()
             self._session = None
 
-    async def look(self, server: Address) -> ServerReport:
+    async def server_report(self, server: Address) -> ServerReport:
         """Return the state of one server. All parts of it come from the same engine process."""
         served = await self._get(replace(server, process=""), "/policy/served")
         process, opened = served.get("engine"), served.get("version")

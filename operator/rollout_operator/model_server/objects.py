@@ -215,7 +215,7 @@ class Weights:
 
 
 def weights(server: ModelServer, config: OperatorConfig) -> Weights:
-    if (claimed := _claimed(server)) is not None:
+    if (claimed := _claim_and_folder(server)) is not None:
         claim, folder = claimed
         return Weights(f"{MODELS}/{folder}".rstrip("/"), _claim_volume(claim))
     if server.spec.cache is not None:
@@ -227,7 +227,7 @@ def weights(server: ModelServer, config: OperatorConfig) -> Weights:
 def claim(server: ModelServer) -> Json | None:
     """Return the PersistentVolumeClaim if one is needed."""
     cache = server.spec.cache
-    if cache is None or cache.size is None or _claimed(server) is not None:
+    if cache is None or cache.size is None or _claim_and_folder(server) is not None:
         return None
     spec = {
         "accessModes": [cache.access_mode.value],
@@ -240,7 +240,7 @@ def claim(server: ModelServer) -> Json | None:
 
 def download_job(server: ModelServer, config: OperatorConfig) -> Json | None:
     """Return the Job that fills the cache; None without a cache."""
-    if server.spec.cache is None or _claimed(server) is not None:
+    if server.spec.cache is None or _claim_and_folder(server) is not None:
         return None
     pod = {
         "restartPolicy": "Never",
@@ -300,7 +300,7 @@ def _folder(server: ModelServer) -> str:
     return f"{MODELS}/{digest_of([server.spec.weights_uri, server.spec.model.revision])}"
 
 
-def _claimed(server: ModelServer) -> tuple[str, str] | None:
+def _claim_and_folder(server: ModelServer) -> tuple[str, str] | None:
     """Return claim and folder of a `pvc://` URI."""
     uri = urlsplit(server.spec.weights_uri)
     return (uri.netloc, uri.path.strip("/")) if uri.scheme == "pvc" else None

@@ -100,7 +100,7 @@ def observe(world: World, obj: Manifest) -> Observed:
     metadata, uid = obj["metadata"], uid_of(obj)
     ref = Ref("ModelServer", metadata["namespace"], metadata["name"])
     status = read_as(ModelServerStatus, obj.get("status")) or ModelServerStatus()
-    objects = {(kind, found["metadata"]["name"]): found for kind, found in _owned(world, ref, uid)}
+    objects = {(kind, found["metadata"]["name"]): found for kind, found in _owned_objects(world, ref, uid)}
     pods = list(_pods(world, ref, uid, max(_replicas(obj), len(status.servers), *map(_replicas, objects.values()))))
     return Observed(
         ref=ref,
@@ -147,7 +147,7 @@ def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) 
     )
 
 
-def _owned(world: World, ref: Ref, uid: str) -> Iterator[tuple[str, Manifest]]:
+def _owned_objects(world: World, ref: Ref, uid: str) -> Iterator[tuple[str, Manifest]]:
     names = {
         **dict.fromkeys((*WORKLOAD_KINDS, "PodDisruptionBudget"), (ref.name,)),
         "Service": (ref.name, api_name(ref.name)),
@@ -180,7 +180,7 @@ def _download(world: World, job: Manifest | None) -> Download | None:
     true = true_conditions(job.get("status") or {})
     pods = [pod.get("status") or {} for pod in world.cache.owned("Pod", job["metadata"]["namespace"], uid_of(job))]
     failed = true.get("FailureTarget") or true.get("Failed")
-    words = "; ".join(dict.fromkeys(word for status in pods if (word := _last_words(status))))
+    words = "; ".join(dict.fromkeys(word for status in pods if (word := _termination_message(status))))
     return Download(
         done="SuccessCriteriaMet" in true or "Complete" in true,
         failed=None if failed is None else words or failed.get("message", "its pods failed"),
@@ -190,7 +190,7 @@ def _download(world: World, job: Manifest | None) -> Download | None:
     )
 
 
-def _last_words(status: Mapping[str, Any]) -> str:
+def _termination_message(status: Mapping[str, Any]) -> str:
     for container in status.get("containerStatuses") or ():
         if ended := container.get("state", {}).get("terminated"):
             return str(ended.get("message") or "").strip()

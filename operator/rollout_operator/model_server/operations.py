@@ -119,7 +119,7 @@ class ServerOperations:
             failed = error
         untouched = not touched and operation.call in (Call.LOAD, Call.FETCH)
         self._record(server, operation, failed, untouched=untouched)
-        await self._look(address, server, **learned)
+        await self._store_report(address, server, **learned)
 
     async def _fetch(self, ask: Ask, address: Address) -> str | None:
         source = ask.operation.source
@@ -145,7 +145,7 @@ class ServerOperations:
         except ControlError as error:
             for server in ask.servers:
                 self._record(server, ask.operation, error, untouched=True)
-            await asyncio.gather(*(self._look(self._address(ask, server), server) for server in ask.servers))
+            await asyncio.gather(*(self._store_report(self._address(ask, server), server) for server in ask.servers))
             return
         await asyncio.gather(*(self._receive(ask, server, answer, deadline) for server in ask.servers))
 
@@ -181,13 +181,13 @@ class ServerOperations:
         except ControlError as error:
             failed = error
         self._record(server, ask.operation, failed)
-        await self._look(address, server, **_UNCHECKED)
+        await self._store_report(address, server, **_UNCHECKED)
 
-    async def _look(self, address: Address, server: Server, **learned: Any) -> None:
+    async def _store_report(self, address: Address, server: Server, **learned: Any) -> None:
         """Request a report of a server and store it. `learned` has fields of it that an operation has determined."""
         old = self._of(server).report
         try:
-            report = await self._control.look(address)
+            report = await self._control.server_report(address)
         except ControlError as error:
             self._update(server, report=None, silent_since=self._of(server).silent_since or clock.now())
             self._record(server, ServerOperation(Call.LOOK), error)

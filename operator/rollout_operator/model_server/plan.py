@@ -109,10 +109,10 @@ def is_downloaded(seen: Observed, server: ModelServer) -> bool:
 
 def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[Action]:
     for body in (*services(server), *policies(server, seen.config)):
-        yield from _kept(seen, body)
+        yield from _create_or_replace(seen, body)
     budget = disruption_budget(server)
     if budget is not None:
-        yield from _kept(seen, budget)
+        yield from _create_or_replace(seen, budget)
     elif (old := seen.objects.get(("PodDisruptionBudget", seen.ref.name))) is not None:
         yield Delete(Ref("PodDisruptionBudget", seen.ref.namespace, seen.ref.name), uid_of(old))
     # A claim and a Job are immutable, and so are the fields that they are built from.
@@ -177,7 +177,7 @@ def _policy_loaded(seen: Observed, ready: bool, state: ServerState) -> dict[str,
     }
 
 
-def _kept(seen: Observed, body: dict[str, Any]) -> Iterator[Action]:
+def _create_or_replace(seen: Observed, body: dict[str, Any]) -> Iterator[Action]:
     """Create the object, or replace it if it has changed."""
     found = _found(seen, body)
     if found is None:

@@ -25,10 +25,10 @@ from rollout_operator.model_server.update_state import (
     failed_lately,
     is_checked,
     is_verified,
-    look,
     must_be_replaced,
     next_operation,
     next_step,
+    report_if_old,
     verified,
     with_deviating_weights,
 )
@@ -179,14 +179,14 @@ def _loading(seen: Seen) -> Decision:
         if server.busy is None and (late or _has_failed(seen, server, Call.LOAD, target.version))
     ]
     if len(failed) == len(missing):
-        return _loaded(seen, have, failed)
+        return _after_loading(seen, have, failed)
     tasks = _load_tasks(seen, target, [server for server in missing if server not in failed])
     words = f"version {target.version}: {sum(s in members for s in have)} of {len(members)} servers have it"
     reason = "Loading" if target.version != policy.current else "RollingBack"
     return _behind_gate(seen, policy, reason, words, tasks)
 
 
-def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
+def _after_loading(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
     """Handle the end of loading: every member has the target version, or failed to load it."""
     policy = seen.status.policy
     if newer := _newer(seen):
@@ -195,12 +195,12 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
     why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
     hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
     # Servers that have ended do not show that the target is bad, and a rollback would not restore them.
-    if len(have) >= _needed(seen) or (have and not failed and not hopeless):
+    if len(have) >= _servers_needed(seen) or (have and not failed and not hopeless):
         needed = min(policy.needed, len(have))
         resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen), "needed": needed})
         words = f"version {policy.target}: {len(have)} servers have it and are resumed{why}"
         return _behind_gate(seen, resuming, "Resuming", words, evicted=failed)
-    words = f"version {policy.target}: {len(have)} servers have it, {_needed(seen)} are needed{why}"
+    words = f"version {policy.target}: {len(have)} servers have it, {_servers_needed(seen)} are needed{why}"
     if policy.target != policy.current and (failed or hopeless):
         back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
         change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
@@ -245,10 +245,10 @@ def _resuming(seen: Seen) -> Decision:
         return _behind_gate(seen, policy, "Resuming", words, tasks, [*given_up, *odd, *refused])
     given_up += refused
     good = [server for server in good if server not in shut]
-    if len(good) >= _needed(seen):
+    if len(good) >= _servers_needed(seen):
         return _reopen(seen, good, [*given_up, *odd])
     why = "".join(f"; {server.name}: {MISMATCH}" for server in odd[:1])
-    words = f"version {policy.target}: {len(good)} servers serve it, {_needed(seen)} are needed{why}"
+    words = f"version {policy.target}: {len(good)} servers serve it, {_servers_needed(seen)} are needed{why}"
     return _behind_gate(seen, policy, "NotEnoughServers", words, tasks, [*given_up, *odd])
 
 
@@ -279,7 +279,9 @@ def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -
         verified(seen, server, policy.current) if server in good else entry_behind_gate(seen, server, evicted)
         for server in _staying(seen)
     )
-    return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
+    return Decision(
+        policy, servers, *_condition_without_update(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS
+    )
 
 
 def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decision:
@@ -291,7 +293,9 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
     servers = tuple(of(seen, server, evicted) for server in _staying(seen))
     if policy != seen.status.policy:
-        return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
+        return Decision(
+            policy, servers, *_condition_without_update(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS
+        )
     resuming = (
         server
         for server in seen.members
@@ -304,7 +308,9 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     asked = [task for task in asked if task in tasks or not busy & {server.key for server in task.servers}]
     waits = any(server.up and server.report is None for server in seen.servers)
     requeue = LOOK_AFTER_FAILURE if waits else LOOK_AGAIN
-    return Decision(policy, servers, *_words_at_rest(seen, policy, servers), tuple(asked), requeue.total_seconds())
+    return Decision(
+        policy, servers, *_condition_without_update(seen, policy, servers), tuple(asked), requeue.total_seconds()
+    )
 
 
 def _behind_gate(
@@ -319,7 +325,7 @@ def _behind_gate(
     first.
     """
     if seen.has_lost_members:
-        policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
+        policy = policy.model_copy(update={"needed": min(policy.needed, _servers_needed(seen))})
     gone = [*evicted, *(server for server in seen.newcomers if must_be_replaced(server, policy.target))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
     asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
@@ -351,13 +357,13 @@ def _load_tasks(
 
 def _pause_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
     idle = [server for server in servers if server.busy is None]
-    found = ((server, ServerOperation(Call.PAUSE) if server.report else look(seen, server)) for server in idle)
+    found = ((server, ServerOperation(Call.PAUSE) if server.report else report_if_old(seen, server)) for server in idle)
     return [Task(operation, (server,)) for server, operation in found if operation is not None]
 
 
 def _member_load(seen: Seen, server: Server, source: PolicySource) -> ServerOperation | None:
     if server.report is None:
-        return look(seen, server)
+        return report_if_old(seen, server)
     return (
         ServerOperation(Call.LOAD, source) if server.busy is None and server.report.version != source.version else None
     )
@@ -371,13 +377,13 @@ def _resume_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
 
 def _resume_operation(seen: Seen, server: Server) -> ServerOperation | None:
     if server.busy is not None or server.report is None:
-        return look(seen, server)
+        return report_if_old(seen, server)
     if (step := next_step(seen, server)) is not None:
         return step
     policy = seen.status.policy
     if policy.gate is Gate.OPEN and not server.report.is_open:
         return ServerOperation(Call.OPEN, seen.source(policy.current))
-    return ServerOperation(Call.LOOK) if server.report.at < seen.since else look(seen, server)
+    return ServerOperation(Call.LOOK) if server.report.at < seen.since else report_if_old(seen, server)
 
 
 def _is_paused(seen: Seen, server: Server) -> bool:
@@ -424,7 +430,7 @@ def _is_back(seen: Seen, server: Server, version: int) -> bool:
     return here and is_checked(seen, server)
 
 
-def _needed(seen: Seen) -> int:
+def _servers_needed(seen: Seen) -> int:
     """Return how many servers must have the target before the gate opens. It is the recorded number, or less if the spec
     has been lowered or servers have ended.
     """
@@ -461,7 +467,9 @@ def _at_version(seen: Seen, source: PolicySource) -> PolicyStatus:
     )
 
 
-def _words_at_rest(seen: Seen, policy: PolicyStatus, servers: Sequence[ServerStatus]) -> tuple[bool, str, str]:
+def _condition_without_update(
+    seen: Seen, policy: PolicyStatus, servers: Sequence[ServerStatus]
+) -> tuple[bool, str, str]:
     ready = f"{sum(entry.ready for entry in servers)} of {len(servers)} servers serve version {policy.current}"
     if policy.failed is not None and policy.failed == seen.wanted.version:
         return False, "LoadFailed", f"{ready}; {policy.failed_because}; give spec.policy a higher version to try again"

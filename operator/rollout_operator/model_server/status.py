@@ -7,7 +7,7 @@ from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
 from rollout_api.model_server import ModelServer, ModelServerStatus
 from rollout_operator.actions import Event
-from rollout_operator.conditions import condition, find, stamped
+from rollout_operator.conditions import condition, find, with_timestamps
 from rollout_operator.model_server.objects import download_name, selector, url
 from rollout_operator.model_server.observe import Download, Observed
 from rollout_operator.model_server.policy import Decision
@@ -115,4 +115,4 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
 
 def _conditions(seen: Observed, claims: Sequence[Claim]) -> list[Condition]:
     fresh = (condition(*claim) for claim in claims)
-    return [stamped(new, find(seen.status.conditions, new.type), seen.now, seen.generation) for new in fresh]
+    return [with_timestamps(new, find(seen.status.conditions, new.type), seen.now, seen.generation) for new in fresh]

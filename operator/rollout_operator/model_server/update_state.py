@@ -110,7 +110,7 @@ _CHANGES = (Call.LOAD, Call.RESUME, Call.CHECK)
 MISMATCH = "its weights differ from those of the other servers, although it reports the same version"
 
 
-def look(seen: Seen, server: Server) -> ServerOperation | None:
+def report_if_old(seen: Seen, server: Server) -> ServerOperation | None:
     """Return the operation Look if a server is not busy and its last report is missing or old."""
     if server.busy is not None or not server.control_url:
         return None
@@ -126,7 +126,7 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
         return None
     report = server.report
     if report is None:
-        return look(seen, server)
+        return report_if_old(seen, server)
     if any(failed_lately(seen, server, call, source.version) for call in (*_CHANGES, Call.OPEN)):
         return None
     if must_be_replaced(server, source.version):
@@ -135,7 +135,7 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
         return ServerOperation(Call.LOAD, source)
     if (step := next_step(seen, server)) is not None:
         return step
-    return look(seen, server) if report.is_open else ServerOperation(Call.OPEN, source)
+    return report_if_old(seen, server) if report.is_open else ServerOperation(Call.OPEN, source)
 
 
 def next_step(seen: Seen, server: Server) -> ServerOperation | None:

@@ -82,7 +82,7 @@ def needs_spec(seen: Observed) -> bool:
     return "deletionTimestamp" not in seen.manifest["metadata"] and (
         _starts(seen, standing)
         or bool(_silent(seen))
-        or _misses_account(seen)
+        or _may_lack_account(seen)
         or (standing is None and model_server.is_lost(seen))
     )
 
@@ -104,8 +104,10 @@ def _lacks_pods(seen: Observed) -> bool:
     return job is not None and not job.suspend and job.completed is None and seen.alive < seen.runners_at_work
 
 
-def _misses_account(seen: Observed) -> bool:
-    """Whether runner pods are missing, perhaps because their ServiceAccount is. False shortly after the last check."""
+def _may_lack_account(seen: Observed) -> bool:
+    """Whether runner pods are missing, possibly because their ServiceAccount was deleted. False shortly after the last
+    check.
+    """
     job = seen.batch_job
     is_new = job is None or (seen.now - job.created).total_seconds() < SILENT_SECONDS
     return _lacks_pods(seen) and not is_new and not seen.secret_checked
@@ -198,7 +200,7 @@ def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
     Without the ServiceAccount Kubernetes creates no pods. Without the Role runners fail. Without the Secret a pod waits
     and reports no reason. Without the job's own ModelServer runners wait for ever.
     """
-    silent, misses_account = _silent(seen), _misses_account(seen)
+    silent, misses_account = _silent(seen), _may_lack_account(seen)
     if found.verdict is not None or not (silent or misses_account or found.lost_server):
         return
     resolved = resolve(seen.manifest, seen.config, seen.model_server)
@@ -229,7 +231,7 @@ def _with_status(seen: Observed, found: Findings, actions: list[Action], ttl_lef
     """Return the plan with the new status and its Events. A status that differs only in counts is written later."""
     status = status_of(seen, found)
     before = dict(seen.status)
-    deadlines = [_look_again(seen, found), ttl_left]
+    deadlines = [_next_check(seen, found), ttl_left]
     if status == before:
         return Plan(tuple(actions), requeue_seconds=_earliest(deadlines))
     if seen.counts_written and differs_in_counts_only(before, status):
@@ -238,7 +240,7 @@ def _with_status(seen: Observed, found: Findings, actions: list[Action], ttl_lef
     return Plan(tuple(actions), status, events_of(seen, found, status), _earliest(deadlines))
 
 
-def _look_again(seen: Observed, found: Findings) -> float | None:
+def _next_check(seen: Observed, found: Findings) -> float | None:
     """Return when to plan again for changes that no watch reports."""
     is_leaving = seen.batch_job is not None and seen.batch_job.leaving
     if seen.alive and (found.verdict is not None or seen.suspend or seen.held or is_leaving):

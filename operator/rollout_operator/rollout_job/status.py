@@ -9,7 +9,7 @@ from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
 from rollout_api.rollout_job import Restarts, RolloutJobStatus, RunnerReport
 from rollout_operator.actions import Event
-from rollout_operator.conditions import condition, stamped
+from rollout_operator.conditions import condition, with_timestamps
 from rollout_operator.rollout_job.observe import Observed
 from rollout_operator.rollout_job.verdict import Verdict, failure_limit, last_failure
 
@@ -118,7 +118,7 @@ def _urgent(status: Mapping[str, Any]) -> Any:
 def _condition(seen: Observed, generation: int | None, kind: str, holds: bool, reason: str, message: str) -> Condition:
     before = seen.condition(kind)
     fresh = condition(kind, holds, reason, message, MESSAGE_CHARACTERS)
-    return stamped(fresh, Condition.model_validate(before) if before else None, seen.now, generation)
+    return with_timestamps(fresh, Condition.model_validate(before) if before else None, seen.now, generation)
 
 
 Claim = tuple[str, bool, str, str]

@@ -105,10 +105,10 @@ def _choose_variant(seen: Observed, spec: SandboxSpec) -> _PodVariant | Invalid:
     earlier = find(seen.status.conditions, OVERLAY)
     if earlier is not None and earlier.status == "False":  # an Overlay pod of this Sandbox has failed
         choice = Choice(WorkspaceMode.PLAIN, earlier.reason, earlier.message)
-    variant = _unrefused(seen, choice)
+    variant = _first_variant_not_refused(seen, choice)
     if choice.mode == WorkspaceMode.OVERLAY and isinstance(variant, str):
         choice = Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, variant)
-        variant = _unrefused(seen, choice)
+        variant = _first_variant_not_refused(seen, choice)
     if asked == WorkspaceMode.OVERLAY and choice.mode == WorkspaceMode.PLAIN:
         why = f"{choice.reason}: {choice.message}"
         return Invalid(
@@ -122,7 +122,7 @@ def _choose_variant(seen: Observed, spec: SandboxSpec) -> _PodVariant | Invalid:
     return Invalid(f"the API server refused its pod: {variant}{hint}", may_pass=is_by_admission(variant))
 
 
-def _unrefused(seen: Observed, choice: Choice) -> _PodVariant | str:
+def _first_variant_not_refused(seen: Observed, choice: Choice) -> _PodVariant | str:
     """Return the first variant of this mode that was not refused, or why the last one was."""
     refusal = ""
     for image_volume in _deliveries(seen):
@@ -146,7 +146,7 @@ def _key_action(seen: Observed) -> Action:
     secret = seen.key_secret
     if seen.job is not None:
         return ReadKey(secret, seen.job.uid)
-    return EnsureKey(_owned(seen, secret.kind, secret.name, type="Opaque"))
+    return EnsureKey(_with_owner(seen, secret.kind, secret.name, type="Opaque"))
 
 
 def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
@@ -162,10 +162,10 @@ def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
     if name in seen.policies:
         return ()
     rules = network.policy_spec(pods, clients, reach, seen.config.dns)
-    return (Create(_owned(seen, "NetworkPolicy", name, spec=rules)),)
+    return (Create(_with_owner(seen, "NetworkPolicy", name, spec=rules)),)
 
 
-def _owned(seen: Observed, kind: str, name: str, **body: Any) -> Json:
+def _with_owner(seen: Observed, kind: str, name: str, **body: Any) -> Json:
     """Return an object owned by the Sandbox's job, or by a Sandbox that a person created."""
     if (job := seen.job) is not None:
         owner, labels = owner_reference("RolloutJob", job.name, job.uid), _job_labels(seen)

@@ -19,7 +19,7 @@ from typing import Literal
 from rollout_api.conditions import Condition
 from rollout_api.on_cluster.nodes import has_user_namespaces, is_ready
 from rollout_api.on_cluster.objects import Manifest
-from rollout_api.on_cluster.sandbox_pod import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
+from rollout_api.on_cluster.sandbox_pod import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_text
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Delete, Event, Fact, Plan, Ref, Remember
 from rollout_operator.cache import uid_of
@@ -133,7 +133,7 @@ def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
 
     if recreation := _recreate(seen, spec, pod, left):
         return recreation
-    if ending := ending_of(pod) or _replaced(seen, pod, is_ready=is_ready):
+    if ending := ending_of(pod) or _ending_by_replacement(seen, pod, is_ready=is_ready):
         return _finish(seen, ending)
     lost_in = seconds_until_lost(seen.node, seen.now) if seen.node is not None and seen.nodes.ready else None
     if lost_in is not None and lost_in <= 0:
@@ -182,7 +182,7 @@ def _recreate(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> 
     handler = spec.runtime_class_name or ""
     lacks = seen.node is not None and not has_user_namespaces(seen.node, handler)
     if lacks and status.mode_of(pod) == WorkspaceMode.OVERLAY and not has_begun(pod):
-        message = f"node {node} offers no user namespaces for its {handler_words(handler)}"
+        message = f"node {node} offers no user namespaces for its {handler_text(handler)}"
         return _recreate_plain(seen, spec, pod, NODES_LACK_USER_NAMESPACES, message, left)
     if (words := exec_failure(pod)) is not None and left > 0:
         return _recreate_with_copy(seen, pod, node, words, left)
@@ -249,8 +249,8 @@ def _ending_of_missing_pod(seen: Observed) -> Ending:
     return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
 
 
-def _replaced(seen: Observed, pod: Manifest, *, is_ready: bool) -> Ending | None:
-    """Return the ending of a Sandbox whose pod was replaced by another one, which lacks the state; None if it was not."""
+def _ending_by_replacement(seen: Observed, pod: Manifest, *, is_ready: bool) -> Ending | None:
+    """Return the ending of a Sandbox if its pod was replaced by another pod, which lacks its workspaces; else None."""
     address = pod["status"].get("podIP")
     if not is_ready or not address or address == seen.status.pod_ip:
         return None

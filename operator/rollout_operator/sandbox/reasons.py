@@ -118,7 +118,7 @@ def trial_failure(pod: Manifest) -> str | None:
         return None
     if "startedAt" in ended and parse_time(ended["finishedAt"]) - parse_time(ended["startedAt"]) > LONGEST_TRIAL:
         return None
-    return _words(ended, "no reason was reported")
+    return _message_of(ended, "no reason was reported")
 
 
 def exec_failure(pod: Manifest) -> str | None:
@@ -128,7 +128,7 @@ def exec_failure(pod: Manifest) -> str | None:
     state = _terminated(pod) or _waiting(pod)
     if state.get("reason") not in _START_ERRORS or "permission denied" not in state.get("message", ""):
         return None
-    return _words(state)
+    return _message_of(state)
 
 
 def ending_of(pod: Manifest) -> Ending | None:
@@ -139,15 +139,15 @@ def ending_of(pod: Manifest) -> Ending | None:
     if is_over and (disruption := true_conditions(status).get("DisruptionTarget")):
         reason = _DISRUPTIONS.get(disruption.get("reason", ""))
         if reason is not None:
-            return Ending(reason, _words(disruption, disruption["reason"]))
+            return Ending(reason, _message_of(disruption, disruption["reason"]))
     if status.get("reason") == "DeadlineExceeded":
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
     if status.get("reason") == "Evicted":
-        message = _words(status, "Evicted")
+        message = _message_of(status, "Evicted")
         reason = next((_EVICTIONS[phrase] for phrase in _EVICTIONS if phrase in message), FinishedReason.EVICTED)
         return Ending(reason, message)
     if reason := _POD_REASONS.get(status.get("reason", "")):
-        return Ending(reason, _words(status, status["reason"]))
+        return Ending(reason, _message_of(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":
         return Ending(
             FinishedReason.OOM_KILLED,
@@ -160,7 +160,7 @@ def ending_of(pod: Manifest) -> Ending | None:
     if not has_begun(pod) and (failed := _failed_init(pod)):  # later, another software's sidecar may have failed
         return Ending(FinishedReason.CRASHED, f"the executor could not be copied into the pod: {_how(failed)}")
     if _waiting(pod).get("reason") == "InvalidImageName":
-        return Ending(FinishedReason.INVALID, f"spec.image: {_words(_waiting(pod))}; expected an image reference")
+        return Ending(FinishedReason.INVALID, f"spec.image: {_message_of(_waiting(pod))}; expected an image reference")
     if is_over:
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         return Ending(FinishedReason.EVICTED, f"its node refused the pod: {why or 'no reason was given'}")
@@ -170,7 +170,7 @@ def ending_of(pod: Manifest) -> Ending | None:
 def _exit(ended: Mapping[str, Any]) -> Ending:
     code = ended.get("exitCode")
     if ended.get("reason") in _STATE_UNKNOWN:
-        return Ending(FinishedReason.NODE_LOST, f"its node lost the container, as after a reboot: {_words(ended)}")
+        return Ending(FinishedReason.NODE_LOST, f"its node lost the container, as after a reboot: {_message_of(ended)}")
     if code == 0:
         return Ending(FinishedReason.IDLE, "it received no request for spec.idleSeconds")
     return Ending(FinishedReason.CRASHED, f"the executor ended with {_how(ended)}")
@@ -178,14 +178,14 @@ def _exit(ended: Mapping[str, Any]) -> Ending:
 
 def _how(ended: Mapping[str, Any]) -> str:
     code = f"signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
-    return f"{code}: {_words(ended, 'no reason was reported')}"
+    return f"{code}: {_message_of(ended, 'no reason was reported')}"
 
 
 def waiting_for(pod: Manifest, now: datetime) -> Waiting:
     """Return what a pod that is not running yet waits for."""
     conditions = pod["status"].get("conditions", ())
     if scheduled := next((c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), None):
-        return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _words(scheduled), is_problem=True)
+        return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _message_of(scheduled), is_problem=True)
     if not pod["spec"].get("nodeName"):
         is_ignored = now - parse_time(pod["metadata"]["creationTimestamp"]) >= SCHEDULER_GRACE
         words = "no scheduler has processed it yet; check that its schedulerName is that of a running scheduler"
@@ -194,12 +194,12 @@ def waiting_for(pod: Manifest, now: datetime) -> Waiting:
     reason = waiting.get("reason", "")
     if reason in _PULL_REASONS:
         # The kubelet alternates between two reasons. One reason and the registry's message keep the condition stable.
-        words = _words(waiting).rpartition("ErrImagePull: ")[2]
+        words = _message_of(waiting).rpartition("ErrImagePull: ")[2]
         return Waiting(IMAGE_PULLED, "ImagePullBackOff", words, is_problem=True)
     if reason in _IMAGE_REASONS:
-        return Waiting(IMAGE_PULLED, reason, _words(waiting), is_problem=True)
+        return Waiting(IMAGE_PULLED, reason, _message_of(waiting), is_problem=True)
     node = pod["spec"]["nodeName"]
-    words = _words(waiting, f"its image is being pulled, or its volumes are being mounted, on node {node}")
+    words = _message_of(waiting, f"its image is being pulled, or its volumes are being mounted, on node {node}")
     return Waiting(READY, reason or "ContainerCreating", words, is_problem=reason not in _NORMAL_START)
 
 
@@ -239,6 +239,6 @@ def _waiting(pod: Manifest) -> Mapping[str, Any]:
     return _container(pod).get("state", {}).get("waiting") or {}
 
 
-def _words(state: Mapping[str, Any], otherwise: str = "") -> str:
+def _message_of(state: Mapping[str, Any], otherwise: str = "") -> str:
     """Return the message in a part of a pod's status."""
     return str(state.get("message") or "").strip() or otherwise

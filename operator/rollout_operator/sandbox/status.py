@@ -8,7 +8,7 @@ from rollout_api.on_cluster.objects import Manifest
 from rollout_api.on_cluster.sandbox_pod import SUPPORTED, places_of
 from rollout_api.on_cluster.template import OVERLAY_ANNOTATION
 from rollout_api.sandbox import SandboxPlaces, SandboxSpec, SandboxStatus, WorkspaceMode
-from rollout_operator.conditions import condition, stamped
+from rollout_operator.conditions import condition, with_timestamps
 from rollout_operator.sandbox.network import plain_caveat
 from rollout_operator.sandbox.observe import Observed
 from rollout_operator.sandbox.reasons import FINISHED, IMAGE_PULLED, ORDER, OVERLAY, READY, SCHEDULED, Ending
@@ -76,7 +76,7 @@ def merged(
     for fresh in new:
         before = by_type.get(fresh.type)
         if before is None or (before.status, before.reason) != (fresh.status, fresh.reason):
-            by_type[fresh.type] = stamped(fresh, before, now, generation)
+            by_type[fresh.type] = with_timestamps(fresh, before, now, generation)
     return [by_type[kind] for kind in ORDER if kind in by_type]
 
 

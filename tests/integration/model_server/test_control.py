@@ -109,7 +109,7 @@ async def test_control_rejects_a_process_name_that_is_not_a_header_value(port: t
     answers, server, control = port
     answers.answers["/policy/served"] = [web.json_response({"engine": "a\r\nHost: other", "version": None})]
     with pytest.raises(ControlError, match="expected the engine's process"):
-        await control.look(server)
+        await control.server_report(server)
 
 
 async def test_control_follows_no_redirect_to_another_server(port: tuple[Port, Address, Control]) -> None:
@@ -124,7 +124,7 @@ async def test_server_other_than_vllm_is_reported(port: tuple[Port, Address, Con
     answers, server, control = port
     answers.answers["/policy/served"] = [web.json_response({"engine": "a-process", "version": None})]
     with pytest.raises(ControlError, match="is it vLLM"):
-        await control.look(server)
+        await control.server_report(server)
 
 
 async def test_a_side_car_that_names_no_folder_is_an_error(port: tuple[Port, Address, Control]) -> None:
@@ -136,7 +136,7 @@ async def test_a_side_car_that_names_no_folder_is_an_error(port: tuple[Port, Add
 async def test_port_without_a_listener_is_named(port: tuple[Port, Address, Control]) -> None:
     _, _, control = port
     with pytest.raises(ControlError, match=r"qwen-1: GET http://127.0.0.1:1/policy/served cannot be reached") as raised:
-        await control.look(Address("qwen-1", "http://127.0.0.1:1", "secret"))
+        await control.server_report(Address("qwen-1", "http://127.0.0.1:1", "secret"))
     assert raised.value.may_pass
     assert "secret" not in repr(Address("qwen-1", "http://127.0.0.1:1", "secret"))
 
