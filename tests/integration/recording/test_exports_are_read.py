@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.export.formats import Format, export
-from benchmarks.peers import VERIFIERS, VERIFIERS_PROGRAMS, Peer, installed
+from benchmarks.peers import VERIFIERS, VERIFIERS_PROGRAMS, Peer, install
 from tests.support.recorded_run import record_run
 
 pytestmark = pytest.mark.full
@@ -57,6 +57,6 @@ async def test_verifiers_of_today_reads_conversations_branches_rewards_and_error
 
 def told_by(peer: Peer, script: str, folder: Path) -> str:
     """The last line that a script prints."""
-    done = subprocess.run([installed(peer), HERE / script, folder], check=False, capture_output=True, text=True)
+    done = subprocess.run([install(peer), HERE / script, folder], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()[-1]
