@@ -57,10 +57,22 @@ class Daemon:
             "guarantees": host.guarantees(),
         }
 
-    async def run(self) -> None:
-        """Serve until a signal, or until no authenticated request has come for `idleSeconds`."""
-        told_to_end = asyncio.Event()
+    async def run(self) -> bool:
+        """Serve until a signal, or until no authenticated request has come for `idleSeconds`: True. Return False if no
+        workspace can be created any more.
+        """
+        told_to_end, is_useful = asyncio.Event(), True
         _on_stop_signal(told_to_end.set)
+
+        def end_broken(why: str) -> None:
+            # Its client then uses another executor. Otherwise all further rollouts here would be lost.
+            nonlocal is_useful
+            if not told_to_end.is_set():
+                log(event="broken", message=f"a process that creates or removes workspaces has gone ({why}); ending")
+                is_useful = False
+                told_to_end.set()
+
+        self.sandbox.host.on_broken(end_broken)
         address = await self.server.listen(self._config.listen)
         self._write_ready_file(address)
         while not told_to_end.is_set():
@@ -70,8 +82,10 @@ class Daemon:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(told_to_end.wait(), left)
+        told_to_end.set()
         self.server.close()
         await self.sandbox.close()
+        return is_useful
 
     def _idle_seconds_left(self) -> float | None:
         allowed = self._config.idle_seconds
@@ -125,8 +139,10 @@ def _on_stop_signal(call: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="stop signals", daemon=True).start()
 
 
-async def serve(config: ExecutorConfig) -> None:
-    """Open the host and run. Raises HostFailure if the requested mode is unavailable, and OSError."""
+async def serve(config: ExecutorConfig) -> bool:
+    """Open the host and run; return as `Daemon.run`. Raises HostFailure if the requested mode is
+    unavailable, and OSError.
+    """
     # This comes first, because it refuses a state folder that another executor uses.
     host, mode_reason = await open_host(config.host)
     # Few objects created from here on are cyclic garbage, so collect less often, and skip the objects that exist now.
@@ -141,7 +157,7 @@ async def serve(config: ExecutorConfig) -> None:
             # Files that a killed executor left.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        await Daemon(config, host, mode_reason, folder).run()
+        return await Daemon(config, host, mode_reason, folder).run()
     finally:
         await host.close()
         if config.remove_at_end is not None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_runtime.executor import kernel
@@ -104,6 +104,11 @@ class Host:
     async def create(self, spec: WorkspaceSpec) -> Workspace:
         """Create a workspace. Raises WorkspaceFailure."""
         raise NotImplementedError
+
+    def on_broken(self, call: Callable[[str], None]) -> None:
+        """Call a function with the reason when no workspace can be created any more. In `Plain` only the tools of its
+        workspace can cause that, and the workspace fails.
+        """
 
     def guarantees(self) -> dict[str, str]:
         """Return how each limit and isolation is enforced here, or `None: <why>`."""
@@ -317,6 +322,10 @@ class OverlayHost(Host):
         self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
         self._by_id[spec.id] = workspace
         return workspace
+
+    def on_broken(self, call: Callable[[str], None]) -> None:
+        for peer in (self._zygote, self._remover):
+            peer.gone.add_done_callback(lambda gone: call(gone.result()))
 
     async def _wait_for_room(self) -> None:
         """Wait for a free place, if only removals block it. A destroyed workspace keeps its place until its files are

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,6 +76,25 @@ def zombies_below(ancestor: int) -> list[int]:
         return pid in parents and (parents[pid] == ancestor or is_below(parents[pid]))
 
     return [pid for pid in zombies if is_below(pid)]
+
+
+@pytest.mark.parametrize("lost", ["keeper", "remover"])
+async def test_executor_ends_when_it_can_create_no_more_workspaces(
+    start_executor: Any, connect: Any, lost: str
+) -> None:
+    executor = start_executor("Overlay")
+    (zygote,) = children_of(executor.process.pid)
+    (keeper,) = children_of(zygote)
+    async with connect(executor) as client:
+        assert await client.out("echo made") == "made\n"
+        # The remover was the keeper's first child.
+        os.kill({"keeper": keeper, "remover": min(children_of(keeper))}[lost], signal.SIGKILL)
+        assert await asyncio.to_thread(executor.process.wait, 20) == 1
+    assert '"broken"' in executor.log.read_text()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_unused_executor_ends_itself_and_a_waiting_request_keeps_it(start_executor: Any, connect: Any) -> None:
