@@ -191,7 +191,9 @@ LIST_KEYS: dict[tuple[str, str], str] = {
     ("Task", "files"): "path",
     ("RolloutJobSpec", "plugins"): "name",
 }
-"""Lists of named objects by model and field: the field by which entries must differ. All other lists are atomic."""
+"""Lists whose entries are identified by a field: the name of that field, by model and name of the list. Kubernetes treats
+all other lists as a single value when it merges changes.
+"""
 
 
 def structural(model: type[BaseModel]) -> Schema:

@@ -51,7 +51,7 @@ class ModelSource(ApiModel):
         Annotated[str, StringConstraints(pattern=r"^(hf|s3|gs|az|pvc)://[^/\s]+(/[^\s]*)?$", max_length=2048)] | None
     ) = None
     """Weights of the model: `hf://ORG/NAME`, `s3://`, `gs://`, `az://` with a prefix, or `pvc://CLAIM/FOLDER`, which is
-    used in place. Left out: `hf://` and the name.
+    used in place. Default: `hf://` followed by the name.
     """
     revision: Annotated[str, StringConstraints(pattern=r"^[\w./-]+$", max_length=256)] | None = None
     """Commit, branch or tag of a hub repository."""

@@ -27,9 +27,9 @@ class Outcome(StrEnum):
     INFRA_FAILED = "InfraFailed"
     """All attempts failed for reasons that the policy did not cause. Masked: excluded from training and group means."""
     VERIFIER_FAILED = "VerifierFailed"
-    """The rollout could not be graded. Masked."""
+    """The rollout could not be graded. It is masked, like InfraFailed."""
     CANCELLED = "Cancelled"
-    """The rollout is no longer needed. Masked."""
+    """The rollout is no longer needed. It is masked, like InfraFailed."""
 
 
 class StopReason(StrEnum):

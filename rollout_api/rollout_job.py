@@ -169,7 +169,7 @@ class Verifier(ApiModel):
     """How all tasks are graded."""
 
     mode: VerifierMode | None = None
-    """Where the grading runs, overriding tasks. Left out: where the task says, else `Separate`."""
+    """Where the grading runs; overrides the mode of tasks. Default: the mode of the task, else `Separate`."""
     artifacts: Annotated[list[Path], Field(min_length=1, max_length=64)] = ["."]
     """Paths to carry from the agent's workspace to the grading workspace, relative to the working directory; `*` is any
     text.
@@ -203,7 +203,7 @@ class Completion(ApiModel):
 
 
 class Runners(ApiModel):
-    """The processes that drive the agents."""
+    """The processes in which the agents run."""
 
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
     """Runner pods, among which groups are sharded. A laptop has one."""
@@ -285,7 +285,7 @@ class RolloutJobSpec(ApiModel):
     completion: Completion = Completion()
     """When a group is complete."""
     runners: Runners = Runners()
-    """The processes that drive the agents."""
+    """The processes in which the agents run."""
     output: Output
     """Destination of results and trajectories."""
     security: Security = Security.STANDARD

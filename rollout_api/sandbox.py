@@ -113,8 +113,8 @@ class SandboxBase(ApiModel):
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The task's root file system: the name of a container image, or for the `Local` provider also a path."""
     working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
-    """Folder in which commands start and files are placed; created if missing. Left out: on a laptop the image's own,
-    if it names one, else `/workspace`.
+    """Folder in which commands start and files are placed; created if missing. Default: `/workspace`; on a laptop
+    the image's own working directory, if it has one.
     """
     user: UserName | None = None
     """User of all commands: a name, a uid or uid:gid. The image's own user when left out."""

@@ -76,7 +76,7 @@ class Commands(TyperGroup):
         try:
             return super().main(*args, **options)
         except SystemExit as end:
-            _leave(end.code)
+            _end_process(end.code)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -97,7 +97,7 @@ class Commands(TyperGroup):
             raise typer.Exit(known.code if known else Exit.BUG) from None
 
 
-def _leave(code: object) -> NoReturn:
+def _end_process(code: object) -> NoReturn:
     """End the process without finalising the interpreter.
 
     During finalisation, a thread of obstore that returns a result aborts the process with exit code 134, in a third of all

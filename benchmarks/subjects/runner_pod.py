@@ -42,11 +42,11 @@ class RunnerPod:
 
     async def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         ask: dict[str, Callable[..., Awaitable[list[float]]]] = {
-            "tool": self._tool,
-            "exec": self._exec,
-            "workspaces": self._workspaces,
-            "cold": self._cold,
-            "pod": self._pod,
+            "tool": self._time_tool_calls,
+            "exec": self._time_execs,
+            "workspaces": self._time_workspaces,
+            "cold": self._time_sandbox_starts,
+            "pod": self._time_pod_starts,
         }
         call = question.pop("call")
         return {"seconds": await ask[call](**question)}
@@ -55,9 +55,9 @@ class RunnerPod:
         await self._warm.close()
         await self._api.close()
 
-    async def _tool(self, times: int, at_once: int) -> list[float]:
+    async def _time_tool_calls(self, times: int, at_once: int) -> list[float]:
         """Time `true` through the executor; concurrent calls use separate workspaces, as rollouts do."""
-        free = list(await self._workspaces_that_stay(at_once))
+        free = list(await self._permanent_workspaces(at_once))
 
         async def call() -> None:
             workspace, turn = free.pop(), next(self._turns)
@@ -71,9 +71,9 @@ class RunnerPod:
         await asyncio.gather(*(workspace.acknowledge(next(self._turns)) for workspace in free))
         return seconds
 
-    async def _exec(self, times: int, at_once: int) -> list[float]:
+    async def _time_execs(self, times: int, at_once: int) -> list[float]:
         """Time `true` through `pods/exec` with Kubernetes' own client, in the same pod; each thread has its own client."""
-        pod = (await self._workspaces_that_stay(1))[0].handle["sandbox"]
+        pod = (await self._permanent_workspaces(1))[0].handle["sandbox"]
         namespace = self._start.job.metadata.namespace
         # `stream` replaces its client's request method, so a shared client would send other calls to the web socket.
         free = [client.CoreV1Api(client.ApiClient()) for _ in range(at_once)]
@@ -94,9 +94,9 @@ class RunnerPod:
 
         return await _timed(times, at_once, call)
 
-    async def _workspaces(self, times: int, at_once: int, new_group: bool) -> list[float]:
+    async def _time_workspaces(self, times: int, at_once: int, new_group: bool) -> list[float]:
         """Time from the request for a workspace to its first tool result, on a running sandbox."""
-        await self._workspaces_that_stay(1)
+        await self._permanent_workspaces(1)
 
         async def call() -> None:
             number = next(self._numbers)
@@ -110,17 +110,17 @@ class RunnerPod:
             await asyncio.gather(*(workspace.release() for workspace in made))
         return seconds
 
-    async def _cold(self) -> list[float]:
+    async def _time_sandbox_starts(self) -> list[float]:
         """Time from the request for a new sandbox to its first tool result."""
         provider = self._provider(COLD)
         await provider.open()
-        await asyncio.sleep(_any_phase())
+        await asyncio.sleep(_random_wait())
         try:
             return await _timed(1, 1, lambda: self._first_result(provider, "cold", f"cold-{next(self._numbers)}"))
         finally:
             await provider.close()
 
-    async def _pod(self, image: str) -> list[float]:
+    async def _time_pod_starts(self, image: str) -> list[float]:
         """Time from the creation of a bare pod, like that of `kubectl run`, until it is Ready."""
         namespace = str(self._start.job.metadata.namespace)
         name = f"bare-{secrets.token_hex(4)}"
@@ -131,7 +131,7 @@ class RunnerPod:
                 "terminationGracePeriodSeconds": 0,
             },
         }
-        await asyncio.sleep(_any_phase())
+        await asyncio.sleep(_random_wait())
         started = time.perf_counter()
         await asyncio.to_thread(self._make_ready, namespace, pod)
         seconds = time.perf_counter() - started
@@ -152,7 +152,7 @@ class RunnerPod:
         while self._core.list_namespaced_pod(namespace, field_selector=f"metadata.name={pod}").items:
             time.sleep(GONE_POLL_SECONDS)
 
-    async def _workspaces_that_stay(self, count: int) -> Sequence[Workspace]:
+    async def _permanent_workspaces(self, count: int) -> Sequence[Workspace]:
         """Yield this many workspaces of a prepared group, which keep their sandbox alive."""
         if not self._staying:
             await self._warm.open()
@@ -188,7 +188,7 @@ async def _timed(times: int, at_once: int, call: Callable[[], Awaitable[object]]
     return seconds
 
 
-def _any_phase() -> float:
+def _random_wait() -> float:
     """Wait for a random time. The kubelet checks its pods once a second, and a start immediately after another one would
     always be at the same time in that interval.
     """

@@ -69,7 +69,7 @@ class Api:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rolloutctl.policy.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rolloutctl.policy.CHECK_SECONDS", 0.001)
 
 
 async def test_an_update_returns_when_the_version_is_served_and_not_before() -> None:
