@@ -11,7 +11,7 @@ from agent_rollouts.records import Message, Observation
 
 @agent("OneQuestion")
 class OneQuestion:
-    """Asks once."""
+    """Makes one model call with the prompt; the answer is the result."""
 
     async def run(self, context: AgentContext) -> str | None:
         reply = await context.call_model([{"role": "user", "content": context.task.prompt}])
