@@ -35,7 +35,7 @@ class RolloutRun:
     async def run(self) -> Result:
         """Return the rollout's sealed result. If this is cancelled, the rollout can be resumed, or sealed by `cancel`."""
         while True:
-            await self._context.drain.gate()
+            await self._context.drain.park_if_requested()
             self._attempt = await self._claim()
             ended = await self._attempt.run()
             if isinstance(ended, Result):

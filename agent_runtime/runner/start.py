@@ -15,7 +15,7 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 
 
 class BadStart(Exception):
-    """The pod was not created by the operator, or not by this version."""
+    """The pod was not created by an operator of this version."""
 
 
 @dataclass(frozen=True)

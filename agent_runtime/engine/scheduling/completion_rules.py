@@ -46,9 +46,7 @@ def versions_of(records: Iterable[Record]) -> list[int]:
 
 
 def stale_message(first: int | None, newest: int | None, max_lag: int | None) -> str | None:
-    """Return why a rollout is stale, or None. `first` is the version that sampled its first token, among known
-    versions.
-    """
+    """Return why a rollout is stale, or None. `first` is the version of the first token whose version is known."""
     if first is None or newest is None or max_lag is None or newest - first <= max_lag:
         return None
     return (

@@ -29,7 +29,7 @@ class Drain:
         """Return when a stop is requested."""
         await self._requested.wait()
 
-    async def gate(self) -> None:
+    async def park_if_requested(self) -> None:
         """Return at once, unless a stop is requested: then wait to be cancelled."""
         if self.requested:
             await self.park()

@@ -171,7 +171,7 @@ async def test_command_that_the_machine_cannot_start_gives_no_verdict(
 
 
 @pytest.mark.parametrize(
-    ("mode", "sudo", "apart"),
+    ("mode", "sudo", "separate_uid"),
     [
         ("Overlay", "false", 1000),
         ("Overlay", "echo 0", 0),
