@@ -18,7 +18,7 @@ _SOURCES: Final = {"system": "system", "developer": "system", "assistant": "agen
 
 
 class UnreadableTrajectory(Exception):
-    """The file has no known format, or not the requested one."""
+    """The file is in no supported format, or not in the requested one."""
 
 
 def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[TrajectoryFormat, bytes]:

@@ -156,9 +156,9 @@ ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
         (b"\xff\xfe", None, "not JSON"),
         (b'{"messages": NaN}', None, "NaN is not a JSON number"),
         (b"[" * 100_000, None, "not JSON"),
-        (b"[]", None, "holds a list"),
-        (b'{"a": 1}', None, "'a'.*no known form.*MiniSWEAgent"),
-        (json.dumps(mini()).encode(), TrajectoryFormat.ATIF, "those of MiniSWEAgent, and ATIF was expected"),
+        (b"[]", None, "got list"),
+        (b'{"a": 1}', None, "'a'.*no supported format.*MiniSWEAgent"),
+        (json.dumps(mini()).encode(), TrajectoryFormat.ATIF, "match MiniSWEAgent, expected ATIF"),
         (json.dumps(mini()).encode(), None, "no steps"),
         (json.dumps(mini({"role": "tool", "content": "of what?"})).encode(), None, "precedes the first answer"),
         (json.dumps({**ATIF, "steps": []}).encode(), None, "required"),
@@ -167,7 +167,7 @@ ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
             json.dumps({**ATIF, "steps": [{"step_id": 1, "source": "user", "message": "", "extra": 1}]})
             .replace('"extra": 1', '"extra": 1e999').encode(),
             None,
-            "looks like ATIF, and is not",
+            "not a valid ATIF trajectory",
         ),
     ],
 )  # fmt: skip

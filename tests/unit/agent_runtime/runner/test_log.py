@@ -58,7 +58,7 @@ def test_what_went_wrong_stands_out_and_single_rollouts_do_not() -> None:
     ((level, message, fields),) = lines_of(AttemptFailed(3, 1, "NodeLost", "node-7 is gone", retry=False))
     assert (level, fields["reason"], fields["why"]) == (logging.WARNING, "NodeLost", "node-7 is gone")
     assert "rollout 3" in message
-    assert "last one" in message
+    assert "last attempt" in message
 
 
 def test_a_finished_group_shows_its_rewards() -> None:
