@@ -145,7 +145,7 @@ async def test_time_used_up_is_a_failed_verdict_and_later_commands_are_not_run(w
 
 async def test_missing_program_gives_no_verdict_but_exit_code_127_does(workspace: Any) -> None:
     """Before the agent's files come in, the task is at fault; afterwards a missing program is a failed verdict."""
-    with pytest.raises(VerifierUnavailable, match="program no-such-program is missing"):
+    with pytest.raises(VerifierUnavailable, match="needs program no-such-program, which the sandbox lacks"):
         await startable(workspace, 1, commands=["no-such-program --check"])
     await startable(workspace, 2, commands=["/t/check.sh"], files=[{"path": "/t/check.sh", "content": ""}])
     for turn, command in enumerate(("exit 127", "./gone.sh", "true && no-such-program"), start=3):
