@@ -1,7 +1,6 @@
 """Write a tool: an async function or a class, registered with `tool`."""
 
-from agent_runtime.tools.base import Tool, ToolContext, ToolResult
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, Tool, ToolContext, ToolResult
 from agent_runtime.tools.registry import open_tools, registry, tool
 
 __all__ = ["FunctionTool", "Tool", "ToolContext", "ToolResult", "open_tools", "registry", "tool"]

@@ -7,10 +7,10 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agent_runtime.models.pool.admission import INITIAL_CALLS, Pressure, next_limit
 from agent_runtime.models.pool.admission_queue import Waiting, WaitingCalls
 from agent_runtime.models.pool.fleet import LOOK_SECONDS
 from agent_runtime.models.pool.routing import preference
+from agent_runtime.models.pool.server import INITIAL_CALLS, Pressure, next_limit
 from benchmarks.report import Row, Target
 
 GROUPS, RUNNERS, SERVERS = 512, 3, 8

@@ -116,7 +116,7 @@ class IntentRecord(ApiModel):
     """Only in segments. Maps positions among messages and then tools to the turn and position of an earlier equal one.
     """
     branch: int = 0
-    """Set by `message_tree.linear`, not stored in the journal. Increases each time the messages do not extend the
+    """Set by `messages.linear`, not stored in the journal. Increases each time the messages do not extend the
     previous turn.
     """
     request_digest: str | None = None

@@ -16,9 +16,7 @@ from typing import Any
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.tools.base import Tool
-from agent_runtime.tools.dispatch import FORMAT_ERROR
-from agent_runtime.tools.schema import openai_definition
+from agent_runtime.tools.base import FORMAT_ERROR, Tool, openai_definition
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import ContextLimit, ContextMethod
 

@@ -38,7 +38,7 @@ from agent_runtime.environments.open import open_environment
 from agent_runtime.models.base import Model
 from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.recording.journal import Journal
-from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import linear
 from agent_runtime.sandboxes.base import (
     INTERRUPTED,
     Fence,

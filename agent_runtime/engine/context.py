@@ -16,9 +16,7 @@ from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model
 from agent_runtime.plugins.base import GroupInfo, RolloutInfo
-from agent_runtime.plugins.of_group import GroupPlugins
-from agent_runtime.plugins.of_rollout import RolloutPlugins
-from agent_runtime.plugins.plugins import Plugins
+from agent_runtime.plugins.plugins import GroupPlugins, Plugins, RolloutPlugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec

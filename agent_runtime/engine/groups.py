@@ -11,7 +11,7 @@ from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import AttemptFailed, GroupFinished, RolloutSealed
 from agent_runtime.engine.scheduling.completion_rules import abort_reason, plan_group
 from agent_runtime.engine.scheduling.retry_rules import retry_delay
-from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
+from agent_runtime.plugins.plugins import STOPPED, GroupPlugins
 from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.journal import read_attempt
 from agent_runtime.recording.store import Store

@@ -16,7 +16,7 @@ from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.branches import Branch
-from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import linear
 from agent_runtime.recording.reader import sealed_tokens
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider

@@ -18,8 +18,7 @@ from agent_runtime.environments.host import (
     Move,
 )
 from agent_runtime.statistics import mean
-from agent_runtime.tools.base import ToolContext, ToolResult
-from agent_runtime.tools.dispatch import shortened
+from agent_runtime.tools.base import ToolContext, ToolResult, shortened
 from rollout_api.environments import RunIn, TaskEnvironment
 from rollout_api.records import Observation, ObservationsRecord, Record, Verdict
 from rollout_api.tasks import Task

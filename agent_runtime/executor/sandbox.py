@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_runtime.executor.attempts.attempts import Attempt
-from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.attempts.idempotency import Key, StoredReply
+from agent_runtime.executor.attempts import Attempt, Hold, Key, StoredReply
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Streams
 from agent_runtime.executor.errors import ApiError, translating

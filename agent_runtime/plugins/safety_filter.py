@@ -17,7 +17,7 @@ from pydantic import Field
 
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.base import ActionFilter, Refuse, RolloutInfo
-from agent_runtime.tools.dispatch import decoded_arguments
+from agent_runtime.tools.base import decoded_arguments
 
 DEPTH = 8
 """Levels of nested commands that are examined: `sh -c "sh -c …"`."""

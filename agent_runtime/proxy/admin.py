@@ -18,7 +18,7 @@ from agent_runtime.proxy.limits import Limits
 from agent_runtime.proxy.ownership import StoredSessions
 from agent_runtime.proxy.session import Session, SessionSettings
 from agent_runtime.proxy.sessions import check_key
-from agent_runtime.recording.message_tree import undelivered_turns
+from agent_runtime.recording.messages import undelivered_turns
 from rollout_api.base import ApiModel, Seconds
 from rollout_api.model import Sampling
 from rollout_api.records import Record

@@ -8,7 +8,7 @@ from agent_runtime.models.base import ModelReply, TokenPrefix
 from agent_runtime.models.token_history import recorded_answer
 from agent_runtime.proxy.conversation import Conversations, MatchedMessages
 from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
-from agent_runtime.recording.repeats import digest_of_message
+from agent_runtime.recording.segments import digest_of_message
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
 Tools = Sequence[Mapping[str, Any]]

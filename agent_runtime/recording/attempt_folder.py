@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent_runtime.recording import segments
-from agent_runtime.recording.repeats import restored
-from agent_runtime.recording.segments import Closing, RecordCorrupt
+from agent_runtime.recording.segments import Closing, RecordCorrupt, restored
 from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Record
 

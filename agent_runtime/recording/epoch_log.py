@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from agent_runtime.recording import segments
 from agent_runtime.recording.attempt_folder import AttemptFolder, Claim, EpochSegments, digest_of
-from agent_runtime.recording.repeats import Repeats, restored
-from agent_runtime.recording.segments import Closing
+from agent_runtime.recording.segments import Closing, Repeats, restored
 from rollout_api.records import ObjectDigest, Record
 
 

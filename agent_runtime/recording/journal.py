@@ -13,7 +13,7 @@ from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacke
 from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.job_record import JobRecord
-from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import linear
 from agent_runtime.recording.seals import parse_seal
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError

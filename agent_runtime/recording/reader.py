@@ -8,11 +8,10 @@ from agent_runtime.recording import atif
 from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.branches import Branch, decode_branches, token_branches
 from agent_runtime.recording.job_record import JobFile, newest_run, read_attempt_numbers, read_job_file
-from agent_runtime.recording.message_tree import linear
-from agent_runtime.recording.repeats import restored
+from agent_runtime.recording.messages import linear
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import StoredSeals, parse_seal, read_seals
-from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
+from agent_runtime.recording.segments import Closing, RecordCorrupt, decode, restored
 from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob

@@ -1,16 +1,22 @@
-"""The format of a journal's segments: records as JSON lines in one zstd frame with a checksum."""
+"""The format of a journal's segments: records as JSON lines in one zstd frame with a checksum.
 
+A journal has each message once, although a program may send its whole history in each call: if an earlier record of
+the folder has the same message or tool definition, a segment only names its turn and position. Readers restore it as
+the same object.
+"""
+
+import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import zstandard
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from rollout_api.base import ApiModel
-from rollout_api.records import Record
+from rollout_api.records import IntentRecord, Record
 
 # RFC 8878, 3.1.1.2: a block takes at least 3 bytes of header and one of content, and gives at most 128 KiB.
 _MOST_FROM_A_BYTE: Final = 128 * 1024 // 4
@@ -101,3 +107,73 @@ def validated(key: str, parse: Callable[[bytes], T], data: bytes, where: str = "
         problem = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in problem["loc"])
         raise RecordCorrupt(key, f"{where}{field or 'it'}: {problem['msg']}") from error
+
+
+Place = tuple[int, int]
+"""Turn, and position among the messages and then the tools of its intent."""
+
+
+def digest_of_message(message: Mapping[str, Any]) -> bytes:
+    """Return a digest that is equal only for messages with the same text and field order."""
+    # An agent's message may contain values that JSON cannot represent.
+    return hashlib.sha256(repr(message).encode(errors="backslashreplace")).digest()
+
+
+class Repeats:
+    """Locations of the messages of a folder. `records` are its existing ones, restored."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self._places: dict[bytes, Place] = {}
+        self._turns: set[int] = set()
+        self._shorten(records)
+
+    def encode(self, records: Sequence[Record]) -> bytes:
+        """Return the segment with these records, which follow the earlier ones. Call it once for each segment."""
+        return encode(self._shorten(records))
+
+    def _shorten(self, records: Sequence[Record]) -> list[Record]:
+        return [self._shortened(record) if isinstance(record, IntentRecord) else record for record in records]
+
+    def _shortened(self, intent: IntentRecord) -> IntentRecord:
+        contents = _contents(intent)
+        digests = list(map(digest_of_message, contents))
+        repeated = {position: self._places[key] for position, key in enumerate(digests) if key in self._places}
+        if intent.turn not in self._turns:
+            self._turns.add(intent.turn)
+            for position, key in enumerate(digests):
+                self._places.setdefault(key, (intent.turn, position))
+        if not repeated:
+            return intent
+        return _with_contents(
+            intent, [{} if position in repeated else message for position, message in enumerate(contents)], repeated
+        )
+
+
+def restored(key: str, records: Sequence[Record]) -> list[Record]:
+    """Yield the records of a folder from its first one on, with repeated messages restored. Raises RecordCorrupt."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    whole: list[Record] = []
+    for record in records:
+        if isinstance(record, IntentRecord):
+            contents = _contents(record)
+            try:
+                for position, (turn, place) in record.repeated.items():
+                    contents[position] = found[turn][place]
+            except LookupError:
+                raise RecordCorrupt(
+                    key, f"turn {record.turn} repeats message {place} of turn {turn}, which does not exist"
+                ) from None
+            found.setdefault(record.turn, contents)
+            record = _with_contents(record, contents, {}) if record.repeated else record
+        whole.append(record)
+    return whole
+
+
+def _contents(intent: IntentRecord) -> list[dict[str, Any]]:
+    return [*intent.messages, *(intent.tools or [])]
+
+
+def _with_contents(intent: IntentRecord, contents: list[dict[str, Any]], repeated: dict[int, Place]) -> IntentRecord:
+    end = len(intent.messages)
+    tools = None if intent.tools is None else contents[end:]
+    return intent.model_copy(update={"messages": contents[:end], "tools": tools, "repeated": repeated})

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from agent_runtime.kube.api import ApiError, retry_pause
 from agent_runtime.models.base import ModelConfigError, ModelError
-from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.runner.start import Start

@@ -26,8 +26,14 @@ from agent_runtime.runner.job_state import JobApi
 from agent_runtime.runner.log import log, write_termination_log
 from agent_runtime.runner.metrics import RunnerMetrics
 from agent_runtime.runner.predecessor import patience, wait_for_predecessor
-from agent_runtime.runner.report import ShardTally, previous_report, report_interval
-from agent_runtime.runner.reporter import JobDeleted, Reporter, ReportRefused
+from agent_runtime.runner.report import (
+    JobDeleted,
+    Reporter,
+    ReportRefused,
+    ShardTally,
+    previous_report,
+    report_interval,
+)
 from agent_runtime.runner.supervisor import Exit
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider

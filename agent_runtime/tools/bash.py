@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from agent_runtime.sandboxes.base import CommandResult
-from agent_runtime.tools.base import ToolContext, ToolError, ToolResult
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, ToolContext, ToolError, ToolResult
 
 
 async def run_command(

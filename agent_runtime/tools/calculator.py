@@ -9,8 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agent_runtime.tools.base import ToolError
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, ToolError
 
 Number = int | float
 

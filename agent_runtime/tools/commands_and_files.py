@@ -6,9 +6,8 @@ from typing import Annotated
 from pydantic import Field
 
 from agent_runtime.sandboxes.base import FileError
-from agent_runtime.tools.base import ToolContext, ToolError, ToolResult
+from agent_runtime.tools.base import FunctionTool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.bash import run_command
-from agent_runtime.tools.function_tool import FunctionTool
 
 READ_BYTES = 60 * 1024  # below an observation's limit, so that the note at the end is visible
 

@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agent_runtime.sandboxes.base import FileError
-from agent_runtime.tools.base import ToolContext, ToolError, ToolWorkspace
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, ToolContext, ToolError, ToolWorkspace
 
 FILE_BYTES = 1 << 20
 """Largest file that can be edited: the executor's limit for a read with a key."""

@@ -3,8 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from agent_runtime.tools.base import ToolResult
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, ToolResult
 
 
 @partial(FunctionTool, runs_in="Runner", idempotent=True)

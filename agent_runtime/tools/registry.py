@@ -5,8 +5,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 from agent_runtime.extensions import ExtensionError, Registry
-from agent_runtime.tools.base import Tool
-from agent_runtime.tools.function_tool import FunctionTool, ToolFunction, as_tool
+from agent_runtime.tools.base import FunctionTool, Tool, ToolFunction, as_tool
 
 COMMANDS_AND_FILES = ("execute_command", "write_file", "read_file", "mark_done")
 

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agent_runtime.tools.base import ToolContext, ToolError
+from agent_runtime.tools.base import FunctionTool, ToolContext, ToolError
 from agent_runtime.tools.bash import how_it_ended
-from agent_runtime.tools.function_tool import FunctionTool
 
 LINE_CHARACTERS = 400  # limit of a matching line, because minified files have lines of megabytes
 OUTPUT_BYTES = 60 * 1024  # below an observation's limit, so that the note at the end is visible

@@ -17,8 +17,7 @@ except ImportError:
     raise ImportError("the terminal tool needs pyte: pip install 'agent-rollouts[terminal]'") from None
 
 from agent_runtime.sandboxes.base import FileError
-from agent_runtime.tools.base import ToolContext, ToolError, ToolProcesses, ToolResult, live_processes
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, ToolContext, ToolError, ToolProcesses, ToolResult, live_processes
 
 ROWS, COLUMNS = 40, 120
 LABEL = "terminal"

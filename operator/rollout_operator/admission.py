@@ -15,8 +15,8 @@ from aiohttp import web
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from rollout_api.base import API_VERSION
-from rollout_api.on_cluster.excess import EXCESS, size_problem
 from rollout_api.on_cluster.model_server_problems import parse
+from rollout_api.on_cluster.objects import EXCESS, size_problem
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.on_cluster.resolve import resolve
 from rollout_operator.sandbox.validate import parse_spec, problems

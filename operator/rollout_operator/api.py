@@ -23,7 +23,7 @@ from rollout_api.nesting import read_json
 from rollout_api.on_cluster.objects import KINDS, Manifest
 from rollout_operator import clock
 from rollout_operator.config import WRITE_SECONDS
-from rollout_operator.kinds import is_by_admission
+from rollout_operator.world import is_by_admission
 
 FIRST_PAGE, LARGEST_PAGE = 10, 250
 """Objects in the first page, and the most in any page."""

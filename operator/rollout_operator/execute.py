@@ -29,14 +29,12 @@ from rollout_operator.actions import (
 )
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
-from rollout_operator.cache import PRIMARY, Cache, controller_of, uid_of
+from rollout_operator.cache import PRIMARY, Cache, Expectations, controller_of, uid_of
 from rollout_operator.conditions import condition, with_timestamps
-from rollout_operator.expectations import Expectations
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
-from rollout_operator.kinds import WATCHED
 from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.prune import readable_spec
-from rollout_operator.world import Memory
+from rollout_operator.world import WATCHED, Memory
 
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.api import FIRST_PAGE, UNREACHABLE, ApiError, KubeApi, next_limit
-from rollout_operator.kinds import OPTIONAL
+from rollout_operator.world import OPTIONAL
 
 log = logging.getLogger(__name__)
 

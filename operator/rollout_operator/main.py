@@ -28,13 +28,12 @@ from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
 from rollout_operator.informer import Informer
 from rollout_operator.keys import KeyRing
-from rollout_operator.kinds import WATCHED
 from rollout_operator.lease import Leadership
 from rollout_operator.loop import Loop
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.control import Control
 from rollout_operator.model_server.operations import ServerOperations
-from rollout_operator.world import Controller, Memory
+from rollout_operator.world import WATCHED, Controller, Memory
 
 log = logging.getLogger(__name__)
 

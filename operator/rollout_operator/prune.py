@@ -12,9 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from rollout_api.base import API_GROUP
 from rollout_api.model_server import ModelServerStatus
-from rollout_api.on_cluster.excess import EXCESS, size_problem
 from rollout_api.on_cluster.nodes import LABEL_PREFIX
-from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.objects import EXCESS, Manifest, size_problem
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
 

@@ -1,15 +1,50 @@
-"""The inputs of `observe` functions, and the interface of a controller: observe, then plan."""
+"""The kinds that the operator watches, the inputs of `observe` functions, and the interface of a controller: observe,
+then plan.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rollout_api.on_cluster.objects import Manifest
+from rollout_api.cluster import MANAGED_BY, ROLE_LABEL, SANDBOX_ROLE
+from rollout_api.on_cluster.objects import Json, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator.actions import Fact, Plan, Remember
 from rollout_operator.cache import Cache
 from rollout_operator.server_contact import ServerContact
+
+MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED_BY.items())
+"""Label selector of the objects that the operator creates, so that the API server sends no other pods."""
+
+
+OWNED = (
+    *("Pod", "Job", "NetworkPolicy", "RolloutShard"),
+    *("StatefulSet", "LeaderWorkerSet", "Service", "PersistentVolumeClaim", "PodDisruptionBudget"),
+)
+WATCHED = {"Sandbox": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dict.fromkeys(OWNED, MANAGED_SELECTOR)
+"""Kinds in the cache, with the label selector of each watch."""
+
+OPTIONAL = frozenset({"Node", "LeaderWorkerSet"})
+"""Kinds that may be unavailable. An operator limited to some namespaces may lack the right to read cluster-scoped
+kinds. LeaderWorkerSet is an optional addition that only multi-node servers need.
+"""
+
+NOT_SANDBOX: Json = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_ROLE]}
+"""Label selector requirement that excludes sandboxes and includes pods without the label."""
+
+_ADMISSION_PHRASES = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
+"""Phrases in refusals of Pod Security, webhooks, ValidatingAdmissionPolicies and OpenShift's constraints."""
+
+
+def is_by_admission(message: str) -> bool:
+    """Whether an API server's message says that admission refused an object. Labels and policies may change later."""
+    return any(phrase in message for phrase in _ADMISSION_PHRASES)
+
+
+def tcp(port: int) -> Json:
+    return {"protocol": "TCP", "port": port}
+
 
 MOST_FACTS = 10_000
 """Most facts, as a guard against leaks. Normally facts expire, and their number depends on namespaces and nodes."""

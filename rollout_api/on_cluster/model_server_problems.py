@@ -10,8 +10,7 @@ from rollout_api.manifest import Problem, explain, path_of, validate
 from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer, TransferMode
 from rollout_api.nesting import too_deep
 from rollout_api.on_cluster import template
-from rollout_api.on_cluster.excess import EXCESS
-from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.objects import EXCESS, Manifest
 
 GROUP_NAME_CHARACTERS: Final = 39
 """Longest name of a LeaderWorkerSet. The names of its pods, revisions and labels derive from it."""

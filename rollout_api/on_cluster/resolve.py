@@ -21,9 +21,8 @@ from rollout_api.model import ApiKeySource, ModelSpec
 from rollout_api.model_server import ModelServer
 from rollout_api.nesting import too_deep
 from rollout_api.on_cluster import template
-from rollout_api.on_cluster.excess import TOO_DEEP, size_problem
 from rollout_api.on_cluster.model_server_problems import problems_of
-from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.objects import TOO_DEEP, Manifest, size_problem
 from rollout_api.on_cluster.operator_config import Defaults, OperatorConfig
 from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Security

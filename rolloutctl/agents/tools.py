@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from agent_runtime.tools.base import Tool, ToolContext, ToolResult, takes_agents_time
-from agent_runtime.tools.function_tool import FunctionTool, as_tool
+from agent_runtime.tools.base import FunctionTool, Tool, ToolContext, ToolResult, as_tool, takes_agents_time
 from agent_runtime.tools.registry import registry
 
 NAMES = {

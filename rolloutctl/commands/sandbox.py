@@ -162,7 +162,7 @@ async def _open_workspace(name: str, namespace: str | None, workspace: str) -> A
     namespace_of_context = connect()
     from kubernetes import client
 
-    from rolloutctl.port_forward import forwarded_port
+    from rolloutctl.cluster_access import forwarded_port
 
     namespace = namespace or namespace_of_context
     with client.ApiClient() as api:

@@ -12,7 +12,7 @@ from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from rollout_api.cluster import EXECUTOR_PORT, executor_token
-from rolloutctl.port_forward import forwarded_port
+from rolloutctl.cluster_access import forwarded_port
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Object, eventually
 
 WORKSPACE_SECONDS = 120

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from agent_runtime.executor.working_time import TICK_SECONDS, WorkingTime
+from agent_runtime.executor.timing import TICK_SECONDS, WorkingTime
 from rollout_api.records import IntentRecord, ObservationsRecord, Record, ResponseRecord
 
 Span = tuple[float, float]

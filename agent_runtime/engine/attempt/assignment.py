@@ -8,7 +8,7 @@ from agent_runtime.engine.scheduling.completion_rules import PolicyLag
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import rollout_seed
-from agent_runtime.plugins.of_rollout import RolloutPlugins
+from agent_runtime.plugins.plugins import RolloutPlugins
 from rollout_api.model import Sampling
 from rollout_api.records import StopReason
 from rollout_api.rollout_job import Agent as AgentSpec

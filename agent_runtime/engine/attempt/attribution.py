@@ -14,7 +14,7 @@ from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
 from agent_runtime.grading.grade import VerifierUnavailable
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
-from agent_runtime.plugins.of_rollout import PluginFailed
+from agent_runtime.plugins.plugins import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.layers import LayerTooLarge

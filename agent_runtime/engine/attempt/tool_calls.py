@@ -11,8 +11,7 @@ from agent_runtime.engine.attempt.snapshots import WorkspaceStates
 from agent_runtime.engine.events import ToolEnded
 from agent_runtime.models.base import ToolCall
 from agent_runtime.sandboxes.base import CommandResult, FileStat, LiveProcesses, Output, ProcessStatus, Workspace
-from agent_runtime.tools.base import Tool, ToolContext, ToolError, takes_agents_time
-from agent_runtime.tools.dispatch import dispatch
+from agent_runtime.tools.base import Tool, ToolContext, ToolError, dispatch, takes_agents_time
 from rollout_api.records import Observation
 from rollout_api.tasks import Task
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
 from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Budget, Oversight
-from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.attempt.attempt_log import AttemptLog, Conversation, NotReplayable
 from agent_runtime.engine.attempt.attribution import (
     AGENTS_TO_HANDLE,
     Action,
@@ -24,7 +24,6 @@ from agent_runtime.engine.attempt.attribution import (
     Phase,
     attribute,
 )
-from agent_runtime.engine.attempt.conversation import Conversation
 from agent_runtime.engine.attempt.model_calls import ModelCalls
 from agent_runtime.engine.attempt.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
@@ -35,8 +34,7 @@ from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
-from agent_runtime.tools.base import Tool
-from agent_runtime.tools.schema import openai_definition
+from agent_runtime.tools.base import Tool, openai_definition
 from rollout_api.nesting import record_json
 from rollout_api.records import (
     IntentRecord,

@@ -19,12 +19,11 @@ from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.branching.sources import Origin
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
-from agent_runtime.plugins.of_rollout import call_that_ran
+from agent_runtime.plugins.plugins import call_that_ran
 from agent_runtime.recording.layers import Layers
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
-from agent_runtime.tools.base import Tool, ToolContext
-from agent_runtime.tools.dispatch import dispatch
+from agent_runtime.tools.base import Tool, ToolContext, dispatch
 from rollout_api.model import Sampling
 from rollout_api.records import BranchRecord, Observation, ObservationsRecord, Record, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob

@@ -27,7 +27,7 @@ from agent_runtime.engine.program.program_rules import (
     stop_of,
 )
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
-from agent_runtime.executor.working_time import TICK_SECONDS
+from agent_runtime.executor.timing import TICK_SECONDS
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.proxy.app import make_app, server_runner
 from agent_runtime.proxy.handler import Handler

@@ -13,14 +13,12 @@ import termios
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent_runtime.executor.commands.output import Caps, Output
-from agent_runtime.executor.commands.streams import InputEnd, OutputEnd, Streams
+from agent_runtime.executor.commands.streams import Caps, InputEnd, Output, OutputEnd, Streams
 from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure
-from agent_runtime.executor.init.start_request import StartRequest
-from agent_runtime.executor.notifier import Notifier
+from agent_runtime.executor.init.channel import StartRequest
 from agent_runtime.executor.overlay.workspace import Command, Workspace
-from agent_runtime.executor.working_time import TICK_SECONDS, WorkingTime
+from agent_runtime.executor.timing import TICK_SECONDS, Notifier, WorkingTime
 
 # How long to wait for output of children after the command's end; its own output is already in its pipes. Commands
 # without remaining children do not wait.

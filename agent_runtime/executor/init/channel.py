@@ -1,10 +1,14 @@
 """Numbered messages over a sequenced-packet socket pair, between the executor, the zygote and the init processes of
 workspaces.
 
-A message is one JSON object, split into packets. Only a request to start a command is not JSON (start_request.py). Each
-packet has the number of its request, so several processes, such as init's children, can answer over one socket at once.
-Descriptors travel with a message's last packet. Messages from a workspace are untrusted and limited: a message over a
-limit raises ProtocolError and never uses unbounded memory.
+A message is one JSON object, split into packets. Only a request to start a command is not JSON, so that C (subreaper.c)
+can read it too. Each packet has the number of its request, so several processes, such as init's children, can answer
+over one socket at once. Descriptors travel with a message's last packet. Messages from a workspace are untrusted and
+limited: a message over a limit raises ProtocolError and never uses unbounded memory.
+
+The strings of a start request end with NUL, in this order: user and folder (empty: the workspace's defaults); `program`
+or `shell`, followed by ` terminal` if the command gets one; the number of arguments; the arguments; NAME=VALUE for each
+variable that the request adds to the workspace's environment. Programs cannot receive a NUL, so no string has one.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 # The kernel allocates packets below 32 KiB in one piece.
 _CHUNK_BYTES = 30_000
@@ -152,3 +156,32 @@ class Channel:
         except ConnectionError:
             return False
         return True
+
+
+class StartRequest(NamedTuple):
+    """`argv` is a program with its arguments, or text for the shell. None as user or folder means the workspace's
+    default.
+    """
+
+    argv: Sequence[str] | str
+    env: Mapping[str, str]
+    cwd: str | None
+    user: str | None
+    tty: bool
+
+    def pack(self) -> bytes:
+        """Return the packed strings. All must be encodable, and none may contain NUL."""
+        arguments = [self.argv] if isinstance(self.argv, str) else self.argv
+        kind = ("shell" if isinstance(self.argv, str) else "program") + (" terminal" if self.tty else "")
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        strings = [self.user or "", self.cwd or "", kind, str(len(arguments)), *arguments, *variables, ""]
+        return "\0".join(strings).encode("utf-8", "surrogateescape")
+
+
+def unpack(content: bytes) -> StartRequest:
+    """Return the unpacked request."""
+    user, cwd, kind, count, *rest = content.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    arguments, variables = rest[: int(count)], rest[int(count) :]
+    env = dict(variable.split("=", 1) for variable in variables)
+    argv = arguments[0] if kind.startswith("shell") else arguments
+    return StartRequest(argv, env, cwd or None, user or None, kind.endswith("terminal"))

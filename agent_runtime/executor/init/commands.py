@@ -23,10 +23,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from agent_runtime.executor import kernel
-from agent_runtime.executor.init.channel import HEADER_BYTES, Channel, Message, close_all, encode, packets
+from agent_runtime.executor.init.channel import (
+    HEADER_BYTES,
+    Channel,
+    Message,
+    StartRequest,
+    close_all,
+    encode,
+    packets,
+    unpack,
+)
 from agent_runtime.executor.init.identity import Accounts, Identity, Refused, become
 from agent_runtime.executor.init.native import NativeSubreaper, fork_subreaper
-from agent_runtime.executor.init.start_request import StartRequest, unpack
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A subreaper's message to init: its process, and whether it is busy.

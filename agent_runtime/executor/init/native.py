@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 
 from agent_runtime.executor import kernel
-from agent_runtime.executor.init.start_request import StartRequest, unpack
+from agent_runtime.executor.init.channel import StartRequest, unpack
 
 # subreaper.c: HEADER_BYTES, and enum result.
 _HEADER_BYTES = 5

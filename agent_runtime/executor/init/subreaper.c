@@ -95,7 +95,7 @@ enum result { DISCONNECTED = 1, LEFT_TO_PYTHON = 2, NOT_STARTED = 3 };
 int32_t result, failed_number, failed_errno, packet_bytes;
 char packet[PACKET_BYTES];
 
-/* Return the next string of a list packed as in start_request.py, which ends at `end`; NULL at the end. */
+/* Return the next string of a list packed as in channel.py, which ends at `end`; NULL at the end. */
 static char *next_string(char **at, char *end) {
     char *start = *at, *stop = start < end ? memchr(start, 0, end - start) : NULL;
     if (stop)

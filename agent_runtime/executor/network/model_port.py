@@ -17,11 +17,11 @@ from io import BytesIO
 from itertools import chain
 from typing import Any, BinaryIO
 
-from agent_runtime.executor.attempts.fencing import Hold
+from agent_runtime.executor.attempts import Hold
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Head, PassedReply
 from agent_runtime.executor.http.server import Request, Server, notice_silence
-from agent_runtime.executor.notifier import Notifier
+from agent_runtime.executor.timing import Notifier
 
 # The protocol to which a runner's connection is upgraded, in the Upgrade header of the call that attaches it.
 UPGRADE = "rollout-model"

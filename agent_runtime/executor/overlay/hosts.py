@@ -21,12 +21,12 @@ from agent_runtime.executor.host import FileFailure, HostFailure, WorkspaceFailu
 from agent_runtime.executor.init import processes
 from agent_runtime.executor.init.channel import Message, close_all
 from agent_runtime.executor.init.trees import DiskUse
-from agent_runtime.executor.notifier import until_ready
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.peer import Peer, PeerClosed
 from agent_runtime.executor.overlay.watch import Watch
 from agent_runtime.executor.overlay.workspace import Workspace, spawn
 from agent_runtime.executor.overlay.zygote import take_zygote
+from agent_runtime.executor.timing import until_ready
 
 # Creating a workspace takes milliseconds, or seconds on an overloaded machine.
 _CREATE_SECONDS = 60.0

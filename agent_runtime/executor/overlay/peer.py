@@ -11,6 +11,7 @@ from agent_runtime.executor.init.channel import (
     Assembler,
     Message,
     ProtocolError,
+    StartRequest,
     close_all,
     decode,
     encode,
@@ -18,7 +19,6 @@ from agent_runtime.executor.init.channel import (
     receive_packet,
     send_packet,
 )
-from agent_runtime.executor.init.start_request import StartRequest
 
 # The largest reply: `list` with 5,000 entries of at most 255 bytes of name and 4 KiB of link target, escaped.
 _MAX_REPLY_BYTES = 64 * 1024 * 1024

@@ -14,9 +14,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime.executor.host import Exit, FileFailure, Watcher, WorkspaceFailure, WorkspaceSpec
-from agent_runtime.executor.init.channel import Message, close_all
+from agent_runtime.executor.init.channel import Message, StartRequest, close_all
 from agent_runtime.executor.init.init import CRASHED
-from agent_runtime.executor.init.start_request import StartRequest
 from agent_runtime.executor.overlay.peer import Peer, PeerClosed
 from agent_runtime.executor.overlay.usage import Usage, resident_bytes
 

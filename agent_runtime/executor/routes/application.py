@@ -8,9 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from agent_runtime.executor.attempts.attempts import Attempt
-from agent_runtime.executor.attempts.fencing import MAX_EPOCH, NAME, Hold, read_hold
-from agent_runtime.executor.attempts.idempotency import Key, StoredReply, read_key, whole
+from agent_runtime.executor.attempts import MAX_EPOCH, NAME, Attempt, Hold, Key, StoredReply, read_hold, read_key, whole
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.messages import Reply, StreamedReply, Switched, json_reply
 from agent_runtime.executor.http.server import Request

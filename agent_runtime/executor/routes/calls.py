@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.attempts.idempotency import Key
+from agent_runtime.executor.attempts import Hold, Key
 from agent_runtime.executor.errors import bad_request
 from agent_runtime.executor.http.fields import Fields, Query
 from agent_runtime.executor.http.messages import Reply, StreamedReply, Switched, json_reply

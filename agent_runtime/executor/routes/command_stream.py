@@ -14,19 +14,26 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from agent_runtime.executor.attempts.attempts import Attempt
-from agent_runtime.executor.attempts.fencing import Hold, read_hold
-from agent_runtime.executor.attempts.idempotency import Key, read_key
-from agent_runtime.executor.commands.frames import ENDED, HEAD, IS_ENDED, IS_REFUSED, IS_RUNNING, ORDER, UPGRADE, framed
-from agent_runtime.executor.commands.output import Caps
+from agent_runtime.executor.attempts import Attempt, Hold, Key, read_hold, read_key
 from agent_runtime.executor.commands.processes import CommandSpec, Process
+from agent_runtime.executor.commands.streams import (
+    ENDED,
+    HEAD,
+    IS_ENDED,
+    IS_REFUSED,
+    IS_RUNNING,
+    ORDER,
+    UPGRADE,
+    Caps,
+    framed,
+)
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.fields import MAX_NUMBER
 from agent_runtime.executor.http.messages import Switched
 from agent_runtime.executor.http.server import STALL_SECONDS, log, log_defect, notice_silence
-from agent_runtime.executor.notifier import Notifier
 from agent_runtime.executor.routes.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES, Call
 from agent_runtime.executor.sandbox import Sandbox
+from agent_runtime.executor.timing import Notifier
 
 # Limits of a command's caps: bytes of the head and of the tail of each stream, and of the middle.
 MAX_CAP_BYTES = 1024 * 1024

@@ -16,9 +16,9 @@ from agent_runtime.executor.errors import translating
 from agent_runtime.executor.http.fields import Query
 from agent_runtime.executor.http.messages import Reply, StreamedReply
 from agent_runtime.executor.http.server import Request
-from agent_runtime.executor.notifier import until_ready
 from agent_runtime.executor.overlay.workspace import Workspace
 from agent_runtime.executor.routes.calls import Call
+from agent_runtime.executor.timing import until_ready
 
 # A longer body is sent in chunks; up to this many bytes, in one reply with Content-Length.
 _WHOLE_BYTES = 64 * 1024

@@ -8,9 +8,9 @@ from typing import Any
 from agent_runtime.executor.commands.processes import Process, signal_number
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.messages import Reply
-from agent_runtime.executor.notifier import Notifier
 from agent_runtime.executor.routes.calls import MAX_WAIT_SECONDS, Call
 from agent_runtime.executor.sandbox import WorkspaceEntry
+from agent_runtime.executor.timing import Notifier
 
 # One reply of output; the cursor continues from there.
 MAX_OUTPUT_BYTES = 1024 * 1024

@@ -3,17 +3,38 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError
 from agent_runtime.models.pool.admission_queue import Places
-from agent_runtime.models.pool.directory import Directory, View
 from agent_runtime.models.pool.gate import PolicyGate
-from agent_runtime.models.pool.load import LoadReader
-from agent_runtime.models.pool.server import Engine, Server, identity
-from agent_runtime.models.pool.stall_detector import STALL_SECONDS
-from rollout_api.model_server import ServerState, ServerStatus
+from agent_runtime.models.pool.server import STALL_SECONDS, Engine, LoadReader, Server, identity
+from rollout_api.model_server import ModelServerStatus, ServerState, ServerStatus
+
+CONFIRM_SECONDS = 3.0
+"""A directory repeats its last status within this time, well below the lease (gate.py), so that one response may be
+lost.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A ModelServer's status at `as_of` (the event loop's time) or later."""
+
+    status: ModelServerStatus
+    as_of: float
+
+
+class Directory(Protocol):
+    """Follows one ModelServer."""
+
+    def changes(self) -> AsyncIterator[View]:
+        """Yield the status whenever it has changed, and every CONFIRM_SECONDS. It may be delayed, but is correct at its
+        `as_of`.
+        """
+
 
 CHECK_SECONDS = 0.1
 """Interval of checks of streams and gate, whose limits are seconds."""

@@ -10,7 +10,7 @@ The current version never changes without a new update number, even if no server
 
 from dataclasses import dataclass, field
 
-from agent_runtime.models.pool.stall_detector import SilenceTimer
+from agent_runtime.models.pool.server import SilenceTimer
 from rollout_api.model_server import Gate, PolicyStatus
 from rollout_api.records import PolicySpan
 

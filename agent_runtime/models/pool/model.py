@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.pool.admission import refused_limit
 from agent_runtime.models.pool.call import Call
-from agent_runtime.models.pool.directory import Directory
-from agent_runtime.models.pool.fleet import EMPTY_SECONDS, Fleet
-from agent_runtime.models.pool.server import Engine, Server
+from agent_runtime.models.pool.fleet import EMPTY_SECONDS, Directory, Fleet
+from agent_runtime.models.pool.server import Engine, Server, refused_limit
 from agent_runtime.models.retries import retry_delay
 
 CALL_SECONDS = 600.0

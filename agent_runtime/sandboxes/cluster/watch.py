@@ -12,7 +12,7 @@ from agent_runtime.kube.api import ApiError, KubeApi, retry_pause
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView, sandbox_view
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Query, Reply
-from agent_runtime.sandboxes.executor_client.command_frames import Running
+from agent_runtime.sandboxes.executor_client.commands import Running
 
 Changed = Callable[[str, SandboxView | None], None]
 """Called for every change, by name; None if the Sandbox was deleted."""

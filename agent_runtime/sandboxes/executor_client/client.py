@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from agent_runtime.executor.commands.frames import UPGRADE
+from agent_runtime.executor.commands.streams import UPGRADE
 from agent_runtime.sandboxes.base import (
     DISK_FULL,
     CommandResult,
@@ -30,8 +30,15 @@ from agent_runtime.sandboxes.base import (
     SandboxFailure,
     WorkspaceLimit,
 )
-from agent_runtime.sandboxes.executor_client.command_frames import Refused, Running, answer, command_content, no_answer
-from agent_runtime.sandboxes.executor_client.command_stream import CommandStream, CommandStreams
+from agent_runtime.sandboxes.executor_client.commands import (
+    CommandStream,
+    CommandStreams,
+    Refused,
+    Running,
+    answer,
+    command_content,
+    no_answer,
+)
 from agent_runtime.sandboxes.executor_client.connection import (
     STALL_SECONDS,
     Body,

@@ -31,7 +31,7 @@ from rollout_api.model_server import ModelServer
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.selectors import NetworkPeer
-from rollout_operator.kinds import NOT_SANDBOX, tcp
+from rollout_operator.world import NOT_SANDBOX, tcp
 
 DIGEST: Final = f"{API_GROUP}/digest"
 """Annotation with the digest of the data that an object is built from. If the digest changes, the object is replaced."""

@@ -8,9 +8,8 @@ from typing import Any
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_UID_LABEL, POLICY_LOADED
 from rollout_api.conditions import true_conditions
 from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
-from rollout_api.on_cluster.excess import EXCESS
 from rollout_api.on_cluster.model_server_problems import Parsed, parse
-from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RunnerState
 from rollout_operator.actions import Fact, Ref

@@ -28,7 +28,7 @@ from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
 from rollout_api.on_cluster.operator_config import OperatorConfig, RunnerDefaults
 from rollout_api.on_cluster.resolve import RUNNER_PARTS, job_file
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.kinds import NOT_SANDBOX, tcp
+from rollout_operator.world import NOT_SANDBOX, tcp
 
 
 def labels(job: Metadata) -> dict[str, str]:

@@ -20,11 +20,11 @@ from rollout_api.on_cluster.sandbox_pod import ADMISSION_REFUSED, Choice, Identi
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
 from rollout_operator.conditions import condition, find
-from rollout_operator.kinds import is_by_admission
 from rollout_operator.sandbox import network, validate
 from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, Observed, overlay_refused, pod_refused
 from rollout_operator.sandbox.reasons import OVERLAY
 from rollout_operator.sandbox.status import mode_of
+from rollout_operator.world import is_by_admission
 
 LEARNED_SECONDS = 3600.0
 """Time for which failures of an image or the cluster are remembered. Later they may have been fixed."""

@@ -15,7 +15,7 @@ from rollout_api.cluster import EXECUTOR_PORT
 from rollout_api.on_cluster.objects import Json
 from rollout_api.on_cluster.operator_config import DnsServer
 from rollout_api.sandbox import Network, NetworkAccess
-from rollout_operator.kinds import tcp
+from rollout_operator.world import tcp
 
 # IANA's special-purpose registries: addresses outside the public internet. Cluster networks are in the private ranges.
 NOT_PUBLIC_V4 = (

@@ -6,9 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from rollout_api.cluster import by_hand_name, runner_name
-from rollout_api.on_cluster.excess import EXCESS
 from rollout_api.on_cluster.nodes import NodeCounts
-from rollout_api.on_cluster.objects import Manifest
+from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceMode
 from rollout_operator.actions import Fact, Ref

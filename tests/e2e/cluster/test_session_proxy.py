@@ -15,7 +15,7 @@ import pytest
 from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
-from rolloutctl.port_forward import forwarded_port
+from rolloutctl.cluster_access import forwarded_port
 from tests.support.cluster import REPOSITORY, STORAGE_SECRET, Cluster, Object
 from tests.support.model_server import NAME, Server
 from tests.support.release import Release

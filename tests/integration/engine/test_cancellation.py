@@ -18,7 +18,7 @@ from agent_runtime.engine.opening import RunEnvironment, open_run
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.models.providers.function import FunctionModel
-from agent_runtime.plugins.of_group import GroupPlugins
+from agent_runtime.plugins.plugins import GroupPlugins
 from agent_runtime.recording.reader import open_run as read_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, FileStat, WorkspaceLimit, WorkspaceSpec

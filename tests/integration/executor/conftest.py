@@ -22,12 +22,11 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from agent_runtime.executor.attempts.idempotency import read_key
+from agent_runtime.executor.attempts import read_key
 from agent_runtime.executor.errors import STATUS_OF_CODE
 from agent_runtime.sandboxes.base import CommandResult
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient
-from agent_runtime.sandboxes.executor_client.command_frames import Refused, Running, answer, command_content
-from agent_runtime.sandboxes.executor_client.command_stream import CommandStreams
+from agent_runtime.sandboxes.executor_client.commands import CommandStreams, Refused, Running, answer, command_content
 from agent_runtime.sandboxes.executor_client.values import bytes_of
 
 TOKEN = "a token that only the test knows"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.executor.commands.frames import framed
+from agent_runtime.executor.commands.streams import framed
 from agent_runtime.sandboxes.base import CommandResult, Fence, Fenced
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, ExecutorRefusal, Hold
 

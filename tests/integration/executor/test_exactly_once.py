@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.executor.commands.frames import UPGRADE, framed
-from agent_runtime.sandboxes.executor_client.command_frames import command_content
+from agent_runtime.executor.commands.streams import UPGRADE, framed
+from agent_runtime.sandboxes.executor_client.commands import command_content
 
 COUNT_A_RUN = "echo run >> runs; sleep 0.5; wc -l < runs"
 

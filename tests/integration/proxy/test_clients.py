@@ -13,7 +13,7 @@ from yarl import URL
 from agent_runtime.models.base import ContextExceeded, ModelError
 from agent_runtime.proxy.session import GRACE_SECONDS
 from agent_runtime.recording.branches import token_branches
-from agent_runtime.recording.message_tree import linear, undelivered_turns
+from agent_runtime.recording.messages import linear, undelivered_turns
 from agent_runtime.recording.store import Store
 from rollout_api.records import ResponseRecord
 from tests.integration.proxy.conftest import ADMIN, Proxy, opened_vllm, proxy_over, until

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from agent_runtime.recording.branches import token_branches
-from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import linear
 from rollout_api.records import ResponseRecord
 from tests.integration.proxy.conftest import Proxy, opened_vllm, proxy_over, until
 from tests.support.vllm_server import Answer, ToolCall, VllmStandIn, tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from agent_runtime.models.base import ModelReply, ModelRequest
-from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.model import Sampling

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
 from tests.integration.model_server.fleet import Fleet, end
 from tests.integration.served.fleet import Watched

@@ -6,7 +6,7 @@ import pytest
 
 from agent_runtime.models.base import ModelReply
 from agent_runtime.models.pool import fleet as fleet_module
-from agent_runtime.models.pool import stall_detector
+from agent_runtime.models.pool import server
 from agent_runtime.models.pool.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, ask, assert_made_as_recorded, call, until
@@ -55,7 +55,7 @@ async def test_finished_answer_is_not_continued_when_only_its_end_was_lost(fleet
 async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stall_detector, "STALL_SECONDS", 1.5)
+    monkeypatch.setattr(server, "STALL_SECONDS", 1.5)
     monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.3)
     await fleet.start(2, "--tokens-per-second", "20")
     await fleet.model.check()
@@ -81,15 +81,15 @@ async def test_a_server_that_gives_whole_answers_only_masks_those_that_straddle_
     assert fleet.model.token_capture == "Chat"
     early = ask(fleet, 2, tokens=2)
     await asyncio.gather(*early)
-    for server in fleet.servers:
-        await server.post("/_standin/faults", {"hang_after": 10})
+    for each in fleet.servers:
+        await each.post("/_standin/faults", {"hang_after": 10})
     across = ask(fleet, 4, tokens=30)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (len(tokens := await begun(fleet)) == 4 and max(tokens) == 10):  # noqa: ASYNC110 (other processes)
             await asyncio.sleep(0.02)
     await fleet.update()
-    for server in fleet.servers:
-        await server.post("/_standin/faults", {"hang": False, "hang_after": None})
+    for each in fleet.servers:
+        await each.post("/_standin/faults", {"hang": False, "hang_after": None})
     late = ask(fleet, 2, tokens=2)
 
     async def versions(calls: list[asyncio.Task[ModelReply]]) -> set[str | None]:

@@ -9,7 +9,7 @@ import pytest
 from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.pool import fleet as fleet_module
-from agent_runtime.models.pool import gate, stall_detector
+from agent_runtime.models.pool import gate, server
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
@@ -132,9 +132,7 @@ async def test_rollouts_continue_when_one_server_cannot_load_the_new_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts, tokens = 500, 12
-    monkeypatch.setattr(
-        stall_detector, "STALL_SECONDS", 10 * PATIENCE_SECONDS
-    )  # servers that hold calls back do not hang
+    monkeypatch.setattr(server, "STALL_SECONDS", 10 * PATIENCE_SECONDS)  # servers that hold calls back do not hang
     async with OperatedFleet(tmp_path, servers=4, tokens_per_second=20) as fleet:
         await fleet.until_open(0)
         failing = fleet.pods[1]

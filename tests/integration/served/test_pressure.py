@@ -2,8 +2,7 @@
 
 import asyncio
 
-from agent_runtime.models.pool.admission import HALVE_ABOVE, INITIAL_CALLS, Pressure
-from agent_runtime.models.pool.load import LoadReader
+from agent_runtime.models.pool.server import HALVE_ABOVE, INITIAL_CALLS, LoadReader, Pressure
 from tests.integration.served.fleet import MODEL, PATIENCE_SECONDS, Fleet, ask, call, until
 
 MANY = 5 * int(INITIAL_CALLS)

@@ -11,8 +11,7 @@ from agent_runtime.grading.artifacts import carry_rules
 from agent_runtime.grading.grade import grade
 from agent_runtime.models.base import ToolCall
 from agent_runtime.tasks import load_tasks
-from agent_runtime.tools.base import ToolContext
-from agent_runtime.tools.dispatch import dispatch
+from agent_runtime.tools.base import ToolContext, dispatch
 from agent_runtime.tools.registry import open_tools
 from rollout_api.manifest import load_manifest
 from rollout_api.model import ScriptedMember

@@ -12,10 +12,8 @@ from agent_runtime.agents.base import Agent, AgentContext, AgentReport, Stop, Su
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from agent_runtime.models.factory import open_model
 from agent_runtime.sandboxes.base import CommandResult
-from agent_runtime.tools.base import Tool, ToolContext
-from agent_runtime.tools.dispatch import dispatch
+from agent_runtime.tools.base import Tool, ToolContext, dispatch, openai_definition
 from agent_runtime.tools.registry import open_tools
-from agent_runtime.tools.schema import openai_definition
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import Agent as AgentSpec

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.engine.attempt import agent_clock
 from agent_runtime.engine.attempt.agent_clock import AgentClock, union
-from agent_runtime.executor import working_time
+from agent_runtime.executor import timing
 
 MOMENTS = st.integers(0, 60)
 SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda span: (min(span), max(span))), max_size=12)
@@ -98,7 +98,7 @@ async def test_the_clock_stands_still_until_the_last_of_several_waits_is_over() 
 
 
 async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (agent_clock, working_time):
+    for module in (agent_clock, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
     clock = AgentClock(1)
     async with clock.running():
@@ -110,7 +110,7 @@ async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monk
 
 
 async def test_agent_that_works_on_comes_to_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (agent_clock, working_time):
+    for module in (agent_clock, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
     clock = AgentClock(0.5)
     with pytest.raises(TimeoutError):

@@ -22,8 +22,7 @@ from agent_runtime.engine.branching.state import Rerun
 from agent_runtime.engine.scheduling.completion_rules import versions_of
 from agent_runtime.models.base import ToolCall
 from agent_runtime.models.token_history import TokenHistory
-from agent_runtime.plugins.of_rollout import RolloutPlugins
-from agent_runtime.plugins.plugins import Plugins
+from agent_runtime.plugins.plugins import Plugins, RolloutPlugins
 from agent_runtime.recording import atif
 from agent_runtime.recording.branches import token_branches
 from agent_runtime.sandboxes.base import Workspace

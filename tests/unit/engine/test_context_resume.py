@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent_runtime.agents.base_class import SUMMARISE
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.models.base import ModelReply, ModelRequest
-from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import linear
 from rollout_api.records import IntentRecord
 from rollout_api.rollout_job import ContextLimit, ContextMethod
 from tests.unit.engine.test_turns import CountingModel, Crash, MemoryJournal, _content, turns_of

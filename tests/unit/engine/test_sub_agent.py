@@ -13,8 +13,7 @@ from agent_runtime.agents.base import AgentContext, SubTask
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.branches import token_branches, token_forks
-from agent_runtime.recording.message_tree import linear
-from agent_runtime.recording.messages import fold, last_of_each_branch
+from agent_runtime.recording.messages import fold, last_of_each_branch, linear
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.records import Message, Observation, Record, StopReason, Usage
 from tests.unit.engine.test_turns import Count, CountingModel, Crash, MemoryJournal, _content, turns_of

@@ -20,8 +20,7 @@ from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.branching.sources import copied
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.branches import token_forks
-from agent_runtime.recording.message_tree import linear
-from agent_runtime.recording.messages import fold
+from agent_runtime.recording.messages import fold, linear
 from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolContext, ToolResult

@@ -13,20 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.attempts.attempts import Attempt
-from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.commands.frames import HEAD, framed
-from agent_runtime.executor.commands.output import Caps, Output
+from agent_runtime.executor.attempts import Attempt, Hold
 from agent_runtime.executor.commands.processes import CommandSpec, Process
+from agent_runtime.executor.commands.streams import HEAD, Caps, Output, framed
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
-from agent_runtime.executor.notifier import Notifier
 from agent_runtime.executor.routes import command_stream
 from agent_runtime.executor.routes.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
 from agent_runtime.executor.sandbox import Activity, Sandbox
+from agent_runtime.executor.timing import Notifier
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
-from agent_runtime.sandboxes.executor_client import command_frames
-from agent_runtime.sandboxes.executor_client.command_frames import Refused, Running, command_content
+from agent_runtime.sandboxes.executor_client import commands
+from agent_runtime.sandboxes.executor_client.commands import Refused, Running, command_content
 
 NAMES = ("7.agent", "3:me", "4:call_1", "w")
 HOW: dict[str, Any] = {
@@ -164,7 +162,7 @@ class FakeProcess:
 def told(frame: bytes, number: int = 9) -> CommandResult | Running | Refused:
     size, named = HEAD.unpack_from(frame)
     assert (size, named) == (len(frame) - 4, number)
-    return command_frames.answer(frame[HEAD.size :])
+    return commands.answer(frame[HEAD.size :])
 
 
 @given(st.binary(), st.binary(), st.integers(0, 30), st.integers(0, 255) | st.none(), st.none() | st.just("Deadline"))
@@ -198,7 +196,7 @@ def test_a_process_that_runs_or_was_refused_says_so() -> None:
 @given(st.binary(max_size=80))
 def test_invalid_answer_is_a_sandbox_failure(data: bytes) -> None:
     try:
-        said = command_frames.answer(b"\0" + data)
+        said = commands.answer(b"\0" + data)
     except SandboxFailure:
         return
     assert isinstance(said, CommandResult)
@@ -266,7 +264,7 @@ def _transport_of(wire: Wire) -> asyncio.Transport:
 
 @pytest.fixture(autouse=True)
 def _attempts_of_fake_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime.executor.attempts.attempts.Process", FakeProcess)
+    monkeypatch.setattr("agent_runtime.executor.attempts.Process", FakeProcess)
 
 
 async def test_each_command_gets_its_own_answer_in_whatever_order_they_end() -> None:

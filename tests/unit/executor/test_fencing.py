@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent_runtime.executor.attempts.attempts import Attempt
-from agent_runtime.executor.attempts.fencing import Fence, Hold
-from agent_runtime.executor.attempts.idempotency import Key, StoredReply
+from agent_runtime.executor.attempts import Attempt, Fence, Hold, Key, StoredReply
 from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Reply

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from agent_runtime.executor.attempts.attempts import Attempt
-from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.attempts.idempotency import MAX_KEYS, Entry, Key, KeyMemory, StoredReply, read_key
+from agent_runtime.executor.attempts import MAX_KEYS, Attempt, Entry, Hold, Key, KeyMemory, StoredReply, read_key
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Reply
 from tests.support.full import examples

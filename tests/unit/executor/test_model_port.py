@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.attempts.fencing import Hold
+from agent_runtime.executor.attempts import Hold
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import read_head
 from agent_runtime.executor.network import model_port

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.attempts.idempotency import StoredReply
-from agent_runtime.executor.commands import output as module
-from agent_runtime.executor.commands.output import Caps, Output, Piece
+from agent_runtime.executor.attempts import StoredReply
+from agent_runtime.executor.commands import streams as module
+from agent_runtime.executor.commands.streams import Caps, Output, Piece
 from agent_runtime.executor.http.messages import Reply
 from agent_runtime.sandboxes.executor_client.values import bytes_of
 

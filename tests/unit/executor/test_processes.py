@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime.executor import working_time
+from agent_runtime.executor import timing
 from agent_runtime.executor.commands import processes
-from agent_runtime.executor.commands.output import Caps
 from agent_runtime.executor.commands.processes import CommandSpec, Process
-from agent_runtime.executor.commands.streams import Streams
+from agent_runtime.executor.commands.streams import Caps, Streams
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.overlay.workspace import Workspace
 
@@ -34,7 +33,7 @@ class FakeWorkspace:
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (processes, working_time):
+    for module in (processes, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
 
 

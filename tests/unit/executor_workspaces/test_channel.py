@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.init.channel import Assembler, Channel, ProtocolError, decode, encode, packets
-from agent_runtime.executor.init.start_request import StartRequest, unpack
+from agent_runtime.executor.init.channel import (
+    Assembler,
+    Channel,
+    ProtocolError,
+    StartRequest,
+    decode,
+    encode,
+    packets,
+    unpack,
+)
 
 _text = st.text(st.characters(), max_size=40) | st.binary(max_size=20).map(os.fsdecode)
 _values = st.recursive(st.none() | st.booleans() | st.integers() | _text, lambda inner: st.lists(inner, max_size=4))

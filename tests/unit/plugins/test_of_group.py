@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from agent_rollouts.plugins import GroupInfo
 from agent_runtime.plugins.builtin import PerformanceStop, stop_reason
-from agent_runtime.plugins.of_group import GroupPlugins
-from agent_runtime.plugins.plugins import Plugins
+from agent_runtime.plugins.plugins import GroupPlugins, Plugins
 from rollout_api.records import Result
 from rollout_api.tasks import Task
 from tests.support.full import examples

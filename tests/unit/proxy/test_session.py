@@ -22,8 +22,7 @@ from agent_runtime.proxy.refused import refused
 from agent_runtime.proxy.session import OverBudget, Session, SessionSettings
 from agent_runtime.recording.branches import token_branches
 from agent_runtime.recording.epoch_log import Superseded
-from agent_runtime.recording.message_tree import linear
-from agent_runtime.recording.messages import fold
+from agent_runtime.recording.messages import fold, linear
 from agent_runtime.recording.store import StorageError, StorageUnavailable
 from rollout_api.model import Sampling
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, ResponseRecord, StopReason

@@ -1,8 +1,7 @@
 """Turns that ran side by side, put in line for those who read a journal (the property: tests/unit/proxy/test_session.py)."""
 
 from agent_runtime.recording.branches import token_branches, token_forks
-from agent_runtime.recording.message_tree import linear
-from agent_runtime.recording.messages import fold
+from agent_runtime.recording.messages import fold, linear
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord, StopReason, StopRecord
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.recording import segments
-from agent_runtime.recording.repeats import Repeats, restored
-from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
+from agent_runtime.recording.segments import Closing, RecordCorrupt, Repeats, decode, restored
 from rollout_api.records import IntentRecord, Message, Record
 from tests.unit.recording.strategies import records
 

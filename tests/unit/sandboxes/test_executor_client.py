@@ -13,9 +13,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.commands.frames import HEAD
-from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.processes import Process
+from agent_runtime.executor.commands.streams import HEAD, Caps, Output
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.routes import command_stream
@@ -29,7 +28,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceSpec,
 )
 from agent_runtime.sandboxes.executor_client import client as executor_client
-from agent_runtime.sandboxes.executor_client import command_stream as sandbox_stream
+from agent_runtime.sandboxes.executor_client import commands as sandbox_stream
 from agent_runtime.sandboxes.executor_client.client import (
     ExecutorClient,
     ExecutorRefusal,

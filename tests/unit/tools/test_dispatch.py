@@ -11,9 +11,17 @@ from agent_runtime.extensions import nearest
 from agent_runtime.models.base import ToolCall
 from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
-from agent_runtime.tools.base import ToolContext, ToolError, ToolResult
-from agent_runtime.tools.dispatch import FORMAT_ERROR, OBSERVATION_BYTES, decoded_arguments, dispatch, shortened
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import (
+    FORMAT_ERROR,
+    OBSERVATION_BYTES,
+    FunctionTool,
+    ToolContext,
+    ToolError,
+    ToolResult,
+    decoded_arguments,
+    dispatch,
+    shortened,
+)
 from agent_runtime.tools.registry import open_tools
 from rollout_api.records import ObservationsRecord
 from rollout_api.tasks import Task

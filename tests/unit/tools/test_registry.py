@@ -7,8 +7,7 @@ import pytest
 
 from agent_runtime.agents.registry import agent, find_agent
 from agent_runtime.extensions import ExtensionError
-from agent_runtime.tools.base import Tool, ToolResult
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, Tool, ToolResult
 from agent_runtime.tools.registry import open_tools, registry, tool
 from rollout_api.rollout_job import Agent
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from agent_runtime.tools.base import ToolContext
-from agent_runtime.tools.schema import ArgumentsError, Signature, checked_arguments
+from agent_runtime.tools.base import ArgumentsError, Signature, ToolContext, checked_arguments
 
 
 class Point(BaseModel):

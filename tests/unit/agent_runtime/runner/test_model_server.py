@@ -11,7 +11,7 @@ import pytest
 from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.kube.api import ApiError
 from agent_runtime.models.base import ModelConfigError
-from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.runner import model_server
 from agent_runtime.runner.model_server import ModelServerDirectory, model_server_name, open_served_model, read_status
 from agent_runtime.runner.start import Start

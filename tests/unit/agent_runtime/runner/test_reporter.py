@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from agent_runtime.kube.api import ApiError
-from agent_runtime.runner.reporter import Reporter
+from agent_runtime.runner.report import Reporter
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any
 
 from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.pool.directory import View
+from agent_runtime.models.pool.fleet import View
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.models.vllm.server import Progress
 from rollout_api.model import Sampling

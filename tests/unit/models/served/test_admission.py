@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.pool.admission import (
+from agent_runtime.models.pool.server import (
     FEWEST_CALLS,
     GROW_BELOW,
     HALVE_ABOVE,

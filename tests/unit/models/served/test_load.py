@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.pool.admission import Pressure
-from agent_runtime.models.pool.load import Load, parse_load
+from agent_runtime.models.pool.server import Load, Pressure, parse_load
 
 PAGE = """\
 # HELP vllm:num_requests_waiting Number of requests waiting to be processed.

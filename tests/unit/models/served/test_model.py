@@ -9,10 +9,9 @@ from agent_runtime.engine.attempt import model_calls
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.pool import gate
 from agent_runtime.models.pool import model as model_module
-from agent_runtime.models.pool.admission import Pressure
 from agent_runtime.models.pool.admission_queue import WaitingCalls
-from agent_runtime.models.pool.load import Load, LoadReader
 from agent_runtime.models.pool.routing import preference
+from agent_runtime.models.pool.server import Load, LoadReader, Pressure
 from agent_runtime.models.vllm.server import Progress
 from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate

@@ -3,7 +3,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.pool.stall_detector import STALL_SECONDS, StallDetector
+from agent_runtime.models.pool.server import STALL_SECONDS, StallDetector
 from tests.support.full import examples
 
 STEP = 0.2

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from rollout_api.on_cluster.excess import MOST_CHARACTERS, TOO_DEEP
+from rollout_api.on_cluster.objects import MOST_CHARACTERS, TOO_DEEP
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator import admission
 from rollout_operator.admission import CHECKS, MOST_PER_ADDRESS, Server, refusal, register

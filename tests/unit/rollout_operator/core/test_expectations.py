@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rollout_operator.expectations import EXPIRY_SECONDS, Expectations, ObjectName
+from rollout_operator.cache import EXPIRY_SECONDS, Expectations, ObjectName
 
 KEYS = ("x", "y", "z")
 OBJECTS: tuple[ObjectName, ...] = (("Pod", "n", "a"), ("Pod", "n", "b"), ("Job", "n", "a"))

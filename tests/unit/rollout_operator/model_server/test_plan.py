@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
-from rollout_api.on_cluster.excess import EXCESS
 from rollout_api.on_cluster.model_server_problems import parse
+from rollout_api.on_cluster.objects import EXCESS
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
 from rollout_operator.model_server.objects import policies
 from rollout_operator.model_server.plan import needs_spec, plan

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from rollout_operator.model_server.workers import instance_id, workers
+from rollout_operator.endpoints import instance_id, workers
 
 
 def model_server(namespace: str, *servers: dict[str, Any]) -> dict[str, Any]:

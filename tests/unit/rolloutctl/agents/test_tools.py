@@ -5,8 +5,7 @@ from typing import Any, cast
 import pytest
 
 from agent_runtime.extensions import ExtensionError
-from agent_runtime.tools.base import ToolContext, ToolResult
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.base import FunctionTool, ToolContext, ToolResult
 from agent_runtime.tools.registry import tool
 from rollout_api.tasks import Task
 from rolloutctl.agents.tools import NamedTool, create_tool, create_tools
