@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from agent_runtime.models.pool.admission_queue import Waiting, WaitingCalls
-from agent_runtime.models.pool.fleet import LOOK_SECONDS
+from agent_runtime.models.pool.fleet import CHECK_SECONDS
 from agent_runtime.models.pool.routing import preference
 from agent_runtime.models.pool.server import INITIAL_CALLS, Pressure, next_limit
 from benchmarks.report import Row, Target
@@ -117,7 +117,7 @@ def _simulate(away: float, limit: int | None, *, in_order: bool = False) -> _Run
             at(now + clock.expovariate(1 / CALL_SECONDS), runner.rollouts.pop(call), server)
 
     heapq.heapify(events)
-    at(LOOK_SECONDS, -1, "look")
+    at(CHECK_SECONDS, -1, "look")
     at(SAMPLE_SECONDS, -1, "sample")
     while events:
         now, _, rollout, what = heapq.heappop(events)
@@ -130,7 +130,7 @@ def _simulate(away: float, limit: int | None, *, in_order: bool = False) -> _Run
         elif what == "look":
             for each in runners:
                 admit(each, now)
-            at(now + LOOK_SECONDS, -1, what)
+            at(now + CHECK_SECONDS, -1, what)
         else:
             group = rollout // MEMBERS
             runner = runners[group % RUNNERS]

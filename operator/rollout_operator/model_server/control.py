@@ -20,7 +20,7 @@ from rollout_operator import clock
 from rollout_operator.server_contact import ServerReport
 
 CONNECT_SECONDS = 10.0
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 # Time limits of one attempt, the same as in prime-rl (src/prime_rl/utils/client.py).
 ENGINE_SECONDS = 300.0
 LOAD_SECONDS = 720.0
@@ -212,7 +212,7 @@ class Control:
         return await self._ask(server, "/policy/hook", body, seconds=seconds + CONNECT_SECONDS, most=MOST_HOOK_ANSWER)
 
     async def _get(self, server: Address, route: str) -> dict[str, Any]:
-        return _json(server, "GET", route, await self._request("GET", server, route, None, LOOK_SECONDS))
+        return _json(server, "GET", route, await self._request("GET", server, route, None, CHECK_SECONDS))
 
     async def _ask(self, server: Address, route: str, body: Mapping[str, Any], **options: Any) -> dict[str, Any]:
         return _json(server, "POST", route, await self._post(server, route, body, **options))
