@@ -160,6 +160,14 @@ RULES: dict[str, list[Schema]] = {
     ],
     "ModelServerSpec": _MODEL_SERVER_RULES,
     "WeightCache": [_exactly_one("claimName", "size")],
+    "RunnerReport": [
+        {
+            # An earlier runner, cut off by its node's network, may report after its successor has completed the shard.
+            "rule": "oldSelf.state != 'Completed' || self.state == 'Completed'",
+            "message": "cannot be changed any more: this shard is completed",
+            "fieldPath": ".state",
+        }
+    ],
     "TaskVerifier": [
         {
             "rule": "(self.kind == 'junit') == has(self.report)",

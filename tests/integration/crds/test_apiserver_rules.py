@@ -242,6 +242,18 @@ def test_the_shards_of_a_job_with_the_longest_name_take_reports() -> None:
     assert errors(shard | {"status": {"index": 255, "state": "Fine"}})
 
 
+def test_the_report_of_a_completed_shard_keeps_its_state() -> None:
+    shard = {"apiVersion": JOB["apiVersion"], "kind": "RolloutShard", "metadata": {"name": "s", "namespace": "team"}}
+    completed = shard | {"status": {"index": 0, "state": "Completed", "sealed": 8}}
+    assert errors(completed, shard | {"status": {"index": 0, "state": "Running", "sealed": 7}}) == []
+    assert (
+        errors(shard | {"status": {"index": 0, "state": "Completed", "sealed": 8, "message": "lost"}}, completed) == []
+    )
+    for late in ("Running", "Draining"):
+        stale = shard | {"status": {"index": 0, "state": late, "sealed": 3}}
+        assert "this shard is completed" in "\n".join(errors(stale, completed))
+
+
 def test_two_conditions_of_one_type_are_refused() -> None:
     ready = {"type": "Ready", "status": "True", "reason": "Up", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     twice = {"conditions": [ready, ready]}
