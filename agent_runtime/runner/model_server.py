@@ -72,11 +72,11 @@ class ModelServerDirectory:
 
     def __init__(self, api: ModelServerApi, name: str) -> None:
         self._api, self._name = api, name
-        self._version = ""
+        self._uid = self._version = ""
         self._changed = asyncio.Event()
 
     async def changes(self) -> AsyncIterator[View]:
-        """See `Directory`. A deleted ModelServer has no servers."""
+        """See `Directory`. A deleted ModelServer has no servers, also if another one with its name replaced it."""
         loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._watch())
         try:
@@ -85,23 +85,27 @@ class ModelServerDirectory:
                 asked = loop.time()
                 with contextlib.suppress(ApiError, TimeoutError):
                     async with asyncio.timeout(CONFIRM_SECONDS):
-                        status = await self._status()
-                    yield View(status, asked)
+                        statuses = await self._statuses()
+                    for status in statuses:
+                        yield View(status, asked)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), CONFIRM_SECONDS)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    async def _status(self) -> ModelServerStatus:
+    async def _statuses(self) -> list[ModelServerStatus]:
         try:
             found = await self._api.get_model_server(self._name, patience_seconds=0.0)
         except ApiError as error:
             if error.status != 404:
                 raise
-            return ModelServerStatus()
+            return [ModelServerStatus()]
+        earlier, self._uid = self._uid, found["metadata"]["uid"]
         self._version = found["metadata"]["resourceVersion"]
-        return read_status(found.get("status") or {})
+        status = read_status(found.get("status") or {})
+        # Another ModelServer counts its updates from 0 again, and may have reached the number of the earlier one.
+        return [status] if earlier in ("", self._uid) else [ModelServerStatus(), status]
 
     async def _watch(self) -> None:
         failures = 0

@@ -130,7 +130,7 @@ class ApiServer:
         with self._lock:
             version = 1 if self.model_server is None else int(self.model_server["metadata"]["resourceVersion"]) + 1
             self.model_server = {
-                "metadata": {"name": "policy", "resourceVersion": str(version)},
+                "metadata": {"name": "policy", "uid": "policy", "resourceVersion": str(version)},
                 "spec": {"model": {"name": "policy"}},
                 "status": deepcopy(status),
             }

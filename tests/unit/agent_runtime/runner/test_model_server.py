@@ -12,6 +12,7 @@ from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.kube.api import ApiError
 from agent_runtime.models.base import ModelConfigError
 from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.gate import LEASE_SECONDS, PolicyGate
 from agent_runtime.runner import model_server
 from agent_runtime.runner.model_server import ModelServerDirectory, model_server_name, open_served_model, read_status
 from agent_runtime.runner.start import Start
@@ -23,7 +24,7 @@ class FakeApi:
     """An API server with one ModelServer, or none."""
 
     def __init__(self) -> None:
-        self.version = 1
+        self.version, self.uid = 1, "first"
         self.object: dict[str, Any] | None = {"spec": {"model": {"name": "org/policy"}}, "status": {}}
         self.down = False
         self.watched_from: list[str] = []
@@ -34,7 +35,7 @@ class FakeApi:
             raise ApiError(0, "Unreachable", "down")
         if self.object is None:
             raise ApiError(404, "NotFound", name)
-        return {**deepcopy(self.object), "metadata": {"resourceVersion": str(self.version)}}
+        return {**deepcopy(self.object), "metadata": {"uid": self.uid, "resourceVersion": str(self.version)}}
 
     @contextlib.asynccontextmanager
     async def watch_model_server(
@@ -104,6 +105,25 @@ async def test_a_deleted_model_server_has_no_servers(api: FakeApi, monkeypatch: 
     api.object = None
     views = ModelServerDirectory(api, "policy").changes()
     assert (await take(views)).status.servers == []
+    await views.aclose()  # type: ignore[attr-defined]
+
+
+async def test_tokens_of_a_replaced_model_server_do_not_get_the_new_ones_version(api: FakeApi) -> None:
+    """It was replaced while the API server was out of reach, and counts the same number of updates."""
+    views, gate = ModelServerDirectory(api, "policy").changes(), PolicyGate("u/0")
+    api.write({"policy": {"current": 7, "update": 1}})
+    view = await take(views)
+    gate.see(view.status.policy, view.as_of)
+    call = gate.begin(streamed=True)
+    gate.arrived(call, 3, view.as_of)
+    gate.arrived(call, 2, view.as_of + LEASE_SECONDS + 1)
+    api.uid = "second"
+    api.write({"policy": {"current": 8, "update": 1}})
+    while gate.version != 8:
+        view = await take(views)
+        gate.see(view.status.policy, view.as_of)
+    gate.arrived(call, 1, view.as_of)
+    assert [(span.tokens, span.version) for span in gate.end(call)] == [(3, "7"), (2, None), (1, "8")]
     await views.aclose()  # type: ignore[attr-defined]
 
 
