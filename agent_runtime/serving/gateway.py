@@ -98,7 +98,7 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
 
     async def handle(request: web.Request) -> web.StreamResponse:
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(hashlib.sha256(shown.strip().encode()).digest(), expected)
+        known = hmac.compare_digest(hashlib.sha256(shown.strip().encode(errors="surrogateescape")).digest(), expected)
         if scheme.lower() != "bearer" or not known:
             return _refused(401, "send the field `token` of the ModelServer's control Secret as bearer token")
         route = (request.method, request.rel_url.raw_path)

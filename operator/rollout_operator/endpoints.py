@@ -108,7 +108,7 @@ def application(
         if scheme.lower() != "bearer":
             words = "send the field `token` of a ModelServer's control Secret as a bearer token\n"
             return web.Response(status=401, text=words, headers={"WWW-Authenticate": "Bearer"})
-        proof = shown.strip().encode()
+        proof = shown.strip().encode(errors="surrogateescape")
         known = ((server, tokens.get(uid_of(server))) for server in model_servers())
         own = [server for server, token in known if token and hmac.compare_digest(token.encode(), proof)]
         if not own:

@@ -1,5 +1,6 @@
 """Over HTTP, trainers find the servers of a namespace, and nobody counts on an operator whose cache is not complete."""
 
+import asyncio
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
@@ -38,6 +39,15 @@ async def test_trainers_find_the_servers_whose_token_they_show_and_no_other_tena
             answer = await client.get("/v1/rl/workers", headers={"Authorization": f"Bearer {token}"})
             assert answer.status in (401, 403)
         assert (await client.get("/v1/rl/workers")).status == 401
+
+
+async def test_workers_are_refused_for_a_token_that_is_not_utf8() -> None:
+    app = application(CollectorRegistry(), list, lambda: [model_server("lab")], {"u": "of-lab"})
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET /v1/rl/workers HTTP/1.0\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"403"
+        writer.close()
 
 
 async def test_an_operator_is_ready_when_its_cache_is_complete_and_says_what_it_waits_for() -> None:
