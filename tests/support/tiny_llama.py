@@ -1,4 +1,5 @@
-"""`PYTHON -m tests.support.tiny_llama FOLDER VERSION`: a Llama of 0.2 million parameters, as vLLM loads it from a folder.
+"""`PYTHON -m tests.support.tiny_llama FOLDER VERSION`: a Llama of 0.2 million parameters, as vLLM loads it from
+FOLDER/VERSION, and a LoRA adapter of it, FOLDER/adapter-VERSION.
 
 Its weights are random, from the version as seed: two versions sample other tokens. Its tokenizer and its chat template are
 those of the stand-in (`vllm_server`), so that both servers are expected to render the same ids. Run it with the Python of
@@ -12,7 +13,7 @@ from pathlib import Path
 from tests.support.vllm_server.template import TOOLS_FORM, TOOLS_INTRODUCTION
 from tests.support.vllm_server.tokenizer import END_OF_TEXT, TURN_END, TURN_START, WORDS, tokenizer
 
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 8192
 """Tokens."""
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2
 CHAT_TEMPLATE = (
@@ -129,6 +130,29 @@ def write_model(folder: Path, version: int) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
+def write_adapter(folder: Path, version: int) -> None:
+    """A LoRA adapter of rank 4, in the files of peft: random, by the version, and strong enough to change tokens."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    random, rank, tensors = numpy.random.default_rng(1000 + version), 4, {}
+    for layer in range(LAYERS):
+        for part in "qv":
+            name = f"base_model.model.model.layers.{layer}.self_attn.{part}_proj"
+            tensors[f"{name}.lora_A.weight"] = random.normal(0, 1, (rank, WIDTH)).astype(numpy.float32)
+            tensors[f"{name}.lora_B.weight"] = random.normal(0, 1, (WIDTH, rank)).astype(numpy.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 def _spelled_bytes() -> list[str]:
     """How byte-level tokenizers spell each byte: GPT-2's encoder.py, bytes_to_unicode."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -140,12 +164,15 @@ def _spelled_bytes() -> list[str]:
 
 
 def main() -> None:
-    folder, version = Path(sys.argv[1]), int(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
+    root, version = Path(sys.argv[1]), int(sys.argv[2])
+    folder, adapter = root / str(version), root / f"adapter-{version}"
+    for made in (folder, adapter):
+        made.mkdir(parents=True, exist_ok=True)
+        # What the stand-in takes for weights.
+        (made / "version.json").write_text(json.dumps({"version": version}))
     write_tokenizer(folder)
     write_model(folder, version)
-    # What the stand-in takes for weights.
-    (folder / "version.json").write_text(json.dumps({"version": version}))
+    write_adapter(adapter, version)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ next prompt begins with the stored ids, and only the ids after them are taken fr
 both have the same text, which the caller checks by decoding the differing parts.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,8 +45,9 @@ def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) 
 def have_same_text(stored: str, rendered: str, stops: Sequence[str] = (), end: str = "") -> bool:
     """Whether two texts are equal except for white space, and for stop strings at the end of answers.
 
-    Stop strings were sampled, but are not part of the answer's text. `end` is the text of the token that closes an
-    answer.
+    Stop strings were sampled, but are not part of the answer's text. Nor are the first bytes of a character with which an
+    answer was cut off: they decode to U+FFFD, and vLLM leaves them out of the message. `end` is the text of the token
+    that closes an answer.
 
     vLLM's tool parsers keep the line break before a tool call, to which the template adds its own, and serialise the
     arguments again. So an answer with tool calls seldom has the white space with which it was sampled.
@@ -54,7 +56,8 @@ def have_same_text(stored: str, rendered: str, stops: Sequence[str] = (), end: s
     closing = _squeezed(end)
     if first == second or not closing:
         return first == second
-    first, second = first + closing, second + closing
+    incomplete = re.compile("\ufffd+" + re.escape(closing))
+    first, second = (incomplete.sub(lambda _: closing, text + closing) for text in (first, second))
     for stop in map(_squeezed, stops):
         first, second = first.replace(stop + closing, closing), second.replace(stop + closing, closing)
     return first == second

@@ -14,14 +14,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agent_runtime.models.vllm.server import VllmServer
+from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
+MAX_NUM_SEQS = 8
+"""Few, so that requests wait for one another and priorities show."""
 FLAGS = (
     *("--served-model-name", MODEL, "--host", "127.0.0.1", "--max-model-len", str(MAX_MODEL_LEN)),
-    *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", "64"),
+    *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", str(MAX_NUM_SEQS)),
     *("--enable-scale-out", "--enable-prompt-tokens-details", "--scheduling-policy", "priority"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-lora", "--max-lora-rank", "8"),
 )
@@ -52,6 +56,9 @@ class InferenceServer:
 
     def checkpoint(self, version: int) -> str:
         return str(self.checkpoints / str(version))
+
+    def adapter(self, version: int) -> str:
+        return str(self.checkpoints / f"adapter-{version}")
 
     async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status, and the answer: parsed where it is JSON."""
@@ -140,12 +147,13 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if real:
         python: Path = request.getfixturevalue("vllm_python")
         for version in range(3):
-            _run(python, "-m", "tests.support.tiny_llama", str(folder / str(version)), str(version))
+            _run(python, "-m", "tests.support.tiny_llama", folder, version)
         program = [str(python.parent / "vllm"), "serve"]
     else:
         for version in range(3):
-            (folder / str(version)).mkdir()
-            (folder / str(version) / "version.json").write_text(json.dumps({"version": version}))
+            for weights in (folder / str(version), folder / f"adapter-{version}"):
+                weights.mkdir()
+                (weights / "version.json").write_text(json.dumps({"version": version}))
         program = [sys.executable, "-m", "tests.support.vllm_server", "serve"]
     port = free_port()
     server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log")
@@ -175,7 +183,25 @@ async def server(started: InferenceServer) -> InferenceServer:
     assert status == 200, answer
     await started.post("/update_weight_version", {"new_version": "0"})
     await started.post("/reset_prefix_cache")
+    if not started.real:
+        await started.post("/_standin/script", {})
     return started
+
+
+@pytest.fixture
+async def recorder(server: InferenceServer) -> AsyncIterator[Recorder]:
+    """In front of the server."""
+    async with Recorder(server.url).serve() as recorder:
+        yield recorder
+
+
+@pytest.fixture
+async def model(recorder: Recorder) -> AsyncIterator[VllmServer]:
+    """Our own client of the server, through the recorder."""
+    client = VllmServer(f"{recorder.url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+    await client.check()
+    yield client
+    await client.close()
 
 
 async def _wait_until_it_serves(server: InferenceServer, process: subprocess.Popen[bytes]) -> None:

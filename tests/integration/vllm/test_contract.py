@@ -205,6 +205,19 @@ async def test_given_ids_become_text_and_tool_calls(server: InferenceServer, tex
         assert message["content"].startswith("Plain words.")
 
 
+@pytest.mark.parametrize("ids", [[*tokenizer().encode("ab "), 0xE2], [*tokenizer().encode("ab "), 0xE2, 0x9C]])
+async def test_incomplete_character_at_the_end_is_not_derendered(server: InferenceServer, ids: list[int]) -> None:
+    chat = {"model": MODEL, "messages": [HELLO]}
+    generated = {"request_id": "r", "choices": [{"index": 0, "token_ids": ids, "finish_reason": "length"}]}
+    body = {"model": MODEL, "generate_response": generated, "prompt_tokens": 1, "chat_request": chat}
+    answer = await server.post("/v1/chat/completions/derender", body)
+    assert answer["choices"][0]["message"]["content"] == "ab "
+    body = {"model": MODEL, "generate_responses": [generated], "prompt_tokens": [1]}
+    assert (await server.post("/v1/completions/derender", body))["choices"][0]["text"] == "ab "
+    back = await server.post("/detokenize", {"model": MODEL, "tokens": ids})
+    assert back["prompt"] == "ab \ufffd"
+
+
 async def test_completions_are_rendered_and_derendered_too(server: InferenceServer) -> None:
     body = {"model": MODEL, "prompt": "The model reads", "max_tokens": 6, "temperature": 0.0, "logprobs": 0}
     (rendered,) = await server.post("/v1/completions/render", body)

@@ -33,7 +33,8 @@ class AnswerText:
 
     def feed(self, ids: Sequence[int], finish: str | None) -> str:
         """The text that is certain after these ids."""
-        self._kept += self._stream.feed(ids, final=finish is not None)
+        # vLLM's detokenizer holds back the bytes of an incomplete character, also at the end.
+        self._kept += self._stream.feed(ids)
         if finish is None:
             ready = self._kept[: max(len(self._kept) - self._hold, 0)] if self._hold else self._kept
         else:

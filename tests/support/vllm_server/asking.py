@@ -139,7 +139,8 @@ def engine_request(
         session=session,
         max_tokens=max_tokens,
         min_tokens=int(sampling.get("min_tokens") or 0),
-        seed=int(sampling.get("seed") or 0),
+        # Greedy sampling has no use for a seed.
+        seed=0 if sampling.get("temperature") == 0 else int(sampling.get("seed") or 0),
         ignore_eos=bool(sampling.get("ignore_eos")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),

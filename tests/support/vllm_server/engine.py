@@ -65,6 +65,8 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
     """[version, first token, token behind the last], contiguous: which weights made what."""
+    labels: list[tuple[str, int, int]] = field(default_factory=list)
+    """(label, first token, token behind the last), contiguous: what the server called the weights that made them."""
     finish: str | None = None
     """stop, length or abort; None while it runs."""
     stopped_by: str | int | None = None
@@ -154,6 +156,8 @@ class Engine:
         self.asleep: set[str] = set()
         """What sleeps: weights, kv_cache."""
         self.prompt_tokens = self.generation_tokens = self.steps = 0
+        self.reported = (0, 0, 0)
+        """Running requests, waiting ones and used blocks, as of the last step: vLLM's metrics are no newer."""
         self.ended: dict[str, int] = {}
         self.first_tokens = Histogram()
         self._numbers = itertools.count()
@@ -208,6 +212,7 @@ class Engine:
         self.running = [request for request in self.running if id(request) not in gone]
         self.waiting = [entry for entry in self.waiting if id(entry[2]) not in gone]
         heapq.heapify(self.waiting)
+        self._report()
         self.look()
 
     # -- pause and sleep
@@ -221,7 +226,7 @@ class Engine:
         elif mode == "wait":
             while self.running:
                 await self.running[0].done()
-        if mode != "keep" and clear_cache:
+        if clear_cache:
             self.cache.clear()
 
     def resume(self) -> None:
@@ -290,7 +295,11 @@ class Engine:
             self.generation_tokens += made
         if any(request.finish for request in self.running):
             self.running = [request for request in self.running if request.finish is None]
+        self._report()
         self.look()
+
+    def _report(self) -> None:
+        self.reported = len(self.running), len(self.waiting), self.kv_blocks_used
 
     def _admit(self) -> None:
         if self.paused is not None or not self.waiting:
@@ -348,6 +357,10 @@ class Engine:
                 request.spans[-1][2] = len(ids)
             else:
                 request.spans.append([version, start, len(ids)])
+            label = self.weights.label
+            if request.labels and request.labels[-1][0] == label:
+                start = request.labels.pop()[1]
+            request.labels.append((label, start, len(ids)))
             request._wake.set()
         return made
 

@@ -29,13 +29,10 @@ def exposition(engine: Engine, model_name: str) -> str:
     def counter(name: str, text: str, value: float) -> None:
         metric(f"vllm:{name}_total", "counter", text, value)
 
-    gauge("num_requests_running", "Number of requests in model execution batches.", len(engine.running))
-    gauge("num_requests_waiting", "Number of requests waiting to be processed.", len(engine.waiting))
-    gauge(
-        "kv_cache_usage_perc",
-        "KV-cache usage. 1 means 100 percent usage.",
-        min(engine.kv_blocks_used / engine.kv_blocks, 1.0),
-    )
+    running_now, waiting_now, blocks_now = engine.reported
+    gauge("num_requests_running", "Number of requests in model execution batches.", running_now)
+    gauge("num_requests_waiting", "Number of requests waiting to be processed.", waiting_now)
+    gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", min(blocks_now / engine.kv_blocks, 1.0))
     gauge("engine_sleep_state", "Engine sleep state; 1 is asleep.", float(bool(engine.asleep)))
     counter("prefix_cache_queries", "Prefix cache queries, in queried tokens.", engine.cache.queries)
     counter("prefix_cache_hits", "Prefix cache hits, in cached tokens.", engine.cache.hits)

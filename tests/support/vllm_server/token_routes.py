@@ -14,8 +14,7 @@ from tests.support.vllm_server.context import server_of
 from tests.support.vllm_server.engine import Request
 from tests.support.vllm_server.errors import ApiError, json_object
 from tests.support.vllm_server.openai_routes import chat_message, prompt_ids, takes_tools
-from tests.support.vllm_server.tokenizer import tokenizer
-from tests.support.vllm_server.weights import UNLABELLED
+from tests.support.vllm_server.tokenizer import TextStream, tokenizer
 
 if TYPE_CHECKING:
     from tests.support.vllm_server.server import VllmStandIn
@@ -167,13 +166,8 @@ def _weight_versions(server: VllmStandIn, request: Request) -> dict[str, Any]:
     """vLLM 0.32, docs/serving/online_serving/token_in_token_out.md: said with the last token of a choice."""
     if not server.weight_versions:
         return {}
-    unnamed = server.weights.label == UNLABELLED
-    return {
-        "weight_versions": [
-            {"version": UNLABELLED if unnamed else str(version), "start": start, "end": end}
-            for version, start, end in request.spans
-        ]
-    }
+    spans = [{"version": label, "start": start, "end": end} for label, start, end in request.labels]
+    return {"weight_versions": spans}
 
 
 async def _generate_events(server: VllmStandIn, request: Request, wanted: asking.Wanted) -> AsyncIterator[bytes]:
@@ -207,7 +201,7 @@ async def derender_chat(http: web.Request) -> web.Response:
     choices: list[dict[str, Any]] = []
     for choice, ids in _generated(server, generated):
         # For its parser it decodes special tokens as well, the one that closed the answer among them.
-        text = tokenizer().decode(ids, special=bool(server.tool_parser))
+        text = TextStream(tokenizer(), special=bool(server.tool_parser)).feed(ids)
         message, _ = chat_message(text, with_tools=takes_tools(server, asked or {}))
         choices.append(
             {
@@ -242,7 +236,7 @@ async def derender_completion(http: web.Request) -> web.Response:
     choices = [
         {
             "index": position,
-            "text": tokenizer().decode(ids),
+            "text": TextStream(tokenizer()).feed(ids),
             "logprobs": None,
             "finish_reason": choice.get("finish_reason"),
             "stop_reason": None,

@@ -124,3 +124,9 @@ def test_stop_string_in_the_middle_of_an_answer_stays_text() -> None:
     assert not have_same_text("one stop two<end>", "one two<end>", ["stop"], "<end>")
     assert not have_same_text("one stop", "one", [], "<end>")
     assert not have_same_text("one stop", "one", ["stop"], ""), "nobody knows where answers end"
+
+
+def test_incomplete_character_at_the_end_of_an_answer_is_no_difference() -> None:
+    assert have_same_text("one\ufffd<end>two", "one<end>two", [], "<end>")
+    assert have_same_text("one\ufffd\ufffd", "one", [], "<end>")
+    assert not have_same_text("one\ufffdtwo<end>", "onetwo<end>", [], "<end>")

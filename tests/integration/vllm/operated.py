@@ -1,0 +1,137 @@
+"""A ModelServer of one server without a cluster: its gateway, the operator's decisions, and a runner's model."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.model import ServedModel
+from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.serving.gateway import serve
+from agent_runtime.serving.policies import Policies
+from rollout_api.model_server import Gate, ModelServerStatus
+from tests.integration.vllm.conftest import ASK_SECONDS, MODEL, REPOSITORY, InferenceServer
+from tests.integration.vllm.recorder import Recorder
+from tests.support.policy_updater import TOKEN, read_status, write
+
+ME = "job/0"
+SETTLED_SECONDS = 180.0
+"""Within this time an update is over, also on a busy machine."""
+
+
+class Operated:
+    """`async with Operated(server, folder, form="Weights") as served`. Its runner calls through a recorder."""
+
+    def __init__(self, server: InferenceServer, folder: Path, form: str) -> None:
+        self._server, self._folder, self._form = server, folder, form
+        self._policy: dict[str, Any] = {"version": 0}
+        self._stack = AsyncExitStack()
+        self._acknowledged: int | None = None
+        self.mixed = False
+        """An update did not wait for this runner, because the machine was too busy."""
+
+    async def __aenter__(self) -> Self:
+        (self._folder / "model").symlink_to(self._server.checkpoint(0))
+        policies = Policies(self._folder / "policies", dict(os.environ))
+        adapters_of = MODEL if self._form == "Adapter" else None
+        ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, adapters_of)
+        data, self._control = (f"http://127.0.0.1:{port}" for port in ports)
+        self.recorder = await self._stack.enter_async_context(Recorder(data).serve())
+        self._tell()
+        command = (sys.executable, "-m", "tests.support.policy_updater", str(self._folder))
+        updater = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY)
+        self._stack.push_async_callback(updater.wait)
+        self._stack.callback(updater.kill)
+        self.model = ServedModel(MODEL, self, self._connect, me=ME, sample_seconds=0.2)
+        self._stack.push_async_callback(self.model.close)
+        await self.until(0)
+        await self.model.check()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def status(self) -> ModelServerStatus:
+        return read_status(self._folder)
+
+    def patch(self, version: int, uri: str | None = None) -> None:
+        """Change `spec.policy`."""
+        self._policy = {"version": version} | ({} if uri is None else {"uri": uri})
+        self._tell()
+
+    async def until(self, version: int) -> None:
+        """Return when the version is served and the gate is open."""
+        await self._until(lambda status: status.policy.current == version)
+
+    async def until_failed(self, version: int) -> None:
+        """Return when the version was given up, and the gate is open."""
+        await self._until(lambda status: status.policy.failed == version)
+
+    async def _until(self, reached: Any) -> None:
+        try:
+            async with asyncio.timeout(SETTLED_SECONDS):
+                while True:
+                    status = self.status
+                    is_open = status.policy.gate is Gate.OPEN and status.policy.step is None
+                    if is_open and reached(status) and any(server.ready for server in status.servers):
+                        return
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{self.status}\n{(self._folder / 'story.json').read_text()}") from None
+
+    async def control(self, method: str, path: str) -> Any:
+        """What the control port answers to the operator."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(method, self._control + path, headers=headers) as response,
+        ):
+            assert response.status == 200, await response.text()
+            return await response.json() if response.content_type == "application/json" else None
+
+    async def changes(self) -> AsyncIterator[View]:
+        """See Directory. What the runner acknowledges is reported too."""
+        loop = asyncio.get_running_loop()
+        last, told = None, 0.0
+        while True:
+            if self._acknowledged != self.model.acknowledged:
+                self._acknowledged = self.model.acknowledged
+                self._tell()
+            asked, status = loop.time(), self.status
+            self.mixed = self.mixed or ME in status.policy.mixed
+            if status != last or asked - told > CONFIRM_SECONDS:
+                last, told = status, asked
+                yield View(status, asked)
+            await asyncio.sleep(0.02)
+
+    def _connect(self, url: str) -> VllmServer:
+        return VllmServer(f"{url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+
+    def _tell(self) -> None:
+        pod = {
+            "name": "s-0",
+            "uid": "uid-0",
+            "restarts": 0,
+            "url": self.recorder.url,
+            "control": self._control,
+            "up": True,
+        }
+        write(
+            self._folder / "fleet.json",
+            {
+                "policy": self._policy,
+                "mode": "Pull",
+                "form": self._form,
+                "hook": "",
+                "minReady": 1,
+                "pods": [pod],
+                "runners": {ME: self._acknowledged},
+            },
+        )

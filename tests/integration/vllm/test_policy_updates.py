@@ -1,0 +1,179 @@
+"""Policy updates of vLLM itself and of its stand-in: operator, gateway, and a runner's calls in flight."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agent_runtime.models.base import ModelReply
+from tests.integration.vllm.conftest import MODEL, InferenceServer
+from tests.integration.vllm.operated import Operated
+from tests.integration.vllm.test_turns import next_turn, request
+from tests.support.tiny_llama import MAX_MODEL_LEN
+
+LONG = 1500
+"""Tokens of an answer that an update interrupts."""
+ADAPTER = f"{MODEL}.policy"
+
+
+@pytest.fixture
+async def served(server: InferenceServer, tmp_path: Path) -> AsyncIterator[Operated]:
+    async with Operated(server, tmp_path, "Weights") as served:
+        yield served
+
+
+@pytest.fixture
+async def adapted(server: InferenceServer, tmp_path: Path) -> AsyncIterator[Operated]:
+    async with Operated(server, tmp_path, "Adapter") as served:
+        yield served
+    await server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": ADAPTER})
+
+
+def uri(folder: str) -> str:
+    return Path(folder).as_uri()
+
+
+def versions(reply: ModelReply) -> list[str | None]:
+    return [span.version for span in reply.policy_spans for _ in range(span.tokens)]
+
+
+async def until_all_have_tokens(served: Operated, calls: int) -> None:
+    async with asyncio.timeout(120):
+        while sum(len(one.ids) > 10 for one in served.recorder.sampled) < calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def first_tokens(served: Operated, content: str = "Say what 6 times 7 is.") -> list[int]:
+    reply = await served.model.complete(request(content))
+    assert reply.completion_token_ids is not None
+    return reply.completion_token_ids
+
+
+async def test_update_loses_no_call_and_records_the_version_of_each_token(
+    server: InferenceServer, served: Operated
+) -> None:
+    asked = [request(f"Number {number}", tokens=LONG, session=f"s-{number}") for number in range(4)]
+    calls = [asyncio.create_task(served.model.complete(one)) for one in asked]
+    await until_all_have_tokens(served, len(calls))
+    served.patch(1, uri(server.checkpoint(1)))
+    await served.until(1)
+    replies = await asyncio.gather(*calls)
+    for number, reply in enumerate(replies):
+        (answer,) = served.recorder.of(f"s-{number}")
+        assert reply.completion_token_ids == answer.ids
+        assert len(answer.ids) == LONG
+        found = versions(reply)
+        if not served.mixed:
+            assert set(found) == {"0", "1"}
+        # vLLM's own report of which weights made each token.
+        pairs = zip(found, answer.versions(), strict=True)
+        assert all(mine == theirs for mine, theirs in pairs if mine is not None)
+    (server_status,) = served.status.servers
+    assert server_status.ready
+    # The next turn of the same conversation continues with the new policy, and finds nothing in the old one's cache.
+    following = await served.model.complete(next_turn(asked[0], replies[0]))
+    assert set(versions(following)) == {"1"}
+    assert following.usage.cached_tokens == 0
+
+
+async def test_gateway_serves_the_digest_of_the_loaded_weights(server: InferenceServer, served: Operated) -> None:
+    digests = []
+    for version in (1, 2, 3):
+        served.patch(version, uri(server.checkpoint(version % 2)))
+        await served.until(version)
+        began = time.monotonic()
+        digests.append(await served.control("POST", "/policy/digest"))
+        assert time.monotonic() - began < 60
+    assert digests[0] == digests[2]
+    assert digests[0] != digests[1]
+
+
+async def test_failed_load_returns_to_version_0(server: InferenceServer, served: Operated, tmp_path: Path) -> None:
+    zero = await first_tokens(served)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    (broken / "config.json").write_text(
+        (Path(server.checkpoint(0)) / "config.json").read_text() if server.real else "[]"
+    )
+    served.patch(1, uri(str(broken)))
+    await served.until_failed(1)
+    assert served.status.policy.current == 0
+    assert await first_tokens(served) == zero
+    assert json.loads((tmp_path / "story.json").read_text())["reason"] == "LoadFailed"
+    served.patch(2, uri(server.checkpoint(2)))
+    await served.until(2)
+    assert await first_tokens(served) != zero
+
+
+async def test_version_0_is_served_again_after_an_update(server: InferenceServer, served: Operated) -> None:
+    zero = await first_tokens(served)
+    served.patch(1, uri(server.checkpoint(1)))
+    await served.until(1)
+    assert await first_tokens(served) != zero
+    served.patch(0)
+    await served.until(0)
+    assert await first_tokens(served) == zero
+
+
+async def test_policies_as_adapters_are_loaded_replaced_and_removed(server: InferenceServer, adapted: Operated) -> None:
+    zero = await first_tokens(adapted)
+    found = [zero]
+    for version in (1, 2):
+        adapted.patch(version, uri(server.adapter(version)))
+        await adapted.until(version)
+        found.append(await first_tokens(adapted))
+        assert [card["id"] for card in (await server.get("/v1/models"))["data"]] == [MODEL, ADAPTER]
+    assert all(one != other for one, other in itertools.combinations(found, 2))
+    ids = (await server.render(*request().messages))["token_ids"]
+    assert await server.greedy(ids, 12) == zero, "the engine's base model has changed"
+    adapted.patch(0)
+    await adapted.until(0)
+    assert await first_tokens(adapted) == zero
+
+
+async def test_call_on_an_adapter_is_finished_by_the_next_adapter(server: InferenceServer, adapted: Operated) -> None:
+    adapted.patch(1, uri(server.adapter(1)))
+    await adapted.until(1)
+    call = asyncio.create_task(adapted.model.complete(request(tokens=LONG)))
+    await until_all_have_tokens(adapted, 1)
+    adapted.patch(2, uri(server.adapter(2)))
+    await adapted.until(2)
+    reply = await call
+    answer = adapted.recorder.sampled[-1]
+    assert len(reply.completion_token_ids or ()) == LONG
+    found = versions(reply)
+    assert found == sorted(found, key=str)
+    if not adapted.mixed:
+        assert set(found) == {"1", "2"}
+    assert all(mine == theirs for mine, theirs in zip(found, answer.versions(), strict=True) if mine is not None)
+
+
+async def test_client_that_leaves_the_gateway_ends_its_request(server: InferenceServer, served: Operated) -> None:
+    call = asyncio.create_task(served.model.complete(request(tokens=MAX_MODEL_LEN - 200)))
+    await until_all_have_tokens(served, 1)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    async with asyncio.timeout(60):
+        while await server.metric("vllm:num_requests_running"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_sleeping_engine_answers_nothing_until_it_is_awake(server: InferenceServer, served: Operated) -> None:
+    zero = await first_tokens(served)
+    await served.control("POST", "/sleep?level=1")
+    assert await server.get("/is_sleeping") == {"is_sleeping": True}
+    async with aiohttp.ClientSession() as http:
+        body = {"model": MODEL, "token_ids": [300], "sampling_params": {"max_tokens": 1}}
+        async with http.post(f"{served.recorder.url}/inference/v1/generate", json=body) as response:
+            assert response.status == 503
+    await served.control("POST", "/wake_up")
+    assert await server.get("/is_sleeping") == {"is_sleeping": False}
+    # The operator looks at its servers, and opens the gateway again.
+    await served.until(0)
+    assert await first_tokens(served) == zero
