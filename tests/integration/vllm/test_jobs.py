@@ -104,7 +104,7 @@ async def test_recorded_logprobs_are_those_of_transformers(
 
 
 def forward_pass(python: Path, checkpoint: str, ids: list[list[int]]) -> list[list[float]]:
-    command = [python, "-m", "tests.support.forward_pass", checkpoint]
+    command = [str(python), "-m", "tests.support.forward_pass", checkpoint]
     done = subprocess.run(command, input=json.dumps(ids), capture_output=True, text=True, cwd=REPOSITORY, check=True)
     found: list[list[float]] = json.loads(done.stdout)
     return found
