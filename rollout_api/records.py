@@ -53,6 +53,8 @@ class Usage(ApiModel):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Tokens of reasoning among those of the completion; 0 if the server does not count them."""
 
 
 class McpRecord(ApiModel):

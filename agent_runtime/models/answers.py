@@ -12,6 +12,9 @@ from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelErr
 from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import Message
 
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Fields in which servers put reasoning: the older name, and vLLM's newer one."""
+
 LEAST_LOGPROB = -9999.0
 """Replaces -inf, which JSON cannot represent; vLLM sends the same value."""
 
@@ -59,6 +62,11 @@ def whole(value: Any) -> Any:
         case dict():
             return {whole(name): whole(item) for name, item in value.items()}
     return value
+
+
+def reasoning_of(message: Message) -> str:
+    """Return the reasoning of an answer; empty if there is none."""
+    return next((str(message[name]) for name in REASONING_FIELDS if message.get(name)), "")
 
 
 MALFORMED = "malformed_arguments"

@@ -29,6 +29,8 @@ class CallHealth:
     """Called when `failing` changes, so that a user sees within seconds what the call waits for."""
     on_sign: Callable[[bool], None] = lambda answered: None
     """Called when an attempt ends or its answer begins: True for (part of) an answer, False for a failure."""
+    on_prompt: Callable[[int], None] = lambda count: None
+    """Called with the number of the prompt's tokens, if it is known before the answer."""
     on_tokens: Callable[[int], None] = lambda count: None
     """Called when tokens of a streamed answer arrive, also if their text is not streamed."""
 
@@ -70,6 +72,8 @@ class ModelRequest:
     """Called with each piece of plain text as it arrives, for streaming clients. Text that is, or may become, part of a
     tool call is not passed.
     """
+    on_reasoning: Callable[[str], None] | None = None
+    """Called with each piece of reasoning as it arrives, if the server streams it."""
     group: str = ""
     """Equal for all calls that share the beginning of their prompt. They go to the same server if it has a free place.
     """

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from agent_runtime.models.answers import reasoning_of
 from agent_runtime.models.base import ModelError
 
 
@@ -43,29 +44,46 @@ class AnswerParts:
 
 
 class ChatParts(AnswerParts):
-    """Parts of a chat completion without tool calls."""
+    """Parts of a chat completion."""
 
     expected = "events of a streamed chat completion"
 
     def __init__(self) -> None:
         super().__init__()
+        self.thought = ""
+        """The latest event's piece of reasoning."""
+        self._calls: dict[int, dict[str, Any]] = {}
         self._texts: dict[str, str] = {}
         """Text by field of the message: content, reasoning_content, …"""
 
     def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
         self.logprobs += logprobs.get("content") or []
         delta = choice.get("delta") or {}
+        self.thought = reasoning_of(delta)
+        for call in delta.get("tool_calls") or []:
+            self._add_call(call)
         for field, value in delta.items():
             if isinstance(value, str) and field != "role":
                 self._texts[field] = self._texts.get(field, "") + value
         return str(delta.get("content") or "")
 
+    def _add_call(self, part: Mapping[str, Any]) -> None:
+        """Add a piece of a call. Only arguments come in pieces; some servers repeat the name."""
+        call = self._calls.setdefault(
+            int(part.get("index") or 0), {"id": None, "function": {"name": "", "arguments": ""}}
+        )
+        function = part.get("function") or {}
+        call["id"] = part.get("id") or call["id"]
+        call["function"]["name"] = function.get("name") or call["function"]["name"]
+        call["function"]["arguments"] += function.get("arguments") or ""
+
     def payload(self) -> dict[str, Any]:
         """Return the complete answer in its unstreamed format. Raises ModelError if its end is missing."""
         if self.finish_reason is None:
             raise ModelError("BadResponse", "the streamed chat completion has no finish_reason")
+        calls = [self._calls[index] for index in sorted(self._calls)]
         choice = {
-            "message": {"role": "assistant", "content": "", **self._texts},
+            "message": {"role": "assistant", "content": "", **self._texts, "tool_calls": calls},
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
             "token_ids": self.ids,

@@ -5,11 +5,13 @@ a request only counts as its retry if it has the same idempotency key.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
 from agent_runtime.models.base import ModelReply
@@ -104,6 +106,14 @@ class Ticket:
     identity: Identity
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer as it arrived."""
+
+    text: str
+    is_reasoning: bool = False
+
+
 class Call:
     """`enter` a client, read its `pieces` and its `answer`, and let it `leave`."""
 
@@ -112,7 +122,9 @@ class Call:
         self.answered = False
         """Whether the model's answer has arrived and is, or will be, recorded, so that the call cannot be cancelled."""
         self._on_left = on_left
-        self._pieces: list[str] = []
+        self.prompt_tokens = 0
+        """Tokens of the prompt, 0 until they are known."""
+        self._pieces: list[Piece] = []
         self._tokens = 0
         self._token_at = 0.0
         self._changed: asyncio.Future[None] | None = None
@@ -127,6 +139,11 @@ class Call:
     @property
     def failed(self) -> bool:
         return self._work.done() and not self.succeeded
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether a part of the answer has arrived."""
+        return bool(self._pieces)
 
     @property
     def abandoned_tokens(self) -> int:
@@ -149,7 +166,16 @@ class Call:
         self._tokens += count
         self._token_at = time.monotonic()
 
+    def add_prompt_tokens(self, count: int) -> None:
+        self.prompt_tokens = count
+
     def add_text(self, piece: str) -> None:
+        self._add(Piece(piece))
+
+    def add_reasoning(self, piece: str) -> None:
+        self._add(Piece(piece, is_reasoning=True))
+
+    def _add(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self._token_at = time.monotonic()
         self._wake()
@@ -172,27 +198,33 @@ class Call:
         if self._task is not None and not self.answered:
             self._task.cancel()
 
-    async def started(self) -> None:
-        """Wait until there is text, or the answer. Raises the call's error."""
-        while not self._pieces and not self._work.done():
-            await self._change()
+    async def started(self, within_seconds: float | None = None) -> None:
+        """Wait until there is a piece, or the answer, at most for this time if it is given. Raises the call's error."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_seconds):
+                while not self._pieces and not self._work.done():
+                    await self._change()
         if self._work.done():
             self._work.result()
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """Yield the text. Text that arrives while the client is slow is combined into larger pieces. Ends with the
-        call, even if it failed.
+    async def pieces(self, pause_seconds: float | None = None) -> AsyncIterator[Piece | None]:
+        """Yield the reasoning and the text. What arrives while the client is slow is combined into larger pieces. Yields
+        None after a pause of this length. Ends with the call, even if it failed.
         """
         position = 0
         while True:
             if position < len(self._pieces):
-                text = "".join(self._pieces[position:])
-                position = len(self._pieces)
-                yield text
+                arrived, position = self._pieces[position:], len(self._pieces)
+                for is_reasoning, equal in groupby(arrived, key=lambda piece: piece.is_reasoning):
+                    yield Piece("".join(piece.text for piece in equal), is_reasoning)
             elif self._work.done():
                 return
             else:
-                await self._change()
+                try:
+                    async with asyncio.timeout(pause_seconds):
+                        await self._change()
+                except TimeoutError:
+                    yield None
 
     async def answer(self) -> ModelReply:
         """Return the recorded answer. Raises the call's error."""

@@ -20,7 +20,7 @@ refused (ErrorKind.BAD_REQUEST).
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from agent_runtime.models.base import ModelReply, ModelRequest
@@ -95,6 +95,26 @@ class BadRequest(Refused):
         super().__init__(kind, message, param)
 
 
+class NoteKind(StrEnum):
+    """Parts of a request that can be dropped."""
+
+    FIELD = "field"
+    TOOL = "tool"
+    TOOL_CHOICE = "tool_choice"
+    CONTENT = "content"
+    COUNT = "count"
+    """A count of tokens that is an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A part of a request that the proxy drops or changes, because the model cannot be given it."""
+
+    kind: NoteKind
+    text: str
+    """The path of the part, and the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A call in OpenAI's chat format."""
@@ -108,6 +128,19 @@ class ChatRequest:
     stream: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Data that the protocol needs to format the answer."""
+    notes: Sequence[Note] = ()
+    """The dropped parts."""
+    unknown: frozenset[str] = frozenset()
+    """Fields of `sampling.extra` that the proxy does not know, and the inference server may not know either."""
+
+
+def prompt_of(request: ChatRequest) -> str | Sequence[int] | None:
+    """Return the bare prompt of a completion, as text or token ids; None for a chat."""
+    first: Message = request.messages[0] if request.messages else {}
+    if first.get("role") != PROMPT_ROLE:
+        return None
+    prompt: str | Sequence[int] = first.get("token_ids") or first["content"]
+    return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +162,40 @@ class PromptModel(Protocol):
         """Return one completion of text or token ids; the messages of the request are ignored. Raises as `complete`."""
 
 
+@runtime_checkable
+class TokenCounter(Protocol):
+    """A `Model` that can count the tokens of a prompt."""
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Return the tokens of the rendered messages and tools; None if the server cannot count them. Raises as
+        `complete`.
+        """
+
+
+@runtime_checkable
+class SelectiveModel(Protocol):
+    """A `Model` that knows which further fields of a request its server ignores."""
+
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> Sequence[str]:
+        """Return the names of these fields (`Sampling.extra`). `prompt`: the request is a bare prompt."""
+
+
 class Encoder(Protocol):
-    """Formats one streamed answer as bytes of a `text/event-stream`. Methods are called in the order in which they are
-    defined.
+    """Formats one streamed answer as bytes of a `text/event-stream`. First `start` is called, then `reasoning`, `text`
+    and `ping` in any order, and then `end` or `error`.
     """
 
-    def start(self) -> bytes:
-        """Return what is sent before the first token."""
+    def start(self, prompt_tokens: int) -> bytes:
+        """Return what is sent before the first token. `prompt_tokens` is 0 if the count is unknown."""
+
+    def reasoning(self, piece: str) -> bytes:
+        """Return a piece of reasoning (`ModelRequest.on_reasoning`)."""
 
     def text(self, piece: str) -> bytes:
         """Return a piece of plain text (`ModelRequest.on_text`)."""
+
+    def ping(self) -> bytes:
+        """Return bytes that keep the connection alive and that clients ignore."""
 
     def end(self, answer: ChatAnswer) -> bytes:
         """Return the rest of the answer (reasoning, tool calls, the end of the text) and the end of the stream."""
@@ -185,6 +242,10 @@ def decoded(body: bytes) -> JsonObject:
     return payload
 
 
+PING = b": ping\n\n"
+"""A comment of an event stream, which clients ignore."""
+
+
 def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
@@ -203,10 +264,13 @@ class StreamedText:
     def add(self, piece: str) -> None:
         self._pieces.append(piece)
 
-    def rest(self, text: str) -> str:
+    def missing(self, text: str) -> str:
         """Return the unsent rest of the whole text; empty if the text does not begin with the pieces."""
-        whole = "".join(self._pieces)
-        rest = text[len(whole) :] if text.startswith(whole) else ""
+        return text.removeprefix(self.whole) if text.startswith(self.whole) else ""
+
+    def rest(self, text: str) -> str:
+        """Return the unsent rest of the whole text, which counts as sent from now on."""
+        rest = self.missing(text)
         if rest:
             self._pieces.append(rest)
         return rest

@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.models.answers import MALFORMED, answer_message, decoded_object
+from agent_runtime.models.answers import MALFORMED, answer_message, decoded_object, reasoning_of
 from agent_runtime.models.base import ModelReply, ToolCall
 from rollout_api.records import Message, Usage
-
-REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Fields in which servers return reasoning: the older name, and vLLM's newer one."""
-
 
 _NO_USAGE = Usage()  # shared, because creating one takes longer than the rest of a reply
 
@@ -98,7 +94,7 @@ def is_copy(message: Message, answer: Message) -> bool:
     copy, given = _reply(message), _reply(answer)
     return (
         copy.text.strip() == given.text.strip()
-        and reasoning(message) in (None, reasoning(answer))
+        and reasoning_of(message).strip() in ("", reasoning_of(answer).strip())
         and len(copy.tool_calls) == len(given.tool_calls)
         and all(map(_is_same_call, copy.tool_calls, given.tool_calls))
     )
@@ -120,11 +116,6 @@ def plain_answer(message: Message) -> Message:
             for call in reply.tool_calls
         ],
     )
-
-
-def reasoning(message: Message) -> str | None:
-    """Return the reasoning of an answer; None if there is none."""
-    return next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
 
 
 def _is_same_call(copy: ToolCall, given: ToolCall) -> bool:

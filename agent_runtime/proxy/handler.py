@@ -1,6 +1,7 @@
 """The proxy's replies to requests, independent of sockets; `app.py` sends them."""
 
 import logging
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -26,31 +27,61 @@ from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.peers import TURN
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
+from agent_runtime.proxy.protocols.openai_compaction import OpenAICompaction
 from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
+from agent_runtime.proxy.queries import ANTHROPIC_HEADER, answer_query, notes_header
 from agent_runtime.proxy.refused import refused
 from agent_runtime.proxy.session import Session
 from agent_runtime.proxy.sessions import Sessions, check_expiry, unknown_key
 
-TRANSLATIONS: Final[Sequence[Translation]] = (OpenAIChat(), OpenAICompletions(), OpenAIResponses(), AnthropicMessages())
+TRANSLATIONS: Final[Sequence[Translation]] = (
+    OpenAIChat(),
+    OpenAICompletions(),
+    OpenAIResponses(),
+    OpenAICompaction(),
+    AnthropicMessages(),
+)
+
+HEAD_SECONDS: Final = 1.0
+"""A call that fails within this time gets an HTTP error status, on which clients act, instead of an error event. After
+it the headers are sent, because clients and networks give up on a silent server.
+"""
+LATE_HEAD_SECONDS: Final = 30.0
+"""The same where an answer that has not begun is moved to another process without the client noticing: from a dead
+runner to the next one, and from a dead replica to another.
+"""
+PING_SECONDS: Final = 10.0
+"""Silence in a stream after which a ping is sent."""
+REQUEST_ID_HEADERS: Final = ("x-request-id", "request-id")
+"""OpenAI's header, and Anthropic's."""
 
 _LOG = logging.getLogger(__name__)
 _CHAT: Final = TRANSLATIONS[0]
+_ANTHROPIC: Final = TRANSLATIONS[-1]
 
 
 class Handler:
-    """Answers requests. Without `admin`, sessions cannot be registered or read over HTTP."""
+    """Answers requests. Without `admin`, sessions cannot be registered or read over HTTP. `head_seconds` is how long a
+    stream's headers wait for its first text.
+    """
 
-    def __init__(self, sessions: Sessions, *, admin: Admin | None = None, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        admin: Admin | None = None,
+        meter: Meter | None = None,
+        head_seconds: float = HEAD_SECONDS,
+    ) -> None:
         self._sessions, self._admin, self._meter = sessions, admin, meter or Meter()
+        self._head_seconds = head_seconds
         self._translations = {translation.path: translation for translation in TRANSLATIONS}
 
     async def handle(self, request: Incoming) -> Reply:
         """Return the reply to a request. Raises only CancelledError, when the client disconnects."""
-        target = target_of(request.path)
-        translation = _CHAT
-        if isinstance(target, ApiCall):
-            translation = self._translations.get(target.api, _CHAT)
+        target, request_id = target_of(request.path), f"req_{uuid.uuid4().hex}"
+        translation = self._spoken(request, target.api) if isinstance(target, ApiCall) else _CHAT
         try:
             match target:
                 case ApiCall():
@@ -66,7 +97,9 @@ class Handler:
                 case _:
                     raise _no_route_error(request)
         except Exception as error:  # noqa: BLE001 the client must get an error reply in its API's format
-            reply = self._refusal(error, translation)
+            reply = self._refusal(error, translation, request_id)
+        if isinstance(target, ApiCall) and REQUEST_ID_HEADERS[0] not in reply.headers:
+            reply.headers = {**reply.headers, **dict.fromkeys(REQUEST_ID_HEADERS, request_id)}
         self._meter.replied(translation.name if isinstance(target, ApiCall) else "proxy", reply.status)
         return reply
 
@@ -91,23 +124,27 @@ class Handler:
                 return reply
         if key is None:
             check_expiry(found.settings)
-        if request.method == "GET" and target.api.startswith("/models"):
-            return _models(found, target.api.removeprefix("/models").lstrip("/"))
+        if (reply := await answer_query(found, request, target.api)) is not None:
+            return reply
         translation = self._translations.get(target.api)
         if translation is None or request.method != "POST":
             raise _no_route_error(request)
         body = await request.read(found.settings.limits.body_bytes)
         identity = Identity.of(target.api, request.headers, body)
-        asked = translation.parse(decoded(body), found.earlier)
+        asked = found.fitted(translation.parse(decoded(body), found.earlier))
         call = found.begin(asked, identity)
+        found.note(asked.notes)
         forwarded = self._sessions.of_replica(named, request.headers) is found
         try:
-            reply = await (self._streamed if asked.stream else _whole)(call, asked, translation)
+            if asked.stream:
+                reply = await self._streamed(call, asked, translation, is_forwarded=forwarded)
+            else:
+                reply = await _whole(call, asked, translation)
         except BaseException:
             call.leave(False)
             raise
-        if forwarded:
-            reply.headers = {**reply.headers, TURN: str(call.ticket.turn)}
+        own = {TURN: str(call.ticket.turn)} if forwarded else {}
+        reply.headers = {**reply.headers, **notes_header(asked.notes), **own}
         carried = reply.done
 
         def done(delivered: bool) -> None:
@@ -119,17 +156,21 @@ class Handler:
         reply.done = done
         return reply
 
-    async def _streamed(self, call: Call, asked: ChatRequest, translation: Translation) -> Reply:
-        # Wait for the first text, so that a call that fails before gets an HTTP error status, which clients handle
-        # better than an error event.
-        await call.started()
+    def _spoken(self, request: Incoming, api: str) -> Translation:
+        """Return the API whose errors the client reads."""
+        if api.startswith(_ANTHROPIC.path) or ANTHROPIC_HEADER in request.headers:
+            return _ANTHROPIC
+        return self._translations.get(api, _CHAT)
+
+    async def _streamed(self, call: Call, asked: ChatRequest, translation: Translation, *, is_forwarded: bool) -> Reply:
+        await call.started(LATE_HEAD_SECONDS if is_forwarded else self._head_seconds)
         self._meter.streaming(+1)
         return Reply(200, EVENT_STREAM_HEADERS, _events(call, asked, translation), lambda _: self._meter.streaming(-1))
 
-    def _refusal(self, error: Exception, translation: Translation) -> Reply:
+    def _refusal(self, error: Exception, translation: Translation, request_id: str) -> Reply:
         why = refused(error)
         if why.kind is ErrorKind.INTERNAL:
-            _LOG.error("A request could not be answered.", exc_info=error)
+            _LOG.error("Request %s could not be answered.", request_id, exc_info=error)
         return json_reply(why.kind.status, translation.error(why.kind, why.message, why.param), why.kind.headers)
 
 
@@ -141,29 +182,23 @@ async def _whole(call: Call, asked: ChatRequest, translation: Translation) -> Re
 async def _events(call: Call, asked: ChatRequest, translation: Translation) -> AsyncIterator[bytes]:
     ticket = call.ticket
     encoder = translation.encoder(asked, ticket.id, ticket.created)
-    head = encoder.start()
-    async for text in call.pieces():
-        yield head + encoder.text(text)
+    head = encoder.start(call.prompt_tokens)
+    if not call.has_pieces:
+        yield head
+        head = b""
+    async for piece in call.pieces(PING_SECONDS):
+        if piece is None:
+            yield encoder.ping()
+        elif event := head + (encoder.reasoning if piece.is_reasoning else encoder.text)(piece.text):
+            yield event
         head = b""
     try:
         reply = await call.answer()
     except Exception as error:  # noqa: BLE001 the stream has begun, so the failure is sent as an event
         why = refused(error)
-        yield head + encoder.error(why.kind, why.message)
+        yield encoder.error(why.kind, why.message)
     else:
-        yield head + encoder.end(ChatAnswer(reply, ticket.id, ticket.created))
-
-
-def _models(session: Session, name: str) -> Reply:
-    entries = [
-        {"id": known, "object": "model", "created": 0, "owned_by": "agent-rollouts"} for known in session.model_names
-    ]
-    if not name:
-        return json_reply(200, {"object": "list", "data": entries})
-    for entry in entries:
-        if entry["id"] == name:
-            return json_reply(200, entry)
-    raise Refused(ErrorKind.MODEL_NOT_FOUND, f"model {name!r} is not served in this session")
+        yield encoder.end(ChatAnswer(reply, ticket.id, ticket.created))
 
 
 def _no_route_error(request: Incoming) -> Refused:

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from agent_runtime.proxy.chat import Note, NoteKind
 from rollout_api.records import Usage
 
 SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.011, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -43,6 +44,8 @@ class Meter:
         self._added = metric("Histogram", "added_seconds", text, buckets=SECONDS)
         self.cancelled = metric("Counter", "cancelled", "Model calls whose client disconnected.").inc
         self.coalesced = metric("Counter", "coalesced", "Retries that got their original's answer.").inc
+        dropped = metric("Counter", "dropped", "Parts of requests that were dropped with a note.", "kind")
+        self._dropped = {kind: dropped.labels(kind) for kind in NoteKind}
         self.forwarded = metric("Counter", "forwarded", "Requests forwarded to the replica that owns the session.").inc
         # Create the series with value 0: a rate ignores the first count of a series that starts at 1.
         self._replies: dict[tuple[str, int], Any] = {}
@@ -53,6 +56,10 @@ class Meter:
         self._added.observe(added_seconds)
         self._prompt.inc(usage.prompt_tokens)
         self._completion.inc(usage.completion_tokens)
+
+    def noted(self, note: Note) -> None:
+        """Count a note."""
+        self._dropped[note.kind].inc()
 
     def replied(self, api: str, status: int) -> None:
         """Count a reply, or the beginning of one."""

@@ -7,16 +7,38 @@ client disconnects, the model call is cancelled.
 import asyncio
 import contextlib
 import hashlib
+import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from agent_runtime.models.answers import answered
-from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import (
+    CallHealth,
+    ContentFiltered,
+    ContextExceeded,
+    Model,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    RequestRefused,
+)
 from agent_runtime.models.token_history import answer_record
 from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
-from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel, Refused
+from agent_runtime.proxy.chat import (
+    ChatAnswer,
+    ChatRequest,
+    ErrorKind,
+    Note,
+    NoteKind,
+    PromptModel,
+    Refused,
+    SelectiveModel,
+    TokenCounter,
+    prompt_of,
+)
 from agent_runtime.proxy.history import History, Place, Turn, continues
 from agent_runtime.proxy.http import whole_number
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
@@ -35,6 +57,14 @@ result, but not to retry forever.
 
 _MARKS_SECONDS: Final = 5.0
 """The delivery of an answer is recorded with the next call's intent, or after this time; most tools take less."""
+
+
+_MOST_COUNTED: Final = 4
+"""Prompts of one session whose tokens are counted at the same time."""
+_BYTES_A_TOKEN: Final = 4
+"""For estimates: the usual ratio for English text and code."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class SessionJournal(Protocol):
@@ -67,6 +97,16 @@ class SessionSettings(ApiModel):
     member: int = 0
     metadata: dict[str, Any] = {}
     """The owner's data, returned when the session is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """A recorded call."""
+
+    answer: ChatAnswer
+    messages: list[Message]
+    """Its conversation, without the answer."""
+    tools: list[dict[str, Any]]
 
 
 OverBudget = Callable[[Exhausted], Awaitable[None]]
@@ -107,6 +147,12 @@ class Session:
         self._tasks: set[asyncio.Future[None]] = set()
         self._doubtful: dict[int, Call] = {}
         """Answers by turn whose delivery is unknown."""
+        self._counting = asyncio.Semaphore(_MOST_COUNTED)
+        self._refused_fields: frozenset[str] = frozenset()
+        """Unknown fields that the inference server refused."""
+        self._logged: set[NoteKind] = set()
+        self._forgotten: set[int] = set()
+        """Turns whose answers the client deleted. Their records stay."""
         self._ended = False
         self._id_head = hashlib.sha256(settings.id.encode()).hexdigest()[:16]
         for turn in self._history.turns.values():
@@ -138,6 +184,74 @@ class Session:
 
     def begin(self, request: ChatRequest, identity: Identity) -> Call:
         """Return the call that answers a request. The client is entered and must leave. Raises Refused, BadRequest."""
+        self._check_served(request)
+        if (known := self._answers.find(identity)) is not None:
+            self._meter.coalesced()
+            return self._entered(known)
+        self._drop_unconfirmed(identity)
+        self._check_budget()
+        return self._entered(self._dispatch(request, identity))
+
+    def fitted(self, request: ChatRequest) -> ChatRequest:
+        """Return the request without the fields that the inference server ignores or refuses, each with a note."""
+        fields, prompt = request.sampling.extra, prompt_of(request) is not None
+        dropped = dict.fromkeys(self._refused_fields & request.unknown, "refused by the inference server")
+        if isinstance(self._model, SelectiveModel):
+            ignored = self._model.without_effect(fields, prompt=prompt)
+            dropped |= dict.fromkeys(ignored, "without effect at the inference server")
+        if not dropped:
+            return request
+        notes = [Note(NoteKind.FIELD, f"{name:.100}: {reason}") for name, reason in sorted(dropped.items())]
+        return replace(
+            request,
+            sampling=_without(request.sampling, dropped),
+            notes=[*request.notes, *notes],
+            unknown=request.unknown - dropped.keys(),
+        )
+
+    def note(self, notes: Sequence[Note]) -> None:
+        """Count notes, and log the first of each kind."""
+        for note in notes:
+            self._meter.noted(note)
+            if note.kind not in self._logged:
+                self._logged.add(note.kind)
+                _LOG.info("Session %s: dropped from a request: %r", self.settings.id, note.text)
+
+    async def count_tokens(self, request: ChatRequest) -> tuple[int, bool]:
+        """Return the tokens of a request's prompt, and whether that is an estimate. Raises Refused."""
+        self._check_served(request)
+        if isinstance(self._model, TokenCounter):
+            place = self._history.place(request.messages, request.tools)
+            asked = self._model_request(request, place, self._history.next_turn, CallHealth())
+            with contextlib.suppress(ModelError, ContextExceeded, ContentFiltered):
+                async with self._counting:
+                    if (count := await self._model.count_tokens(asked)) is not None:
+                        return count, False
+        size = len(json.dumps([request.messages, request.tools], ensure_ascii=False).encode(errors="replace"))
+        return -(-size // _BYTES_A_TOKEN), True
+
+    def earlier(self, id: str) -> list[Message] | None:
+        """Return the conversation whose answer has this id (`chat.Earlier`)."""
+        return None if (turn := self._turn(id)) is None else self._history.conversation(turn)
+
+    def stored(self, id: str) -> StoredAnswer | None:
+        """Return the call whose answer has this id."""
+        if (turn := self._turn(id)) is None:
+            return None
+        answer = ChatAnswer(self._history.reply(turn), id, int(turn.intent.time))
+        return StoredAnswer(answer, self._history.conversation(turn)[:-1], turn.tools)
+
+    def forget(self, id: str) -> None:
+        """Let this process find the answer no more. Its record stays."""
+        if (turn := self._turn(id)) is not None:
+            self._forgotten.add(turn.intent.turn)
+
+    def _turn(self, id: str) -> Turn | None:
+        head, _, number = id.rpartition("-")
+        turn = whole_number(number) if head == self._id_head else None
+        return None if turn is None or turn in self._forgotten else self._history.turns.get(turn)
+
+    def _check_served(self, request: ChatRequest) -> None:
         if self._ended:
             raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended; no further call is answered")
         if request.model not in self._names:
@@ -146,19 +260,6 @@ class Session:
                 f"model: {request.model!r} is not served in this session; use {' or '.join(self.model_names)}",
                 "model",
             )
-        if (known := self._answers.find(identity)) is not None:
-            self._meter.coalesced()
-            return self._entered(known)
-        self._drop_unconfirmed(identity)
-        self._check_budget()
-        return self._entered(self._dispatch(request, identity))
-
-    def earlier(self, id: str) -> list[Message] | None:
-        """Return the conversation whose answer has this id (`chat.Earlier`)."""
-        head, _, number = id.rpartition("-")
-        if head != self._id_head or (turn := whole_number(number)) not in self._history.turns:
-            return None
-        return self._history.conversation(self._history.turns[turn])
 
     async def end(self) -> None:
         """Refuse further calls, and stop running ones. Returns when everything known is recorded."""
@@ -215,7 +316,7 @@ class Session:
 
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
         began = time.perf_counter()
-        health = CallHealth(on_tokens=call.add_tokens)
+        health = CallHealth(on_tokens=call.add_tokens, on_prompt=call.add_prompt_tokens)
         try:
             async with self._places:
                 await self._journal.append([*self._take_marks(), intent])
@@ -253,31 +354,47 @@ class Session:
     async def _ask(
         self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest, health: CallHealth
     ) -> ModelReply:
-        settings = self.settings
-        asked = ModelRequest(
-            messages=place.known.messages,
-            tools=request.tools,
-            sampling=_sampling(request.sampling, settings.sampling),
-            seed=_seed(settings, request.seed, intent.turn),
-            session=settings.id,
-            task=settings.task,
-            member=settings.member,
-            turn=intent.turn,
-            max_tokens=tokens_left(settings.limits, self._history.spent),
-            prefix=self._history.prefix(place),
+        asked = self._model_request(request, place, intent.turn, health)
+        if request.stream:
             # Only for streamed answers: others have no reader of pieces, and can be requested again when they are
             # interrupted.
-            on_text=call.add_text if request.stream else None,
-            health=health,
-        )
-        prompt = request.messages[0] if request.messages and request.messages[0]["role"] == PROMPT_ROLE else None
+            asked = replace(asked, on_text=call.add_text, on_reasoning=call.add_reasoning)
+        prompt = prompt_of(request)
+        try:
+            return await self._complete(asked, prompt)
+        except RequestRefused:
+            if not request.unknown or call.has_pieces:
+                raise
+        # The inference server may not know the fields that the proxy does not know.
+        known = replace(asked, sampling=_without(asked.sampling, request.unknown))
+        reply = await self._complete(known, prompt)
+        self._refused_fields |= request.unknown
+        return reply
+
+    async def _complete(self, asked: ModelRequest, prompt: str | Sequence[int] | None) -> ModelReply:
         if prompt is None:
             return await answered(self._model.complete(asked))
         if not isinstance(self._model, PromptModel):
             raise Refused(
                 ErrorKind.BAD_REQUEST, f"model {self._model.name} supports chat messages only, not a bare prompt"
             )
-        return await answered(self._model.complete_prompt(prompt.get("token_ids") or prompt["content"], asked))
+        return await answered(self._model.complete_prompt(prompt, asked))
+
+    def _model_request(self, request: ChatRequest, place: Place, turn: int, health: CallHealth) -> ModelRequest:
+        settings = self.settings
+        return ModelRequest(
+            messages=place.known.messages,
+            tools=request.tools,
+            sampling=_sampling(request.sampling, settings.sampling),
+            seed=_seed(settings, request.seed, turn),
+            session=settings.id,
+            task=settings.task,
+            member=settings.member,
+            turn=turn,
+            max_tokens=tokens_left(settings.limits, self._history.spent),
+            prefix=self._history.prefix(place),
+            health=health,
+        )
 
     def report_delivery(self, turn: int, delivered: bool) -> None:
         """Record another replica's report of whether an answer that it forwarded was delivered."""
@@ -382,6 +499,12 @@ class Session:
         # The event loop keeps only weak references to its tasks.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _without(sampling: Sampling, names: Collection[str]) -> Sampling:
+    return sampling.model_copy(
+        update={"extra": {name: value for name, value in sampling.extra.items() if name not in names}}
+    )
 
 
 def _sampling(asked: Sampling, fixed: Sampling) -> Sampling:

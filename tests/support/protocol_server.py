@@ -59,7 +59,7 @@ async def respond(session: Session, protocol: Translation, request: web.Request)
     encoder = protocol.encoder(parsed, answer.id, answer.created)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    await response.write(encoder.start())
+    await response.write(encoder.start(0))
     for piece in answer.reply.text.split(" ")[:1]:
         if piece:
             await response.write(encoder.text(piece))

@@ -31,7 +31,7 @@ from agent_runtime.models.base import (
     TokenPrefix,
 )
 from agent_runtime.models.token_history import TokenHistory
-from agent_runtime.proxy.chat import PromptModel
+from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
 from rollout_api.model import Sampling
 from rollout_api.records import Message, StopReason
 
@@ -73,7 +73,7 @@ async def probe(error: ModelError, model: Model | None, assignment: Assignment, 
     # With token capture, the error already says whether any token arrived.
     is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens"
     if error.answers_others and is_unclear and error.request is not None:
-        short = replace(error.request, max_tokens=PROBE_TOKENS, on_text=None, health=CallHealth())
+        short = replace(error.request, max_tokens=PROBE_TOKENS, on_text=None, on_reasoning=None, health=CallHealth())
         error.after_tokens = await _is_answered(model, short)
 
 
@@ -252,6 +252,16 @@ class AttemptModel:
             return answered(model.complete_prompt(prompt, asked))
 
         return await self._ask(request, ask)
+
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> Sequence[str]:
+        """See SelectiveModel."""
+        model = self._current()
+        return model.without_effect(fields, prompt=prompt) if isinstance(model, SelectiveModel) else ()
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See TokenCounter. Counting is not a call of the agent: its failures do not count."""
+        model = self._current()
+        return await model.count_tokens(request) if isinstance(model, TokenCounter) else None
 
     async def check(self) -> None:
         """Do nothing: the model was checked when the run was opened."""

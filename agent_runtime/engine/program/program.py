@@ -30,7 +30,7 @@ from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.executor.timing import TICK_SECONDS
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.proxy.app import make_app, server_runner
-from agent_runtime.proxy.handler import Handler
+from agent_runtime.proxy.handler import LATE_HEAD_SECONDS, Handler
 from agent_runtime.proxy.keys import digest, key_of
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
@@ -110,7 +110,7 @@ async def serve_model(
     sessions = LocalSessions(model)
     opened = sessions.open(settings, journal, recorded, on_over_budget)
     # No need to wait at shutdown, because the workspace's connections are closed by then.
-    runner = server_runner(make_app(Handler(sessions)), 0.0)
+    runner = server_runner(make_app(Handler(sessions, head_seconds=LATE_HEAD_SECONDS)), 0.0)
     await runner.setup()
     assert runner.server is not None
     try:

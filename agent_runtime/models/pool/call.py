@@ -9,6 +9,13 @@ from agent_runtime.models.pool.gate import CallSpans
 from agent_runtime.models.vllm.server import Progress
 
 
+@dataclass
+class Sent:
+    """Characters that were sent and cannot be revoked."""
+
+    characters: int = 0
+
+
 @dataclass(eq=False)
 class Call:
     """Times are those of the event loop. While a call is on hold, its clock and its agent's clock are stopped."""
@@ -25,8 +32,10 @@ class Call:
     """Servers at which it has failed."""
     stream: asyncio.Timeout | None = None
     """Ends the running attempt."""
-    said: int = 0
-    """Number of characters that were sent to the client and cannot be revoked."""
+    said: Sent = field(default_factory=Sent)
+    """Text that was sent to the client."""
+    thought: Sent = field(default_factory=Sent)
+    """Reasoning that was sent to the client."""
     _held_at: float | None = None
     _heard_at: float = 0.0
     """When this attempt began or its last token arrived, by the call's clock."""
@@ -35,6 +44,11 @@ class Call:
     _begun_with: tuple[int, float, int] = 0, 0.0, 0
     """Number of token ids, time of the last token, and failures with which this attempt began."""
     _begun_at: float = 0.0
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the client has a part of the answer."""
+        return bool(self.said.characters or self.thought.characters)
 
     @property
     def group(self) -> str:
@@ -88,16 +102,27 @@ class Call:
         """Return the request of one attempt, which reports to this call and whose text continues after the last
         attempt's.
         """
-        say, heard = self.request.on_text, 0
-        on_text: Callable[[str], None] | None = None
-        if say is not None:
+        request = self.request
+        health = CallHealth(
+            on_sign=request.health.on_sign, on_prompt=request.health.on_prompt, on_tokens=request.health.on_tokens
+        )
+        on_text = _continued(request.on_text, self.said)
+        return replace(
+            request, health=health, on_text=on_text, on_reasoning=_continued(request.on_reasoning, self.thought)
+        )
 
-            def on_text(text: str) -> None:
-                nonlocal heard
-                heard += len(text)
-                if heard > self.said:
-                    new, self.said = text[self.said - heard :], heard
-                    say(new)
 
-        health = CallHealth(on_sign=self.request.health.on_sign, on_tokens=self.request.health.on_tokens)
-        return replace(self.request, health=health, on_text=on_text)
+def _continued(say: Callable[[str], None] | None, said: Sent) -> Callable[[str], None] | None:
+    """Return a callback for an attempt that begins at the start of the answer and skips what was sent."""
+    if say is None:
+        return None
+    heard = 0
+
+    def on_piece(text: str) -> None:
+        nonlocal heard
+        heard += len(text)
+        if heard > said.characters:
+            new, said.characters = text[said.characters - heard :], heard
+            say(new)
+
+    return on_piece

@@ -3,9 +3,10 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.pool.call import Call
@@ -99,6 +100,16 @@ class ServedModel(Fleet):
         """Return one completion of a bare prompt, like `complete`."""
         return await self._complete(request, prompt)
 
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
+        """See `SelectiveModel`."""
+        servers = self._places.servers.values()
+        return next((server.engine.without_effect(fields, prompt=prompt) for server in servers), [])
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `TokenCounter`; None while no server can answer."""
+        able = self._places.available
+        return await able[0].engine.count_tokens(request) if able else None
+
     async def _complete(self, request: ModelRequest, prompt: str | Sequence[int] | None) -> ModelReply:
         self.raise_failure()
         call = Call(request, _now(), self._gate.begin(streamed=True), prompt)
@@ -190,7 +201,7 @@ class ServedModel(Fleet):
             # The stream may have begun after a restart, and the new engine may have another policy, so discard its
             # tokens.
             call.discard_attempt()
-        if call.silent_seconds(_now()) > CALL_SECONDS or (call.said and not keeps):
+        if call.silent_seconds(_now()) > CALL_SECONDS or (call.has_spoken and not keeps):
             raise failure
         self.resent += 1
         call.spans.cut(len(call.progress.ids))

@@ -9,9 +9,9 @@ data-parallel engines has a line for each. `/health` also returns 200 for a serv
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 import aiohttp
 
@@ -190,6 +190,12 @@ class Engine(Model, Protocol):
         self, prompt: str | Sequence[int], request: ModelRequest, **engine: Unpack[EngineOptions]
     ) -> ModelReply:
         """Return one completion of a bare prompt, like `complete`."""
+
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
+        """Return the names of fields that the server ignores."""
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Return the tokens of the rendered request; None if the server cannot count them."""
 
 
 class Server:

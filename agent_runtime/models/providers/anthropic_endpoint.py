@@ -16,6 +16,11 @@ API_VERSION = "2023-06-01"  # still the latest version
 DEFAULT_MAX_TOKENS = 4096  # the API requires a limit; all its models accept this one
 EMPTY_TEXT = "(no text)"  # the API refuses messages without text that is more than white space
 
+TAKEN = frozenset({"metadata", "output_config", "service_tier", "thinking", "top_k"})
+"""Fields of `Sampling.extra` that the API has."""
+COUNTED = frozenset({"messages", "model", "system", "tools"})
+"""Fields that `count_tokens` needs."""
+
 FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -44,6 +49,17 @@ class AnthropicEndpoint:
         if answer.status != 200:
             raise await refused(self._client, PATH, self.name, answer)
         return parse_answer(answer.payload)
+
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
+        """See `SelectiveModel`: the API refuses fields that it does not have."""
+        return [name for name in fields if name not in TAKEN]
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `TokenCounter`."""
+        body = {name: value for name, value in self._body(request).items() if name in COUNTED}
+        answer = await self._client.call("POST", f"{PATH}/count_tokens", body, CallOptions(self._seconds, tries=1))
+        count = answer.payload.get("input_tokens") if isinstance(answer.payload, Mapping) else None
+        return count if answer.status == 200 and isinstance(count, int) else None
 
     async def check(self) -> None:
         """Request an answer of one token. Raises ModelError."""

@@ -56,10 +56,11 @@ class OpenAIEndpoint:
     ) -> ModelReply:
         """Return one answer; see `Model.complete`. `fields` are further fields of the request.
 
-        Text is streamed only without tools: vLLM's streamed chat with tools loses token ids.
+        With tools nothing is streamed if token ids are recorded: vLLM's streamed chat with tools loses them.
         """
         body = self.body(request) | dict(fields or {})
-        send = self._streamed if request.on_text is not None and not request.tools else self._whole
+        keeps_ids = not request.tools or self.token_capture == "TextOnly"
+        send = self._streamed if request.on_text is not None and keeps_ids else self._whole
 
         async def ask(asked: ModelRequest, seconds: float) -> ModelReply:
             # Routers in front of several servers send calls of one session to the same one.
@@ -125,7 +126,10 @@ class OpenAIEndpoint:
             async with asyncio.timeout(options.seconds), self._client.stream(PATH, body, options) as events:
                 async for event in events:
                     options.health.on_tokens(1)
-                    if (piece := parts.add(event)) and request.on_text is not None:
+                    piece = parts.add(event)
+                    if parts.thought and request.on_reasoning is not None:
+                        request.on_reasoning(parts.thought)
+                    if piece and request.on_text is not None:
                         request.on_text(piece)
         except TimeoutError:
             raise ModelError("Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s") from None
@@ -156,16 +160,21 @@ async def without_aborts(
     """Return the first answer that the server does not abort. `ask` gets the request and the remaining seconds. There
     is no retry if a client has already received text, because another answer would differ.
     """
-    now, on_text, health = asyncio.get_running_loop().time, request.on_text, request.health
+    now, health = asyncio.get_running_loop().time, request.health
     began, lost_before, failures, said = now(), health.lost_seconds, 0, False
 
-    def say(piece: str) -> None:
-        nonlocal said
-        said = True
-        assert on_text is not None  # `say` is used only with `on_text`
-        on_text(piece)
+    def watched(say: Callable[[str], None] | None) -> Callable[[str], None] | None:
+        if say is None:
+            return None
 
-    asked = request if on_text is None else replace(request, on_text=say)
+        def watch(piece: str) -> None:
+            nonlocal said
+            said = True
+            say(piece)
+
+        return watch
+
+    asked = replace(request, on_text=watched(request.on_text), on_reasoning=watched(request.on_reasoning))
     while True:
         try:
             return await ask(asked, seconds - (now() - began))
@@ -294,12 +303,13 @@ def usage_of(value: Any) -> Usage:
     """Return token counts, zero if the server gives none. Raises ModelError (BadResponse)."""
     if not isinstance(value, Mapping):
         return Usage()
-    details = value.get("prompt_tokens_details")
+    details, written = value.get("prompt_tokens_details"), value.get("completion_tokens_details")
     try:
         return Usage(
             prompt_tokens=value.get("prompt_tokens") or 0,
             completion_tokens=value.get("completion_tokens") or 0,
             cached_tokens=(details.get("cached_tokens") or 0) if isinstance(details, Mapping) else 0,
+            reasoning_tokens=(written.get("reasoning_tokens") or 0) if isinstance(written, Mapping) else 0,
         )
     except ValueError:
         raise ModelError("BadResponse", f"usage: expected whole numbers, got {value!r:.200}") from None

@@ -58,6 +58,8 @@ def certain_length(text: str, strings: Sequence[str]) -> int:
 
 TOOL_TEXT = re.compile(r"[<\[{]")
 """Beginnings of tool calls for all of vLLM's parsers: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
+THOUGHT_END = re.compile(r"\s*([<\[][^<\[]{0,32})?$")
+"""The end of unfinished reasoning: its closing marker may have begun, and parsers strip the white space before it."""
 GROWTH = 16
 """A partial answer is decoded again when it has grown by a sixteenth, so that the total cost is some 17 times its
 length.
@@ -65,18 +67,28 @@ length.
 
 
 class TextStream:
-    """Yields the pieces of a text. A yielded piece is never revoked."""
+    """Yields the pieces of an answer's reasoning and text. A yielded piece is never revoked."""
 
-    def __init__(self, on_text: Callable[[str], None], *, tools: bool, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        on_text: Callable[[str], None],
+        *,
+        tools: bool,
+        stops: Sequence[str] = (),
+        on_reasoning: Callable[[str], None] | None = None,
+    ) -> None:
         self._on_text, self._tools, self._stops = on_text, tools, stops
-        self._sent = ""
+        self._on_reasoning = on_reasoning or (lambda piece: None)
+        self._sent = self._thought = ""
 
     @property
-    def has_text(self) -> bool:
-        """Whether some text was yielded."""
-        return bool(self._sent)
+    def has_begun(self) -> bool:
+        """Whether a piece was yielded."""
+        return bool(self._sent or self._thought)
 
-    def offer(self, content: str) -> None:
+    def offer(self, content: str, thought: str = "") -> None:
+        """Take what is decoded so far. The reasoning is complete once there is text."""
+        self._think(thought if content else THOUGHT_END.sub("", thought.rstrip("\ufffd")))
         # An incomplete character is decoded to U+FFFD.
         certain = content.rstrip("\ufffd")
         if self._tools:
@@ -86,8 +98,15 @@ class TextStream:
         certain = certain[: certain_length(certain, self._stops)]
         self._send(certain)
 
-    def finish(self, content: str) -> None:
+    def finish(self, content: str, thought: str = "") -> None:
+        self._think(thought)
         self._send(content)
+
+    def _think(self, thought: str) -> None:
+        # Once text is sent, reasoning would come too late.
+        if not self._sent and len(thought) > len(self._thought) and thought.startswith(self._thought):
+            piece, self._thought = thought[len(self._thought) :], thought
+            self._on_reasoning(piece)
 
     def _send(self, text: str) -> None:
         if len(text) > len(self._sent) and text.startswith(self._sent):
@@ -98,7 +117,7 @@ class TextStream:
 class PartialAnswers:
     """Decodes a growing answer in the background, one call at a time, so that reading its tokens never waits."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], Awaitable[str]], stream: TextStream) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], Awaitable[tuple[str, str]]], stream: TextStream) -> None:
         self._decode, self._stream = decode, stream
         self._ids: Sequence[int] = ()
         self._decoded = 0
@@ -120,5 +139,5 @@ class PartialAnswers:
         with contextlib.suppress(Exception):
             while len(self._ids) >= self._decoded + max(1, self._decoded // GROWTH):
                 ids = list(self._ids)
-                self._stream.offer(await self._decode(ids))
+                self._stream.offer(*await self._decode(ids))
                 self._decoded = len(ids)

@@ -10,9 +10,12 @@ from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint, without_aborts
 from agent_runtime.models.vllm.completions import complete_text, prompt_body
-from agent_runtime.models.vllm.supported_fields import check_fields
+from agent_runtime.models.vllm.supported_fields import check_fields, without_effect
 from agent_runtime.models.vllm.token_routes import Progress, TokenRoutes
 from agent_runtime.models.vllm.token_turn import ChatForm, Form, PromptForm, TokenTurn
+
+COUNT_SECONDS = 30.0
+"""Time limit of counting a prompt's tokens."""
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,17 @@ class VllmServer:
                 "them; it may have been replaced by another server",
             )
         return reply
+
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
+        """See `SelectiveModel`. Only the token routes' fields are known."""
+        return without_effect(fields, prompt=prompt) if self.token_capture == "Tokens" else []
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `TokenCounter`; None if the server has no /tokenize."""
+        body = {"model": self.name, "messages": request.messages, "tools": request.tools or None}
+        answer = await self._client.call("POST", "/tokenize", body, CallOptions(COUNT_SECONDS, tries=1))
+        count = answer.payload.get("count") if isinstance(answer.payload, Mapping) else None
+        return count if answer.status == 200 and isinstance(count, int) else None
 
     async def check(self) -> None:
         """Check that the model is served, and choose how token ids are recorded. Raises ModelError."""

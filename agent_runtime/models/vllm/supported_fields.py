@@ -65,12 +65,20 @@ _ONLY_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 """Fields that are accepted only with these values, which are vLLM's fixed behaviour."""
 
 
+def without_effect(extra: Mapping[str, Any], *, prompt: bool) -> list[str]:
+    """Return the fields that would have no effect. `prompt`: the request is not a chat."""
+    taken = _PROMPT if prompt else _CHAT
+    return [
+        name
+        for name, value in extra.items()
+        if value is not None and name not in taken and value not in _ONLY_DEFAULTS.get(name, ())
+    ]
+
+
 def check_fields(extra: Mapping[str, Any], *, prompt: bool) -> None:
-    """Raise RequestRefused for a field that would have no effect. `prompt`: the request is not a chat."""
-    for name, value in extra.items():
-        if value is None or name in (_PROMPT if prompt else _CHAT) or value in _ONLY_DEFAULTS.get(name, ()):
-            continue
+    """Raise RequestRefused for a field that would have no effect."""
+    for name in without_effect(extra, prompt=prompt):
         form = "a bare prompt" if prompt else "chat"
         raise RequestRefused(
-            "BadRequest", f"{name}: {value!r:.100} has no effect on vLLM's token routes for {form}; remove it"
+            "BadRequest", f"{name}: {extra[name]!r:.100} has no effect on vLLM's token routes for {form}; remove it"
         )

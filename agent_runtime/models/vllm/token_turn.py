@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agent_runtime.models.answers import reasoning_of
 from agent_runtime.models.base import CallHealth, ModelReply, ModelRequest, TokenPrefix
 from agent_runtime.models.http_client import CallOptions, StreamBroken
 from agent_runtime.models.retries import retry_delay
@@ -89,9 +90,15 @@ class TokenTurn:
         progress.has_grammar = bool(self._rendered["sampling_params"].get("structured_outputs"))
         if progress.prompt_ids is None:
             progress.prompt_ids = await self._form.prompt(self._routes, self._rendered, self._options)
+        self._request.health.on_prompt(len(progress.prompt_ids))
         if self._request.on_text is not None:
             held_back = () if self._stops.kept else self._stops.strings
-            self._stream = TextStream(self._request.on_text, tools=bool(self._request.tools), stops=held_back)
+            self._stream = TextStream(
+                self._request.on_text,
+                tools=bool(self._request.tools),
+                stops=held_back,
+                on_reasoning=self._request.on_reasoning,
+            )
             self._partial = PartialAnswers(lambda ids: self._text(progress, ids), self._stream)
 
         def arrived(count: int) -> None:
@@ -108,7 +115,7 @@ class TokenTurn:
                 await self._partial.stop()
         reply = await self._reply(progress, ending)
         if self._stream is not None:
-            self._stream.finish(reply.text)
+            self._stream.finish(reply.text, reasoning_of(reply.message))
         return reply
 
     async def _generate(self, progress: Progress, arrived: Callable[[int], None], *, own: bool) -> Ending:
@@ -135,7 +142,7 @@ class TokenTurn:
         """Drop the received part of the answer; False if a client has already read some of it."""
         if self._partial is not None:
             await self._partial.stop()
-        if self._stream is not None and self._stream.has_text:
+        if self._stream is not None and self._stream.has_begun:
             return False
         progress.keep(0)
         return True
@@ -185,8 +192,8 @@ class TokenTurn:
         closed = ids[-1] == facts.end_of_turn or (ids[-1] in self._stops.tokens and not self._stops.kept)
         return ids[:-1] if closed else ids
 
-    async def _text(self, progress: Progress, ids: Sequence[int]) -> str:
-        """Return the text of a part of the answer. It is a separate call whose failures are ignored."""
+    async def _text(self, progress: Progress, ids: Sequence[int]) -> tuple[str, str]:
+        """Return the text and the reasoning of a part of the answer. It is a separate call whose failures are ignored."""
         options = replace(self._options, tries=1, health=CallHealth())
         reply = await self._read(progress.prompt_ids or [], await self._unclosed(ids), "length", options)
-        return "" if reply.tool_calls else reply.text
+        return "" if reply.tool_calls else reply.text, reasoning_of(reply.message)

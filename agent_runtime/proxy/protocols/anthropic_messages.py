@@ -5,9 +5,11 @@ Messages have content blocks, and tool results are user messages.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
+from agent_runtime.models.answers import reasoning_of
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import (
     BadRequest,
@@ -16,21 +18,25 @@ from agent_runtime.proxy.chat import (
     Earlier,
     ErrorKind,
     JsonObject,
+    NoteKind,
     StreamedText,
     sse,
 )
-from agent_runtime.proxy.conversation import assistant, decoded_arguments, reasoning
+from agent_runtime.proxy.conversation import assistant, decoded_arguments
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
-    check_known,
+    Fields,
+    Notes,
     each,
+    fitting_choice,
     given,
     objects,
-    refuse,
     required,
     sampling,
     typed,
+    words,
 )
+from agent_runtime.proxy.protocols.openai_chat import left_out
 from rollout_api.records import Message
 
 ERROR_TYPES = {
@@ -58,7 +64,7 @@ def anthropic_error(kind: ErrorKind, message: str) -> JsonObject:
     return {"type": "error", "error": {"type": type_, "message": message, "code": kind.code}}
 
 
-def answer_head(request: ChatRequest, id: str) -> JsonObject:
+def answer_head(request: ChatRequest, id: str, prompt_tokens: int = 0) -> JsonObject:
     return {
         "id": f"msg_{id}",
         "type": "message",
@@ -68,7 +74,7 @@ def answer_head(request: ChatRequest, id: str) -> JsonObject:
         "stop_reason": None,
         "stop_sequence": None,
         "usage": {
-            "input_tokens": 0,
+            "input_tokens": prompt_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 0,
@@ -84,6 +90,7 @@ def answer_tail(reply: ModelReply) -> tuple[JsonObject, JsonObject]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": counted.cached_tokens,
         "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": counted.reasoning_tokens},
     }
     if reason == "stop" and reply.stop_sequence is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_sequence}, counts
@@ -95,71 +102,75 @@ class AnthropicEncoder:
 
     def __init__(self, request: ChatRequest, id: str) -> None:
         self._request, self._id = request, id
-        self._sent = StreamedText()
+        self._sent, self._thought = StreamedText(), StreamedText()
         self._blocks = 0
-        self._text_open = False
+        self._open: str | None = None
+        """Type of the block to which pieces are added."""
 
-    def start(self) -> bytes:
-        return _event("message_start", message=answer_head(self._request, self._id))
+    def start(self, prompt_tokens: int) -> bytes:
+        return _event("message_start", message=answer_head(self._request, self._id, prompt_tokens))
+
+    def reasoning(self, piece: str) -> bytes:
+        """Return the piece; nothing if the client did not ask for thinking, or once the text has begun, because clients
+        expect thinking first.
+        """
+        return b"" if self._sent.whole or not self._request.extra["thinking"] else self._think(piece)
+
+    def _think(self, piece: str) -> bytes:
+        self._thought.add(piece)
+        return self._begin("thinking", {"thinking": "", "signature": ""}) + self._delta(
+            "thinking_delta", thinking=piece
+        )
 
     def text(self, piece: str) -> bytes:
         self._sent.add(piece)
-        return self._text(piece)
+        return self._begin("text", {"text": "", "citations": None}) + self._delta("text_delta", text=piece)
+
+    def ping(self) -> bytes:
+        return _event("ping")
 
     def end(self, answer: ChatAnswer) -> bytes:
         reply = answer.reply
-        thought = reasoning(reply.message) if self._request.extra["thinking"] else None
-        before = self._thinking(thought) if thought and not self._text_open else b""
-        text = self._end_text(reply.text)
-        behind = self._thinking(thought) if thought and not before else b""
+        thought = reasoning_of(reply.message) if self._request.extra["thinking"] else ""
+        rest = self._thought.missing(thought)
+        before = self._think(rest) if rest and not self._sent.whole else b""
+        unsent = self._sent.missing(reply.text)
+        text = self.text(unsent) if unsent else b""
+        behind = self._think(rest) if rest and not self._thought.whole else b""
+        content = before + text + behind + self._close()
         calls = b"".join([self._tool_use(call.id, call.name, call.arguments) for call in reply.tool_calls])
         delta, counts = answer_tail(reply)
         tail = _event("message_delta", delta=delta, usage=counts) + _event("message_stop")
-        return before + text + behind + calls + tail
+        return content + calls + tail
+
+    def _begin(self, kind: str, block: JsonObject) -> bytes:
+        """Return the beginning of a block of this type, if another one or none is open."""
+        if self._open == kind:
+            return b""
+        before, self._open = self._close(), kind
+        return before + _event("content_block_start", index=self._blocks, content_block={"type": kind, **block})
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        # Clients drop thinking without a signature.
+        signed = self._delta("signature_delta", signature=self._id) if self._open == "thinking" else b""
+        self._open, self._blocks = None, self._blocks + 1
+        return signed + _event("content_block_stop", index=self._blocks - 1)
+
+    def _delta(self, kind: str, **fields: Any) -> bytes:
+        return _event("content_block_delta", index=self._blocks, delta={"type": kind, **fields})
+
+    def _tool_use(self, id: str, name: str, arguments: str) -> bytes:
+        partial_json = json.dumps(decoded_arguments(arguments), ensure_ascii=False)
+        return (
+            self._begin("tool_use", {"id": id, "name": name, "input": {}})
+            + self._delta("input_json_delta", partial_json=partial_json)
+            + self._close()
+        )
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
         return sse(anthropic_error(kind, message), "error")
-
-    def _text(self, piece: str) -> bytes:
-        head = b"" if self._text_open else _start(self._blocks, {"type": "text", "text": "", "citations": None})
-        self._text_open = True
-        return head + _delta(self._blocks, "text_delta", text=piece)
-
-    def _end_text(self, text: str) -> bytes:
-        rest = self._sent.rest(text)
-        sent = self._text(rest) if rest else b""
-        if not self._text_open:
-            return b""
-        self._text_open = False
-        return sent + self._stop()
-
-    def _thinking(self, thought: str) -> bytes:
-        return (
-            _start(self._blocks, {"type": "thinking", "thinking": "", "signature": ""})
-            + _delta(self._blocks, "thinking_delta", thinking=thought)
-            + _delta(self._blocks, "signature_delta", signature=self._id)
-            + self._stop()
-        )
-
-    def _tool_use(self, id: str, name: str, arguments: str) -> bytes:
-        partial = json.dumps(decoded_arguments(arguments), ensure_ascii=False)
-        return (
-            _start(self._blocks, {"type": "tool_use", "id": id, "name": name, "input": {}})
-            + _delta(self._blocks, "input_json_delta", partial_json=partial)
-            + self._stop()
-        )
-
-    def _stop(self) -> bytes:
-        self._blocks += 1
-        return _event("content_block_stop", index=self._blocks - 1)
-
-
-def _start(index: int, block: JsonObject) -> bytes:
-    return _event("content_block_start", index=index, content_block=block)
-
-
-def _delta(index: int, kind: str, **fields: Any) -> bytes:
-    return _event("content_block_delta", index=index, delta={"type": kind, **fields})
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -172,42 +183,58 @@ so it is removed; otherwise requests would not extend earlier conversations. vLL
 (vllm-project/vllm#36829).
 """
 
-PASSED = ENGINE_SAMPLING
-HONOURED = frozenset(
-    {
-        "max_tokens",
-        "messages",
-        "model",
-        "output_config",
-        "output_format",
-        "stop_sequences",
-        "stream",
-        "system",
-        "temperature",
-        "thinking",
-        "tool_choice",
-        "tools",
-        "top_p",
-    }
+FIELDS = Fields(
+    honoured=words(
+        "max_tokens messages model output_config output_format stop_sequences stream system temperature thinking "
+        "tool_choice tools top_p"
+    ),
+    passed=ENGINE_SAMPLING,
+    ignored=words(
+        "betas billing_policy cache_control client_metadata diagnostics inference_geo metadata service_tier speed "
+        "user_profile_id workspace_id"
+    ),
+    dropped={
+        "compaction": "the conversation is sent to the model as it is",
+        "container": "code execution is only available at Anthropic",
+        "context_management": "the conversation is sent to the model as it is",
+        "fallback_credit_token": "a session has one model",
+        "fallbacks": "a session has one model",
+        "mcp_servers": "only the client can call MCP servers",
+    },
+    refused={"thread": "conversations are not stored here; send all messages"},
 )
-IGNORED = frozenset(
-    {
-        "betas",
-        "cache_control",
-        "context_management",
-        "diagnostics",
-        "inference_geo",
-        "metadata",
-        "service_tier",
-        "speed",
-        "user_profile_id",
-        "workspace_id",
-    }
-)
-REFUSED = {
-    "container": "code execution is only available at Anthropic; leave it out",
-    "mcp_servers": "only the client can call MCP servers; leave it out",
+CLIENT_TOOLS: Mapping[str, JsonObject] = {
+    "bash": {
+        "description": "Run a command in a persistent bash session of the client.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command to run."},
+                "restart": {"type": "boolean", "description": "Restart the session instead."},
+            },
+        },
+    },
+    "text_editor": {
+        "description": "View, create and edit text files of the client.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+                "path": {"type": "string", "description": "Path of the file, or of the folder to view."},
+                "view_range": {"type": "array", "items": {"type": "integer"}, "description": "First and last line."},
+                "file_text": {"type": "string", "description": "Contents of the file to create."},
+                "old_str": {"type": "string", "description": "Text to replace; it occurs exactly once."},
+                "new_str": {"type": "string", "description": "Text that replaces it."},
+                "insert_line": {"type": "integer", "description": "Line after which to insert."},
+                "insert_text": {"type": "string", "description": "Text to insert."},
+            },
+            "required": ["command", "path"],
+        },
+    },
 }
+"""Anthropic's own tools that the client runs: its models know them without a definition, others do not. By type without
+its date.
+"""
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -218,19 +245,22 @@ class AnthropicMessages:
     path = "/messages"
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
-        refuse(body, REFUSED)
+        notes = Notes()
+        FIELDS.check(body, notes)
         required(body, "max_tokens", int)
         thinking = given(body, "thinking", dict, {}).get("type", "disabled")
+        tools = each(body.get("tools"), "tools", partial(_tool, notes=notes))
+        extra = fitting_choice(_sampled_otherwise(body), tools, notes)
         return ChatRequest(
             model=required(body, "model", str),
-            messages=_system(body.get("system")) + _conversation(body),
-            tools=each(body.get("tools"), "tools", _tool),
+            messages=_system(body.get("system")) + _conversation(body, notes),
+            tools=tools,
             sampling=sampling(
-                body, max_tokens=("max_tokens",), stop="stop_sequences", extra=_sampled_otherwise(body), passed=PASSED
+                body, max_tokens=("max_tokens",), stop="stop_sequences", extra=extra, passed=FIELDS.passed
             ),
             stream=given(body, "stream", bool, False),
             extra={"thinking": thinking != "disabled"},
+            notes=notes.all,
         )
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
@@ -252,7 +282,7 @@ def answer_blocks(answer: ChatAnswer, *, thinking: bool) -> list[JsonObject]:
     without a signature.
     """
     reply = answer.reply
-    thought = reasoning(reply.message) if thinking else None
+    thought = reasoning_of(reply.message) if thinking else None
     return [
         *([{"type": "thinking", "thinking": thought, "signature": answer.id}] if thought else []),
         *([{"type": "text", "text": reply.text, "citations": None}] if reply.text else []),
@@ -270,7 +300,7 @@ def _system(system: Any) -> list[Message]:
     return [{"role": "system", "content": prompt}] if prompt else []
 
 
-def _conversation(body: Mapping[str, Any]) -> list[Message]:
+def _conversation(body: Mapping[str, Any], notes: Notes) -> list[Message]:
     messages = objects(required(body, "messages", list), "messages")
     if not messages:
         raise BadRequest("messages: at least one message is required", "messages")
@@ -280,16 +310,16 @@ def _conversation(body: Mapping[str, Any]) -> list[Message]:
             "end the conversation with a user message",
             "messages",
         )
-    return list(chain.from_iterable(each(messages, "messages", _messages)))
+    return list(chain.from_iterable(each(messages, "messages", partial(_messages, notes=notes))))
 
 
-def _messages(message: JsonObject, where: str) -> list[Message]:
+def _messages(message: JsonObject, where: str, notes: Notes) -> list[Message]:
     """Return the chat messages of one message: tool results are user messages here."""
     role = required(message, "role", str, where)
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, f"{where}.content")
     if role == "assistant":
-        return [_answer(blocks, f"{where}.content")]
+        return [_answer(blocks, f"{where}.content", notes)]
     if role not in ("user", "system"):
         raise BadRequest(f"{where}.role: {role!r}; expected user or assistant", f"{where}.role")
     parsed: list[Message] = []
@@ -300,7 +330,7 @@ def _messages(message: JsonObject, where: str) -> list[Message]:
             parsed.extend(_said(role, texts))
             texts = []
             id = required(block, "tool_use_id", str, path)
-            parsed.append({"role": "tool", "content": _result(block.get("content"), path), "tool_call_id": id})
+            parsed.append({"role": "tool", "content": _result(block, path, notes), "tool_call_id": id})
         else:
             texts.append(_text(block, path))
     return [*parsed, *_said(role, texts)]
@@ -310,11 +340,13 @@ def _said(role: str, texts: Sequence[str]) -> list[Message]:
     return [{"role": role, "content": "\n".join(texts)}] if texts else []
 
 
-def _answer(blocks: Sequence[JsonObject], where: str) -> Message:
+def _answer(blocks: Sequence[JsonObject], where: str, notes: Notes) -> Message:
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         path = f"{where}[{i}]"
         match block.get("type"):
+            case "text":
+                texts.append(_text(block, path))
             case "thinking":
                 thoughts.append(required(block, "thinking", str, path))
             case "redacted_thinking":
@@ -325,31 +357,50 @@ def _answer(blocks: Sequence[JsonObject], where: str) -> Message:
                     "arguments": json.dumps(required(block, "input", dict, path), ensure_ascii=False),
                 }
                 calls.append({"id": required(block, "id", str, path), "type": "function", "function": function})
-            case _:
-                texts.append(_text(block, path))
+            case kind:
+                notes.drop(NoteKind.CONTENT, path, f"a block of type {kind!s:.60} is not supported")
     thought = "".join(thoughts)
     return assistant("".join(texts), calls) | ({"reasoning_content": thought} if thought else {})
 
 
-def _result(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(each(typed(content, list, f"{where}.content"), f"{where}.content", _text))
+ERROR_PREFIX = "Error: "
+"""Marks the result of a failed tool, because chat completions have no field for it."""
 
 
-def _text(block: JsonObject, where: str) -> str:
+def _result(block: JsonObject, where: str, notes: Notes) -> str:
+    content = block.get("content")
+    if isinstance(content, list):
+        content = "\n".join(each(content, f"{where}.content", partial(_text, notes=notes)))
+    text = "" if content is None else typed(content, str, f"{where}.content")
+    # Most clients' own messages say it already.
+    says_so = "error" in text[:40].lower()
+    return text if not block.get("is_error") or says_so else ERROR_PREFIX + text
+
+
+def _text(block: JsonObject, where: str, notes: Notes | None = None) -> str:
+    """Return the text of a block. With `notes`, a text replaces any other block."""
     kind = required(block, "type", str, where)
-    if kind != "text":
+    if kind == "text":
+        return required(block, "text", str, where)
+    if kind == "document" and given(block, "source", dict, {}).get("type") == "text":
+        return required(block["source"], "data", str, f"{where}.source")
+    if notes is None:
         raise BadRequest(f"{where}: a block of type {kind!r}; this model reads text only", where)
-    return required(block, "text", str, where)
+    return left_out(kind, where, notes)
 
 
-def _tool(tool: JsonObject, where: str) -> JsonObject:
-    if tool.get("type", "custom") != "custom":
-        raise BadRequest(
-            f"{where}.type: {tool['type']!r}; only tools with an input_schema are supported", f"{where}.type"
+def _tool(tool: JsonObject, where: str, notes: Notes) -> JsonObject | None:
+    """Parse a tool definition; None for a tool that is only available at Anthropic."""
+    kind = given(tool, "type", str, "custom")
+    name: str = required(tool, "name", str, where) if kind == "custom" or tool.get("name") is not None else kind
+    if kind != "custom":
+        if (known := CLIENT_TOOLS.get(kind.rpartition("_")[0])) is not None:
+            return {"type": "function", "function": {"name": name, **known}}
+        notes.drop(
+            NoteKind.TOOL, where, f"{kind:.60}; only tools with an input_schema, bash and text_editor are supported"
         )
-    function: JsonObject = {"name": required(tool, "name", str, where)}
+        return None
+    function: JsonObject = {"name": name}
     if tool.get("description") is not None:
         function["description"] = required(tool, "description", str, where)
     return {"type": "function", "function": function | {"parameters": required(tool, "input_schema", dict, where)}}

@@ -1,50 +1,89 @@
-"""Parse the fields of a request. Each field is supported, ignored or refused; unknown fields are refused."""
+"""Parse the fields of a request. Each is supported, ignored, dropped with a note, or refused. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from agent_runtime.proxy.chat import BadRequest, JsonObject
+from agent_runtime.proxy.chat import BadRequest, JsonObject, Note, NoteKind
 from rollout_api.model import Sampling
 
 T = TypeVar("T")
 
+EMPTY: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
+"""Values that mean that a field is not set."""
+
 JSON_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
 
-ENGINE_SAMPLING = frozenset(
-    {
-        "allowed_token_ids",
-        "bad_words",
-        "chat_template_kwargs",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "length_penalty",
-        "min_p",
-        "min_tokens",
-        "repetition_penalty",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "stop_token_ids",
-        "structured_outputs",
-        "top_k",
-    }
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ENGINE_SAMPLING = words(
+    "allowed_token_ids bad_words chat_template_kwargs ignore_eos include_stop_str_in_output length_penalty min_p "
+    "min_tokens repetition_penalty skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs "
+    "top_k"
 )
 """Fields of vLLM's OpenAI API besides OpenAI's own (vLLM, docs/serving/openai_compatible_server.md)."""
 
+NEVER_PASSED = words(
+    "add_generation_prompt best_of cache_salt chat_template data_parallel_rank documents ec_transfer_params echo input_ids "
+    "kv_transfer_params logits_processors logprobs lora_path max_completion_tokens max_new_tokens max_tokens messages model "
+    "n priority prompt prompt_embeds prompt_logprobs request_id return_token_ids return_tokens_as_token_ids seed "
+    "session_id stop stream stream_options suffix temperature tool_choice tools top_logprobs top_p use_beam_search "
+    "vllm_xargs"
+)
+"""Unknown fields with these names are dropped. The proxy sets them itself, or they would change the prompt, the limits,
+or what is recorded.
+"""
 
-def check_known(body: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse unknown fields, as the API itself does."""
-    for name, value in body.items():
-        if name not in known and value is not None:
-            raise BadRequest(f"Unrecognized request argument supplied: {name}", name)
+MOST_NOTES = 64
+"""Most notes on one request."""
 
 
-def refuse(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse fields of the API that the proxy does not support; null, false, empty and `none` are accepted."""
-    for name, reason in reasons.items():
-        if body.get(name) not in (None, False, 0, "", "none", [], {}):
-            raise BadRequest(f"{name}: {reason}", name)
+class Notes:
+    """Collects the dropped parts of a request."""
+
+    def __init__(self) -> None:
+        self.all: list[Note] = []
+
+    def drop(self, kind: NoteKind, where: str, reason: str) -> None:
+        if len(self.all) < MOST_NOTES:
+            self.all.append(Note(kind, f"{where:.100}: {reason:.200}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """How one API's request fields are treated."""
+
+    honoured: frozenset[str]
+    passed: frozenset[str]
+    """Sent to the inference server unchanged."""
+    ignored: frozenset[str]
+    """Without effect on the model."""
+    dropped: Mapping[str, str]
+    """Dropped with a note; the value is the reason."""
+    refused: Mapping[str, str]
+    """Refused, because the caller would not notice that a dropped one changes the answer; the value is the reason."""
+
+    def check(self, body: Mapping[str, Any], notes: Notes, *, passes_unknown: bool = False) -> frozenset[str]:
+        """Note the dropped fields; return the unknown ones to pass on, if the API's fields are also those of the
+        inference server. Null, false, empty and `none` are the same as no value. Raises BadRequest.
+        """
+        for name, reason in self.refused.items():
+            if body.get(name) not in EMPTY:
+                raise BadRequest(f"{name}: {reason}", name)
+        for name, reason in self.dropped.items():
+            if body.get(name) not in EMPTY:
+                notes.drop(NoteKind.FIELD, name, reason)
+        known = self.honoured | self.passed | self.ignored | self.dropped.keys() | self.refused.keys()
+        unknown = {name for name, value in body.items() if name not in known and value is not None}
+        passed = frozenset(unknown - NEVER_PASSED) if passes_unknown else frozenset()
+        for name in sorted(unknown - passed):
+            notes.drop(NoteKind.FIELD, name, "unknown field")
+        return passed
 
 
 def one(body: Mapping[str, Any], *names: str) -> None:
@@ -77,9 +116,12 @@ def objects(values: Any, where: str) -> Sequence[JsonObject]:
     return [typed(value, dict, f"{where}[{i}]") for i, value in enumerate(typed(values, list, where))]
 
 
-def each(values: Any, where: str, parse: Callable[[JsonObject, str], T]) -> list[T]:
-    """Return the results of `parse` for each object of a list and its path; a missing list counts as empty."""
-    return [parse(value, f"{where}[{i}]") for i, value in enumerate(objects(values or [], where))]
+def each(values: Any, where: str, parse: Callable[[JsonObject, str], T | None]) -> list[T]:
+    """Return the results of `parse` for each object of a list and its path, except None; a missing list counts as
+    empty.
+    """
+    parsed = (parse(value, f"{where}[{i}]") for i, value in enumerate(objects(values or [], where)))
+    return [value for value in parsed if value is not None]
 
 
 def sampling(
@@ -113,3 +155,15 @@ def sampling(
             field
         ) or field
         raise BadRequest(f"{name}: {first['msg']}, got {first['input']!r:.100}", name) from None
+
+
+def fitting_choice(extra: JsonObject, tools: Sequence[JsonObject], notes: Notes) -> JsonObject:
+    """Return `Sampling.extra` without a choice that the remaining tools do not allow, after some were dropped."""
+    choice = extra.get("tool_choice")
+    names = [tool["function"]["name"] for tool in tools]
+    was_dropped = any(note.kind is NoteKind.TOOL for note in notes.all)
+    fits = choice["function"].get("name") in names if isinstance(choice, dict) else choice is None or bool(names)
+    if fits or not was_dropped:
+        return extra
+    notes.drop(NoteKind.TOOL_CHOICE, "tool_choice", "the chosen tool was dropped")
+    return {name: value for name, value in extra.items() if name != "tool_choice"}

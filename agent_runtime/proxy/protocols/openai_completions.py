@@ -6,36 +6,45 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ModelReply
-from agent_runtime.proxy.chat import PROMPT_ROLE, BadRequest, ChatAnswer, ChatRequest, Earlier, JsonObject
-from agent_runtime.proxy.protocols.fields import ENGINE_SAMPLING, check_known, given, one, refuse, required, sampling
+from agent_runtime.proxy.chat import (
+    PING,
+    PROMPT_ROLE,
+    BadRequest,
+    ChatAnswer,
+    ChatRequest,
+    Earlier,
+    JsonObject,
+    NoteKind,
+)
+from agent_runtime.proxy.protocols.fields import (
+    ENGINE_SAMPLING,
+    Fields,
+    Notes,
+    given,
+    one,
+    required,
+    sampling,
+    typed,
+    words,
+)
 from agent_runtime.proxy.protocols.openai_chat import IGNORED
 from agent_runtime.proxy.protocols.openai_errors import ChunkEncoder, OpenAIErrors, usage
 from rollout_api.records import Message
 
 MAX_TOKENS = 16  # the API's own default
 
-PASSED = ENGINE_SAMPLING | {"frequency_penalty", "logit_bias", "presence_penalty"}
-HONOURED = frozenset(
-    {
-        "best_of",
-        "logprobs",
-        "max_tokens",
-        "model",
-        "n",
-        "prompt",
-        "return_token_ids",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_p",
-    }
+FIELDS = Fields(
+    honoured=words(
+        "best_of logprobs max_tokens model n prompt return_token_ids seed stop stream stream_options temperature top_p"
+    ),
+    passed=ENGINE_SAMPLING | words("frequency_penalty logit_bias presence_penalty"),
+    ignored=IGNORED,
+    dropped={},
+    refused={
+        "echo": "answers cannot include the prompt; leave it out",
+        "suffix": "filling in the middle is not supported",
+    },
 )
-REFUSED = {
-    "echo": "answers cannot include the prompt; leave it out",
-    "suffix": "filling in the middle is not supported",
-}
 
 
 class OpenAICompletions(OpenAIErrors):
@@ -45,17 +54,20 @@ class OpenAICompletions(OpenAIErrors):
     path = "/completions"
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
-        refuse(body, REFUSED)
+        notes = Notes()
+        unknown = FIELDS.check(body, notes, passes_unknown=True)
         one(body, "n", "best_of")
         logprobs = body.get("logprobs")
-        if logprobs not in (None, False, 0, 1):
-            raise BadRequest(f"logprobs: {logprobs!r}; only the sampled token's is recorded, give 0 or 1", "logprobs")
+        if logprobs not in (None, False, True):
+            typed(logprobs, int, "logprobs")
+            notes.drop(NoteKind.FIELD, "logprobs", f"{logprobs}; only the sampled token's is recorded")
         limited = {"max_tokens": MAX_TOKENS} | {name: value for name, value in body.items() if value is not None}
         return ChatRequest(
             model=required(body, "model", str),
             messages=[_prompt(body.get("prompt"))],
-            sampling=sampling(limited, max_tokens=("max_tokens",), stop="stop", extra={}, passed=PASSED),
+            sampling=sampling(
+                limited, max_tokens=("max_tokens",), stop="stop", extra={}, passed=FIELDS.passed | unknown
+            ),
             seed=required(body, "seed", int) if body.get("seed") is not None else None,
             stream=given(body, "stream", bool, False),
             extra={
@@ -63,6 +75,8 @@ class OpenAICompletions(OpenAIErrors):
                 "logprobs": logprobs not in (None, False),
                 "ids": given(body, "return_token_ids", bool, False),
             },
+            notes=notes.all,
+            unknown=unknown,
         )
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
@@ -79,8 +93,12 @@ class OpenAICompletions(OpenAIErrors):
 class CompletionsEncoder(ChunkEncoder):
     """Chunks of a streamed completion; see `Encoder`."""
 
-    def start(self) -> bytes:
-        """Return no bytes: the API's stream begins with the first text."""
+    def start(self, prompt_tokens: int) -> bytes:
+        """Return a comment: the API begins with the first text."""
+        return PING
+
+    def reasoning(self, piece: str) -> bytes:
+        """Return nothing: the API has no reasoning."""
         return b""
 
     def text(self, piece: str) -> bytes:

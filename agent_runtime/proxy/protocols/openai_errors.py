@@ -3,7 +3,7 @@ Pure.
 """
 
 from agent_runtime.models.base import ModelReply
-from agent_runtime.proxy.chat import ChatRequest, ErrorKind, JsonObject, StreamedText, sse
+from agent_runtime.proxy.chat import PING, ChatRequest, ErrorKind, JsonObject, StreamedText, sse
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,8 +35,12 @@ class ChunkEncoder:
     """The parts of an `Encoder` that chat completions and completions share; an error replaces a chunk."""
 
     def __init__(self, request: ChatRequest, head: JsonObject) -> None:
-        self._extra, self._head, self._sent = request.extra, head, StreamedText()
+        self._extra, self._head = request.extra, head
+        self._sent, self._thought = StreamedText(), StreamedText()
         self._usage = {"usage": None} if self._extra["usage"] else {}
+
+    def ping(self) -> bytes:
+        return PING
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
         return sse(openai_error(kind, message)) + DONE
@@ -56,4 +60,5 @@ def usage(reply: ModelReply) -> JsonObject:
         "completion_tokens": counted.completion_tokens,
         "total_tokens": counted.prompt_tokens + counted.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
     }

@@ -4,27 +4,32 @@ One answer has up to three kinds of items: reasoning, a message, function calls.
 that returned items can be combined again.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from agent_runtime.models.answers import reasoning_of
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import (
+    PING,
     BadRequest,
     ChatAnswer,
     ChatRequest,
     Earlier,
     ErrorKind,
     JsonObject,
+    NoteKind,
     StreamedText,
     sse,
 )
-from agent_runtime.proxy.conversation import assistant, reasoning
-from agent_runtime.proxy.protocols.fields import objects, required
-from agent_runtime.proxy.protocols.openai_chat import parse_text
+from agent_runtime.proxy.conversation import assistant
+from agent_runtime.proxy.protocols.fields import Notes, objects, required
+from agent_runtime.proxy.protocols.openai_chat import custom_arguments, custom_text, function_call, parse_text
 from agent_runtime.proxy.protocols.openai_errors import openai_error
 from rollout_api.records import Message
 
 ANSWER_PREFIX = "resp_"
+COMPACTION = "compaction"
 MESSAGE_ROLES = ("user", "system", "developer", "assistant")
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -46,23 +51,22 @@ def message_item(id: str, text: str, finish_reason: str) -> JsonObject:
     }
 
 
-def call_items(id: str, message: Message) -> list[JsonObject]:
-    return [
-        {
-            "id": f"fc_{id}_{position}",
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-        }
-        for position, call in enumerate(ModelReply(message, "").tool_calls)
-    ]
+def call_items(id: str, message: Message, custom: Collection[str] = ()) -> list[JsonObject]:
+    """Return the items of an answer's calls. `custom` are the names of the custom tools."""
+    items: list[JsonObject] = []
+    for position, call in enumerate(ModelReply(message, "").tool_calls):
+        item = {"status": "completed", "call_id": call.id, "name": call.name}
+        if call.name in custom:
+            text = custom_text(call.arguments)
+            items.append({"id": f"ctc_{id}_{position}", "type": "custom_tool_call", **item, "input": text})
+        else:
+            items.append({"id": f"fc_{id}_{position}", "type": "function_call", **item, "arguments": call.arguments})
+    return items
 
 
-def output_items(message: Message, id: str, finish_reason: str) -> list[JsonObject]:
+def output_items(message: Message, id: str, finish_reason: str, custom: Collection[str] = ()) -> list[JsonObject]:
     """Return all items of an answer with this `id`. An empty answer still has a message, which can be sent back."""
-    thought, text, calls = reasoning(message), ModelReply(message, "").text, call_items(id, message)
+    thought, text, calls = reasoning_of(message), ModelReply(message, "").text, call_items(id, message, custom)
     return [
         *([reasoning_item(id, thought)] if thought else []),
         *([message_item(id, text, finish_reason)] if text or not calls else []),
@@ -87,18 +91,22 @@ def bare_response(request: ChatRequest, id: str, created: int) -> JsonObject:
 
 def whole_response(request: ChatRequest, answer: ChatAnswer, output: Sequence[JsonObject]) -> JsonObject:
     reason = INCOMPLETE.get(answer.reply.finish_reason)
-    counted = answer.reply.usage
     return bare_response(request, answer.id, answer.created) | {
         "status": "incomplete" if reason else "completed",
         "incomplete_details": {"reason": reason} if reason else None,
         "output": list(output),
-        "usage": {
-            "input_tokens": counted.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": counted.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counted.prompt_tokens + counted.completion_tokens,
-        },
+        "usage": response_usage(answer.reply),
+    }
+
+
+def response_usage(reply: ModelReply) -> JsonObject:
+    counted = reply.usage
+    return {
+        "input_tokens": counted.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
     }
 
 
@@ -113,27 +121,33 @@ class _Answer:
 
     def takes(self, kind: str) -> bool:
         """Whether the next item belongs to this answer: the API writes them in this order."""
-        return kind == "function_call" or not (self.calls or (self.texts if kind == "message" else self.thoughts))
+        return kind in CALLS or not (self.calls or (self.texts if kind == "message" else self.thoughts))
 
     def message(self) -> Message:
         thought = {"reasoning_content": "".join(self.thoughts)} if self.thoughts else {}
         return assistant("".join(self.texts), self.calls) | thought
 
 
-def parse_items(items: Sequence[JsonObject], where: str, earlier: Earlier) -> list[Message]:
-    """Return the messages of items. Raises BadRequest."""
+CALLS = ("function_call", "custom_tool_call")
+RESULTS = ("function_call_output", "custom_tool_call_output")
+
+
+def parse_items(items: Sequence[JsonObject], where: str, earlier: Earlier, notes: Notes) -> list[Message]:
+    """Return the messages of items. Items of tools that are not supported are dropped. Raises BadRequest."""
     parsed: list[Message | _Answer] = []
     last: _Answer | None = None
     for i, item in enumerate(items):
         path = f"{where}[{i}]"
         item = _resolved(item, path, earlier)
         kind = item.get("type") or "message"
-        if kind == "function_call_output":
-            output = parse_text(item.get("output"), f"{path}.output", "\n")
+        if kind in RESULTS:
+            output = parse_text(item.get("output"), f"{path}.output", "\n", notes)
             parsed.append({"role": "tool", "content": output, "tool_call_id": required(item, "call_id", str, path)})
+        elif kind == COMPACTION:
+            parsed.append({"role": "user", "content": required(item, "encrypted_content", str, path)})
         elif kind == "message" and item.get("role") != "assistant":
             parsed.append(_message(item, path))
-        elif kind in ("message", "reasoning", "function_call"):
+        elif kind in ("message", "reasoning", *CALLS):
             key = _answer_id(item)
             follows = bool(parsed) and parsed[-1] is last
             # Clients may put a call's result directly after the call, before the answer's next call.
@@ -143,11 +157,7 @@ def parse_items(items: Sequence[JsonObject], where: str, earlier: Earlier) -> li
             last.key = key if last.key is None else last.key
             _add(last, kind, item, path)
         else:
-            raise BadRequest(
-                f"{path}.type: {kind!r}; expected message, reasoning, function_call, function_call_output or "
-                "item_reference",
-                f"{path}.type",
-            )
+            notes.drop(NoteKind.CONTENT, path, f"an item of type {kind!s:.60} is not supported")
     return [part.message() if isinstance(part, _Answer) else part for part in parsed]
 
 
@@ -159,8 +169,15 @@ def _add(answer: _Answer, kind: str, item: JsonObject, where: str) -> None:
         # Encrypted reasoning cannot be read here.
         answer.thoughts.extend(required(part, "text", str, where) for part in parts)
     else:
-        function = {"name": required(item, "name", str, where), "arguments": required(item, "arguments", str, where)}
-        answer.calls.append({"id": required(item, "call_id", str, where), "type": "function", "function": function})
+        is_custom = kind == "custom_tool_call"
+        arguments = required(item, "input" if is_custom else "arguments", str, where)
+        answer.calls.append(
+            function_call(
+                required(item, "call_id", str, where),
+                required(item, "name", str, where),
+                custom_arguments(arguments) if is_custom else arguments,
+            )
+        )
 
 
 def _message(item: JsonObject, where: str) -> Message:
@@ -176,11 +193,11 @@ def _resolved(item: JsonObject, where: str, earlier: Earlier) -> JsonObject:
     if item.get("type") != "item_reference":
         return item
     id = required(item, "id", str, where)
-    answer_id = _answer_id({"id": id, "type": "function_call" if id.startswith("fc_") else None})
+    answer_id = _answer_id({"id": id, "type": "function_call" if id.startswith(("fc_", "ctc_")) else None})
     messages = earlier(answer_id) if answer_id else None
     found: list[Any] = output_items(messages[-1], answer_id or "", "stop") if messages else []
     for candidate in found:
-        if candidate["id"] == id:
+        if candidate["id"] == re.sub("^ctc_", "fc_", id):
             return dict(candidate)
     raise BadRequest(f"{where}.id: no item {id!r} in this session; send the item itself", f"{where}.id")
 
@@ -188,7 +205,7 @@ def _resolved(item: JsonObject, where: str, earlier: Earlier) -> JsonObject:
 def _answer_id(item: JsonObject) -> str | None:
     """Return the id of the answer to which an item belongs; None for items without an id."""
     _, _, id = str(item.get("id") or "").partition("_")
-    if item.get("type") == "function_call":
+    if item.get("type") in CALLS:
         id = id.rpartition("_")[0]
     return id or None
 
@@ -198,36 +215,62 @@ class ResponsesEncoder:
 
     def __init__(self, request: ChatRequest, id: str, created: int) -> None:
         self._request, self._id, self._created = request, id, created
-        self._sent = StreamedText()
+        self._sent, self._thought = StreamedText(), StreamedText()
         self._number = 0
         self._output: list[JsonObject] = []
-        self._text_begun = False
+        self._text_begun = self._reasoning_begun = self._reasoning_ended = False
 
-    def start(self) -> bytes:
+    def start(self, prompt_tokens: int) -> bytes:
         response = bare_response(self._request, self._id, self._created)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
+    def reasoning(self, piece: str) -> bytes:
+        """Return the piece; nothing once the text has begun, because an answer has one item of reasoning."""
+        return b"" if self._reasoning_ended or self._text_begun else self._think(piece)
+
+    def _think(self, piece: str) -> bytes:
+        place = self._place(f"rs_{self._id}")
+        head = b""
+        if not self._reasoning_begun:
+            self._reasoning_begun = True
+            item = reasoning_item(self._id, "")
+            head = self._added(item | {"content": []}) + self._part("added", item["id"], item["content"][0])
+        self._thought.add(piece)
+        return head + self._event("response.reasoning_text.delta", **place, delta=piece)
+
     def text(self, piece: str) -> bytes:
-        head = b"" if self._text_begun else self._begin_text()
+        head = self._end_reasoning() + (b"" if self._text_begun else self._begin_text())
         self._sent.add(piece)
         return head + self._delta(piece)
 
+    def ping(self) -> bytes:
+        return PING
+
     def end(self, answer: ChatAnswer) -> bytes:
         reply = answer.reply
-        text, calls, thought = reply.text, call_items(self._id, reply.message), reasoning(reply.message)
-        before = self._whole_reasoning(thought) if thought and not self._text_begun else b""
+        text, calls = reply.text, call_items(self._id, reply.message, self._request.extra["custom"])
+        thought = reasoning_of(reply.message)
+        before = b"" if self._text_begun else self._whole_reasoning(thought)
         message = self._end_text(text, reply) if self._text_begun or text or not calls else b""
-        behind = self._whole_reasoning(thought) if thought and not before else b""
+        behind = self._whole_reasoning(thought)
         called = b"".join([self._whole_call(call) for call in calls])
+        return before + message + behind + called + self._completed(answer)
+
+    def _completed(self, answer: ChatAnswer) -> bytes:
         response = whole_response(self._request, answer, self._output)
-        return before + message + behind + called + self._event(f"response.{response['status']}", response=response)
+        return self._event(f"response.{response['status']}", response=response)
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
-        """Return the error event; the openai package raises the contents of `error`."""
+        """Return the failed response, which Codex reads, and the error event, which the openai package raises."""
+        code = kind.code if kind is ErrorKind.CONTEXT_EXCEEDED else "server_error"
+        failed = {"status": "failed", "error": {"code": code, "message": message}}
+        response = bare_response(self._request, self._id, self._created) | failed
         error = openai_error(kind, message)["error"]
-        return self._event("error", code=kind.code, message=message, param=None, error=error)
+        return self._event("response.failed", response=response) + self._event(
+            "error", code=kind.code, message=message, param=None, error=error
+        )
 
     def _begin_text(self) -> bytes:
         self._text_begun = True
@@ -252,24 +295,34 @@ class ResponsesEncoder:
         )
 
     def _whole_reasoning(self, thought: str) -> bytes:
-        item = reasoning_item(self._id, thought)
-        place = self._place(item["id"])
+        """Return what is left of the reasoning, and its end; nothing if it has ended."""
+        if self._reasoning_ended:
+            return b""
+        piece = self._thought.missing(thought)
+        return (self._think(piece) if piece else b"") + self._end_reasoning()
+
+    def _end_reasoning(self) -> bytes:
+        if self._reasoning_ended or not self._reasoning_begun:
+            return b""
+        self._reasoning_ended = True
+        item = reasoning_item(self._id, self._thought.whole)
         return (
-            self._added(item | {"content": []})
-            + self._part("added", item["id"], {"type": "reasoning_text", "text": ""})
-            + self._event("response.reasoning_text.delta", **place, delta=thought)
-            + self._event("response.reasoning_text.done", **place, text=thought)
+            self._event("response.reasoning_text.done", **self._place(item["id"]), text=self._thought.whole)
             + self._part("done", item["id"], item["content"][0])
             + self._done(item)
         )
 
     def _whole_call(self, item: JsonObject) -> bytes:
         place = {"item_id": item["id"], "output_index": len(self._output)}
-        arguments = item["arguments"]
+        field, kind = (
+            ("input", "custom_tool_call_input") if "input" in item else ("arguments", "function_call_arguments")
+        )
+        value = item[field]
+        named = {"name": item["name"]} if field == "arguments" else {}
         return (
-            self._added(item | {"status": "in_progress", "arguments": ""})
-            + self._event("response.function_call_arguments.delta", **place, delta=arguments)
-            + self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+            self._added(item | {"status": "in_progress", field: ""})
+            + self._event(f"response.{kind}.delta", **place, delta=value)
+            + self._event(f"response.{kind}.done", **place, **named, **{field: value})
             + self._done(item)
         )
 

@@ -21,6 +21,7 @@ from agent_runtime.models.base import (
     RequestRefused,
 )
 from agent_runtime.models.pool.routing import choose
+from agent_runtime.models.vllm.supported_fields import without_effect
 from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, Hello, JsonObject, Prompt
 
@@ -214,6 +215,10 @@ class Hub:
             finally:
                 self._give_back(worker)
 
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
+        """See `SelectiveModel`. Workers that record token ids serve vLLM's token routes."""
+        return without_effect(fields, prompt=prompt) if self.token_capture == "Tokens" else []
+
     async def serve(self, socket: web.WebSocketResponse) -> None:
         """Serve one worker until its connection ends. The socket must be prepared."""
         try:
@@ -279,6 +284,12 @@ class Hub:
                 if call is not None and call.request.on_text is not None:
                     tokens = message.get("tokens")
                     call.request.health.on_tokens(tokens if isinstance(tokens, int) else 1)
+                    if isinstance(prompt_tokens := message.get("prompt_tokens"), int) and prompt_tokens > 0:
+                        call.request.health.on_prompt(prompt_tokens)
+                    thought = message.get("reasoning")
+                    if isinstance(thought, str) and thought and call.request.on_reasoning is not None:
+                        call.heard = True
+                        call.request.on_reasoning(thought)
                     if text:
                         call.heard = True
                         call.request.on_text(text)

@@ -3,7 +3,7 @@
 worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prompts, sessions}
     proxy → worker   worker_hello_ack {worker_id}
     proxy → worker   completion_request {request_id, session_id, messages or prompt, tools, temperature, …, stream, …}
-    worker → proxy   completion_chunk {request_id, text, tokens}…    where `stream` is true
+    worker → proxy   completion_chunk {request_id, text, reasoning, tokens, prompt_tokens}…  where `stream` is true
     worker → proxy   completion_response {request_id, token_ids, log_probs, …, error}
     proxy → worker   completion_cancel {request_id}                  no response is wanted any more
     both             ping, pong

@@ -127,6 +127,24 @@ class Worker:
         return f"closed with {message.data} {message.extra or ''}".rstrip()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a streamed answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+    def __add__(self, other: "_Piece") -> "_Piece":
+        return _Piece(
+            self.text + other.text,
+            self.reasoning + other.reasoning,
+            self.tokens + other.tokens,
+            self.prompt_tokens + other.prompt_tokens,
+        )
+
+
 class _Connection:
     """Requests in progress over one connection. They end with it, and the proxy gives them to another worker."""
 
@@ -194,27 +212,32 @@ class _Connection:
             ask = partial(self._model.complete_prompt, prompt)
         if not message.get("stream"):
             return schemas.reply_message(id, await ask(request))
-        pieces: asyncio.Queue[tuple[str, int] | None] = asyncio.Queue()
-        request.health.on_tokens = lambda count: pieces.put_nowait(("", count))
+        pieces: asyncio.Queue[_Piece | None] = asyncio.Queue()
+        request.health.on_tokens = lambda count: pieces.put_nowait(_Piece(tokens=count))
+        request.health.on_prompt = lambda count: pieces.put_nowait(_Piece(prompt_tokens=count))
         sending = asyncio.ensure_future(self._send_text(id, pieces))
         try:
-            reply = await ask(dataclasses.replace(request, on_text=lambda text: pieces.put_nowait((text, 0))))
+            streamed = dataclasses.replace(
+                request,
+                on_text=lambda text: pieces.put_nowait(_Piece(text=text)),
+                on_reasoning=lambda text: pieces.put_nowait(_Piece(reasoning=text)),
+            )
+            reply = await ask(streamed)
             pieces.put_nowait(None)
             await sending
         finally:
             sending.cancel()
         return schemas.reply_message(id, reply)
 
-    async def _send_text(self, id: str, pieces: "asyncio.Queue[tuple[str, int] | None]") -> None:
-        """Send the answer's text and numbers of tokens from the queue until None. Pieces that arrive during a transfer
+    async def _send_text(self, id: str, pieces: "asyncio.Queue[_Piece | None]") -> None:
+        """Send the answer's pieces and numbers of tokens from the queue until None. Pieces that arrive during a transfer
         are combined.
         """
         while (piece := await pieces.get()) is not None:
-            text, tokens = piece
             while not pieces.empty():
-                if (piece := pieces.get_nowait()) is None:
+                if (next_piece := pieces.get_nowait()) is None:
                     pieces.put_nowait(None)
                     break
-                text, tokens = text + piece[0], tokens + piece[1]
-            chunk = {"type": "completion_chunk", "request_id": id, "text": text, "tokens": tokens}
+                piece = piece + next_piece
+            chunk = {"type": "completion_chunk", "request_id": id, **dataclasses.asdict(piece)}
             await self._socket.send_str(json.dumps(chunk, separators=(",", ":")))

@@ -61,6 +61,9 @@ class NamedModel:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        request.health.on_prompt(3)
+        if request.on_reasoning is not None:
+            request.on_reasoning("hm")
         if request.on_text is not None:
             request.on_text("done")
         content = self.text or f"{self.own} done"

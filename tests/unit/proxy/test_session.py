@@ -15,7 +15,7 @@ from agent_runtime.models.answers import LEAST_LOGPROB
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.proxy import keys
 from agent_runtime.proxy import session as session_module
-from agent_runtime.proxy.call import Call, Identity
+from agent_runtime.proxy.call import Call, Identity, Piece
 from agent_runtime.proxy.chat import BadRequest, ChatRequest, ErrorKind, Refused
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.refused import refused
@@ -149,8 +149,14 @@ async def test_no_client_has_an_answer_that_is_not_durable() -> None:
     assert bench.recorded(ResponseRecord)[0].message["content"] == "word 1"
 
 
+async def _text(call: Call) -> AsyncIterator[str]:
+    async for piece in call.pieces():
+        assert piece is not None
+        yield piece.text
+
+
 async def _so_far(call: Call) -> AsyncIterator[str]:
-    text = call.pieces()
+    text = _text(call)
     while True:
         try:
             yield await asyncio.wait_for(anext(text), 0.01)
@@ -162,17 +168,38 @@ async def test_text_is_there_before_the_answer_is() -> None:
     bench = Bench()
     bench.model.hold = asyncio.Event()
     call = bench.begin()
-    pieces = call.pieces()
+    pieces = _text(call)
     assert await anext(pieces) == "word "
     bench.model.hold.set()
     assert "".join([piece async for piece in pieces]) == "1"
+
+
+async def test_pause_of_a_call_is_reported_between_its_pieces() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    pieces = call.pieces(0.01)
+    assert [await anext(pieces), await anext(pieces)] == [Piece("word "), None]
+    bench.model.hold.set()
+    assert [piece async for piece in pieces if piece is not None] == [Piece("1")]
+
+
+async def test_call_that_has_not_begun_is_started_after_a_time() -> None:
+    bench = Bench()
+    bench.journal.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started(0.01)
+    assert not call.has_pieces
+    bench.journal.hold.set()
+    await call.started()
+    assert call.has_pieces
 
 
 async def test_a_slow_client_gets_its_text_in_fewer_larger_pieces() -> None:
     bench = Bench()
     call = bench.begin()
     await call.answer()
-    assert [piece async for piece in call.pieces()] == ["word 1"]
+    assert [piece async for piece in _text(call)] == ["word 1"]
 
 
 async def test_a_client_that_goes_away_takes_the_models_work_with_it() -> None:

@@ -65,6 +65,12 @@ class FakeEngine:
             completion_token_ids=list(progress.ids) if self.token_capture == "Tokens" else None,
         )
 
+    def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
+        return [name for name in fields if name == "no_effect"]
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        return len(request.messages)
+
     async def complete_prompt(
         self,
         prompt: str | Sequence[int],

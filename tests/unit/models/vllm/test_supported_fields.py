@@ -40,6 +40,9 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
 
 def test_nothing_that_the_proxy_passes_on_is_refused_but_what_vllm_passes_over() -> None:
     without_effect = {"verbosity", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens"}
-    for passed, prompt in ((openai_chat.PASSED, False), (openai_completions.PASSED - {"chat_template_kwargs"}, True)):
+    for passed, prompt in (
+        (openai_chat.FIELDS.passed, False),
+        (openai_completions.FIELDS.passed - {"chat_template_kwargs"}, True),
+    ):
         for field in passed - without_effect:
             check_fields({field: [1]}, prompt=prompt)

@@ -50,15 +50,25 @@ def test_a_text_that_turns_out_otherwise_is_not_handed_out_again() -> None:
     assert pieces == ["one"]
 
 
+def test_reasoning_is_handed_out_before_the_text_without_its_closing_marker() -> None:
+    said: list[str] = []
+    stream = TextStream(said.append, tools=True, on_reasoning=lambda piece: said.append(f"({piece})"))
+    for thought in ("Let me", "Let me see. </", "Let me see. </thi"):
+        stream.offer("", thought)
+    stream.offer("Yes.", "Let me see.")
+    stream.finish("Yes. No.", "Let me see.")
+    assert said == ["(Let me)", "( see.)", "Yes.", " No."]
+
+
 async def test_partial_answers_cost_a_few_times_the_whole_and_never_stop_on_an_error() -> None:
     decoded: list[int] = []
 
-    async def decode(ids: Sequence[int]) -> str:
+    async def decode(ids: Sequence[int]) -> tuple[str, str]:
         decoded.append(len(ids))
         await asyncio.sleep(0)
         if len(decoded) == 3:
             raise ConnectionError
-        return "x" * len(ids)
+        return "x" * len(ids), ""
 
     pieces: list[str] = []
     partial = PartialAnswers(decode, TextStream(pieces.append, tools=False))

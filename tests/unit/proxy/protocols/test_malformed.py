@@ -146,7 +146,7 @@ def serve(protocol: Translation, body: dict[str, Any]) -> None:
     answer = ChatAnswer(reply(ANSWER), "b", 1)
     protocol.answer(request, answer)
     encoder = protocol.encoder(request, "b", 1)
-    assert encoder.start() + encoder.text("o") + encoder.end(answer)
+    assert encoder.start(7) + encoder.reasoning("h") + encoder.text("o") + encoder.ping() + encoder.end(answer)
 
 
 @pytest.mark.parametrize(("protocol", "body"), BODIES, ids=[protocol.name for protocol, _ in BODIES])

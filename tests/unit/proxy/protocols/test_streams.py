@@ -1,6 +1,6 @@
 """The openai and anthropic packages make the same answer of a stream as of a whole body."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import anthropic
@@ -28,8 +28,11 @@ TOOL = {"name": "run", "description": "Run it.", "parameters": {"type": "object"
 class Proxy(httpx2.BaseTransport):
     """Answers the packages' requests with one reply, some of its text sent as it came."""
 
-    def __init__(self, model_reply: ModelReply, pieces: list[str], error: ErrorKind | None = None) -> None:
+    def __init__(
+        self, model_reply: ModelReply, pieces: list[str], error: ErrorKind | None = None, thoughts: Sequence[str] = ()
+    ) -> None:
         self.answer, self.pieces, self.error = ChatAnswer(model_reply, "a1", 1700000000), pieces, error
+        self.thoughts = thoughts
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         protocol = next(protocol for protocol in PROTOCOLS if request.url.path == f"/v1{protocol.path}")
@@ -37,7 +40,8 @@ class Proxy(httpx2.BaseTransport):
         if not parsed.stream:
             return httpx2.Response(200, json=protocol.answer(parsed, self.answer))
         encoder = protocol.encoder(parsed, self.answer.id, self.answer.created)
-        events = [encoder.start(), *(encoder.text(piece) for piece in self.pieces)]
+        events = [encoder.start(0), *(encoder.reasoning(piece) for piece in self.thoughts), encoder.ping()]
+        events += [encoder.text(piece) for piece in self.pieces]
         events.append(encoder.error(self.error, "it broke") if self.error else encoder.end(self.answer))
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=b"".join(events))
 
@@ -151,6 +155,34 @@ def test_anthropic_messages(streamed: tuple[Message, list[str]], thinking: bool)
     assert (final.id, final.stop_reason) == (whole.id, whole.stop_reason)
     assert final.usage.to_dict() == whole.usage.to_dict()
     assert any(block.type == "thinking" for block in whole.content) == (thinking and "reasoning_content" in message)
+
+
+@settings(max_examples=examples(20))
+@given(streamed=streamed_answers(), cut=st.integers(0, 20))
+def test_streamed_reasoning_comes_before_the_text_and_once(streamed: tuple[Message, list[str]], cut: int) -> None:
+    message, pieces = streamed
+    thought = message.get("reasoning_content", "")
+    thoughts = [piece for piece in (thought[:cut], thought[cut:] if pieces else "") if piece]
+    proxy = Proxy(reply(message), pieces, thoughts=thoughts)
+    with openai_client(proxy) as client:
+        with client.chat.completions.stream(model="m", messages=MESSAGES) as stream:
+            chat: Any = stream.get_final_completion().choices[0].message
+        with client.responses.stream(model="m", input="hi") as responses:
+            response = responses.get_final_response()
+    with (
+        anthropic_client(proxy) as claude,
+        claude.messages.stream(
+            model="m", max_tokens=2000, messages=MESSAGES, thinking={"type": "enabled", "budget_tokens": 1024}
+        ) as messages,
+    ):
+        blocks: list[Any] = messages.get_final_message().content
+    assert (chat.model_extra or {}).get("reasoning_content", "") == thought
+    kinds = [item.type for item in response.output]
+    assert kinds.count("reasoning") == bool(thought)
+    if thought:
+        first: Any = response.output[0]
+        assert (first.type, first.content[0].text) == ("reasoning", thought)
+        assert (blocks[0].type, blocks[0].thinking) == ("thinking", thought)
 
 
 BROKEN = Proxy(reply({"role": "assistant", "content": "never"}), ["nev"], ErrorKind.BAD_GATEWAY)
