@@ -333,7 +333,10 @@ class Fleet:
         try:
             await held.connect(view)
         except SandboxFailure as failure:
-            self._handle_end(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+            is_isolated = await self._is_isolated(held)
+            if held.connection is asyncio.current_task():  # Otherwise another pod has just replaced this one.
+                reason = Reason(failure.reason, f"Sandbox {held.name}: {failure.message}")
+                self._handle_end(held, reason, delete=not is_isolated)
             return
         kind = self._kinds[held.kind]
         if kind.is_reusable and not held.is_reusable:
@@ -345,7 +348,7 @@ class Fleet:
             self._give_back(held)
         self._plan(kind)
 
-    def _handle_end(self, held: HeldSandbox, reason: Reason) -> None:
+    def _handle_end(self, held: HeldSandbox, reason: Reason, *, delete: bool = True) -> None:
         """Handle the end of a sandbox: its workspaces, and the requests that waited for its start."""
         if self.held.get(held.name) is not held:
             return
@@ -363,7 +366,7 @@ class Fleet:
                     kind.waiting.remove(waiter)
                     waiter.placed.set_exception(SandboxFailure(reason.word, reason.message))
         held.end(reason)
-        self._release(held, delete=True)
+        self._release(held, delete=delete)
         self._plan(kind)
 
     async def _give_back_if_empty(self, held: HeldSandbox) -> None:
@@ -397,12 +400,22 @@ class Fleet:
         # Check this only now: a failing node may refuse connections before it drops packets.
         if held.ended is None and await held.is_cut_off():
             await self._wait_for_end(held, NODE_REASON_SECONDS - REASON_SECONDS)
-        with contextlib.suppress(ApiError):  # Ask the API server too: a watch with a dead connection reports nothing.
-            found = await self._api.get_sandbox(held.name, patience_seconds=REASON_SECONDS)
-            self._changed(held.name, sandbox_view(found))
+        is_isolated = await self._is_isolated(held)
         if not await held.answers():  # If it answers, the network was down.
-            self._handle_end(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+            reason = Reason(failure.reason, f"Sandbox {held.name}: {failure.message}")
+            self._handle_end(held, reason, delete=not is_isolated)
         held.inquiry = None
+
+    async def _is_isolated(self, held: HeldSandbox) -> bool:
+        """Read a Sandbox that does not answer, because a watch with a dead connection reports nothing. Return whether the
+        API server does not answer either: then another pod may run this shard, and use the sandbox.
+        """
+        try:
+            found = await self._api.get_sandbox(held.name, patience_seconds=REASON_SECONDS)
+        except ApiError as error:
+            return error.status == 0
+        self._changed(held.name, sandbox_view(found))
+        return False
 
     def _is_cut_off(self, held: HeldSandbox) -> bool:
         """Whether the network is the cause. Never for sandboxes with their own kernel (gVisor, Kata) or extra rights,

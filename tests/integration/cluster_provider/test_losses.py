@@ -16,7 +16,7 @@ from agent_runtime.sandboxes.cluster import fleet, held_sandbox, network_probe
 from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP
 from agent_runtime.sandboxes.executor_client import client as executor_client
 from rollout_api.cluster import EXECUTOR_PORT
-from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
+from tests.integration.cluster_provider.conftest import SECOND, Opened, acquire, rollout_job, say, spec, until
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition
 
 OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "Idle"]
@@ -237,6 +237,32 @@ async def test_idle_ending_is_network_lost_only_when_the_network_was_down(
         with pytest.raises(SandboxFailure, match="idleSeconds") as failure:
             await say(workspace, "echo here", "2:say")
     assert failure.value.reason == ("NetworkLost" if outage == "network" else "Idle")
+
+
+async def test_runner_cut_off_from_all_does_not_delete_its_successors_sandbox(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node was cut off, so that another pod runs its shard. When the network is back, it is not told so at once."""
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
+    monkeypatch.setattr(executor_client, "REPLY_SECONDS", 0.5)
+    monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5)
+    monkeypatch.setattr(fleet, "NODE_REASON_SECONDS", 1)
+    monkeypatch.setattr(fleet, "REASON_OUTAGE_SECONDS", 1)
+    cut_off = await opened()
+    workspace = await acquire(cut_off)
+    name = workspace.handle["sandbox"]
+    with dropping(operator.api.sandboxes[name]["status"][POD_IP]):
+        await operator.api.stop()
+        with pytest.raises(SandboxFailure):
+            await workspace.read("given.txt")
+    await operator.api.start()
+    successor = await opened()
+    taken = await successor.reattach(workspace.handle, spec=spec(), fence=SECOND)
+    await asyncio.sleep(6)  # longer than the pause between two tries of a call to the API server
+    assert name in operator.api.sandboxes
+    assert await say(taken, "echo here") == "here"
 
 
 @contextlib.contextmanager
