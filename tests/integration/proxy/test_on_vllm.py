@@ -200,10 +200,10 @@ async def test_field_that_the_engine_ignores_is_dropped_and_named(vllm_proxy: Pr
         )
         assert raw.headers["x-rollout-notes"] == f"{name}: without effect at the inference server"
     assert await vllm_proxy.metric('session_proxy_dropped_total{kind="field"}') == 3
-    raw = await client.completions.with_raw_response.create(
+    bare = await client.completions.with_raw_response.create(
         model="policy", prompt="x", extra_body={"chat_template_kwargs": {"a": 1}}
     )
-    assert raw.headers["x-rollout-notes"].startswith("chat_template_kwargs")
+    assert bare.headers["x-rollout-notes"].startswith("chat_template_kwargs")
 
 
 async def test_trouble_of_the_engine_is_the_packages_own_exception(vllm_proxy: Proxy, engine: VllmStandIn) -> None:
