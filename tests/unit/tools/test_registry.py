@@ -181,7 +181,7 @@ def test_a_built_in_keeps_its_meaning_and_ones_own_can_be_defined_again() -> Non
 
 
 def test_a_function_that_is_not_async_is_refused_when_it_is_decorated() -> None:
-    with pytest.raises(TypeError, match="write `async def`"):
+    with pytest.raises(TypeError, match="use `async def`"):
         FunctionTool(cast(Any, lambda: "x"))
 
 
