@@ -148,8 +148,10 @@ class KubeApi:
         return await self._write("patch-status", "PATCH", "Pod", namespace, name, "status", body=body, form=form)
 
     async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
-        """Server-side apply `manager`'s part of a status. Raises status 409 if the object's uid differs."""
-        metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
+        """Server-side apply `manager`'s part of a status. Raises status 409 if the object's uid or version differs: the
+        network may deliver a write long after this replica has lost the lease.
+        """
+        metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid", "resourceVersion")}
         body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
         place, query = (metadata["namespace"], metadata["name"], "status"), {"fieldManager": manager, "force": "true"}
         return await self._write("apply-status", "PATCH", kind, *place, body=body, query=query, form="apply-patch+yaml")

@@ -89,6 +89,8 @@ class MemoryApi:
     async def apply_status(self, obj: Mapping[str, Any], kind: str, status: Mapping[str, Any], manager: str) -> Json:
         await self._write("status", kind, status)
         found = self._get(kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+        if found["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
+            raise ApiError(409, "please apply your changes to the latest version and try again")
         return self.put(kind, {**found, "status": copy.deepcopy(dict(status))})
 
     async def delete(

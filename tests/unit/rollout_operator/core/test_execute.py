@@ -31,6 +31,20 @@ def test_a_status_is_written_when_the_operators_part_differs_and_only_then(
     assert differs(wanted, found) == expected
 
 
+async def test_a_status_is_written_only_over_the_version_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network may deliver the write of a replica that has lost the lease long after another one has written."""
+    sent: list[dict[str, Any]] = []
+
+    async def write(self: KubeApi, *where: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
+        sent.append(body)
+        return body
+
+    monkeypatch.setattr(KubeApi, "_write", write)
+    server = {"metadata": {"namespace": "lab", "name": "qwen", "uid": "u", "resourceVersion": "7"}}
+    await KubeApi(lambda: None).apply_status(server, "ModelServer", {"policy": {}}, "operator")  # type: ignore[arg-type,return-value]
+    assert sent[0]["metadata"]["resourceVersion"] == "7"
+
+
 @pytest.mark.parametrize(
     ("status", "message", "refused"),
     [
