@@ -26,11 +26,12 @@ from agent_runtime.proxy.keys import session_of
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.peers import TURN
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
+from agent_runtime.proxy.protocols.google_gemini import GoogleGemini, path_fields
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
 from agent_runtime.proxy.protocols.openai_compaction import OpenAICompaction
 from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
-from agent_runtime.proxy.queries import ANTHROPIC_HEADER, answer_query, notes_header
+from agent_runtime.proxy.queries import ANTHROPIC_HEADER, answer_query, is_google, notes_header
 from agent_runtime.proxy.refused import refused
 from agent_runtime.proxy.session import Session
 from agent_runtime.proxy.sessions import Sessions, check_expiry, unknown_key
@@ -41,6 +42,7 @@ TRANSLATIONS: Final[Sequence[Translation]] = (
     OpenAIResponses(),
     OpenAICompaction(),
     AnthropicMessages(),
+    GoogleGemini(),
 )
 
 HEAD_SECONDS: Final = 1.0
@@ -58,7 +60,7 @@ REQUEST_ID_HEADERS: Final = ("x-request-id", "request-id")
 
 _LOG = logging.getLogger(__name__)
 _CHAT: Final = TRANSLATIONS[0]
-_ANTHROPIC: Final = TRANSLATIONS[-1]
+_ANTHROPIC, _GEMINI = TRANSLATIONS[-2:]
 
 
 class Handler:
@@ -126,12 +128,13 @@ class Handler:
             check_expiry(found.settings)
         if (reply := await answer_query(found, request, target.api)) is not None:
             return reply
-        translation = self._translations.get(target.api)
+        in_path = path_fields(target.api, request.query)
+        translation = self._translations.get(target.api) if in_path is None else _GEMINI
         if translation is None or request.method != "POST":
             raise _no_route_error(request)
         body = await request.read(found.settings.limits.body_bytes)
         identity = Identity.of(target.api, request.headers, body)
-        asked = found.fitted(translation.parse(decoded(body), found.earlier))
+        asked = found.fitted(translation.parse(decoded(body) | (in_path or {}), found.earlier))
         call = found.begin(asked, identity)
         found.note(asked.notes)
         forwarded = self._sessions.of_replica(named, request.headers) is found
@@ -158,6 +161,8 @@ class Handler:
 
     def _spoken(self, request: Incoming, api: str) -> Translation:
         """Return the API whose errors the client reads."""
+        if is_google(request, api):
+            return _GEMINI
         if api.startswith(_ANTHROPIC.path) or ANTHROPIC_HEADER in request.headers:
             return _ANTHROPIC
         return self._translations.get(api, _CHAT)
@@ -202,6 +207,6 @@ async def _events(call: Call, asked: ChatRequest, translation: Translation) -> A
 
 
 def _no_route_error(request: Incoming) -> Refused:
-    paths = ", ".join(f"/v1{translation.path}" for translation in TRANSLATIONS)
+    paths = ", ".join(["/v1" * (translation is not _GEMINI) + translation.path for translation in TRANSLATIONS])
     # The message omits the path, which may contain a key.
     return Refused(ErrorKind.NOT_FOUND, f"{request.method} is not supported at this path; expected POST {paths}")

@@ -3,7 +3,7 @@
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,9 +62,12 @@ def json_body(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
+KEY_HEADERS = ("x-api-key", "api-key", "x-goog-api-key")
+
+
 def request_key(headers: Mapping[str, str]) -> str | None:
-    """Return the key of a request: a bearer token, the password of Basic authentication (as in a URL), `x-api-key` or
-    `api-key`. Header names must be in lower case, or `headers` case-insensitive.
+    """Return the key of a request: a bearer token, the password of Basic authentication (as in a URL), or a header of
+    KEY_HEADERS. Header names must be in lower case, or `headers` case-insensitive.
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -72,10 +75,12 @@ def request_key(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "basic":
         with contextlib.suppress(ValueError):
             return base64.b64decode(token, validate=True).decode().partition(":")[2] or None
-    return headers.get("x-api-key") or headers.get("api-key") or None
+    return next((headers[name] for name in KEY_HEADERS if headers.get(name)), None)
 
 
 CHAT_PATH = "/chat/completions"
+BETA = "/v1beta"
+"""Beginning of the paths of Google's API, whose newer clients use `/v1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class ApiCall:
     """A call of a public API."""
 
     api: str
-    """Path below the base URL: `/chat/completions`."""
+    """Path below the base URL: `/chat/completions`. That below `/v1beta` begins with it."""
     session: str | None = None
     """Session name in the path; the key is in a header."""
     key: str | None = None
@@ -128,18 +133,22 @@ def target_of(path: str) -> Target | None:
             return PlainPath(name)
         case ["v1", "chat", "completions", session] if session:
             return ApiCall(CHAT_PATH, session=session)
-        case ["v1", *api] if api:
-            return ApiCall("/" + "/".join(api))
-        case ["sessions", session, "v1", *api] if session and api:
-            return ApiCall("/" + "/".join(api), session=session)
+        case ["v1" | "v1beta" as version, *api] if api:
+            return ApiCall(_api(version, api))
+        case ["sessions", session, "v1" | "v1beta" as version, *api] if session and api:
+            return ApiCall(_api(version, api), session=session)
         case ["sessions", session, "complete" | "traces" as action] if session:
             return SessionPath(session, action)
         case ["sessions", session, "turns", turn] if session and (number := whole_number(turn)) is not None:
             return TurnPath(session, number)
         case ["sessions", session] if session:
             return SessionPath(session, "")
-        case [segment, "v1", *api] if segment and api:
+        case [segment, "v1" | "v1beta" as version, *api] if segment and api:
             if session_of(segment) is not None:
-                return ApiCall("/" + "/".join(api), key=segment)
-            return ApiCall("/" + "/".join(api), session=segment)
+                return ApiCall(_api(version, api), key=segment)
+            return ApiCall(_api(version, api), session=segment)
     return None
+
+
+def _api(version: str, path: Sequence[str]) -> str:
+    return "/".join(["" if version == "v1" else BETA, *path])

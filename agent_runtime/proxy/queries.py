@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from agent_runtime.proxy.chat import BadRequest, ChatRequest, Note, NoteKind, decoded
-from agent_runtime.proxy.http import Incoming, Reply, json_reply
+from agent_runtime.proxy.http import BETA, Incoming, Reply, json_reply
+from agent_runtime.proxy.protocols import google_gemini
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
 from agent_runtime.proxy.protocols.models_list import models_body
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses, answer_id
@@ -13,6 +14,8 @@ from agent_runtime.proxy.session import Session, StoredAnswer
 
 ANTHROPIC_HEADER: Final = "anthropic-version"
 """Header of Anthropic's package, whose list of models has the path of OpenAI's."""
+GOOGLE_HEADER: Final = "x-goog-api-client"
+"""Header of Google's packages, whose newer versions use the paths of OpenAI's list of models."""
 NOTES_HEADER: Final = "x-rollout-notes"
 """Header that tells what was dropped from a request."""
 _MOST_NOTED: Final = 1000
@@ -20,7 +23,7 @@ _MOST_NOTED: Final = 1000
 
 ESTIMATE: Final = Note(NoteKind.COUNT, "input_tokens: an estimate, because the model server does not count tokens")
 
-_MESSAGES, _RESPONSES = AnthropicMessages(), OpenAIResponses()
+_MESSAGES, _RESPONSES, _GEMINI = AnthropicMessages(), OpenAIResponses(), google_gemini.GoogleGemini()
 
 
 def notes_header(notes: Sequence[Note]) -> dict[str, str]:
@@ -32,12 +35,25 @@ def notes_header(notes: Sequence[Note]) -> dict[str, str]:
     return {NOTES_HEADER: printable} if printable else {}
 
 
+def is_google(request: Incoming, api: str) -> bool:
+    """Whether the client speaks Google's API."""
+    return api.startswith(BETA) or GOOGLE_HEADER in request.headers
+
+
 async def answer_query(session: Session, request: Incoming, api: str) -> Reply | None:
     """Return the reply; None if the request is not a query. Raises Refused."""
-    match [request.method, *api.split("/")[1:]]:
+    match [request.method, *api.removeprefix(BETA).split("/")[1:]]:
+        case ["GET", "models", *name] if is_google(request, api):
+            return json_reply(200, google_gemini.models_body(session.model_names, "/".join(name)))
         case ["GET", "models", *name]:
             is_anthropic = ANTHROPIC_HEADER in request.headers
             return json_reply(200, models_body(session.model_names, "/".join(name), anthropic=is_anthropic))
+        case ["POST", "models", *name] if name and name[-1].endswith(":countTokens"):
+            body = await _body(session, request)
+            inner = body.get("generateContentRequest")
+            model = "/".join(name).removesuffix(":countTokens")
+            fields = {**(inner if isinstance(inner, dict) else body), "model": model}
+            return await _counted(session, _GEMINI.parse(fields, session.earlier), {}, "totalTokens")
         case ["POST", "messages", "count_tokens"]:
             asked = _MESSAGES.parse({"max_tokens": 1, **await _body(session, request)}, session.earlier)
             return await _counted(session, asked, {})
@@ -63,11 +79,11 @@ async def _body(session: Session, request: Incoming) -> dict[str, Any]:
     return decoded(await request.read(session.settings.limits.body_bytes))
 
 
-async def _counted(session: Session, asked: ChatRequest, head: dict[str, Any]) -> Reply:
+async def _counted(session: Session, asked: ChatRequest, head: dict[str, Any], name: str = "input_tokens") -> Reply:
     count, is_estimate = await session.count_tokens(session.fitted(asked))
     notes = [*asked.notes, ESTIMATE] if is_estimate else [*asked.notes]
     session.note(notes)
-    return json_reply(200, {**head, "input_tokens": count}, notes_header(notes))
+    return json_reply(200, {**head, name: count}, notes_header(notes))
 
 
 def _stored(session: Session, id: str) -> StoredAnswer:

@@ -63,7 +63,7 @@ class WorkspaceModel:
     session: Session
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that configure the packages of OpenAI and Anthropic."""
+        """Return the variables that configure the packages of OpenAI and Anthropic, and Gemini CLI."""
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_KEY": self.key,
@@ -71,6 +71,9 @@ class WorkspaceModel:
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_API_KEY": self.key,
             "ANTHROPIC_MODEL": self.name,
+            "GOOGLE_GEMINI_BASE_URL": self.url,
+            "GEMINI_API_KEY": self.key,
+            "GEMINI_MODEL": self.name,
         }
 
 

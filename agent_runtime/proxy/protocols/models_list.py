@@ -14,12 +14,15 @@ def models_body(names: Sequence[str], wanted: str, *, anthropic: bool) -> JsonOb
         for entry in entries:
             if entry["id"] == wanted:
                 return entry
-        raise Refused(
-            ErrorKind.MODEL_NOT_FOUND, f"model {wanted!r} is not served in this session; use {' or '.join(names)}"
-        )
+        raise unknown_model(wanted, names)
     if not anthropic:
         return {"object": "list", "data": entries}
     return {"data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+
+def unknown_model(wanted: str, names: Sequence[str]) -> Refused:
+    message = f"model {wanted!r} is not served in this session; use {' or '.join(names)}"
+    return Refused(ErrorKind.MODEL_NOT_FOUND, message, "model")
 
 
 def _openai_entry(name: str) -> JsonObject:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from openai import AsyncOpenAI
 
 from agent_runtime.models.base import Model
 from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.proxy import handler
 from agent_runtime.proxy.ownership import SessionStore
 from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
 from rollout_api.records import Record
+from tests.support.package_servers import Servers, package_servers
 from tests.support.proxied_model import TokenModel
 from tests.support.vllm_server import VllmStandIn
 
@@ -67,6 +69,14 @@ async def proxy_over(model: Model, folder: Path, admin_key: str | None = "the-ad
         http = await stack.enter_async_context(aiohttp.ClientSession())
         clients = await stack.enter_async_context(contextlib.AsyncExitStack())
         yield Proxy(served.address, SessionStore(store), http, clients)
+
+
+@pytest.fixture(scope="package")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Proxies for blocking clients, whose streams send a ping after 0.2 s."""
+    with pytest.MonkeyPatch.context() as patch, package_servers(tmp_path_factory.mktemp("proxies")) as servers:
+        patch.setattr(handler, "PING_SECONDS", 0.2)
+        yield servers
 
 
 @pytest.fixture

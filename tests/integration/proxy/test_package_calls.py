@@ -3,33 +3,21 @@
 Most go to an upstream without token ids, the last ones to a stand-in for vLLM.
 """
 
-import asyncio
 import contextlib
-import itertools
 import json
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
 import openai
 import pytest
-from aiohttp import web
 from pydantic import BaseModel
 
-from agent_runtime.models.vllm.server import VllmServer
-from agent_runtime.proxy import handler
-from agent_runtime.proxy.serve import standalone_proxy
-from agent_runtime.recording.store import Store
-from tests.support.chat_upstream import NOT_TAKEN, THOUGHT, ChatUpstream
-from tests.support.vllm_server import Answer, ToolCall, VllmStandIn
+from tests.support.chat_upstream import NOT_TAKEN, THOUGHT
+from tests.support.package_servers import Servers
 
-ADMIN_KEY = "the-admin-key"
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "run", "parameters": SCHEMA}}]
 RESPONSE_TOOLS: list[Any] = [{"type": "function", "name": "run", "parameters": SCHEMA, "strict": None}]
@@ -37,93 +25,6 @@ ANTHROPIC_TOOLS: list[Any] = [{"name": "run", "input_schema": SCHEMA}]
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
-SCRIPT = {
-    "tools": [Answer("", [ToolCall("run", {"command": "ls"})])],
-    "par": [Answer("", [ToolCall("run", {"command": "a"}), ToolCall("run", {"command": "b"})])],
-    "stop": [Answer("before STOP after")],
-}
-
-
-@dataclass
-class Servers:
-    """Three proxies, and what the upstream of the first two was asked."""
-
-    plain_url: str
-    hasty_url: str
-    """Its calls have one second."""
-    exact_url: str
-    upstream: ChatUpstream
-    numbers: "itertools.count[int]"
-    stack: contextlib.ExitStack
-
-    def key(self, *, exact: bool = False, hasty: bool = False, name: str | None = None) -> tuple[str, str]:
-        url = self.exact_url if exact else self.hasty_url if hasty else self.plain_url
-        path = f"{url}/sessions/{name or f's{next(self.numbers)}'}"
-        reply = httpx2.post(path, headers={"Authorization": f"Bearer {ADMIN_KEY}"}, json={})
-        return url, str(reply.json()["key"])
-
-    def gpt(self, **session: Any) -> openai.OpenAI:
-        """The openai package in a session of its own."""
-        url, key = self.key(**session)
-        return self.stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
-
-    def claude(self, **session: Any) -> anthropic.Anthropic:
-        """The anthropic package in a session of its own."""
-        url, key = self.key(**session)
-        return self.stack.enter_context(anthropic.Anthropic(base_url=url, api_key=key, max_retries=0))
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        return self.upstream.bodies[-1]
-
-
-@contextlib.asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[tuple[str, str, str, ChatUpstream]]:
-    async with contextlib.AsyncExitStack() as stack:
-        upstream = ChatUpstream()
-        runner = web.AppRunner(upstream.app())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine = await stack.enter_async_context(VllmStandIn(model="m", script=SCRIPT))
-        urls: list[str] = []
-        plain = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        for base, seconds in ((plain, 60), (plain, 1), (f"{engine.url}/v1", 60)):
-            model = VllmServer(base, "m", headers={}, key_origin="nowhere", call_seconds=seconds)
-            stack.push_async_callback(model.close)
-            await model.check()
-            store = Store.open(str(folder / str(len(urls))), {})
-            urls.append((await stack.enter_async_context(standalone_proxy(store, model, ADMIN_KEY))).address)
-        yield urls[0], urls[1], urls[2], upstream
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The servers run in a thread of their own, so that calls can use the packages' blocking clients."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(handler, "PING_SECONDS", 0.2)
-    ready, found = threading.Event(), []
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        try:
-            async with running(tmp_path_factory.mktemp("proxies")) as urls:
-                found.append(urls)
-                ready.set()
-                await stop.wait()
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    ready.wait(60)
-    with contextlib.ExitStack() as stack:
-        assert found
-        yield Servers(*found[0], itertools.count(), stack)
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(60)
-    loop.close()
-    patch.undo()
 
 
 def said(text: str) -> list[Any]:

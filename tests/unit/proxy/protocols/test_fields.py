@@ -15,7 +15,13 @@ from openai.types.responses import input_token_count_params, response_compact_pa
 
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ErrorKind, Note, NoteKind, Translation, decoded
 from agent_runtime.proxy.conversation import is_copy
-from agent_runtime.proxy.protocols import anthropic_messages, openai_chat, openai_completions, openai_responses
+from agent_runtime.proxy.protocols import (
+    anthropic_messages,
+    google_gemini,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
 from agent_runtime.proxy.protocols.fields import ENGINE_SAMPLING, NEVER_PASSED
 from tests.support.chat_answers import reply
 
@@ -37,7 +43,7 @@ def tool_result(content: list[Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": "c", "content": content}
 
 
-MODULES = [openai_chat, openai_completions, openai_responses, anthropic_messages]
+MODULES = [openai_chat, openai_completions, openai_responses, anthropic_messages, google_gemini]
 PACKAGES: list[tuple[Any, list[Any], str]] = [
     (
         openai_chat,
@@ -133,6 +139,7 @@ def test_documentation_lists_every_field_under_its_treatment(module: Any) -> Non
         openai_completions: "Completions",
         openai_responses: "Responses",
         anthropic_messages: "Anthropic Messages",
+        google_gemini: "Google Gemini",
     }
     section = page.split(f"## {titles[module]}\n")[1].split("\n## ")[0]
     listed = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, Translation
 from agent_runtime.proxy.conversation import Conversations
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
+from agent_runtime.proxy.protocols.google_gemini import GoogleGemini
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
 from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
@@ -25,6 +26,45 @@ ANSWER: Message = {"role": "assistant", "content": "ok", "reasoning_content": "h
 STORED: list[Message] = [{"role": "user", "content": "hi"}, ANSWER]
 
 BODIES: list[tuple[Translation, dict[str, Any]]] = [
+    (
+        GoogleGemini(),
+        {
+            "model": "m",
+            "systemInstruction": {"parts": [{"text": "Be good."}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "hi"}]},
+                {
+                    "role": "model",
+                    "parts": [
+                        {"text": "hm", "thought": True},
+                        {"text": "ok"},
+                        {"functionCall": {"id": "c", "name": "run", "args": {}}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "parts": [
+                        {"functionResponse": {"id": "c", "name": "run", "response": {"output": "x"}, "parts": []}},
+                        {"inlineData": {"mimeType": "image/png", "data": "eA=="}},
+                        {"text": "go on"},
+                    ],
+                },
+            ],
+            "tools": [{"functionDeclarations": [{"name": "run", "parameters": {"type": "OBJECT", "properties": {}}}]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["run"]}},
+            "generationConfig": {
+                "temperature": 1,
+                "maxOutputTokens": 5,
+                "stopSequences": ["x"],
+                "seed": 1,
+                "candidateCount": 1,
+                "responseModalities": ["TEXT"],
+                "responseSchema": {"type": "OBJECT"},
+                "thinkingConfig": {"includeThoughts": True, "thinkingLevel": "LOW"},
+            },
+            "stream": True,
+        },
+    ),
     (
         OpenAIChat(),
         {
