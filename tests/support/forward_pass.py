@@ -9,8 +9,8 @@ import sys
 
 
 def main() -> None:
-    import torch  # type: ignore[import-not-found]
-    from transformers import AutoModelForCausalLM  # type: ignore[import-not-found]
+    import torch
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
     found = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import ray  # type: ignore[import-not-found]
-import torch  # type: ignore[import-not-found]
+import torch
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from tensordict import TensorDict  # type: ignore[import-not-found]
 from verl.experimental.agent_loop import AgentLoopManager  # type: ignore[import-not-found]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch  # type: ignore[import-not-found]
+import torch
 import transfer_queue  # type: ignore[import-not-found]
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # type: ignore[import-not-found]
