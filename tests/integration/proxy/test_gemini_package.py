@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from google import genai
 
 from agent_runtime.proxy.protocols import google_gemini
 from tests.support.chat_upstream import THOUGHT
 from tests.support.package_servers import Servers
-
-genai = pytest.importorskip("google.genai")
 
 DECLARATION = {
     "name": "run",
