@@ -220,32 +220,30 @@ async def test_error_of_every_server_is_raised_immediately(fleet: FakeFleet, err
     assert model.resent == 0
 
 
-async def test_text_that_a_client_has_read_is_not_sent_twice(fleet: FakeFleet) -> None:
+@pytest.mark.parametrize("field", ["on_text", "on_reasoning"])
+async def test_text_that_a_client_has_read_is_not_sent_twice(fleet: FakeFleet, field: str) -> None:
     model = await fleet.open(*SERVERS)
 
     async def speak_and_break(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
-        on_text = engine.asked[-1].on_text
-        assert on_text is not None
-        on_text("Half of it")
+        getattr(engine.asked[-1], field)("Half of it")
         raise ModelError("Interrupted", "reset")
 
     for engine in fleet.engines.values():
         engine.behaviour, engine.token_capture = speak_and_break, "Chat"
     said: list[str] = []
     with pytest.raises(ModelError, match="reset"):
-        await model.complete(request(on_text=said.append))
+        await model.complete(request(**{field: said.append}))
     assert said == ["Half of it"]
 
 
-async def test_text_continues_when_a_call_is_sent_again(fleet: FakeFleet) -> None:
+@pytest.mark.parametrize("field", ["on_text", "on_reasoning"])
+async def test_text_continues_when_a_call_is_sent_again(fleet: FakeFleet, field: str) -> None:
     model = await fleet.open(*SERVERS)
 
     def speak(*pieces: str, error: ModelError | None = None) -> Behaviour:
         async def behave(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
-            on_text = engine.asked[-1].on_text
-            assert on_text is not None
             for piece in pieces:
-                on_text(piece)
+                getattr(engine.asked[-1], field)(piece)
             await say(engine, progress, on_tokens, upto=3 if error else len(WHOLE))
             if error is not None:
                 raise error
@@ -255,7 +253,7 @@ async def test_text_continues_when_a_call_is_sent_again(fleet: FakeFleet) -> Non
     fleet.engine(ORDER[0]).behaviour = speak("Half", " of", error=ModelError("Interrupted", "reset"))
     fleet.engine(ORDER[1]).behaviour = speak("Half of ", "it", ".")
     said: list[str] = []
-    await model.complete(request(on_text=said.append))
+    await model.complete(request(**{field: said.append}))
     assert said == ["Half", " of", " ", "it", "."]
 
 
