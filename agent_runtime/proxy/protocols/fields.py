@@ -29,11 +29,12 @@ ENGINE_SAMPLING = words(
 """Fields of vLLM's OpenAI API besides OpenAI's own (vLLM, docs/serving/openai_compatible_server.md)."""
 
 NEVER_PASSED = words(
-    "add_generation_prompt best_of cache_salt chat_template data_parallel_rank documents ec_transfer_params echo input_ids "
-    "kv_transfer_params logits_processors logprobs lora_path max_completion_tokens max_new_tokens max_tokens messages model "
-    "n priority prompt prompt_embeds prompt_logprobs request_id return_token_ids return_tokens_as_token_ids seed "
-    "session_id stop stream stream_options suffix temperature tool_choice tools top_logprobs top_p use_beam_search "
-    "vllm_xargs"
+    "add_generation_prompt add_special_tokens best_of bootstrap_host bootstrap_port bootstrap_room cache_salt "
+    "chat_template custom_logit_processor data_parallel_rank detokenize documents ec_transfer_params echo input_ids "
+    "kv_transfer_params logits_processors logprobs lora_path max_completion_tokens max_new_tokens max_tokens "
+    "messages model n priority prompt prompt_embeds prompt_logprobs request_id return_hidden_states return_token_ids "
+    "return_tokens_as_token_ids rid seed session_id stop stream stream_options suffix temperature tool_choice tools "
+    "top_logprobs top_p truncate_prompt_tokens truncation_side use_beam_search vllm_xargs"
 )
 """Unknown fields with these names are dropped. The proxy sets them itself, or they would change the prompt, the limits,
 or what is recorded.
