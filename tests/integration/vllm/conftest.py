@@ -18,6 +18,7 @@ from agent_runtime.models.vllm.server import VllmServer
 from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
+from tests.support.vllm_environment import installed_vllm_python
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
@@ -136,8 +137,7 @@ class InferenceServer:
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The Python of an environment with vLLM."""
-    done = subprocess.run([REPOSITORY / "hack/vllm-environment"], stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
+    return installed_vllm_python()
 
 
 @pytest.fixture(scope="session", params=["stand-in", pytest.param("vLLM", marks=pytest.mark.full)])

@@ -1,0 +1,29 @@
+"""The environment of `hack/vllm-environment`, which has vLLM, torch and transformers."""
+
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+_BOTH = (
+    "import runpy, site, sys; site.addsitedir(sys.argv[1]); del sys.argv[:2];"
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def installed_vllm_python() -> Path:
+    """Return its Python, installed if it is not there."""
+    done = subprocess.run([REPOSITORY / "hack/vllm-environment"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+def run_with_vllm(module: str, *arguments: object) -> str:
+    """Run a module of this repository with vLLM's packages, and ours where vLLM has none; return its output."""
+    ours = sysconfig.get_paths()["platlib"]
+    command = [installed_vllm_python(), "-c", _BOTH, ours, module, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment, check=True
+    )
+    return done.stdout
