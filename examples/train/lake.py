@@ -1,5 +1,6 @@
 """The game that the policy learns (FrozenLake), and the best possible result in it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ from agent_rollouts.tasks import Task
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 """Gymnasium's 4 × 4 map. S: start, F: frozen, H: hole, G: goal."""
+SMALL = ("SFF", "FHF", "FFG")
+"""Easier: a player who moves at random reaches the goal in 13 of 100 episodes, instead of 1."""
 STEPS = 20
 DIRECTIONS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 """(columns, rows) moved by the actions left, down, right and up, in Gymnasium's order."""
 
 
-def task(number: int, *, slippery: bool) -> Task:
-    config: dict[str, Any] = {"desc": list(MAP), "is_slippery": slippery}
+def task(number: int, *, slippery: bool, tiles: Sequence[str] = MAP) -> Task:
+    config: dict[str, Any] = {"desc": list(tiles), "is_slippery": slippery}
     environment = TaskEnvironment(id="FrozenLake", seed=number, max_steps=STEPS, config=config)
     return Task(name=f"lake-{number}", prompt="{feedback}\n{observation}", environment=environment)
 

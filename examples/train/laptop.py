@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import aiohttp
 from agent_rollouts.client import Client
 from agent_rollouts.tasks import RolloutJob, load_manifest
 from examples.train import lake, policy
-from examples.train.policy import Weights
 from examples.train.trainer import Settings, Trainer, WrongPolicy
 
 JOB = Path(__file__).with_name("job.yaml")
@@ -26,19 +25,26 @@ class LaptopServer:
     def __init__(self, url: str, folder: Path, http: aiohttp.ClientSession) -> None:
         self._url, self._folder, self._http = url, folder, http
 
-    async def update(self, version: int, weights: Weights) -> None:
+    async def update(self, version: int, weights: Any) -> None:
         """See PolicyServer. Pauses the server, loads the weights, sets their version, resumes and verifies. Raises
         WrongPolicy, aiohttp.ClientError.
         """
         folder = self._folder / f"policy-{version}"
-        policy.save(weights, folder)
+        self.save(weights, folder)
         await self._post("/pause?mode=keep")
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         await self._post("/update_weight_version", {"new_version": str(version)})
         await self._post("/resume")
-        said = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
-        if said != {"table": policy.checksum(weights)}:
-            raise WrongPolicy(f"{self._url} was given policy {version}, but its weights have other checksums: {said}")
+        self.verify(version, weights, (await self._post("/weight_checker", {"action": "checksum"}))["checksums"])
+
+    def save(self, weights: Any, folder: Path) -> None:
+        policy.save(weights, folder)
+
+    def verify(self, version: int, weights: Any, checksums: Mapping[str, str]) -> None:
+        if checksums != {"table": policy.checksum(weights)}:
+            raise WrongPolicy(
+                f"{self._url} was given policy {version}, but its weights have other checksums: {checksums}"
+            )
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         async with self._http.post(self._url + path, json=body or {}) as response:
@@ -64,13 +70,19 @@ def job_for(url: str, output: Path, seed: int) -> RolloutJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
 
 
-async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
+async def learn(
+    url: str,
+    output: Path,
+    settings: Settings,
+    seed: int,
+    trainer: Callable[..., Trainer] = Trainer,
+    server: type[LaptopServer] = LaptopServer,
+) -> list[float]:
     """Train the policy; return the learning curve. The rollouts are recorded in `output`. Raises WrongPolicy."""
     job = job_for(url, output, seed)
     with tempfile.TemporaryDirectory(prefix="policy-") as folder:
         async with aiohttp.ClientSession() as http, Client().session(job, new=True) as session:
-            server = LaptopServer(url, Path(folder), http)
-            curve = await trainer(session, aiter(session), server, settings).run(print_share)
+            curve = await trainer(session, aiter(session), server(url, Path(folder), http), settings).run(print_share)
             await session.close()
             return curve
 

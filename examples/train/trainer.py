@@ -8,7 +8,7 @@ submit groups → follow results → read tokens → check them → step → new
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Stream(Protocol):
 class PolicyServer(Protocol):
     """The server of the policy that the rollouts use."""
 
-    async def update(self, version: int, weights: Weights) -> None:
+    async def update(self, version: int, weights: Any) -> None:
         """Make the server use these weights, under that version. Returns when that is verified."""
 
 
@@ -61,6 +61,7 @@ class Settings:
     """Parameters of the training."""
 
     slippery: bool = False
+    tiles: tuple[str, ...] = lake.MAP
     updates: int = 12
     enough: float | None = None
     """The training ends early when this share of episodes reaches the goal."""
@@ -77,7 +78,7 @@ class Trainer:
         self, stream: Stream, groups: AsyncIterator[FinishedGroup], server: PolicyServer, settings: Settings
     ) -> None:
         self._stream, self._groups, self._server, self._settings = stream, groups, server, settings
-        self.weights = policy.fresh_weights()
+        self.weights: Any = policy.fresh_weights()
         self.version = 0
         self._submitted = 0
 
@@ -96,7 +97,7 @@ class Trainer:
             if self._settings.enough is not None and curve[-1] >= self._settings.enough:
                 break
             samples = [sample for group in groups for sample in await self.samples(group)]
-            self.weights = step(self.weights, samples, self._settings.learning_rate)
+            self.learn(samples)
             self.version += 1
             await self.publish()
         return curve
@@ -113,12 +114,19 @@ class Trainer:
             for (_, advantage), of_rollout in zip(kept, branches, strict=True)
             for branch in of_rollout
         ]
-        check([sample.branch for sample in found], str(self.version), self.weights)
+        self.check([sample.branch for sample in found])
         return found
+
+    def check(self, branches: Sequence[Branch]) -> None:
+        """Check that the current weights sampled every token to train on. Raises WrongPolicy."""
+        check(branches, str(self.version), self.weights)
+
+    def learn(self, samples: Sequence[Sample]) -> None:
+        self.weights = step(self.weights, samples, self._settings.learning_rate)
 
     async def _play(self, label: str) -> list[FinishedGroup]:
         for _ in range(self._settings.groups):
-            task = lake.task(self._submitted, slippery=self._settings.slippery)
+            task = lake.task(self._submitted, slippery=self._settings.slippery, tiles=self._settings.tiles)
             await self._stream.submit(task, label)
             self._submitted += 1
         groups = [await anext(self._groups) for _ in range(self._settings.groups)]
@@ -134,20 +142,25 @@ def success(groups: Sequence[FinishedGroup]) -> float:
 def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
     """Check that every token to train on was sampled from these weights, under that version. Raises WrongPolicy."""
     for branch in branches:
-        places = trained(branch)
-        others = {branch.policy_versions[place] for place in places} - {version}
-        if others:
-            raise WrongPolicy(f"tokens of policy {others} were recorded, expected only those of {version}")
-        if branch.logprobs is None:
-            raise WrongPolicy(
-                "tokens were recorded without log probabilities, so it cannot be checked which weights made them"
-            )
-        recorded = np.array([branch.logprobs[place] for place in places])
-        if places and not np.allclose(recorded, _log_likelihoods(weights, branch), rtol=0, atol=SAME):
-            raise WrongPolicy(
-                f"tokens of policy {version} were recorded with other log probabilities than its weights give: the server "
-                "uses other weights than it reports"
-            )
+        check_branch(branch, version, _log_likelihoods(weights, branch) if trained(branch) else np.array([]), SAME)
+
+
+def check_branch(branch: Branch, version: str, computed: NDArray[Any], tolerance: float) -> None:
+    """Check version and log probabilities of a branch at its trained positions. Raises WrongPolicy."""
+    places = trained(branch)
+    others = {branch.policy_versions[place] for place in places} - {version}
+    if others:
+        raise WrongPolicy(f"tokens of policy {others} were recorded, expected only those of {version}")
+    if branch.logprobs is None:
+        raise WrongPolicy(
+            "tokens were recorded without log probabilities, so it cannot be checked which weights made them"
+        )
+    recorded = np.array([branch.logprobs[place] for place in places])
+    if places and not np.allclose(recorded, computed, rtol=0, atol=tolerance):
+        raise WrongPolicy(
+            f"tokens of policy {version} were recorded with other log probabilities than its weights give: the server "
+            "uses other weights than it reports"
+        )
 
 
 def trained(branch: Branch) -> list[int]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.engine.session import FinishedGroup
 from examples.train import lake
 from examples.train.laptop import learn, server_process
-from examples.train.trainer import Sample, Settings, Trainer
+from examples.train.trainer import Settings, Trainer
 from tests.support.bare_lake import bare_curve
+from tests.support.wrong_trainers import DealtToOthers, MaskInverted
 
 FEW = Settings(groups=8, enough=0.5)
 """A quarter of the rollouts of each update, and no further than to the half."""
@@ -27,25 +27,6 @@ TRAININGS = [(FEW, 0), *(pytest.param(*training, marks=pytest.mark.full) for tra
 LAST = 5
 """Updates over which the end of a whole curve is averaged: in one, members of a group slip alike."""
 NEAR = 0.1
-
-
-class DealtToOthers(Trainer):
-    """Gives each member the reward of the one before it."""
-
-    async def samples(self, group: FinishedGroup) -> list[Sample]:
-        found = await super().samples(group)
-        others = [found[-1], *found[:-1]]
-        return [replace(mine, advantage=other.advantage) for mine, other in zip(found, others, strict=True)]
-
-
-class MaskInverted(Trainer):
-    """Trains what the policy was told, and not what it said."""
-
-    async def samples(self, group: FinishedGroup) -> list[Sample]:
-        return [
-            replace(sample, branch=sample.branch.model_copy(update={"mask": [1 - mask for mask in sample.branch.mask]}))
-            for sample in await super().samples(group)
-        ]
 
 
 @functools.cache
