@@ -166,13 +166,13 @@ async def test_client_that_leaves_the_gateway_ends_its_request(server: Inference
 
 async def test_sleeping_engine_answers_nothing_until_it_is_awake(server: InferenceServer, served: Operated) -> None:
     zero = await first_tokens(served)
-    await served.control("POST", "/sleep?level=1")
+    assert await served.control("POST", "/sleep?level=1") == {"status": "sleeping", "level": 1}
     assert await server.get("/is_sleeping") == {"is_sleeping": True}
     async with aiohttp.ClientSession() as http:
         body = {"model": MODEL, "token_ids": [300], "sampling_params": {"max_tokens": 1}}
         async with http.post(f"{served.recorder.url}/inference/v1/generate", json=body) as response:
             assert response.status == 503
-    await served.control("POST", "/wake_up")
+    assert await served.control("POST", "/wake_up") == {"status": "awake", "tags": None}
     assert await server.get("/is_sleeping") == {"is_sleeping": False}
     # The operator looks at its servers, and opens the gateway again.
     await served.until(0)

@@ -203,16 +203,18 @@ async def sleep(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/dev/sleep/api_router.py: sleep; ?level=1|2, ?mode. Level 2 discards the weights."""
     server = server_of(http)
     server.engine.sleep()
-    if http.query.get("level", "1") == "2":
+    level = int(http.query.get("level", "1"))
+    if level == 2:
         server.weights.discard()
-    return web.Response()
+    return web.json_response({"status": "sleeping", "level": level})
 
 
 @routes.post("/wake_up")
 async def wake_up(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/dev/sleep/api_router.py: wake_up; ?tags=weights&tags=kv_cache, all without."""
-    server_of(http).engine.wake_up(http.query.getall("tags", []))
-    return web.Response()
+    engine, tags = server_of(http).engine, http.query.getall("tags", [])
+    engine.wake_up(tags)
+    return web.json_response({"status": "sleeping" if engine.asleep else "awake", "tags": tags or None})
 
 
 @routes.get("/is_sleeping")
