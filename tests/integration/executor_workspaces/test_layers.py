@@ -110,7 +110,7 @@ async def test_plain_says_that_it_cannot_fork(plain: Inside) -> None:
     workspace = await plain.make()
     with pytest.raises(WorkspaceFailure, match="Plain mode cannot freeze"):
         await workspace.freeze()
-    with pytest.raises(WorkspaceFailure, match="one place"):
+    with pytest.raises(WorkspaceFailure, match="supports one workspace"):
         await plain.make()
 
 
