@@ -158,7 +158,9 @@ async def test_workspace_has_not_used_up_a_disk_that_a_neighbour_filled_and_free
         freeing, output = await start(neighbour, "cat /dev/zero > hog; echo full; sleep 1; rm hog")
         while b"full" not in await asyncio.to_thread(os.read, output, 1000):
             pass  # cat says that it found no room
-        assert (await run(workspace, "true")).exit.cause == "WorkspaceEnded", "a right answer would get reward 0"
+        cause = (await run(workspace, "true")).exit.cause
+        # Which one depends on whether the neighbour has freed the disk when the files are counted. Both give a new attempt.
+        assert cause in ("WorkspaceEnded", "DiskFull"), "a right answer would get reward 0"
         await freeing.exited
         os.close(output)
 
