@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -231,8 +232,9 @@ async def test_text_that_a_client_has_read_is_not_sent_twice(fleet: FakeFleet, f
     for engine in fleet.engines.values():
         engine.behaviour, engine.token_capture = speak_and_break, "Chat"
     said: list[str] = []
+    listening: dict[str, Any] = {field: said.append}
     with pytest.raises(ModelError, match="reset"):
-        await model.complete(request(**{field: said.append}))
+        await model.complete(request(**listening))
     assert said == ["Half of it"]
 
 
@@ -253,7 +255,8 @@ async def test_text_continues_when_a_call_is_sent_again(fleet: FakeFleet, field:
     fleet.engine(ORDER[0]).behaviour = speak("Half", " of", error=ModelError("Interrupted", "reset"))
     fleet.engine(ORDER[1]).behaviour = speak("Half of ", "it", ".")
     said: list[str] = []
-    await model.complete(request(**{field: said.append}))
+    listening: dict[str, Any] = {field: said.append}
+    await model.complete(request(**listening))
     assert said == ["Half", " of", " ", "it", "."]
 
 
