@@ -88,7 +88,7 @@ async def test_removed_container_is_lost_and_the_next_attempt_gets_another(provi
 async def test_an_image_that_is_not_there_is_named(provider: SandboxProvider) -> None:
     with pytest.raises(SandboxFailure, match="localhost/none:1"):
         await provider.acquire(spec(image="localhost/none:1"), attempt="0-1", fence=FIRST, name="agent")
-    with pytest.raises(SandboxFailure, match=r"sandbox\.image is missing"):
+    with pytest.raises(SandboxFailure, match=r"needs sandbox\.image"):
         await provider.acquire(spec(image=None), attempt="0-1", fence=FIRST, name="agent")
 
 
