@@ -117,6 +117,6 @@ def test_who_may_see_little_gets_warnings_and_no_false_alarm(
     assert code == 0, found
     for subject in ("operator", "resources"):
         assert {finding["state"] for finding in found[subject]} == {"warn"}
-        assert "your rights" in found[subject][0]["message"]
+        assert "you may not read" in found[subject][0]["message"]
     assert {finding["state"] for finding in found["your rights"]} == {"ok"}
     assert {finding["state"] for finding in found["admission"]} == {"ok"}
