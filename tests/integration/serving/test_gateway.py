@@ -337,7 +337,7 @@ async def test_two_policies_are_kept_and_those_before_them_make_room(gateway: Ga
     ("body", "expected", "words"),
     [
         ({"version": 1}, 400, "uri"),
-        ({"version": 1, "uri": "file:///there/is/none"}, 502, "no such folder"),
+        ({"version": 1, "uri": "file:///there/is/none"}, 502, "the folder does not exist"),
         ({"version": 1, "uri": "ftp://x"}, 502, "expected hf://, s3://"),
     ],
 )
