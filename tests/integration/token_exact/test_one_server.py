@@ -317,7 +317,7 @@ async def test_stored_ids_over_the_context_are_context_exceeded(connect: Connect
         # Split words take more tokens than the rendering's.
         server.max_model_len = len(reply.prompt_token_ids or []) + len(reply.completion_token_ids or [])
         model = await connect(server)
-        with pytest.raises(ContextExceeded, match=f"the model's context holds {server.max_model_len}"):
+        with pytest.raises(ContextExceeded, match=f"the model's context is {server.max_model_len}"):
             await model.complete(request)
 
 
