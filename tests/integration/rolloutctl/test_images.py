@@ -57,7 +57,7 @@ def test_a_missing_image_is_built_once_and_kept_as_a_layout(tmp_path: Path) -> N
     (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
     assert (layout / "blobs" / manifest["digest"].replace(":", "/")).is_file()
     (again,) = json.loads(rolloutctl(*build, cwd=tmp_path).stdout)
-    assert again["state"] == "there"
+    assert again["state"] == "exists"
 
 
 def test_failed_build_leaves_nothing_and_quotes_the_builder(tmp_path: Path) -> None:

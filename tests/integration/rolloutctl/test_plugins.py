@@ -90,7 +90,7 @@ def test_validate_says_what_a_command_agent_hides_from_a_plugin(shell: Shell, tm
     starter(tmp_path, [{"name": "wishing_kit:Filters"}], type="Command", command=["true"])
     told = shell("validate", "job.yaml")
     assert told.returncode == 0
-    assert "plugin wishing_kit:Filters: filter_tool_call of it will not be called" in told.stderr
+    assert "plugin wishing_kit:Filters: filter_tool_call will not be called" in told.stderr
 
 
 async def test_scores_analyses_and_failures_are_shown_in_the_terminal_and_in_the_report(
@@ -103,7 +103,7 @@ async def test_scores_analyses_and_failures_are_shown_in_the_terminal_and_in_the
     assert "Plugin wishing_kit:Fails failed" in run.stderr
     assert "Plugin wishing_kit:Fails failed" in run.stdout, "and it is counted at the end"
     shown = shell("show", "starter", "0").stdout
-    for words in ("plugin wishing_kit:Wishes", "share: 0.5", "byTool:", "the first: after_tool_call: OSError"):
+    for words in ("plugin wishing_kit:Wishes", "share: 0.5", "byTool:", "after_tool_call: OSError"):
         assert words in shown
     assert shell("report", "starter", "-o", "report.html").returncode == 0
     async with browser(tmp_path / "report.html") as page:

@@ -82,7 +82,7 @@ def test_what_one_machine_pushed_no_other_one_builds_again(
     assert registry.images() == [name for name, _ in first]
     written = registry.writes()
     assert written
-    assert images(tmp_path, tool, other) == [(name, "there") for name, _ in first]
+    assert images(tmp_path, tool, other) == [(name, "exists") for name, _ in first]
     assert registry.writes() == written
 
 
