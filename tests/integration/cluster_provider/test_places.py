@@ -59,7 +59,7 @@ async def test_plain_sandbox_serves_one_workspace_and_the_next_one_is_ready(
     provider = await opened(rollout_job("Plain"))
     agent = await acquire(provider)
     assert await say(agent, "cat given.txt setup.log") == "given\nprepared"
-    assert any("pod of its own" in warning for warning in provider.warnings)
+    assert any("its own pod" in warning for warning in provider.warnings)
     await until(lambda: provider.sandbox_states() == {"Ready": 2})
     await agent.release()
     grading = await acquire(provider, name="grading")

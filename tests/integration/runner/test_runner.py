@@ -243,7 +243,7 @@ def test_metrics_and_health_are_served_while_it_runs(pods: StartPods) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{runner.metrics_port}{path}", timeout=10) as answer:
             return str(answer.read().decode())
 
-    wait_for(lambda: any("goes on with" in line or "starts" in line for line in runner.log.read_text().splitlines()))
+    wait_for(lambda: any("resumes" in line or "starts" in line for line in runner.log.read_text().splitlines()))
     wait_for(lambda: 'rollout_rollouts_total{outcome="Completed"} 0.0' not in fetch("/metrics"))
     text = fetch("/metrics")
     assert fetch("/healthz") == "ok\n"
