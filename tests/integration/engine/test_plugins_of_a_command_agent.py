@@ -76,4 +76,4 @@ async def test_plugins_see_a_command_agents_calls_and_refuse_none(tmp_path: Path
     result: Result = run.results()[0]
     assert (result.reward, result.plugins["Watches"].calls, result.plugins["Watches"].failed) == (1, 2, 0)
     (started,) = [event for event in events if isinstance(event, JobStarted)]
-    assert any("filter_tool_call and after_tool_call of it will not be called" in said for said in started.warnings)
+    assert any("filter_tool_call and after_tool_call will not be called" in said for said in started.warnings)
