@@ -68,7 +68,10 @@ class Daemon:
             # Its client then uses another executor. Otherwise all further rollouts here would be lost.
             nonlocal is_useful
             if not told_to_end.is_set():
-                log(event="broken", message=f"a process that creates or removes workspaces has gone ({why}); ending")
+                log(
+                    event="broken",
+                    message=f"the executor ends: a process that creates or removes workspaces has ended ({why})",
+                )
                 is_useful = False
                 told_to_end.set()
 

@@ -186,7 +186,7 @@ def _of_another_file(test: ReportedTest, path: str) -> bool:
     """Whether the test is from another file with a similar classname, which the agent may have planted.
     `tests.unit/test_a.py` and `tests/unit/test_a.py` have the same classname, and the classname of
     `tests/test_a/test_b.py` begins like those of classes in `tests/test_a.py`. An inherited test has the file of its
-    base class, but the classname of its own class.
+    base class, and the classname of the class that inherits it.
     """
     if test.file is None or test.file == path:
         return False

@@ -65,7 +65,7 @@ def whole(value: Any) -> Any:
 
 
 def reasoning_of(message: Message) -> str:
-    """Return the reasoning of an answer; empty if there is none."""
+    """Return the reasoning of an answer, or an empty string."""
     return next((str(message[name]) for name in REASONING_FIELDS if message.get(name)), "")
 
 

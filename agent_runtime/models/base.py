@@ -123,7 +123,7 @@ class ModelReply:
 
     @property
     def text(self) -> str:
-        """Return the text of the answer; empty if there is none."""
+        """Return the text of the answer, or an empty string."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
 

@@ -38,7 +38,7 @@ take 100 MB of memory.
 JsonObject = dict[str, Any]
 
 Earlier = Callable[[str], Sequence[Message] | None]
-"""The stored conversation, answer included, whose answer has this id (`ChatAnswer.id`); None if there is none."""
+"""The stored conversation, answer included, whose answer has this id (`ChatAnswer.id`); None if the id is unknown."""
 
 
 class ErrorKind(Enum):

@@ -23,7 +23,7 @@ class MatchedMessages:
     messages: list[Message]
     """The request's messages, with each copy of an answer replaced by the original."""
     turn: int | None
-    """The latest turn whose request and answer these messages extend; None if there is none."""
+    """The latest turn whose request and answer these messages extend, or None."""
     length: int
     """Number of messages of that turn, its answer included."""
 

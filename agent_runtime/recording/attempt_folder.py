@@ -94,7 +94,7 @@ class AttemptFolder:
         return latest
 
     async def latest_epoch(self) -> int:
-        """Return the highest claimed epoch; 0 if there is none."""
+        """Return the highest claimed epoch; 0 if no epoch was claimed."""
         names = [meta.key.rsplit("/", 1)[-1] for meta in await self.store.list(self._path)]
         return max((int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))), default=0)
 

@@ -93,7 +93,7 @@ def branch_of(records: Sequence[Record]) -> BranchRecord | None:
 
 
 def copied_turn(records: Sequence[Record]) -> int:
-    """Return the last turn that was copied from another rollout; -1 if there is none."""
+    """Return the last turn that was copied from another rollout; -1 if no turn was copied."""
     branch = branch_of(records)
     return -1 if branch is None else branch.turn
 

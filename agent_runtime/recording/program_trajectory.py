@@ -25,7 +25,7 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
     """Return the format of a trajectory file, and the trajectory in ATIF as JSON. Raises UnreadableTrajectory with the
     problem.
 
-    `form` is detected if left out; `session` identifies the rollout among all runs if the file has no name of its own.
+    `form` is detected if left out; `session` identifies the rollout among all runs if the file does not name its session.
     """
     try:
         content = json.loads(data, parse_constant=_no_number)

@@ -505,7 +505,7 @@ def _os_error(error: Exception, text: str) -> int | None:
 
 
 def _first_line(error: Exception) -> str:
-    # obstore appends a dump of its own structures after an empty line. The store's own XML answer may precede it; its
+    # obstore appends a dump of its internal structures after an empty line. The store's own XML answer may precede it; its
     # code and message are the most useful parts: NoSuchBucket, InvalidAccessKeyId.
     text = str(error)
     answer = re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", text)

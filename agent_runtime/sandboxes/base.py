@@ -265,7 +265,7 @@ class Workspace(Protocol):
         """Remove a file, or a folder with its contents, if it exists."""
 
     async def stat(self, path: str, *, key: str | None = None, owner: str | None = None) -> FileStat | None:
-        """Return the entry at a path without following links; None if there is none."""
+        """Return the entry at a path without following links; None if the path does not exist."""
 
     async def list(self, path: str, *, key: str | None = None) -> list[FileStat]:
         """Return the entries of a folder, sorted by name. Raises FileError."""

@@ -64,7 +64,7 @@ class ToolWorkspace(Protocol):
         """Remove a file or a folder."""
 
     async def stat(self, path: str) -> FileStat | None:
-        """Return the entry at a path; None if there is none."""
+        """Return the entry at a path; None if the path does not exist."""
 
     async def list(self, path: str) -> list[FileStat]:
         """Return the entries of a folder. Raises FileError."""

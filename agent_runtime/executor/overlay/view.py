@@ -31,7 +31,7 @@ _MAX_TERMINALS = 64
 _TERMINAL_GROUP = 5
 # The kernel kills tools before the executor when the machine runs out of memory.
 _OOM_SCORE = 900
-# Ids in a range, without those of root and nobody.
+# The number of ids in a range of 65,536, except those of root and nobody.
 _CREATORS = 65534
 HELLO = 0
 # The number of messages between spares and the keeper.

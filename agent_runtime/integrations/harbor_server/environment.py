@@ -80,8 +80,8 @@ def changed_sandbox(sandbox: Mapping[str, Any], task: Mapping[str, Any]) -> dict
 
 
 def own_provider(settings: RemoteSettings) -> Callable[[], SandboxProvider] | None:
-    """Return a function that makes the provider of `environment_import_path` from `environment_kwargs`; None if it is
-    one of ours.
+    """Return a function that makes the provider of `environment_import_path` from `environment_kwargs`; None if it
+    names a provider of this project.
 
     Raises SettingsError.
     """

@@ -1,6 +1,6 @@
 """One address for the model calls of many trials: `ModelRouter` listens in this process, `RelayedModelRouter` is behind
 a session proxy. With `PROXY_SERVER_URL`, agents call a separate session proxy. This process registers a session there
-for each trial, connects to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials. In both
+for each trial, connects to the proxy as a worker (`proxy/relay`), and answers the calls of these trials. In both
 cases the trial's session in this process records each call, for training.
 """
 

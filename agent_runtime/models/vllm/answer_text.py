@@ -31,7 +31,7 @@ class Stops:
 
 
 def cut_at_stop(text: str, before: str, stops: Stops) -> tuple[str, str] | None:
-    """Return the stop string that ended an answer, and the text up to it; None if there is none.
+    """Return the stop string that ended an answer, and the text up to it; None if no stop string ended it.
 
     `before` is the text without the last token. Stop strings in it are ignored, because vLLM did not stop there, for
     example because of `min_tokens`. If several stop strings end with the last token, the first in the request's order
