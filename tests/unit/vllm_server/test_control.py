@@ -81,7 +81,11 @@ async def test_aborting_gives_what_there_is_and_a_generate_stream_just_ends(stan
         await reading
         assert whole["finish_reason"] == "abort"
         assert 0 < len(whole["token_ids"]) < 200
-        assert {event["choices"][0]["finish_reason"] for event in events} == {None}
+        # Tokens made since the last event leave with the abort; without any, the stream says nothing of it.
+        choices = [event["choices"][0] for event in events]
+        assert all(choice["token_ids"] for choice in choices)
+        assert {choice["finish_reason"] for choice in choices[:-1]} <= {None}
+        assert choices[-1]["finish_reason"] in (None, "abort")
         assert all(request.aborted for request in client.server.served)
 
 
