@@ -178,6 +178,7 @@ async def test_pause_of_a_call_is_reported_between_its_pieces() -> None:
     bench = Bench()
     bench.model.hold = asyncio.Event()
     call = bench.begin()
+    await call.started()
     pieces = call.pieces(0.01)
     assert [await anext(pieces), await anext(pieces)] == [Piece("word "), None]
     bench.model.hold.set()
