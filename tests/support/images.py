@@ -4,10 +4,14 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import REPOSITORY
+
+OnNodes = Callable[[str], str]
+"""Fixture `on_nodes` of tests/e2e/cluster."""
 
 # Debian's packages of the programs that small images are made with.
 PACKAGES = {"busybox": "busybox-static", "musl-gcc": "musl-tools", "gcc": "gcc"}

@@ -113,11 +113,11 @@ class Server:
         """Its servers that may be called."""
         return [server for server in self.status.get("servers", []) if server["ready"]]
 
-    def wait_ready(self, count: int) -> "Server":
+    def wait_ready(self, count: int, seconds: float = 240) -> "Server":
         """Until so many servers are ready, and no other is listed."""
         eventually(
             lambda: True if [len(self.ready), len(self.status.get("servers", []))] == [count] * 2 else None,
-            240,
+            seconds,
             self.describe,
         )
         return self
@@ -153,11 +153,15 @@ class Server:
 
     def ask_engine(self, pod: str, path: str, body: object = None) -> Any:
         """What the engine in a pod answers; POST where there is a body."""
+        return json.loads(self.engine_text(pod, path, body))
+
+    def engine_text(self, pod: str, path: str, body: object = None) -> str:
+        """The same, as text."""
         method, data = ("GET", "") if body is None else ("POST", json.dumps(body))
         url = f"http://127.0.0.1:{MODEL_ENGINE_PORT}{path}"
         command = ("python3", "-c", ASK_ENGINE, method, url, data)
         done = self.cluster.kubectl("exec", pod, "-n", self.namespace, "-c", "engine", "--", *command)
-        return json.loads(done.stdout)
+        return done.stdout
 
     def evict(self, pod: str) -> bool:
         """By the eviction API. False: refused for now."""

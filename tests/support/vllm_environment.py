@@ -1,5 +1,6 @@
 """The environment of `hack/vllm-environment`, which has vLLM, torch and transformers."""
 
+import json
 import os
 import subprocess
 import sysconfig
@@ -26,4 +27,22 @@ def run_with_vllm(module: str, *arguments: object) -> str:
     done = subprocess.run(
         list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment, check=True
     )
+    return done.stdout
+
+
+def write_tiny_llama(folder: Path, version: int) -> None:
+    """Write a checkpoint and an adapter: see `tests.support.tiny_llama`."""
+    _run("tests.support.tiny_llama", str(folder), str(version))
+
+
+def forward_pass(checkpoint: str, ids: list[list[int]]) -> list[list[float]]:
+    """Return the log probability of each token after those before it, by transformers; 0 for the first of a sequence."""
+    found: list[list[float]] = json.loads(_run("tests.support.forward_pass", checkpoint, text=json.dumps(ids)))
+    return found
+
+
+def _run(module: str, *arguments: str, text: str = "") -> str:
+    """Run a module that needs no package of ours; return its output."""
+    command = [str(installed_vllm_python()), "-m", module, *arguments]
+    done = subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, check=True)
     return done.stdout

@@ -4,15 +4,14 @@ import contextlib
 import itertools
 import os
 import secrets
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from hack.cluster.harness.archives import write_archive
-from tests.support.cluster import REPOSITORY, Cluster, Job, Object, find_cluster, storage_secret
-from tests.support.images import install_compilers
+from tests.support.cluster import Cluster, Job, Object, find_cluster, storage_secret
+from tests.support.images import OnNodes, build, install_compilers
 from tests.support.outages import Outages
 from tests.support.release import InstalledRelease, Release
 
@@ -31,18 +30,23 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def mini_swe_agent_image(cluster: Cluster) -> str:
-    """mini-swe-agent, and the openai package with it. On every node of the harness; another cluster has to have it, built
-    by `hack/images/build --tag test mini-swe-agent`."""
-    if cluster.details:
-        built = subprocess.run(
-            [REPOSITORY / "hack/images/build", "--tag", "test", "mini-swe-agent"],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        cluster.node_process("load-image", built.stdout.strip())
-    return "agent-rollouts-mini-swe-agent:test"
+def on_nodes(cluster: Cluster) -> OnNodes:
+    """Build an image that is built only on request, load it into every node of the harness, and return its name. Another
+    cluster has to have it, built by `hack/images/build --tag test TARGET`."""
+
+    def load(target: str) -> str:
+        if cluster.details:
+            [archive] = build("--tag", "test", target)
+            cluster.node_process("load-image", str(archive))
+        return f"agent-rollouts-{target}:test"
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def mini_swe_agent_image(on_nodes: OnNodes) -> str:
+    """mini-swe-agent, and the openai package with it."""
+    return on_nodes("mini-swe-agent")
 
 
 Namespaces = Callable[..., str]

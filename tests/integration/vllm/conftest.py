@@ -18,7 +18,7 @@ from agent_runtime.models.vllm.server import VllmServer
 from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
-from tests.support.vllm_environment import installed_vllm_python
+from tests.support.vllm_environment import installed_vllm_python, write_tiny_llama
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
@@ -147,7 +147,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if real:
         python: Path = request.getfixturevalue("vllm_python")
         for version in range(3):
-            _run(python, "-m", "tests.support.tiny_llama", folder, version)
+            write_tiny_llama(folder, version)
         program = [str(python.parent / "vllm"), "serve"]
     else:
         for version in range(3):
@@ -215,7 +215,3 @@ async def _wait_until_it_serves(server: InferenceServer, process: subprocess.Pop
             except (aiohttp.ClientError, TimeoutError):
                 await asyncio.sleep(0.2)
     server.first_label = (await server.get("/weight_info"))["weight_version"]
-
-
-def _run(*command: object) -> None:
-    subprocess.run(list(map(str, command)), cwd=REPOSITORY, check=True)

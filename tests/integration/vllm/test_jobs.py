@@ -1,8 +1,6 @@
 """Whole jobs on vLLM itself and on its stand-in: what a trainer reads, against what the server was sent and sampled."""
 
 import itertools
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,9 @@ from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
-from tests.integration.vllm.conftest import ASK_SECONDS, MODEL, REPOSITORY, InferenceServer
+from tests.integration.vllm.conftest import ASK_SECONDS, MODEL, InferenceServer
 from tests.integration.vllm.recorder import Recorder, extends, sequences
+from tests.support.vllm_environment import forward_pass
 
 TURNS = 128
 TOKENS = 8
@@ -84,15 +83,13 @@ async def test_plain_chat_counts_each_mismatch_as_a_fork(recorder: Recorder, tmp
 
 
 async def test_recorded_logprobs_are_those_of_transformers(
-    server: InferenceServer, recorder: Recorder, tmp_path: Path, request: pytest.FixtureRequest
+    server: InferenceServer, recorder: Recorder, tmp_path: Path
 ) -> None:
     if not server.real:
         pytest.skip("the stand-in has no weights")
     reader = await run(job(recorder.url, tmp_path, 16))
     branches = [branch for member in range(MEMBERS) for branch in await reader.tokens(member)]
-    computed = forward_pass(
-        request.getfixturevalue("vllm_python"), server.checkpoint(0), [branch.token_ids for branch in branches]
-    )
+    computed = forward_pass(server.checkpoint(0), [branch.token_ids for branch in branches])
     differences = [
         abs(mine - theirs)
         for branch, logprobs in zip(branches, computed, strict=True)
@@ -101,10 +98,3 @@ async def test_recorded_logprobs_are_those_of_transformers(
     ]
     assert len(differences) > 16 * MEMBERS
     assert max(differences) < TOLERANCE
-
-
-def forward_pass(python: Path, checkpoint: str, ids: list[list[int]]) -> list[list[float]]:
-    command = [str(python), "-m", "tests.support.forward_pass", checkpoint]
-    done = subprocess.run(command, input=json.dumps(ids), capture_output=True, text=True, cwd=REPOSITORY, check=True)
-    found: list[list[float]] = json.loads(done.stdout)
-    return found
