@@ -52,7 +52,7 @@ async def run_engine(
     metrics = RunnerMetrics(tally, start.job.spec.agent.tools, int(environ.get(RESTARTS, "0")))
 
     async def open_model() -> ServedModel | None:
-        name = model_server_name(start)
+        name = model_server_name(start.job)
         return None if name is None else await open_served_model(start, name, api)
 
     run = ShardRun(

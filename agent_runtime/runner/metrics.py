@@ -118,8 +118,9 @@ class RunnerMetrics:
                 if event.result.reward is not None:
                     self._reward.observe(event.result.reward)
 
-    def watch_model(self, model: ServedModel) -> None:
-        self._registry.register(_ModelCollector(model))
+    def watch_model(self, model: ServedModel, server: str) -> None:
+        """Report the calls to a model; `server` is the name of its ModelServer."""
+        self._registry.register(_ModelCollector(model, server))
 
     def watch_sandboxes(self, states: Callable[[], Mapping[str, int]]) -> None:
         """Report the runner's sandboxes; `states` counts them by state at each scrape."""
@@ -141,18 +142,24 @@ class RunnerMetrics:
 class _ModelCollector(Collector):
     """Counters of a ServedModel, read at each scrape."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, model: ServedModel, server: str) -> None:
+        self._model, self._server = model, server
 
     def collect(self) -> Iterator[Metric]:
         model = self._model
-        yield GaugeMetricFamily("rollout_model_calls_in_flight", "Calls at model servers.", model.in_flight)
-        yield GaugeMetricFamily(
-            "rollout_model_calls_waiting", "Calls that wait for the gate or for a place.", model.waiting
-        )
-        yield CounterMetricFamily("rollout_model_spills", "Calls not at their group's first server.", model.spills)
-        yield CounterMetricFamily("rollout_model_resent_calls", "Calls that were sent again.", model.resent)
-        yield CounterMetricFamily("rollout_model_gate_seconds", "Time behind a shut gate.", model.gate_seconds)
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield self._family(gauge, "calls_in_flight", "Calls at model servers.", model.in_flight)
+        yield self._family(gauge, "calls_waiting", "Calls that wait for the gate or for a place.", model.waiting)
+        yield self._family(counter, "spills", "Calls not at their group's first server.", model.spills)
+        yield self._family(counter, "resent_calls", "Calls that were sent again.", model.resent)
+        yield self._family(counter, "gate_seconds", "Time behind a shut gate.", model.gate_seconds)
+
+    def _family(
+        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, meaning: str, value: float
+    ) -> Metric:
+        family = kind(f"rollout_model_{name}", meaning, labels=("model_server",))
+        family.add_metric((self._server,), value)
+        return family
 
 
 def _count(states: Callable[[], Mapping[str, int]], state: str) -> float:

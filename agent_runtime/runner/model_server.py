@@ -16,6 +16,7 @@ from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.runner.start import Start
 from rollout_api.cluster import own_model_server_name
 from rollout_api.model_server import ModelServerStatus
+from rollout_api.rollout_job import RolloutJob
 
 CREATED_SECONDS = 60.0
 """Time for the operator to create the job's own ModelServer, which it does before the runners."""
@@ -37,12 +38,12 @@ class ModelServerApi(Protocol):
         """Yield its watch events."""
 
 
-def model_server_name(start: Start) -> str | None:
+def model_server_name(job: RolloutJob) -> str | None:
     """Return the name of the job's ModelServer; None for another kind of model."""
-    model = start.job.spec.model
+    model = job.spec.model
     if model is None:
         return None
-    return own_model_server_name(start.job.metadata.name) if model.server is not None else model.server_ref
+    return own_model_server_name(job.metadata.name) if model.server is not None else model.server_ref
 
 
 async def open_served_model(start: Start, name: str, api: ModelServerApi) -> ServedModel:

@@ -25,6 +25,7 @@ from agent_runtime.runner.event_log import EventLog
 from agent_runtime.runner.job_state import JobApi
 from agent_runtime.runner.log import log, write_termination_log
 from agent_runtime.runner.metrics import RunnerMetrics
+from agent_runtime.runner.model_server import model_server_name
 from agent_runtime.runner.predecessor import patience, wait_for_predecessor
 from agent_runtime.runner.report import (
     JobDeleted,
@@ -184,7 +185,9 @@ class ShardRun:
     async def _start_with(self, model: ServedModel) -> None:
         """Wait until the model can be called, which takes as long as loading its weights."""
         model.on_acknowledged = self._reporter.report_now
-        self._metrics.watch_model(model)
+        server = model_server_name(self._job)
+        assert server is not None, "only a job with a ModelServer has a ServedModel"
+        self._metrics.watch_model(model, server)
         log.info("waiting for a server of %s", model.name)
         check, stop = asyncio.create_task(model.check()), asyncio.create_task(self._stopping.drain.wait())
         try:

@@ -32,6 +32,7 @@ def control_plane_identities(layout: Layout) -> tuple[Identity, ...]:
     return (
         Identity("apiserver", "kube-apiserver", names=(*names, f"DNS:{service}.default.svc.cluster.local", *addresses)),
         Identity("apiserver-kubelet-client", "kube-apiserver-kubelet-client", "system:masters"),
+        Identity("front-proxy-client", "front-proxy-client"),
         Identity("admin", "admin", "system:masters"),
         Identity("controller-manager", "system:kube-controller-manager"),
         Identity("scheduler", "system:kube-scheduler"),

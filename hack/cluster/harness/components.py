@@ -12,6 +12,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FEATURES = ",".join(f"{name}={str(on).lower()}" for name, on in configs.FEATURES.items())
 # Time until a silent node counts as lost: 50 s by default. Tests wait for it, and a kubelet renews its lease every 10 s.
 NODE_GRACE_SECONDS = 30
+# Kubernetes' default is 15.
+AUTOSCALER_SECONDS = 3
 DRA_DRIVER, DRA_DRIVER_NAME = "dra-driver", "test-driver.cdi.k8s.io"
 # Few, so that a test can take all of them.
 DEVICES_OF_A_NODE = 2
@@ -65,6 +67,14 @@ def control_plane(layout: Layout, programs: Path) -> tuple[Component, ...]:
                 f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
                 f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
                 "--kubelet-preferred-address-types=InternalIP",
+                # The API server calls APIs that pods serve, such as metrics for autoscalers, as this client.
+                f"--proxy-client-cert-file={pki / 'front-proxy-client.crt'}",
+                f"--proxy-client-key-file={pki / 'front-proxy-client.key'}",
+                "--requestheader-allowed-names=front-proxy-client",
+                f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-username-headers=X-Remote-User",
                 f"--secure-port={API_PORT}",
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
                 f"--service-account-key-file={pki / 'service-account.pub'}",
@@ -78,6 +88,7 @@ def control_plane(layout: Layout, programs: Path) -> tuple[Component, ...]:
             "controller-manager",
             f"--client-ca-file={pki / 'ca.crt'}",
             "--controllers=*,-node-ipam-controller,-node-route-controller,-cloud-node-lifecycle-controller",
+            f"--horizontal-pod-autoscaler-sync-period={AUTOSCALER_SECONDS}s",
             f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
             f"--root-ca-file={pki / 'ca.crt'}",
             f"--service-account-private-key-file={pki / 'service-account.key'}",

@@ -144,13 +144,13 @@ def test_sandboxes_are_counted_when_prometheus_asks() -> None:
 def test_calls_to_a_model_server_are_counted_when_prometheus_asks() -> None:
     shown = Shown()
     model = SimpleNamespace(in_flight=7, waiting=2, spills=3, resent=4, gate_seconds=1.5)
-    shown.metrics.watch_model(cast(ServedModel, model))
-    assert shown.value("rollout_model_calls_in_flight") == 7
-    assert shown.value("rollout_model_calls_waiting") == 2
+    shown.metrics.watch_model(cast(ServedModel, model), "qwen")
+    assert shown.value("rollout_model_calls_in_flight", model_server="qwen") == 7
+    assert shown.value("rollout_model_calls_waiting", model_server="qwen") == 2
     model.spills = 5
-    assert shown.value("rollout_model_spills_total") == 5
-    assert shown.value("rollout_model_resent_calls_total") == 4
-    assert shown.value("rollout_model_gate_seconds_total") == 1.5
+    assert shown.value("rollout_model_spills_total", model_server="qwen") == 5
+    assert shown.value("rollout_model_resent_calls_total", model_server="qwen") == 4
+    assert shown.value("rollout_model_gate_seconds_total", model_server="qwen") == 1.5
 
 
 def test_series_that_alerts_take_rates_of_are_there_before_their_first_count() -> None:

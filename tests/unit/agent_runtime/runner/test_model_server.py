@@ -164,7 +164,7 @@ OWN_SERVER = {"model": {"name": "m"}, "engine": {"image": "i", "version": "0.27.
     [({"serverRef": "shared"}, "shared"), ({"server": OWN_SERVER}, "train-model"), ({"function": "a:b"}, None)],
 )
 def test_a_job_finds_the_model_server_that_it_names_or_owns(model: dict[str, Any], name: str | None) -> None:
-    assert model_server_name(start(**model)) == name
+    assert model_server_name(start(**model).job) == name
 
 
 async def test_calls_name_the_model_as_its_server_serves_it(api: FakeApi) -> None:

@@ -174,7 +174,7 @@ async def test_call_with_a_grammar_fails_when_its_stream_breaks_again_and_again(
     server = fleet.engine("server-0")
     server.behaviour = break_off
     # On a busy machine the server's last stream may stand still for the whole time.
-    with pytest.raises(ModelError, match="reset|sent no token"):
+    with pytest.raises(ModelError, match=r"reset|sent no token"):
         await asyncio.wait_for(model.complete(request()), 60)
     assert len(server.asked) < 10
 
