@@ -220,8 +220,10 @@ def raise_container_capabilities() -> None:
 
 def become_keeping_capabilities(uid: int) -> None:
     """Change only the effective user id, and keep every permitted capability."""
+    # Read before the change: without effective capabilities, the mode of the root folder may forbid reading /proc.
+    permitted = _capabilities(b"CapPrm:")
     os.seteuid(uid)
-    _set_capabilities(_capabilities(b"CapPrm:"))
+    _set_capabilities(permitted)
 
 
 def _set_capabilities(mask: int) -> None:

@@ -125,12 +125,16 @@ def _write(workspace: WorkspaceSettings, arguments: Message, stream: int) -> Mes
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
     )
     try:
-        size = archives.copy(stream, target, None)
-        if existing is not None:
-            with contextlib.suppress(PermissionError):
-                os.fchown(target, existing.st_uid, existing.st_gid)
-        kept = stat.S_IMODE(existing.st_mode) if existing is not None else _DEFAULT_MODE
-        os.fchmod(target, kept if mode is None else mode)
+        try:
+            size = archives.copy(stream, target, None)
+            if existing is not None:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(target, existing.st_uid, existing.st_gid)
+            kept = stat.S_IMODE(existing.st_mode) if existing is not None else _DEFAULT_MODE
+            os.fchmod(target, kept if mode is None else mode)
+        finally:
+            # Before the reply: the kernel executes no file that is open for writing.
+            os.close(target)
         if arguments.get("replace"):
             remove_entry(parent, name, missing_ok=True)
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)

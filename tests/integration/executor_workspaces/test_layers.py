@@ -40,6 +40,16 @@ async def test_a_fork_has_all_of_its_parent_and_changes_neither_parent_nor_siste
     assert first.layers() == [parent.spec.id]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root, the root folder is the machine's own")
+async def test_a_workspace_whose_root_folder_only_root_may_enter_can_be_forked(overlay: Inside) -> None:
+    parent = await overlay.make()
+    assert (await run(parent, "chmod 700 /; echo kept > /tmp/kept")).ok
+    await parent.freeze()
+    fork = await overlay.make(parent=parent.spec.id)
+    assert (await run(fork, "cat /tmp/kept; stat -c %a /")).output == "kept\n700\n"
+    assert await get(parent, "read", path="/tmp/kept") == b"kept\n"
+
+
 async def test_a_frozen_workspace_can_be_read_but_not_changed(overlay: Inside) -> None:
     frozen = await overlay.make()
     await write(frozen, "/data/file", b"kept")

@@ -232,6 +232,14 @@ async def test_a_failing_create_leaves_no_trace(either: Inside) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+async def test_a_program_can_be_executed_as_soon_as_it_is_written(either: Inside) -> None:
+    workspace = await either.make()
+    for number in range(40):
+        await write(workspace, f"/program-{number}", b"#!/bin/sh\necho ran\n", mode=0o755)
+        done = await run(workspace, f"./program-{number}")
+        assert done.output == "ran\n"
+
+
 async def test_a_path_is_read_and_written_as_given(either: Inside) -> None:
     workspace = await either.make()
     await write(workspace, "/tmp/a/b/c.txt", b"hello", mode=0o640)
