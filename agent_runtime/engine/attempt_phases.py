@@ -185,7 +185,6 @@ class Attempt:
         async with contextlib.AsyncExitStack() as stack:  # callbacks run in reverse order
             if workspace is not None:
                 stack.push_async_callback(workspace.release)
-                stack.push_async_callback(self._checkpoints.end, workspace)
             stack.push_async_callback(self._tools.close)
             if environment is not None:
                 stack.callback(environment.close)

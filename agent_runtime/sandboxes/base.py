@@ -355,7 +355,9 @@ class Workspace(Protocol):
         """Report that results of earlier turns are durable, so that the executor may forget their keys."""
 
     async def release(self) -> None:
-        """Destroy the workspace and its forks with all their processes. Idempotent; a lost sandbox is accepted."""
+        """Destroy the workspace with all its processes, its forks, and the workspaces that it was forked from, also those
+        of an earlier process. Idempotent; a lost sandbox is accepted.
+        """
 
 
 @dataclass(frozen=True)

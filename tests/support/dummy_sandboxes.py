@@ -453,8 +453,11 @@ class DummyWorkspace:
         if self._provider.world.workspaces.get(self._identity) is not self._state:
             return
         self._require_fence()
-        self._provider.lose(self._identity, "WorkspaceLost")
-        self._provider.remove(self._identity)
+        attempt, _, name = self._identity.partition(".")
+        own = f"{attempt}.{name.partition('.')[0]}"
+        for other in [found for found in self._provider.world.workspaces if f"{found}.".startswith(f"{own}.")]:
+            self._provider.lose(other, "WorkspaceLost")
+            self._provider.remove(other)
 
     async def _once(
         self, operation: str, key: str | None, request: tuple[Any, ...], work: Callable[[], Awaitable[Any]]

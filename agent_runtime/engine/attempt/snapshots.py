@@ -163,12 +163,6 @@ class Checkpoints:
         if workspace is not following and workspace.handle["workspace"] not in kept:
             await following.discard(str(workspace.handle["workspace"]))
 
-    async def end(self, workspace: Workspace) -> None:
-        """Release everything saved besides `workspace`. Called when the attempt ends."""
-        for name in {record.workspace for record in self._kept.values()} - {str(workspace.handle.get("workspace"))}:
-            await workspace.discard(name)
-        self._kept.clear()
-
     async def _forked(self, workspace: Workspace, of: str | None) -> Workspace:
         fork = await workspace.fork(f"agent.{self._moves}", of=of)
         await fork.enter("agent", key="0:enter-agent")

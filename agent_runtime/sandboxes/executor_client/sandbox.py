@@ -133,8 +133,8 @@ class ExecutorSandbox:
                     await self.enter(lease, lease)
                     yield
                 finally:
-                    for workspace in [] if lease.kept else list(lease.workspaces.values()):
-                        await workspace.destroy()
+                    if not lease.kept:
+                        await self._destroy_all(lease)
             except Fenced:
                 # Another runner has taken over the workspace and its sandbox.
                 lease.kept = True
@@ -142,6 +142,7 @@ class ExecutorSandbox:
 
     async def enter(self, lease: Lease, wanted: Lease) -> ExecutorWorkspace:
         """Return the workspace of a lease under that fence, created or found. Raises as `hosted`."""
+        lease.fence = wanted.fence
         workspace = self._workspace(lease, Hold(lease.identity, wanted.fence), lease.prepared)
         if wanted.handle is not None:
             await self._reattach(workspace, wanted.handle)
@@ -156,12 +157,14 @@ class ExecutorSandbox:
         lease.workspaces[lease.identity] = workspace
         return workspace
 
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        for workspace in (await self.client.call("GET", "/workspaces")).json()["workspaces"]:
+    async def sweep(self, unwanted: Callable[[str, str], bool], fence: Fence = SWEEPING) -> None:
+        found = (await self.client.call("GET", "/workspaces")).json()["workspaces"]
+        # The uppermost first, because the executor does not destroy a workspace below others.
+        for workspace in sorted(found, key=lambda workspace: -len(workspace["layers"])):
             attempt, dot, name = workspace["id"].partition(".")
             if dot and unwanted(attempt, name):
                 spec = WorkspaceSpec(group="swept", working_dir="/")
-                swept = self._workspace(Lease(workspace["id"], attempt, name, spec, SWEEPING), None, None)
+                swept = self._workspace(Lease(workspace["id"], attempt, name, spec, fence), None, None)
                 await swept.fence()
                 await swept.destroy()
 
@@ -179,6 +182,18 @@ class ExecutorSandbox:
         self._pulse.cancel()
         await asyncio.gather(self._pulse, return_exceptions=True)
         await self.client.close()
+
+    async def _destroy_all(self, lease: Lease) -> None:
+        """Destroy a lease's workspaces. Raises Fenced if another runner holds them."""
+        for workspace in reversed(list(lease.workspaces.values())):  # forks before what they are based on
+            await workspace.destroy()
+        if lease.handle is not None:
+            own = lease.name.partition(".")[0]
+            with contextlib.suppress(SandboxFailure):
+                # The earlier process may have made others, which only the executor knows.
+                await self.sweep(
+                    lambda attempt, name: (attempt, name.partition(".")[0]) == (lease.attempt, own), lease.fence
+                )
 
     async def _reattach(self, workspace: ExecutorWorkspace, handle: Mapping[str, Any]) -> None:
         if handle["bootId"] != self.client.boot_id:

@@ -331,3 +331,35 @@ async def test_kept_state_is_continued_when_its_runner_died(case: Case) -> None:
     following = await again.fork("agent.1")
     assert await say(following, "cat count", "2:a") == "once\n"
     await second.close()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_releasing_a_workspace_destroys_every_state_of_its_attempt(case: Case, interrupted: bool) -> None:
+    """A frozen state that stays would take disk of a sandbox that others share."""
+    if case.kind == "Plain":
+        return  # it freezes nothing
+    provider = case.provider()
+    await provider.open()
+    sister = await acquire(provider, "1-1")
+    first = await acquire(provider)
+    await first.freeze()
+    second = await first.fork("agent.1")
+    await second.freeze()
+    last = await second.fork("agent.2", of="0-1.agent.1")
+    handle = last.handle
+    if interrupted:  # the next process knows only the last one
+        await provider.close(keep=True)
+        provider = case.provider()
+        await provider.open()
+        await provider.reattach(sister.handle, spec=spec(), fence=Fence(2, "second"))
+        last = await provider.reattach(handle, spec=spec(), fence=Fence(2, "second"))
+    await last.release()
+    found = list[str]()
+
+    def note(attempt: str, name: str) -> bool:
+        found.append(f"{attempt}.{name}")
+        return False
+
+    await provider.sweep(note)
+    await provider.close()
+    assert found == ["1-1.agent"]

@@ -31,8 +31,8 @@ async def test_each_path_begins_as_the_checkpoint_was_and_only_what_is_kept_stay
         await checkpoints.left(here, back)
         here = back
     assert sorted(provider.world.workspaces) == ["0-0.agent", "0-0.agent.4"]
-    await checkpoints.end(here)
-    assert sorted(provider.world.workspaces) == ["0-0.agent.4"]
+    await here.release()
+    assert not provider.world.workspaces
 
 
 async def test_after_a_crash_the_same_calls_give_the_same_workspaces(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ async def test_after_a_crash_the_same_calls_give_the_same_workspaces(tmp_path: P
     replayed.replayed(record)
     back = await replayed.go_back(here, record.name)
     assert back.handle["workspace"] == "0-0.agent.2"
-    await replayed.end(back)
-    assert "0-0.agent" not in provider.world.workspaces
+    await back.release()
+    assert not provider.world.workspaces
 
 
 async def test_a_checkpoint_that_was_never_kept_is_refused_by_its_name(tmp_path: Path) -> None:
