@@ -37,6 +37,11 @@ the same for commands and file calls. An existing one is removed first, and pyte
 folders.
 """
 
+_NEEDS_NO_PASSWORD = (
+    "grep -Eqs '^[^:]+::' /etc/passwd /etc/shadow || grep -Eqs '^[^#]*nopass' /etc/doas.conf /etc/doas.d/*.conf"
+)
+"""Shell command for root, whose exit code is 0 if `su` or `doas` may need no password in this image."""
+
 _TAKE_OVER = Path(__file__).with_name("take_over.sh").read_text()
 
 
@@ -99,7 +104,8 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
 
     Afterwards, a program that is missing or does not start counts against the agent: a failed verdict. Returns the uid
     of the workspace's user if the verifier's user is root and the workspace's user cannot become root: it is not root,
-    and no `sudo` rule lets it run programs without a password. Otherwise, and in `Plain`, returns 0.
+    no rule of `sudo` or `doas` lets it run programs without a password, and every account has one, so that `su` asks for
+    it. Otherwise, and in `Plain`, returns 0.
     """
     if (spec := task.verifier) is None:
         return 0
@@ -124,7 +130,8 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
     # With `Defaults listpw=always` only root may list a user's rules without a password.
     listed = f'LC_ALL=C sudo -n -l -U "$(id -un {uid})" 2>/dev/null | grep -Eq "NOPASSWD|!authenticate"'
-    verifiers = await workspace.run(f"{listed} || id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
+    apart = f"{listed} || {_NEEDS_NO_PASSWORD} || id -u"
+    verifiers = await workspace.run(apart, key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
     return uid if verifiers.ok and verifiers.stdout.strip() == b"0" else 0
 
 

@@ -1,5 +1,6 @@
 """What an agent did in its workspace is graded in a new one: real executors, both modes."""
 
+import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.engine.attempt.grading import grade_artifacts
+from agent_runtime.grading.grade import require_startable
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Attempts, Verifier
@@ -380,6 +382,30 @@ async def test_a_verdict_that_tests_of_the_agent_count_for_is_forgeable(
 
 def quoted(command: str) -> str:
     return "'" + command.replace("'", "'\\''") + "'"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root, a workspace has a single user")
+@pytest.mark.parametrize(
+    ("setup", "separate_uid"),
+    [
+        ("true", 1000),
+        ("sed -i 's/^root:[^:]*:/root::/' /etc/passwd", 0),
+        ("echo 'root::19000:0:99999:7:::' > /etc/shadow", 0),
+        ("echo 'permit nopass :wheel' > /etc/doas.conf", 0),
+        ("echo 'permit :wheel' > /etc/doas.conf; echo 'root:*:19000:0:99999:7:::' > /etc/shadow", 1000),
+    ],
+)
+async def test_code_under_test_that_can_become_root_without_a_password_makes_a_verdict_forgeable(
+    provider_of: Callable[..., LocalProvider], setup: str, separate_uid: int
+) -> None:
+    provider = provider_of("Overlay")
+    await provider.open()
+    workspace = await provider.acquire(spec(user="1000:1000"), attempt="0-1", fence=FIRST, name="grading")
+    assert (await workspace.run(setup, key="0:image", deadline_seconds=30, user="root")).ok
+    verifier = {"commands": ["true"], "user": "root", "isolated": True}
+    task = Task.model_validate({"name": "t", "prompt": "x", "verifier": verifier})
+    assert await require_startable(task, workspace, key_turn=1) == separate_uid
+    await provider.close()
 
 
 async def test_thousands_of_deletions_and_hidden_files_are_graded(provider_of: Callable[..., LocalProvider]) -> None:
