@@ -182,16 +182,10 @@ class Init:
                 signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGKILL
                 self._channel.send(number, {"lost": int(signal_number)})
         if orphaned:
-            processes.kill_below(self._proc, os.getpid(), spared=self._spared())
+            processes.kill_below(self._proc, os.getpid(), spared=frozenset({*self._helpers, *self._subreapers()}))
 
     def _subreapers(self) -> set[int]:
         return self._waiting | self._busy
-
-    def _spared(self) -> frozenset[int]:
-        """Return the live helpers and subreapers with all their descendants."""
-        all_processes = processes.all_processes(self._proc)
-        ours = {*self._helpers, *self._subreapers()}
-        return frozenset(ours) | {process.pid for pid in ours for process in processes.descendants(all_processes, pid)}
 
     def _signal(self, command: int, pid: int, number: int, tree: bool) -> bool:
         """Signal the command that request `command` started; False if it has ended."""

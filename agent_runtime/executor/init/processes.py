@@ -21,22 +21,27 @@ _PAUSE_SECONDS = 0.0005
 
 
 class Process(NamedTuple):
-    """The contents of /proc/PID/stat of a process or thread; `state` is a letter as in proc(5)."""
+    """Fields of /proc/PID/stat of a process or thread; `state` is a letter as in proc(5), `group` the process group."""
 
     pid: int
     parent: int
     state: str
     nice: int = 0
     threads: int = 1
+    group: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a thread of it still runs. It is a zombie also if only its main thread has ended."""
+        return self.state not in "ZX" or self.threads > 1
 
 
 def parse_stat(text: bytes) -> Process:
     """Parse a /proc/PID/stat line. The command's name in it may contain anything, such as `) R 1`."""
     head, _, tail = text.rpartition(b")")
     fields = tail.split(None, 18)
-    return Process(
-        int(head.split(b"(", 1)[0]), int(fields[1]), fields[0].decode("ascii"), int(fields[16]), int(fields[17])
-    )
+    numbers = [int(field) for field in (fields[1], fields[16], fields[17], fields[2])]
+    return Process(int(head.split(b"(", 1)[0]), numbers[0], fields[0].decode("ascii"), *numbers[1:])
 
 
 def read_entry(folder: int, name: str) -> bytes:
@@ -49,17 +54,17 @@ def read_entry(folder: int, name: str) -> bytes:
 
 
 def all_processes(proc: int) -> list[Process]:
-    """Return every process of the PID namespace of that /proc. Zombies are left out, unless only the main thread has
-    ended.
-    """
+    """Return every process of the PID namespace of that /proc that has not ended."""
+    return [process for process in _with_zombies(proc) if process.is_live]
+
+
+def _with_zombies(proc: int) -> list[Process]:
     found = []
     for name in os.listdir(proc):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            process = parse_stat(read_entry(proc, f"{name}/stat"))
-            if process.state not in "ZX" or process.threads > 1:
-                found.append(process)
+            found.append(parse_stat(read_entry(proc, f"{name}/stat")))
     return found
 
 
@@ -119,29 +124,53 @@ def hold(proc: int, pid: int) -> None:
 
 
 def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), seconds: float = 10.0) -> bool:
-    """Kill all descendants of `ancestor` except itself and `spared`; False if some still live after `seconds`.
+    """Kill all descendants of `ancestor` except itself, and `spared` with their descendants; False if some still live after
+    `seconds`.
+
+    A process that forks and exits without pause is never alive when it is looked at. The zombies that it leaves show it, so
+    this thread reaps none meanwhile, and a signal to its process group ends it.
 
     Usually processes are killed without being stopped first: if the killer is killed, stopped processes would remain
     forever. If new ones were forked since the previous round, as by a fork bomb, all are stopped first, so that none
     can fork. The ancestor, or a process between, must reap them. Dead processes do not count. Orphans stay below the
     ancestor only if it is a subreaper.
     """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        return _kill_below(proc, ancestor, spared, time.monotonic() + seconds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def alive() -> list[int]:
-        return [process.pid for process in descendants(all_processes(proc), ancestor) if process.pid not in spared]
 
-    deadline = time.monotonic() + seconds
+def _kill_below(proc: int, ancestor: int, spared: frozenset[int], deadline: float) -> bool:
     killed: set[int] = set()
-    while found := alive():
+    known: set[int] = set()
+    while True:
+        found, ended, groups = _below(proc, ancestor, spared)
+        if not found and known.issuperset(ended):
+            return True
         if killed and not killed.issuperset(found):
             for pid in found:
                 send(pid, signal.SIGSTOP)
-            found = alive()
+            found, ended, groups = _below(proc, ancestor, spared)
         for pid in found:
             send(pid, signal.SIGKILL)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
         killed.update(found)
+        known.update(ended)
         if time.monotonic() > deadline:
             return False
         # Killed processes need processor time to end. Waiting gives a fork bomb no advantage.
         time.sleep(_PAUSE_SECONDS)
-    return True
+
+
+def _below(proc: int, ancestor: int, spared: frozenset[int]) -> tuple[list[int], list[int], set[int]]:
+    """Return the live processes below `ancestor`, the zombies there, and the process groups in which no others are."""
+    everything = _with_zombies(proc)
+    below = descendants((process for process in everything if process.pid not in spared), ancestor)
+    pids = {process.pid for process in below}
+    others = {process.group for process in everything if process.pid not in pids}
+    live, ended = ([process.pid for process in below if process.is_live is is_live] for is_live in (True, False))
+    return live, ended, {process.group for process in below} - others - {0}

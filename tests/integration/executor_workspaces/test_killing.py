@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+from agent_runtime.executor import kernel
 from agent_runtime.executor.init import processes
 
 PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -82,3 +83,46 @@ def test_killer_that_is_killed_leaves_no_process_stopped(
 
 def test_killer_without_time_to_wait_has_killed_all_processes(family: Callable[[Callable[[], object]], Family]) -> None:
     assert family(lambda: processes.kill_below(PROC, os.getpid(), seconds=-1)).kill()
+
+
+def _fork_and_exit(held: int) -> NoReturn:
+    try:
+        os.setsid()
+        while True:
+            os.write(held, b".")
+            if os.fork():
+                os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_a_process_that_forks_and_exits_without_pause_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its processes has ended before its state is read."""
+    list_names = os.listdir
+
+    def list_and_wait(folder: int) -> list[str]:
+        names = list_names(folder)
+        time.sleep(0.1)
+        return names
+
+    written, held = os.pipe()
+    killer = os.fork()
+    if killer == 0:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        if os.fork() == 0:
+            os.close(written)
+            _fork_and_exit(held)
+        os.read(written, 10)
+        monkeypatch.setattr(os, "listdir", list_and_wait)
+        os._exit(0 if processes.kill_below(PROC, os.getpid(), seconds=60) else 1)
+    os.close(held)
+    try:
+        assert os.waitpid(killer, 0)[1] == 0
+        left = 1 << 17  # more than a pipe holds: a process that lives would go on writing
+        while left > 0 and select.select([written], [], [], 30)[0]:
+            if not (content := os.read(written, 1 << 16)):
+                return  # no process has the pipe open any more
+            left -= len(content)
+        pytest.fail("a process lives")
+    finally:
+        os.close(written)  # ends it
