@@ -18,7 +18,14 @@ from pydantic import BaseModel
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.model import MODEL_SOURCES
 from rollout_api.model_server import NAME_RULE, OWNED_FLAGS, RESERVED_SUFFIXES, ModelServer
-from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec, RolloutShard
+from rollout_api.rollout_job import (
+    MUTABLE_FIELDS,
+    PROGRAM_AGENTS,
+    TOOL_CALLING_AGENTS,
+    RolloutJob,
+    RolloutJobSpec,
+    RolloutShard,
+)
 from rollout_api.sandbox import Sandbox
 from rollout_api.tasks import TASK_SOURCES
 from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, version_text
@@ -129,16 +136,20 @@ RULES: dict[str, list[Schema]] = {
             "message": "model.server.toolCallParser is missing: this agent calls tools; set it, such as hermes",
         },
         {
-            "rule": "self.agent.type != 'Command' || !has(self.tasks.environments)",
-            "message": "an agent of type Command cannot act in tasks.environments",
+            "rule": f"!(self.agent.type in {list(PROGRAM_AGENTS)}) || !has(self.tasks.environments)",
+            "message": "an agent that is a program cannot act in tasks.environments",
         },
         {
             "rule": "(self.agent.type == 'Command') == (self.agent.command.size() > 0)",
             "message": "agent.command is needed for type Command, and for no other type",
         },
         {
-            "rule": "self.agent.type == 'Command' ? !has(self.agent.systemPrompt) : self.agent.install.size() == 0",
-            "message": "agent.install is allowed only for type Command, and agent.systemPrompt only for other types",
+            "rule": "self.agent.type == 'Command' || self.agent.install.size() == 0",
+            "message": "agent.install is allowed only for type Command",
+        },
+        {
+            "rule": f"!(self.agent.type in {list(PROGRAM_AGENTS)}) || !has(self.agent.systemPrompt)",
+            "message": "agent.systemPrompt is not allowed for an agent that is a program",
         },
     ],
     "SandboxSpec": [_IMMUTABLE],

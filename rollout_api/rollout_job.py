@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText, distinct, exactly_one
 from rollout_api.conditions import Condition, Metadata
@@ -25,13 +25,19 @@ AGENTS_WITHOUT_MODEL = frozenset({"Oracle", "Nop"})
 TOOL_CALLING_AGENTS = ("ToolCalling", "Coding", "SWE")
 """Built-in agents that use the model's native tool calls; ReAct writes calls as text."""
 COMMAND_AGENT = "Command"
-"""The agent that is a program in the sandbox."""
+"""The agent whose program the manifest names."""
+CATALOG_AGENTS = ("ClaudeCode", "Codex", "QwenCode")
+"""Agents that are published programs; `agent_runtime/agents/catalog` has the facts about each."""
+PROGRAM_AGENTS = (COMMAND_AGENT, *CATALOG_AGENTS)
+"""Agents that are programs in the sandbox."""
 # A built-in name, the name of an entry point, or module:Class.
 ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$", max_length=512)]
 
 
 class TrajectoryFormat(StrEnum):
-    """`MiniSWEAgent`: its JSON. `SWEAgent`: its `.traj`. `ATIF`: Agent Trajectory Interchange Format."""
+    """`MiniSWEAgent`: its JSON. `SWEAgent`: its `.traj`. `ATIF`: Agent Trajectory Interchange Format.
+    `ClaudeCode`, `Codex`, `QwenCode`: the session file of that agent.
+    """
 
     MINI_SWE_AGENT = "MiniSWEAgent"
     """`mini-swe-agent-1.1`."""
@@ -39,13 +45,20 @@ class TrajectoryFormat(StrEnum):
     """SWE-agent's `.traj`."""
     ATIF = "ATIF"
     """Agent Trajectory Interchange Format, any version 1."""
+    CLAUDE_CODE = "ClaudeCode"
+    """The session file of Claude Code, JSON lines."""
+    CODEX = "Codex"
+    """The rollout file of Codex, JSON lines."""
+    QWEN_CODE = "QwenCode"
+    """The chat file of Qwen Code, JSON lines."""
 
 
 class AgentTrajectory(ApiModel):
     """Location of the trajectory file that the program of `Command` writes."""
 
     path: Path
-    """Relative to the working directory."""
+    """Relative to the working directory. `*` is any text without a slash; of several files, the one changed last is kept.
+    """
     format: TrajectoryFormat | None = None
     """Detected from the file's contents when left out."""
 
@@ -102,15 +115,25 @@ class McpServer(ApiModel):
         return self
 
 
+class CatalogOptions(ApiModel):
+    """`agent.config` of an agent of the catalog."""
+
+    version: Annotated[str, StringConstraints(pattern=r"^\d[0-9A-Za-z.+-]*$", max_length=64)] | None = None
+    """Exact version of its package; the tested one when left out."""
+    arguments: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
+    """Further arguments of its command line."""
+
+
 class Agent(ApiModel):
     """The agent that works on the tasks."""
 
     type: ExtensionName = "ToolCalling"
     """`ToolCalling`, `ReAct`, `Coding`, `SWE`, `Environment` (acts by text in `tasks.environments`), `Command` (a
-    program in the sandbox), `Oracle` (runs the task's solution), `Nop`, an entry point, or module:Class.
+    program in the sandbox), a published program such as `ClaudeCode` (see docs/agents-and-tools.md), `Oracle` (runs the
+    task's solution), `Nop`, an entry point, or module:Class.
     """
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
-    """Built-in tools, entry points, or module:Class. A `Command` has its own tools."""
+    """Built-in tools, entry points, or module:Class. Programs have their own tools."""
     command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
     """The program of `Command` and its arguments, started without a shell; `{prompt}`, `{promptFile}` (a path) and `{model}`
     are filled in."""
@@ -125,7 +148,9 @@ class Agent(ApiModel):
     max_format_errors: Annotated[int, Field(ge=1, le=1000)] = 3
     """Consecutive malformed answers after which the rollout ends with ToolFormat."""
     config: dict[str, Any] = {}
-    """Options of a custom agent."""
+    """Options of a custom agent. A published program such as `ClaudeCode` has `version` (an exact version of its package)
+    and `arguments` (a list of further arguments).
+    """
     trajectory: AgentTrajectory | None = None
     """Trajectory file that the program of `Command` writes. It is kept with the rollout and converted to ATIF."""
 
@@ -138,31 +163,59 @@ class Agent(ApiModel):
     """
 
     @property
-    def is_command(self) -> bool:
+    def is_program(self) -> bool:
         """Whether the agent is a program in the sandbox."""
-        return self.type == COMMAND_AGENT
+        return self.type in PROGRAM_AGENTS
+
+    @property
+    def catalog_options(self) -> CatalogOptions:
+        """Return `config` of an agent of the catalog. Raises ValidationError."""
+        return CatalogOptions.model_validate(self.config)
 
     @model_validator(mode="after")
     def _fields_fit_the_type(self) -> Self:
-        if self.is_command != bool(self.command and self.command[0]):
+        is_command = self.type == COMMAND_AGENT
+        if self.type in CATALOG_AGENTS:
+            self._fields_fit_the_catalog()
+        if is_command != bool(self.command and self.command[0]):
             raise ValueError(
                 "command, which begins with the name of a program, is needed for type Command, and for no other type"
             )
-        if self.install and not self.is_command:
+        if self.install and not is_command:
             raise ValueError("install is only for type Command; use the task's setup instead")
         if len({server.name for server in self.mcp_servers}) < len(self.mcp_servers):
             raise ValueError("mcpServers: two servers have the same name; give each a different name")
-        if self.context is not None and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
+        if self.context is not None and (self.is_program or self.type in AGENTS_WITHOUT_MODEL):
             raise ValueError(
                 f"context is not for type {self.type}, whose conversation the engine does not manage; remove it"
             )
-        if self.mcp_servers and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
+        if self.mcp_servers and (self.is_program or self.type in AGENTS_WITHOUT_MODEL):
             raise ValueError(f"mcpServers is not for type {self.type}, which calls no MCP tools; remove it")
-        if self.trajectory and not self.is_command:
+        if self.trajectory and not is_command:
             raise ValueError("trajectory is only for type Command; other agents are always recorded")
-        if self.is_command and self.system_prompt is not None:
-            raise ValueError("systemPrompt is not for type Command, whose program has its own prompt; leave it out")
+        if self.is_program and self.system_prompt is not None:
+            raise ValueError(
+                f"systemPrompt is not for type {self.type}, whose program has its own prompt; leave it out"
+            )
         return self
+
+    def _fields_fit_the_catalog(self) -> None:
+        if self.command or self.install:
+            field, option = ("command", "arguments") if self.command else ("install", "version")
+            raise ValueError(
+                f"{field} is not for type {self.type}, which has its own; remove it and use config.{option}, or use "
+                "type Command"
+            )
+        try:
+            self.catalog_options  # noqa: B018 it is validated
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            expected = {
+                "string_pattern_mismatch": "expected an exact version such as 1.2.3",
+                "extra_forbidden": f"unknown option; {self.type} has {' and '.join(CatalogOptions.model_fields)}",
+            }.get(first["type"], first["msg"])
+            raise ValueError(f"config.{where}: {expected}, found {str(first['input'])[:80]!r}") from None
 
 
 class Verifier(ApiModel):
@@ -334,9 +387,9 @@ class RolloutJobSpec(ApiModel):
                 f"model.server.toolCallParser is missing: agent {self.agent.type} calls tools, and vLLM finds calls in "
                 "answers with a parser for the model; set it, such as hermes"
             )
-        if self.agent.is_command and self.tasks.environments:
+        if self.agent.is_program and self.tasks.environments:
             raise ValueError(
-                "agent.type Command runs a program in a sandbox, which cannot act in tasks.environments; use "
+                f"agent.type {self.agent.type} runs a program in a sandbox, which cannot act in tasks.environments; use "
                 "Environment (text), ToolCalling (the tool act), or a custom agent"
             )
         if self.agent.type == "Oracle" and self.tasks.inline:
@@ -351,10 +404,10 @@ class RolloutJobSpec(ApiModel):
             raise ValueError(
                 f"groupSize is {self.group_size}, and count of tasks.branch is {count}; leave groupSize out"
             )
-        if self.agent.is_command:
+        if self.agent.is_program:
             raise ValueError(
-                "agent.type Command cannot be used with tasks.branch: its program cannot start from a recorded turn; "
-                "use another agent type"
+                f"agent.type {self.agent.type} cannot be used with tasks.branch: its program cannot start from a "
+                "recorded turn; use another agent type"
             )
 
     def verifier_of(self, task: Task) -> Verifier:

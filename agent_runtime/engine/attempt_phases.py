@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.agents.program import ProgramSpec, program_of
 from agent_runtime.engine.attempt.agent_clock import agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
@@ -80,6 +81,7 @@ class Attempt:
         self._journal = journal
         self._fence = Fence(journal.epoch, journal.holder)
         self._spec = self._spec_of(rollout)
+        self._program = program_of(context.job.spec.agent, self._spec.working_dir)
         self._phase = Phase.STARTING
         self._plugins = context.plugins_of_attempt(rollout, number)
         self._provider = context.provider_for(rollout.task)
@@ -275,11 +277,13 @@ class Attempt:
     ) -> tuple[Turns | Program, Coroutine[Any, Any, tuple[StopReason, str]]]:
         """Create the agent and run it; return why it stopped."""
         task = self._rollout.task
-        if (make_agent := self._context.make_agent) is None:
+        if self._program is not None:
             if task.steps:
                 raise SetupFailed(f"task {task.name} {NOT_FOR_PROGRAMS}")
-            program = self._make_program(workspace, recorded)
+            program = self._make_program(self._program, workspace, recorded)
             return program, program.run()
+        make_agent = self._context.make_agent
+        assert make_agent is not None  # only agents that are programs have none
         await self._tools.open(workspace, recorded, task.timeouts.command_seconds)
         turns = self._make_turns(workspace, recorded)
         return turns, self._run_steps(turns, make_agent) if task.steps else turns.run_agent(make_agent())
@@ -289,11 +293,9 @@ class Attempt:
         task, spec, workspace = self._rollout.task, self._context.job.spec, self._workspace
         assert workspace is not None  # otherwise `_resume` has raised
         ended = stop
-        if spec.agent.trajectory is not None:
+        if self._program is not None and (wanted := self._program.trajectory) is not None:
             session = f"{self._context.record.folder}/{self._rollout.index}"
-            own = await collect_trajectory(
-                workspace, spec.agent.trajectory, session, self._journal.store_program_trajectory
-            )
+            own = await collect_trajectory(workspace, wanted, session, self._journal.store_program_trajectory)
             stop = stop.model_copy(update={"program_trajectory": own})
         stop, artifacts = await store_artifacts(task, spec.verifier_of(task), workspace, self._journal, stop)
         await self._write(*([] if stop == ended else [stop]), artifacts)
@@ -328,7 +330,7 @@ class Attempt:
         lag = PolicyLag(context.newest_policy, None if keeps_stale else self._max_policy_lag)
         return Oversight(context.drain, lag, self._plugins, context.observer, self._situation())
 
-    def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
+    def _make_program(self, spec_of_program: ProgramSpec, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
 
         def model() -> Model:
@@ -338,6 +340,7 @@ class Attempt:
 
         return Program(
             Assignment(rollout, spec.agent, spec.sampling, self._context.watch),
+            spec_of_program,
             session=f"rollout-{rollout.index}-{self._number}",
             model=model,
             workspace=workspace,

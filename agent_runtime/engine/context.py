@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.agents.program import program_of
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
 from agent_runtime.engine.branching.state import Branching
@@ -88,16 +89,18 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     """Return the specification of the rollout's workspaces, which all members of its group share."""
     task = rollout.task
     sandbox = task.sandbox.apply(job.spec.sandbox)
+    working_dir = sandbox.working_dir or WORKING_DIR
+    program = program_of(job.spec.agent, working_dir)
     return WorkspaceSpec(
         group=f"g{rollout.group}",
-        working_dir=sandbox.working_dir or WORKING_DIR,
+        working_dir=working_dir,
         image=sandbox.image,
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
         resources=sandbox.resources,
         network={"setup": sandbox.network.setup, "agent": sandbox.network.agent, "verifier": sandbox.network.verifier},
         files=task.files,
-        setup=[*task.setup, *job.spec.agent.install],
+        setup=[*task.setup, *(program.install if program else ())],
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
         snapshot_paths=sandbox.snapshot_paths,

@@ -89,7 +89,7 @@ async def check_tasks(
     """
     problems: list[TaskProblem] = []
     agent, model = job.spec.agent, job.spec.model
-    if agent.is_command:
+    if agent.is_program:
         problems += [TaskProblem(f"task {task.name}", None, NOT_FOR_PROGRAMS) for task in tasks if task.steps]
     if (
         model is not None
@@ -123,15 +123,15 @@ async def open_run(
 
     Raises the errors of all parts.
     """
-    is_command = job.spec.agent.is_command
-    make_agent = None if is_command else run_environment.agent or find_agent(job.spec.agent.type)
+    is_program = job.spec.agent.is_program
+    make_agent = None if is_program else run_environment.agent or find_agent(job.spec.agent.type)
     keys = server_keys(job.spec.agent, run_environment.environ)
-    tools = open_tools([] if is_command else job.spec.agent.tools, run_environment.tools)
+    tools = open_tools([] if is_program else job.spec.agent.tools, run_environment.tools)
     plugins = Plugins.open(
         job.spec.plugins,
         run_environment.plugins,
         lambda call, key: observer(PluginFailed(call.plugin, call.hook, key, call.message)),
-        is_command=is_command,
+        is_program=is_program,
     )
     uri = output_uri(job, run_environment.base_dir)
     store = replace(

@@ -43,7 +43,7 @@ async def wrong_fields(job: RolloutJob, base_dir: Path, environ: Mapping[str, st
 def _checks(job: RolloutJob, environ: Mapping[str, str]) -> list[tuple[Location, Callable[[], object]]]:
     agent, model = job.spec.agent, job.spec.model
     checks: list[tuple[Location, Callable[[], object]]] = []
-    if not agent.is_command:
+    if not agent.is_program:
         checks.append((("agent", "type"), partial(find_agent, agent.type)))
         checks += [(("agent", "tools", n), partial(open_tools, [name])) for n, name in enumerate(agent.tools)]
         checks.append((("agent", "tools"), partial(open_tools, agent.tools)))

@@ -84,15 +84,15 @@ class Plugins:
         in_process: Sequence[object] = (),
         on_failure: OnFailure = lambda call, key: None,
         *,
-        is_command: bool = False,
+        is_program: bool = False,
     ) -> "Plugins":
-        """Load the plugins. `is_command`: the agent is a program in the sandbox. Raises ExtensionError for a plugin
+        """Load the plugins. `is_program`: the agent is a program in the sandbox. Raises ExtensionError for a plugin
         that cannot work.
         """
         if not uses and not in_process:
             return cls()
         loaded = load_plugins(uses, in_process)
-        return cls(_registered(loaded), on_failure, unused_hooks(loaded) if is_command else ())
+        return cls(_registered(loaded), on_failure, unused_hooks(loaded) if is_program else ())
 
     @property
     def any(self) -> bool:

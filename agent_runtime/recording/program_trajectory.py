@@ -7,12 +7,13 @@ for ATIF.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from agent_runtime.recording.atif import SCHEMA_VERSION, given, text_of, timestamp, tool_call
+from agent_runtime.recording.atif import given, text_of, tool_call
+from agent_runtime.recording.session_files import SESSION_FILES, form_of_lines
+from agent_runtime.recording.trajectory_steps import Json, Steps, metrics_of, time_of, trajectory_of
 from rollout_api.rollout_job import TrajectoryFormat
 
-Json = dict[str, Any]
 _SOURCES: Final = {"system": "system", "developer": "system", "assistant": "agent"}
 """ATIF's source of a message, by its role; for all others it is the user."""
 
@@ -27,25 +28,45 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
 
     `form` is detected if left out; `session` identifies the rollout among all runs if the file does not name its session.
     """
-    try:
-        content = json.loads(data, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableTrajectory(f"it is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UnreadableTrajectory(f"expected a JSON object, got {type(content).__name__}")
-    found = _form_of(content)
+    found, content = _content_of(data)
     if found is None or form not in (None, found):
+        keys = ", ".join(repr(key[:40]) for key in list(content[0])[:8])
         raise UnreadableTrajectory(
-            f"its keys ({', '.join(repr(key[:40]) for key in list(content)[:8])}) match "
-            f"{found or 'no supported format'}, "
+            f"its keys ({keys}) match {found or 'no supported format'}, "
             f"expected {form or 'one of ' + ', '.join(TrajectoryFormat)}"
         )
     try:
-        converted = {"session_id": session, **_CONVERSIONS[found](content)}
-        written = json.dumps(converted, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, OSError, RecursionError) as error:
+        converted = _CONVERSIONS[found](content[0]) if found in _CONVERSIONS else SESSION_FILES[found](content)
+        written = json.dumps(
+            {"session_id": session, **converted}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, OSError, RecursionError) as error:
         raise UnreadableTrajectory(f"it is not a valid {found} trajectory: {type(error).__name__}: {error}") from None
     return found, written.encode(errors="replace")
+
+
+def _content_of(data: bytes) -> tuple[TrajectoryFormat | None, list[Json]]:
+    """Return the format of a file, and its JSON object, or those of its lines. A program that was ended may have written
+    a part of its last line. Raises UnreadableTrajectory.
+    """
+    try:
+        content = json.loads(data, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        lines = [line for line in map(_line_of, data.splitlines()) if line is not None]
+        if not lines:
+            raise UnreadableTrajectory(f"it is not JSON: {error}") from None
+        return form_of_lines(lines), lines
+    if not isinstance(content, dict):
+        raise UnreadableTrajectory(f"expected a JSON object, got {type(content).__name__}")
+    return _form_of(content) or form_of_lines([content]), [content]
+
+
+def _line_of(line: bytes) -> Json | None:
+    try:
+        content = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _no_number(name: str) -> NoReturn:
@@ -74,35 +95,10 @@ def _from_atif(content: Json) -> Json:
     return content
 
 
-class _Steps:
-    """The steps so far. A result finds its step in constant time."""
-
-    def __init__(self) -> None:
-        self.all: list[Json] = []
-        self._latest: Json | None = None
-        """The agent's latest step."""
-        self._asked: dict[str, Json] = {}
-        """The latest step that has a call, by the id of the call."""
-
-    def add(self, step: Json) -> None:
-        self.all.append(step)
-        if step["source"] == "agent":
-            self._latest = step
-            self._asked.update((call["tool_call_id"], step) for call in step.get("tool_calls", []))
-
-    def observe(self, call_id: object, text: str) -> None:
-        """Add a result to the step whose call it answers, or else to the latest agent's step."""
-        asked = self._asked.get(call_id) if isinstance(call_id, str) else None
-        if (step := asked or self._latest) is None:
-            raise ValueError("a tool result precedes the first answer")
-        result = {"content": text} if asked is None else {"source_call_id": call_id, "content": text}
-        step.setdefault("observation", {"results": []})["results"].append(result)
-
-
 def _from_mini_swe_agent(content: Json) -> Json:
     info = content["info"]
     config, spent = info.get("config") or {}, info.get("model_stats") or {}
-    steps = _Steps()
+    steps = Steps()
     for message in content["messages"]:
         if (result := _tool_result(message)) is not None:
             steps.observe(*result)
@@ -110,7 +106,7 @@ def _from_mini_swe_agent(content: Json) -> Json:
             steps.add(_response_step(message))
         else:
             steps.add(_chat_step(message))
-    return _trajectory(
+    return trajectory_of(
         name="mini-swe-agent",
         version=info.get("mini_version"),
         model=(config.get("model") or {}).get("model_name"),
@@ -132,7 +128,7 @@ def _tool_result(message: Json) -> tuple[str | None, str] | None:
 def _chat_step(message: Json) -> Json:
     extra = message.get("extra") or {}
     source = _SOURCES.get(str(message.get("role")), "user")
-    step = {"source": source, "message": text_of(message.get("content")), **_timestamp(extra.get("timestamp"))}
+    step = {"source": source, "message": text_of(message.get("content")), **time_of(extra.get("timestamp"))}
     if source != "agent":
         # mini-swe-agent ends with a message of role "exit": its submission.
         return step | given(extra=given(role="exit" if message.get("role") == "exit" else None))
@@ -145,7 +141,7 @@ def _chat_step(message: Json) -> Json:
         **step,
         **given(reasoning_content=text_of(message.get("reasoning_content"))),
         **given(tool_calls=calls),
-        **_metrics(usage.get("prompt_tokens"), usage.get("completion_tokens"), extra.get("cost")),
+        **metrics_of(usage.get("prompt_tokens"), usage.get("completion_tokens"), extra.get("cost")),
         "llm_call_count": 1,
     }
 
@@ -166,10 +162,10 @@ def _response_step(response: Json) -> Json:
     return {
         "source": "agent",
         "message": "\n".join(texts),
-        **_timestamp(response.get("created_at")),
+        **time_of(response.get("created_at")),
         **given(reasoning_content="\n".join(thoughts)),
         **given(tool_calls=calls),
-        **_metrics(usage.get("input_tokens"), usage.get("output_tokens"), (response.get("extra") or {}).get("cost")),
+        **metrics_of(usage.get("input_tokens"), usage.get("output_tokens"), (response.get("extra") or {}).get("cost")),
         "llm_call_count": 1,
     }
 
@@ -177,7 +173,7 @@ def _response_step(response: Json) -> Json:
 def _from_swe_agent(content: Json) -> Json:
     info = content.get("info") or {}
     spent = info.get("model_stats") or {}
-    steps = _Steps()
+    steps = Steps()
     for step in _before_the_first_answer(content["history"]):
         steps.add(step)
     for entry in content["trajectory"]:
@@ -195,7 +191,7 @@ def _from_swe_agent(content: Json) -> Json:
         )
         if observation := text_of(entry.get("observation")):
             steps.observe(calls[0]["tool_call_id"] if calls else None, observation)
-    return _trajectory(
+    return trajectory_of(
         name="SWE-agent",
         version=info.get("swe_agent_version"),
         model=None,
@@ -227,49 +223,3 @@ _CONVERSIONS: Final[Mapping[TrajectoryFormat, Callable[[Json], Json]]] = {
     TrajectoryFormat.MINI_SWE_AGENT: _from_mini_swe_agent,
     TrajectoryFormat.SWE_AGENT: _from_swe_agent,
 }
-
-
-def _trajectory(
-    *,
-    name: str,
-    version: object,
-    model: object,
-    steps: Sequence[Json],
-    cost: object,
-    ending: Json,
-    totals: tuple[object, object] | None = None,
-) -> Json:
-    if not steps:
-        raise ValueError("the file has no steps")
-    if totals is None:
-        metrics = [step.get("metrics", {}) for step in steps]
-        totals = sum(m.get("prompt_tokens", 0) for m in metrics), sum(m.get("completion_tokens", 0) for m in metrics)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "agent": {"name": name, "version": str(version or "unknown"), **given(model_name=model and str(model))},
-        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, start=1)],
-        "final_metrics": {
-            **_count(total_prompt_tokens=totals[0], total_completion_tokens=totals[1]),
-            **_money(total_cost_usd=cost),
-            "total_steps": len(steps),
-        },
-        **given(extra=given(**ending)),
-    }
-
-
-def _metrics(prompt: object, completion: object, cost: object) -> Json:
-    return given(metrics={**_count(prompt_tokens=prompt, completion_tokens=completion), **_money(cost_usd=cost)})
-
-
-def _count(**fields: object) -> Json:
-    return {name: value for name, value in fields.items() if isinstance(value, int) and not isinstance(value, bool)}
-
-
-def _money(**fields: object) -> Json:
-    return {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
-
-
-def _timestamp(seconds: object) -> Json:
-    if not isinstance(seconds, int | float):
-        return {}
-    return {"timestamp": timestamp(seconds)}

@@ -62,7 +62,7 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         raise typer.Exit(Exit.BAD_INPUT)
     plugins = load_plugins(job.spec.plugins)
     unused = (
-        [TaskProblem(str(manifest), None, text) for text in unused_hooks(plugins)] if job.spec.agent.is_command else []
+        [TaskProblem(str(manifest), None, text) for text in unused_hooks(plugins)] if job.spec.agent.is_program else []
     )
     warnings = [*loaded.warnings, *unused]
     missing = asyncio.run(missing_programs(job, loaded.tasks, RunEnvironment(base_dir, os.environ, provider)))

@@ -23,7 +23,7 @@ from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
 NEXT_STEP_AFTER = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 """Stop reasons after which the next step begins. The others are limits of the whole rollout."""
 
-NOT_FOR_PROGRAMS = "has steps, which an agent of type Command does not support"
+NOT_FOR_PROGRAMS = "has steps, which an agent that is a program does not support"
 """Message for a task with steps under a program agent, at the start or from a stream."""
 
 

@@ -94,11 +94,10 @@ class _Run:
     async def branched(self, entry: TaskBranch) -> Task:
         """Return the task of an entry, with its sandbox completed from this run's job. Raises ValueError."""
         spec = self.reader.job.spec
-        if spec.agent.is_command:
+        if spec.agent.is_program:
             raise ValueError(
-                "its agent is of type Command: the program's processes are not restored, so it cannot be "
-                "branched; use an "
-                "agent that calls the model through its context"
+                f"its agent {spec.agent.type} is a program, whose processes are not restored, so it cannot be branched; "
+                "use an agent that calls the model through its context"
             )
         if spec.agent.mcp_servers:
             raise ValueError("its agent has MCP servers, whose state is not restored, so it cannot be branched")

@@ -5,6 +5,7 @@ URL with the same key, and continues the journal. Only an answer that was being 
 """
 
 import asyncio
+import fnmatch
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_runtime.agents.base import Stop
+from agent_runtime.agents.program import FOLDER, HOME, ProgramSpec
 from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt.attribution import Action, OutOfTime, Phase, attribute
@@ -19,11 +21,10 @@ from agent_runtime.engine.attempt.model_calls import AttemptModel, probe, troubl
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.program.program_rules import (
     CALLS_A_TURN,
-    PROMPT_FILE,
     Ended,
-    filled,
     given_up_at,
     is_cut,
+    refuse_long_arguments,
     stop_of,
 )
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
@@ -125,7 +126,7 @@ async def serve_model(
 
 
 PROGRAM_KEY = "1:agent"
-_PROMPT_PATH = "/tmp/.rollout/prompt.md"
+_PROMPT_PATH = f"{FOLDER}/prompt.md"
 _NO_DEADLINE = 1e9
 """Longest deadline, in seconds, that the executor accepts. Its deadlines cannot exclude waiting time, so the runner
 ends the program itself; a sandbox without a runner ends itself when it is idle.
@@ -144,6 +145,7 @@ class Program:
     def __init__(
         self,
         assignment: Assignment,
+        program: ProgramSpec,
         *,
         session: str,
         model: Callable[[], Model],
@@ -160,7 +162,7 @@ class Program:
         """Whether the program may have acted in the workspace on the model's answers."""
         self.traceback: str | None = None
         self._rollout, self._task, self._spec = assignment.rollout, assignment.rollout.task, assignment.agent
-        self._sampling, self._session = assignment.sampling, session
+        self._sampling, self._session, self._program = assignment.sampling, session, program
         self._workspace, self._journal, self._unwritten = workspace, journal, list(unwritten)
         self._drain, self._observer, self._plugins = oversight.drain, oversight.observer, oversight.plugins
         self.policy_lag, self._situation = oversight.policy_lag, oversight.situation
@@ -318,23 +320,45 @@ class Program:
 
     async def _work(self, access: WorkspaceModel) -> CommandResult:
         """Run the program to its end. A repeated request with the same key and body finds the running one."""
-        path = ""
-        if any(PROMPT_FILE in argument for argument in self._spec.command):
-            path = await self._put_prompt()
-        command = filled(self._spec.command, prompt=self._task.prompt, prompt_file=path, model=access.name)
+        root, search_path = await self._look_around()
+        filled = self._program.filled(
+            {
+                "prompt": self._task.prompt,
+                "promptFile": root + _PROMPT_PATH,
+                "model": access.name,
+                "url": access.url,
+                "home": root + HOME,
+            }
+        )
+        refuse_long_arguments(filled.command)
+        if self._program.needs_prompt_file:
+            await self._workspace.write(_PROMPT_PATH, self._task.prompt.encode(errors="replace"), key="0:prompt")
+        for number, (path, content) in enumerate(filled.files.items()):
+            await self._workspace.write(path, content.encode(errors="replace"), key=f"0:agent-file-{number}")
+        env = {**access.environment(), **filled.env}
+        if (own := self._program.search_path) is not None:
+            env["PATH"] = f"{root}{own}:{search_path}"
         self.exposed = True
         return await self._workspace.run(
-            command, key=PROGRAM_KEY, deadline_seconds=_NO_DEADLINE, env=access.environment()
+            filled.command,
+            key=PROGRAM_KEY,
+            deadline_seconds=_NO_DEADLINE,
+            env=env,
+            stdin=filled.stdin.encode(errors="replace"),
         )
 
-    async def _put_prompt(self) -> str:
-        """Write the prompt to a file; return its path as the program sees it, which in `Plain` is below the workspace's
-        root.
+    async def _look_around(self) -> tuple[str, str]:
+        """Return the prefix of absolute paths as programs in the workspace see them, which is not empty in `Plain` below
+        a folder, and the programs' PATH.
         """
-        await self._workspace.write(_PROMPT_PATH, self._task.prompt.encode(errors="replace"), key="0:prompt")
-        found = await self._workspace.run("pwd -P", key="0:root", deadline_seconds=self._task.timeouts.command_seconds)
-        here, known_as = found.stdout.decode(errors="surrogateescape").rstrip("\n"), self._workspace.working_dir
-        return (here.removesuffix(known_as) if here.endswith(known_as) else "") + _PROMPT_PATH
+        if not self._program.needs_place:
+            return "", ""
+        found = await self._workspace.run(
+            'pwd -P && printf %s "$PATH"', key="0:root", deadline_seconds=self._task.timeouts.command_seconds
+        )
+        here, _, search_path = found.stdout.decode(errors="surrogateescape").partition("\n")
+        known_as = self._workspace.working_dir
+        return (here.removesuffix(known_as) if here.endswith(known_as) else ""), search_path
 
     async def _run_out_of_time(self) -> None:
         seconds, now = self._clock.seconds, self._clock.now
@@ -384,25 +408,60 @@ async def collect(workspace: Workspace, wanted: AgentTrajectory, session: str, s
 
     Raises SandboxFailure, Fenced, StorageError.
     """
+    path = wanted.path
     try:
-        found = await workspace.stat(wanted.path)
+        if "*" in path:
+            if (matching := await _newest_match(workspace, path)) is None:
+                return ProgramTrajectory(note=f"{path}: the program wrote no such file")
+            path = matching
+        found = await workspace.stat(path)
         if found is None:
-            return ProgramTrajectory(note=f"{wanted.path}: the program did not write this file")
+            return ProgramTrajectory(note=f"{path}: the program did not write this file")
         if found.type != "file":
-            return ProgramTrajectory(note=f"{wanted.path}: expected a file, found a {found.type}")
+            return ProgramTrajectory(note=f"{path}: expected a file, found a {found.type}")
         if found.size > FILE_BYTES:
             return ProgramTrajectory(
-                bytes=found.size, note=f"{wanted.path}: {found.size} bytes, but at most {FILE_BYTES} are kept"
+                bytes=found.size, note=f"{path}: {found.size} bytes, but at most {FILE_BYTES} are kept"
             )
-        data = await workspace.read(wanted.path, limit=FILE_BYTES)
+        data = await workspace.read(path, limit=FILE_BYTES)
     except FileError as error:
-        return ProgramTrajectory(note=f"{wanted.path}: {error.message}")
+        return ProgramTrajectory(note=f"{path}: {error.message}")
     except WorkspaceLimit as limit:
-        return ProgramTrajectory(note=f"{wanted.path}: the workspace was ended ({limit.cause})")
+        return ProgramTrajectory(note=f"{path}: the workspace was ended ({limit.cause})")
     try:
         form, atif = await asyncio.to_thread(to_atif, data, wanted.format, session)
     except UnreadableTrajectory as unreadable:
         file, _ = await store(data, None)
-        return ProgramTrajectory(file=file, bytes=len(data), note=f"{wanted.path}: {unreadable}")
+        return ProgramTrajectory(file=file, bytes=len(data), note=f"{path}: {unreadable}")
     file, converted = await store(data, atif)
     return ProgramTrajectory(file=file, bytes=len(data), format=form.value, atif=converted)
+
+
+_MOST_MATCHES = 256
+"""Most paths that a part of a pattern yields, newest first. A policy can create any number."""
+
+
+async def _newest_match(workspace: Workspace, pattern: str) -> str | None:
+    """Return the file that matches a pattern; of several, the one changed last, which a program's sub-agents have ended
+    before.
+    """
+    parts = pattern.split("/")
+    places = [""] if pattern.startswith("/") else ["."]
+    for number, part in enumerate(parts):
+        if "*" not in part:
+            places = [f"{place}/{part}" if part else place for place in places]
+            continue
+        kind = "file" if number == len(parts) - 1 else "folder"
+        found: list[tuple[float, str]] = []
+        for place in places:
+            try:
+                entries = await workspace.list(place or "/")
+            except FileError:
+                continue  # another program's folder, or a file
+            found += [
+                (entry.modified, f"{place}/{entry.name}")
+                for entry in entries
+                if entry.type == kind and fnmatch.fnmatchcase(entry.name, part)
+            ]
+        places = [path for _, path in sorted(found, reverse=True)[:_MOST_MATCHES]]
+    return next(iter(places), None)

@@ -1,17 +1,14 @@
 """Rules for program agents: how their command is formed, and how their end is interpreted."""
 
-import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from agent_runtime.agents.program import PROMPT_FILE
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.history import continues
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, StopReason
-
-PROMPT_FILE = "{promptFile}"
-_FIELD = re.compile(r"\{(prompt|promptFile|model)\}")
 
 LONGEST_ARGUMENT = 131_071
 """Bytes of the longest argument in Linux (MAX_ARG_STRLEN, 32 pages, with the terminating zero)."""
@@ -21,10 +18,8 @@ retry these. The limit keeps a program that retries forever from filling the jou
 """
 
 
-def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str) -> list[str]:
-    """Return the command with its fields replaced; braces in a prompt are kept. Raises SandboxFailure."""
-    values = {"prompt": prompt, "promptFile": prompt_file, "model": model}
-    arguments = [_FIELD.sub(lambda found: values[found[1]], argument) for argument in command]
+def refuse_long_arguments(arguments: Sequence[str]) -> None:
+    """Raise SandboxFailure for an argument that Linux does not accept."""
     for position, argument in enumerate(arguments):
         if (size := len(argument.encode(errors="replace"))) > LONGEST_ARGUMENT:
             raise SandboxFailure(
@@ -32,7 +27,6 @@ def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str)
                 f"agent.command[{position}] has {size} bytes with its fields replaced; the longest argument has "
                 f"{LONGEST_ARGUMENT}; give the prompt as {PROMPT_FILE}",
             )
-    return arguments
 
 
 def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:

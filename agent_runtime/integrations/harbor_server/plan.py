@@ -65,7 +65,7 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
     kwargs, overrides = dict(agent.kwargs), dict(request.environment_overrides)
     spec["groupSize"] = 1
     if agent.import_path is not None:
-        if template.spec.agent.is_command:
+        if template.spec.agent.is_program:
             raise RunRefused(
                 f"agent.import_path: the job {template.metadata.name!r} runs its own program; remove the field"
             )

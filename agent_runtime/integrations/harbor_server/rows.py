@@ -13,6 +13,7 @@ from agent_runtime.integrations.harbor_server.environment import HARBORS, Enviro
 from agent_runtime.integrations.harbor_server.plan import without_provider
 from agent_runtime.integrations.harbor_server.settings import RemoteSettings, SettingsError
 from agent_runtime.tasks import load_tasks
+from rollout_api.rollout_job import CATALOG_AGENTS
 from rollout_api.sandbox import Provider, SandboxOverrides
 from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
@@ -74,8 +75,8 @@ OWN_KEY = "agent_rollouts"
 """Our key in `rollout.custom`, which verl leaves to extensions."""
 _MOST_TURNS: Final = 100_000
 """The largest value in a manifest, because turns are unlimited in PR #83: the agent on the server has its own limit."""
-AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop")
-"""Our agents for values of `agent_name`; `swe-agent` is `SWE`."""
+AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop", *CATALOG_AGENTS)
+"""Our agents for values of `agent_name`; `swe-agent` is `SWE`, `claude-code` is `ClaudeCode`."""
 
 
 @dataclass(frozen=True)

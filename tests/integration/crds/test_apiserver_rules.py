@@ -183,6 +183,14 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda spec: spec.update(agent={"install": ["a"]}),
         "install is allowed only for type Command",
     ),
+    "a command of an agent of the catalog": (
+        lambda spec: spec.update(agent={"type": "Codex", "command": ["codex"]}),
+        "command is needed for type Command, and for no other type",
+    ),
+    "a system prompt of a program": (
+        lambda spec: spec.update(agent={"type": "Codex", "systemPrompt": "Be good."}),
+        "agent.systemPrompt is not allowed for an agent that is a program",
+    ),
     "no parser for an agent that calls tools": (
         lambda spec: spec.update(model={"server": NO_PARSER}),
         "model.server.toolCallParser is missing: this agent calls tools; set it, such as hermes",

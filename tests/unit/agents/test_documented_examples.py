@@ -48,7 +48,7 @@ async def test_the_planner_gives_each_step_to_a_sub_agent(attempt: Any, examples
 def test_documented_manifests_are_valid_and_the_mini_swe_agent_one_is_tested() -> None:
     manifests = [yaml.safe_load(block) for block in shown("yaml")]
     agents = [Agent.model_validate(block["agent"]) for block in manifests]
-    assert len(agents) == 4
+    assert len(agents) == 5
     (mini,) = (block for block, agent in zip(manifests, agents, strict=True) if agent.trajectory)
     assert mini["agent"]["command"] == COMMAND
     assert {(variable["name"], variable["value"]) for variable in mini["sandbox"]["env"]} <= set(ENVIRONMENT.items())

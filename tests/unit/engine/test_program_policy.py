@@ -4,11 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_runtime.engine.program.program import Program
-from agent_runtime.engine.program.program_rules import LONGEST_ARGUMENT, Ended, filled, is_cut, stop_of
+from agent_runtime.engine.program.program_rules import LONGEST_ARGUMENT, Ended, is_cut, refuse_long_arguments, stop_of
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
@@ -34,23 +32,10 @@ def delivery(turn: int, *, delivered: bool = True) -> DeliveryRecord:
     return DeliveryRecord(turn=turn, time=0, delivered=delivered)
 
 
-def test_each_placeholder_is_filled_in_everywhere() -> None:
-    command = ["agent", "--model={model}", "{prompt}", "{promptFile}", "{other} ${HOME} {}"]
-    assert filled(command, prompt="Do it.", prompt_file="/p.md", model="m") == [
-        "agent", "--model=m", "Do it.", "/p.md", "{other} ${HOME} {}",
-    ]  # fmt: skip
-
-
-@given(st.text(max_size=40))
-def test_braces_of_a_prompt_are_the_prompts_own(prompt: str) -> None:
-    text = f"{{model}}{prompt}{{promptFile}}"
-    assert filled(["{prompt}|{prompt}"], prompt=text, prompt_file="f", model="m") == [f"{text}|{text}"]
-
-
 def test_a_prompt_that_is_too_long_for_an_argument_says_what_to_write_instead() -> None:
-    assert filled(["a", "{prompt}"], prompt="x" * LONGEST_ARGUMENT, prompt_file="", model="m")
+    refuse_long_arguments(["a", "x" * LONGEST_ARGUMENT])
     with pytest.raises(SandboxFailure, match=r"agent.command\[1\] has 131072 bytes.*\{promptFile\}"):
-        filled(["a", "{prompt}"], prompt="x" * (LONGEST_ARGUMENT + 1), prompt_file="", model="m")
+        refuse_long_arguments(["a", "x" * (LONGEST_ARGUMENT + 1)])
 
 
 @pytest.mark.parametrize("how", [{}, {"cut": True}, {"over": OVER}, {"refusal": StopReason.CONTEXT_EXCEEDED}])

@@ -1,13 +1,15 @@
 """A program's own trajectory is shown as ATIF to the letter, and no file that a policy can write harms the run."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.recording.program_trajectory import UnreadableTrajectory, _Steps, to_atif
+from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
+from agent_runtime.recording.trajectory_steps import Steps
 from rollout_api.rollout_job import TrajectoryFormat
 from tests.unit.recording.strategies import json_values
 from tests.unit.recording.test_atif import AtifTrajectory
@@ -130,7 +132,7 @@ def test_reading_takes_no_longer_for_each_result_with_more_steps() -> None:
 
         __hash__ = str.__hash__
 
-    steps = _Steps()
+    steps = Steps()
     for number in range(1000):
         call_id = Counted(f"call-{number}")
         steps.add({"source": "agent", "tool_calls": [{"tool_call_id": call_id}]})
@@ -144,6 +146,61 @@ def test_message_about_a_file_is_short_when_its_keys_are_long() -> None:
     with pytest.raises(UnreadableTrajectory) as raised:
         to_atif(json.dumps({"A" * 100_000: 1}).encode(), None, "run/0")
     assert len(str(raised.value)) < 1000
+
+
+SESSIONS = {
+    "claude-code.jsonl": (TrajectoryFormat.CLAUDE_CODE, "Claude Code", "2.1.332"),
+    "codex.jsonl": (TrajectoryFormat.CODEX, "Codex", "0.171.0"),
+    "qwen-code.jsonl": (TrajectoryFormat.QWEN_CODE, "Qwen Code", "0.24.4"),
+}
+"""Files that the agents wrote in tests/integration/agents/test_catalog.py, cut to three answers."""
+
+
+def session(name: str) -> bytes:
+    return (Path(__file__).parent / "sessions" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_session_file_of_a_coding_agent_is_converted(name: str) -> None:
+    wanted, agent, version = SESSIONS[name]
+    form, data = to_atif(session(name), None, "run/0")
+    assert form is wanted
+    trajectory = json.loads(AtifTrajectory.model_validate_json(data) and data)
+    assert trajectory["agent"] == {"name": agent, "version": version, "model_name": "policy"}
+    steps = [step for step in trajectory["steps"] if step["source"] == "agent"]
+    assert [step["message"] for step in steps] == ["I look at it.", "It sorts its argument.", "median() is right now."]
+    assert [len(step.get("tool_calls", [])) for step in steps] == [2, 1, 0]
+    for step in steps[:2]:
+        answered = [result["source_call_id"] for result in step["observation"]["results"]]
+        assert answered == [call["tool_call_id"] for call in step["tool_calls"]]
+    assert "values.sort()" in steps[0]["observation"]["results"][0]["content"]
+    assert "sorted(values)" in json.dumps(steps[1]["tool_calls"][0]["arguments"])
+    assert all(step["metrics"]["prompt_tokens"] > step["metrics"]["completion_tokens"] > 0 for step in steps)
+    (task,) = [step["message"] for step in trajectory["steps"] if step["source"] == "user"]
+    assert task.startswith("median.py should return the median")
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_session_file_whose_last_line_was_cut_off_is_converted(name: str) -> None:
+    whole, cut = json.loads(to_atif(session(name), None, "")[1]), json.loads(to_atif(session(name)[:-40], None, "")[1])
+    assert cut["steps"][:-1] == whole["steps"][: len(cut["steps"]) - 1]
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(SESSIONS)))
+def test_no_session_file_that_a_policy_can_write_does_more_than_be_unreadable(data: st.DataObject, name: str) -> None:
+    def changed(value: Any) -> Any:
+        if data.draw(st.integers(0, 15)) == 0:
+            return data.draw(json_values)
+        if isinstance(value, dict):
+            return {key: changed(part) for key, part in value.items()}
+        return [changed(part) for part in value] if isinstance(value, list) else value
+
+    lines = [json.dumps(changed(json.loads(line))) for line in session(name).splitlines()]
+    try:
+        _, atif = to_atif("\n".join(lines).encode(), SESSIONS[name][0], "run/0")
+    except UnreadableTrajectory:
+        return
+    AtifTrajectory.model_validate_json(atif)
 
 
 ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}

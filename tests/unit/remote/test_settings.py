@@ -104,8 +104,8 @@ def test_a_local_trial_is_done_by_the_agent_of_that_name() -> None:
 
 
 def test_missing_agent_is_reported_with_the_existing_ones() -> None:
-    with pytest.raises(SettingsError, match=r"claude_code.*ToolCalling, ReAct"):
-        with_remote_agent(config(), RemoteSettings(agent_name="claude_code", use_local_trial=True))
+    with pytest.raises(SettingsError, match=r"cleverest.*ToolCalling, ReAct"):
+        with_remote_agent(config(), RemoteSettings(agent_name="cleverest", use_local_trial=True))
 
 
 def test_unsupported_field_of_a_local_trial_is_reported() -> None:

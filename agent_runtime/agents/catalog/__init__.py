@@ -1,0 +1,16 @@
+"""Coding agents that are published programs: one file of facts for each, no code.
+
+`agent_runtime/agents/program.py` turns an entry into what the engine runs. The names are also in
+`rollout_api.rollout_job.CATALOG_AGENTS`.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from agent_runtime.agents.catalog.claude_code import CLAUDE_CODE
+from agent_runtime.agents.catalog.codex import CODEX
+from agent_runtime.agents.catalog.entry import Entry
+from agent_runtime.agents.catalog.qwen_code import QWEN_CODE
+
+CATALOG: Final[Mapping[str, Entry]] = {"ClaudeCode": CLAUDE_CODE, "Codex": CODEX, "QwenCode": QWEN_CODE}
+"""Entries by `agent.type`."""

@@ -1,0 +1,152 @@
+"""Convert session files of coding agents, JSON lines, into ATIF 1.7. The policy controls the files, so they are
+untrusted: wrong types raise TypeError, ValueError, LookupError or AttributeError.
+
+Sources of the formats: files that the agents of `agent_runtime/agents/catalog` wrote, in the versions named there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from agent_runtime.recording.atif import text_of
+from agent_runtime.recording.trajectory_steps import Conversation, Json, metrics_of, trajectory_of
+from rollout_api.rollout_job import TrajectoryFormat
+
+
+def form_of_lines(lines: Sequence[Json]) -> TrajectoryFormat | None:
+    """Return the format of a file with these lines, None for an unknown one."""
+    for line in lines[:50]:
+        message = line.get("message")
+        if line.get("type") == "session_meta" and "payload" in line:
+            return TrajectoryFormat.CODEX
+        if "sessionId" in line and isinstance(message, dict):
+            return TrajectoryFormat.QWEN_CODE if "parts" in message else TrajectoryFormat.CLAUDE_CODE
+    return None
+
+
+def _from_claude_code(lines: Sequence[Json]) -> Json:
+    talk, version, model, prompted = Conversation(), None, None, False
+    for line in lines:
+        version, when = line.get("version") or version, line.get("timestamp")
+        if line.get("isSidechain"):
+            continue  # a sub-agent
+        if not prompted and (parts := (line.get("attachment") or {}).get("systemPrompt")):
+            prompted = True
+            talk.message("system", "\n".join(map(str, parts)), when)
+        message = line.get("message") or {}
+        if line.get("type") == "user":
+            for part in _parts(message.get("content")):
+                if part.get("type") == "tool_result":
+                    talk.result(part.get("tool_use_id"), text_of(part.get("content")))
+                else:
+                    talk.message("user", text_of([part]), when)
+        elif line.get("type") == "assistant":
+            model = message.get("model") or model
+            # One answer has a line for each of its parts.
+            step = talk.answer(when, message.get("id"))
+            for part in _parts(message.get("content")):
+                if part.get("type") == "tool_use":
+                    talk.call(step, part.get("id"), part.get("name"), part.get("input"))
+                elif part.get("type") in ("thinking", "redacted_thinking"):
+                    talk.say(step, str(part.get("thinking") or ""), "reasoning_content")
+                else:
+                    talk.say(step, text_of([part]).removesuffix("\n"))
+            usage = message.get("usage") or {}
+            read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+            step |= metrics_of(sum(usage.get(name) or 0 for name in read), usage.get("output_tokens"))
+    return trajectory_of(name="Claude Code", version=version, model=model, steps=talk.steps.all)
+
+
+def _from_codex(lines: Sequence[Json]) -> Json:
+    talk, version, model = Conversation(), None, None
+    for line in lines:
+        kind, payload, when = line.get("type"), line.get("payload") or {}, line.get("timestamp")
+        if kind == "session_meta":
+            version = payload.get("cli_version") or version
+            if instructions := text_of((payload.get("base_instructions") or {}).get("text")):
+                talk.message("system", instructions, when)
+        elif kind == "turn_context":
+            model = payload.get("model") or model
+        elif kind == "response_item":
+            _codex_item(talk, payload, when)
+        elif kind == "event_msg" and payload.get("type") == "token_count" and talk.latest is not None:
+            usage = (payload.get("info") or {}).get("last_token_usage") or {}
+            talk.latest.update(metrics_of(usage.get("input_tokens"), usage.get("output_tokens")))
+    return trajectory_of(name="Codex", version=version, model=model, steps=talk.steps.all)
+
+
+def _codex_item(talk: Conversation, item: Json, when: object) -> None:
+    """Add an item of OpenAI's Responses."""
+    kind = str(item.get("type"))
+    if kind.endswith("_output"):
+        output = item.get("output")
+        talk.result(item.get("call_id"), text_of(output.get("content") if isinstance(output, dict) else output))
+    elif kind.endswith("_call"):
+        arguments = next((item[name] for name in ("arguments", "input", "action") if name in item), None)
+        if kind == "custom_tool_call":
+            arguments = {"input": arguments}
+        talk.call(talk.answer(when), item.get("call_id"), item.get("name") or kind, arguments)
+    elif kind == "reasoning":
+        thought = text_of(item.get("summary") or item.get("content"))
+        talk.say(talk.answer(when), thought, "reasoning_content")
+    elif kind == "message":
+        text = text_of(item.get("content")).removesuffix("\n")
+        if item.get("role") == "assistant":
+            talk.say(talk.answer(when), text)
+        else:
+            talk.message("system" if item.get("role") in ("system", "developer") else "user", text, when)
+
+
+def _from_qwen_code(lines: Sequence[Json]) -> Json:
+    talk, version, model = Conversation(), None, None
+    for line in lines:
+        version, when, message = line.get("version") or version, line.get("timestamp"), line.get("message") or {}
+        parts = _parts(message.get("parts"))
+        if line.get("type") == "assistant":
+            model = line.get("model") or model
+            step = talk.answer(when, line.get("uuid"))
+            _add_google_parts(talk, step, parts)
+            step |= _google_usage(line.get("usageMetadata") or {})
+        else:
+            for part in parts:
+                if (answered := part.get("functionResponse")) is not None:
+                    talk.result(answered.get("id"), _google_result(answered.get("response")))
+                elif text := text_of(part.get("text")):
+                    talk.message("user", text, when)
+    return trajectory_of(name="Qwen Code", version=version, model=model, steps=talk.steps.all)
+
+
+def _add_google_parts(talk: Conversation, step: Json, parts: Iterable[Json]) -> None:
+    """Add the parts of an answer in the form of Google's Gemini API."""
+    for part in parts:
+        if (call := part.get("functionCall")) is not None:
+            talk.call(step, call.get("id"), call.get("name"), call.get("args"))
+        else:
+            field = "reasoning_content" if part.get("thought") else "message"
+            talk.say(step, text_of(part.get("text")).removesuffix("\n"), field)
+
+
+def _google_result(response: object) -> str:
+    found = response if isinstance(response, dict) else {"output": response}
+    return text_of(next((found[name] for name in ("output", "error") if name in found), str(response)))
+
+
+def _google_usage(usage: Mapping[str, object]) -> Json:
+    return metrics_of(usage.get("promptTokenCount"), usage.get("candidatesTokenCount"))
+
+
+def _parts(content: object) -> list[Json]:
+    """Return the parts of a message's content, which may be a text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if content is None:
+        return []
+    if not isinstance(content, list):
+        raise TypeError(f"a text or a list expected, got {type(content).__name__}")
+    return [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in content]
+
+
+SESSION_FILES: Final[Mapping[TrajectoryFormat, Callable[[Sequence[Json]], Json]]] = {
+    TrajectoryFormat.CLAUDE_CODE: _from_claude_code,
+    TrajectoryFormat.CODEX: _from_codex,
+    TrajectoryFormat.QWEN_CODE: _from_qwen_code,
+}

@@ -1,0 +1,91 @@
+"""Real coding agents, as npm and PyPI have them, fix a bug without a network; their runner is killed while they work."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent_runtime.agents.catalog import CATALOG
+from agent_runtime.export.formats import Format, export
+from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from rollout_api.rollout_job import CATALOG_AGENTS
+from tests.support.coding_agents import LAST_WORDS, STEPS, agent_environment, answer, is_main, manifest
+from tests.support.own_environment import run_killed
+from tests.support.talking_program import Served, exported
+from tests.support.vllm_server import Answer, Prompt, VllmStandIn
+
+pytestmark = pytest.mark.full
+
+KILLED_IN = 3
+"""Turn of the main conversation in whose answer the runner dies."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("agent", CATALOG_AGENTS)
+async def test_agent_fixes_a_bug_and_every_token_is_recorded_once_when_its_runner_is_killed(
+    agent: str, tmp_path: Path
+) -> None:
+    killed, begun = False, asyncio.Event()
+
+    def script(prompt: Prompt) -> Answer | str | None:
+        nonlocal killed
+        if not prompt.session:
+            return None
+        if not killed and is_main(agent, prompt) and prompt.turn == KILLED_IN:
+            killed = True
+            server.faults.hang_after = 3
+            begun.set()
+        return answer(agent, prompt)
+
+    environment = await asyncio.to_thread(agent_environment)
+    async with VllmStandIn(script=script, max_model_len=400_000) as server:
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(agent, server.url, environment)))
+
+        def mend() -> None:
+            server.faults.hang, server.faults.hang_after = False, None
+            server.engine.look()
+
+        folder = await run_killed(tmp_path, environment, begun, mend)
+        served = server.served_in("rollout-0-0")
+    run = await open_run(Store.open(str(tmp_path / "out"), {}), folder)
+    (result,) = run.results()
+    assert killed, result.message
+    end = result.outcome, result.stop_reason, result.reward, result.attempt
+    assert end == ("Completed", "Finished", 1, 0), result
+    assert result.turns >= STEPS + 1
+    check_tokens(served, await run.tokens(0))
+    (line,) = [json.loads(line) async for line in export(run, Format.PROGRAM_ATIF)]
+    assert line["schema_version"] == "ATIF-v1.7"
+    assert line["agent"]["version"] == CATALOG[agent].package.version
+    steps = [step for step in line["steps"] if step["source"] == "agent"]
+    assert steps[-1]["message"] == LAST_WORDS
+    calls = [step for step in steps if step.get("tool_calls")]
+    assert len(calls) == STEPS
+    for step in calls:
+        answered = [result["source_call_id"] for result in step["observation"]["results"]]
+        assert answered == [call["tool_call_id"] for call in step["tool_calls"]]
+
+
+def check_tokens(served: Sequence[Served], branches: Sequence[Branch]) -> None:
+    """Every answer is in exactly one sample, behind the prompt that the server saw, and nothing else is trained.
+
+    Where the same was asked again, the last answer counts: those before it broke off.
+    """
+    samples = [exported(branch) for branch in branches]
+    requests = {tuple(request.prompt_ids): request for request in served}.values()
+    for request in requests:
+        begin, end = len(request.prompt_ids), len(request.prompt_ids) + len(request.ids)
+        wanted = [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]
+        found = [
+            sample
+            for sample in samples
+            if sample[begin:end] == wanted and [token for token, _, _ in sample[:begin]] == list(request.prompt_ids)
+        ]
+        assert len(found) == 1, (len(found), begin, end)
+    trained = sum(mask for sample in samples for _, mask, _ in sample)
+    assert trained == sum(len(request.ids) for request in requests)
