@@ -8,7 +8,10 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.token_history import answer_record
 from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import Message
 
@@ -33,7 +36,7 @@ async def answered(call: Awaitable[ModelReply]) -> ModelReply:
 
 def storable(reply: ModelReply) -> ModelReply:
     """Return the reply with unpaired surrogates replaced and with finite logprobs. Raises ValueError if that is
-    impossible.
+    impossible, or if a field has the wrong type.
     """
     logprobs = reply.logprobs
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
@@ -48,7 +51,14 @@ def storable(reply: ModelReply) -> ModelReply:
     except UnicodeEncodeError:
         message = whole(message)
     is_same = message is reply.message and logprobs is reply.logprobs
-    return reply if is_same else replace(reply, message=message, logprobs=logprobs)
+    stored = reply if is_same else replace(reply, message=message, logprobs=logprobs)
+    try:
+        answer_record(stored, turn=0, seconds=0.0, known=())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}, got {first['input']!r:.100}") from None
+    return stored
 
 
 def whole(value: Any) -> Any:

@@ -1,12 +1,15 @@
 import json
 import math
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.answers import LEAST_LOGPROB, storable
-from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.models.answers import LEAST_LOGPROB, answered, storable
+from agent_runtime.models.base import ModelError, ModelReply, ToolCall
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 
@@ -21,6 +24,25 @@ def test_reply_can_be_stored_whatever_the_server_sent(text: str, arguments: str,
     whole = text.encode(errors="ignore").decode()
     if whole == text and arguments.encode(errors="ignore").decode() == arguments:
         assert stored.message == message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("completion_token_ids", [1, None], "completion_token_ids.1: Input should be a valid integer, got None"),
+        ("prompt_token_ids", ["x"], "prompt_token_ids.0"),
+        ("finish_reason", 5, "finish_reason: Input should be a valid string, got 5"),
+        ("message", {"role": "assistant", 5: 6}, "message.5"),
+    ],
+)
+async def test_answer_that_no_record_can_hold_is_a_failure_of_the_model(field: str, value: Any, words: str) -> None:
+    reply = ModelReply({"role": "assistant", "content": "x"}, "stop", prompt_token_ids=[1], completion_token_ids=[2])
+
+    async def complete() -> ModelReply:
+        return replace(reply, **{field: value})
+
+    with pytest.raises(ModelError, match=re.escape(words)):
+        await answered(complete())
 
 
 def test_arguments_of_a_tool_call_may_be_a_dict_and_nothing_else_but_text() -> None:
