@@ -7,6 +7,11 @@ from agent_runtime.models.answers import reasoning_of
 from agent_runtime.models.base import ModelError
 
 
+def first_choice(event: Mapping[str, Any]) -> Any:
+    """Return the event's part of the first answer; None without one. Some servers send several answers unasked."""
+    return next((choice for choice in event.get("choices") or () if not choice.get("index")), None)
+
+
 class AnswerParts:
     """Takes the events in order. A subclass reads the text and the logprobs of a choice."""
 
@@ -28,9 +33,8 @@ class AnswerParts:
             self.model = event.get("model") or self.model
             self.usage = event.get("usage") or self.usage
             self.prompt_ids = event.get("prompt_token_ids") or self.prompt_ids
-            if not event.get("choices"):
+            if (choice := first_choice(event)) is None:
                 return ""
-            choice = event["choices"][0]
             self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
             self.ids += choice.get("token_ids") or []
             self.finish_reason = choice.get("finish_reason") or self.finish_reason

@@ -256,7 +256,7 @@ def _normalised(message: Mapping[str, Any]) -> Message:
     complete.
     """
     kept: Message = {"role": "assistant", "content": None}
-    kept |= {key: value for key, value in message.items() if value is not None and key != "tool_calls"}
+    kept |= {name: value for name, value in message.items() if value is not None and name not in ("role", "tool_calls")}
     if not isinstance(kept["content"], str | None):
         raise ModelError(
             "BadResponse", f"choices[0].message.content: expected text or null, got {kept['content']!r:.200}"

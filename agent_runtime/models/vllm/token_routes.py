@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.models.base import GIVEN_UP, ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.chat_parts import first_choice
 from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.providers.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import final_refusal
@@ -309,9 +310,8 @@ class TokenRoutes:
         try:
             usage = event.get("usage") or {}
             cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-            if not event["choices"]:
+            if (choice := first_choice(event)) is None:
                 return [], [], Ending(cached_tokens=cached)
-            choice = event["choices"][0]
             ids = [int(token) for token in choice.get("token_ids") or []]
             content = (choice.get("logprobs") or {}).get("content") or []
             logprobs = [float(entry["logprob"]) for entry in content]

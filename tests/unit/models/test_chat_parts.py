@@ -47,6 +47,29 @@ def test_an_event_of_another_shape_is_a_bad_response(event: Any) -> None:
         ChatParts().add(event)
 
 
+def test_further_answers_of_a_server_are_left_out() -> None:
+    parts = ChatParts()
+    for index, text in ((0, "first"), (1, "second")):
+        logprobs = {"content": [{"logprob": -1.0}]}
+        choice = {"index": index, "delta": {"content": text}, "token_ids": [index], "logprobs": logprobs}
+        assert parts.add({"choices": [choice]}) == ("" if index else text)
+    parts.add(
+        {"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}, {"index": 0, "finish_reason": "stop"}]}
+    )
+    reply = parse_completion(parts.payload())
+    assert (reply.text, reply.completion_token_ids, reply.logprobs, reply.finish_reason) == (
+        "first",
+        [0],
+        [-1.0],
+        "stop",
+    )
+
+
+def test_answer_is_the_assistants_whatever_role_the_server_gives() -> None:
+    choice = {"message": {"role": "user", "content": "x"}, "finish_reason": "stop"}
+    assert parse_completion({"choices": [choice]}).message == {"role": "assistant", "content": "x"}
+
+
 def test_stream_without_its_end_is_not_an_answer() -> None:
     parts = ChatParts()
     parts.add({"choices": [{"delta": {"content": "half"}}]})
