@@ -25,6 +25,10 @@ CONNECT_SECONDS = 30.0
 LAST_SHARE = 0.1
 """Fraction of the deadline that is reserved for the last attempt, even if the server requests a longer pause."""
 ERROR_CHARACTERS = 500  # of a server's error text in a message
+ANSWER_BYTES = 256 << 20
+"""Longest answer: a million tokens with their ids and log probabilities. A server may send without end."""
+EVENT_BYTES = 32 << 20
+"""Longest event of a stream: the ids of a prompt of a million tokens take 8 MB."""
 KEY_CHARACTERS = 16  # shorter values such as `EMPTY` are not secrets, and may occur in messages
 
 
@@ -85,7 +89,7 @@ class JsonClient:
         Raises ModelError when retries are used up, ModelConfigError for a refused key and a redirect, and
         ContextExceeded and ContentFiltered. Every other status below 500 is returned.
         """
-        return await self._send(method, path, body, _read, options)
+        return await self._send(method, path, body, self._read, options)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -110,6 +114,8 @@ class JsonClient:
         try:
             async for data in response.content.iter_any():
                 *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > EVENT_BYTES:
+                    raise self._too_long("an event of its stream", EVENT_BYTES)
                 for line in lines:
                     if not line.startswith(b"data:"):
                         continue
@@ -198,7 +204,7 @@ class JsonClient:
             if response.status < 300:
                 self._check_policy(salt, response)
                 return await receive(response)
-            words = await response.read()
+            words = await self._content(response)
             for key in self._keys:  # some servers repeat the key that they refuse, and messages are recorded
                 words = words.replace(key, b"[API key]")
             return _decoded(response.status, words, response.headers)
@@ -206,6 +212,20 @@ class JsonClient:
             # Also after a cancellation: closing the connection makes the server stop its work.
             response.close()
             raise
+
+    async def _read(self, response: aiohttp.ClientResponse) -> Answer:
+        return _decoded(response.status, await self._content(response), {})
+
+    async def _content(self, response: aiohttp.ClientResponse) -> bytes:
+        content = bytearray()
+        async for data in response.content.iter_any():
+            content += data
+            if len(content) > ANSWER_BYTES:
+                raise self._too_long("an answer", ANSWER_BYTES)
+        return bytes(content)
+
+    def _too_long(self, what: str, limit: int) -> ModelError:
+        return ModelError("BadResponse", f"{self.base_url} sent more than {limit >> 20} MiB in {what}")
 
     def _check_policy(self, salt: str | None, response: aiohttp.ClientResponse) -> None:
         """Raise ModelError if a response has another policy version than the caller expects and uses as salt."""
@@ -248,10 +268,6 @@ def _reason(answer: Answer) -> str:
     if answer.status == 429:
         return RATE_LIMITED
     return "NotReady" if SERVER_NOT_READY in error_text(answer.payload)[0] else "ServerError"
-
-
-async def _read(response: aiohttp.ClientResponse) -> Answer:
-    return _decoded(response.status, await response.read(), {})
 
 
 async def _unread(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from openai.types.chat import ChatCompletion, completion_create_params
 
+from agent_runtime.models import http_client
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError
 from rollout_api.model import Sampling
 
@@ -407,3 +408,21 @@ async def test_hundreds_of_calls_run_at_once(server: Any, connect: Any, make_req
     model = connect(callSeconds=60)
     replies = await asyncio.gather(*(model.complete(make_request(turn=turn)) for turn in range(300)))
     assert len(replies) == 300
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_answer_without_end_is_refused_before_it_fills_the_memory(
+    server: Any, connect: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    monkeypatch.setattr(http_client, "ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(http_client, "EVENT_BYTES", 1 << 20)
+
+    async def endless(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: " + b"x" * 65536)
+
+    server.plan(endless)
+    with pytest.raises(ModelError, match="sent more than 1 MiB in an"):
+        await connect().complete(make_request(on_text=(lambda piece: None) if streamed else None))
