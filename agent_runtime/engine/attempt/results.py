@@ -86,6 +86,7 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
             prompt_tokens=sum(r.usage.prompt_tokens for r in responses),
             completion_tokens=sum(r.usage.completion_tokens for r in responses),
             cached_tokens=sum(r.usage.cached_tokens for r in responses),
+            reasoning_tokens=sum(r.usage.reasoning_tokens for r in responses),
         ),
         "branches": intents[-1].branch + 1 if intents else 1,
         "token_forks": token_forks(records),

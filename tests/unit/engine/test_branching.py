@@ -63,7 +63,7 @@ def journals(draw: st.DrawFn) -> list[Record]:
             seconds=1,
             message={"role": "assistant", "content": f"answer {turn}", "tool_calls": [call]},
             finish_reason="tool_calls",
-            usage=Usage(prompt_tokens=10, completion_tokens=1),
+            usage=Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=3, reasoning_tokens=1),
             prompt_keep=keep,
             prompt_token_ids=new,
             completion_token_ids=sampled,
@@ -102,7 +102,10 @@ def test_what_was_copied_is_counted_to_its_source_alone(records: list[Record], t
     own = [record for record in records if isinstance(record, ResponseRecord) and record.turn > turn]
     fields = summarise(branched(records, turn), "Tokens")
     assert (fields["turns"], fields["tool_calls"]) == (len(own), len(own))
-    assert fields["usage"].prompt_tokens == 10 * len(own)
+    count = len(own)
+    assert fields["usage"] == Usage(
+        prompt_tokens=10 * count, completion_tokens=2 * count, cached_tokens=3 * count, reasoning_tokens=count
+    )
     assert fields["branched_from"].turn == turn
     # A policy that made only copied tokens makes no rollout stale.
     assert versions_of(branched(records, turn)) == [record.turn for record in own]
