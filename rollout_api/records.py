@@ -157,6 +157,16 @@ class ResponseRecord(ApiModel):
     """See `IntentRecord`."""
 
 
+class CallError(ApiModel):
+    """Why a call of a proxy's client has no answer."""
+
+    reason: str
+    """One CamelCase word."""
+    message: str
+    of_request: bool = False
+    """Whether the request is the cause: the model refused it."""
+
+
 class DeliveryRecord(ApiModel):
     """Whether an answer reached the client of a proxy. The latest record of a turn counts.
 
@@ -168,6 +178,8 @@ class DeliveryRecord(ApiModel):
     time: float
     delivered: bool
     """False: the connection was closed. Exports omit the answer unless the client continues from it."""
+    error: CallError | None = None
+    """Why there is no answer; None if there is one, or if the client disconnected while the model was only slow."""
     abandoned_tokens: int = 0
     """Tokens of an answer that had arrived when its client disconnected in the middle of the text. Such an answer is not
     recorded. It counts as a turn with this many tokens.

@@ -11,6 +11,10 @@ from rollout_api.records import Message, PolicySpan, Usage
 RATE_LIMITED = "RateLimited"
 """Reason of a ModelError, and the beginning of `CallHealth.failing`, while the server limits the rate of calls."""
 
+HELD_SHARE = 0.9
+"""If an abandoned call was on hold for at least this share of its time, the lack of a server is the cause."""
+NO_PLACE = "a call waited for a policy update or for free servers until the agent gave it up after {:.0f} s"
+
 
 @dataclass(slots=True)
 class CallHealth:
@@ -40,6 +44,12 @@ class CallHealth:
         if why != self.failing:
             self.failing = why
             self.on_failing(why)
+
+    def failure(self, seconds: float) -> "ModelError | None":
+        """Return why a call that its client gave up after this time had no answer; None if the model was only slow."""
+        if self.failing is not None:
+            return ModelError("Unreachable", self.failing)
+        return ModelError("Timeout", NO_PLACE.format(seconds)) if self.held_seconds > HELD_SHARE * seconds else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from agent_runtime.proxy import keys
 from agent_runtime.proxy.chat import BadRequest, ErrorKind, Refused, decoded
-from agent_runtime.proxy.history import History, Turn
+from agent_runtime.proxy.history import History, Turn, failed_calls, last_failure
 from agent_runtime.proxy.http import Incoming, Reply, SessionPath, json_reply, request_key
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.proxy.ownership import StoredSessions
@@ -187,16 +187,20 @@ class Admin:
         """Complete or delete a session at its owner. Completed sessions have no owner."""
         if (settings := await self._sessions.store.settings(name)) is None:
             raise _no_such(name)
-        failure = None
-        if not await self._sessions.store.is_completed(settings):
+        if await self._sessions.store.is_completed(settings):
+            # An earlier reply may have been lost, so this one says the same.
+            records = await self._sessions.store.folder(settings).records()
+            failure = last_failure(failed_calls(records), History(records).calls)
+        else:
             while not isinstance(found := await self._sessions.find(name, None), Session):
                 if (reply := await found.forward(request)) is not None:
                     return reply
             await self._sessions.complete(found)
-            settings, failure = found.settings, None if found.failure is None else str(found.failure)
+            settings, failure = found.settings, found.failure
         if delete:
             await self._sessions.store.delete(settings)
-        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete, "failure": failure})
+        said = None if failure is None else str(failure)
+        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete, "failure": said})
 
 
 def _no_such(name: str) -> Refused:

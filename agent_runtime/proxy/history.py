@@ -1,15 +1,15 @@
 """The state of a session that derives from its recorded turns: conversations, token prefixes, used limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.base import ModelReply, TokenPrefix
+from agent_runtime.models.base import ModelError, ModelReply, TokenPrefix
 from agent_runtime.models.token_history import recorded_answer
 from agent_runtime.proxy.conversation import Conversations, MatchedMessages
 from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
 from agent_runtime.recording.segments import digest_of_message
-from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
+from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -48,6 +48,36 @@ def continues(later: IntentRecord, call: IntentRecord) -> bool:
     )
 
 
+def given_up(turns: Container[int], calls: Sequence[IntentRecord]) -> list[int]:
+    """Return those of these turns whose caller has not continued. Calls of the client's other workers do not count."""
+    return [call.turn for call in calls if call.turn in turns and not any(continues(later, call) for later in calls)]
+
+
+def unanswered_calls(records: Sequence[Record]) -> dict[int, CallError | None]:
+    """Return why calls ended without an answer, by turn (`DeliveryRecord.error`)."""
+    answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
+    return {
+        record.turn: record.error
+        for record in records
+        if isinstance(record, DeliveryRecord) and not record.delivered and record.turn not in answered
+    }
+
+
+def failed_calls(records: Sequence[Record]) -> dict[int, ModelError]:
+    """Return the errors of those that model or storage failed."""
+    return {
+        turn: ModelError(error.reason, error.message)
+        for turn, error in unanswered_calls(records).items()
+        if error is not None and not error.of_request
+    }
+
+
+def last_failure(failures: Mapping[int, Exception], calls: Sequence[IntentRecord]) -> Exception | None:
+    """Return the latest of these errors by turn; None if the callers of all have continued."""
+    turns = given_up(failures, calls)
+    return failures[turns[-1]] if turns else None
+
+
 class History:
     """The answered turns of a session."""
 
@@ -55,6 +85,8 @@ class History:
         self.turns: dict[int, Turn] = {}
         self.spent = Spent()
         self.next_turn = 0
+        self.calls: list[IntentRecord] = []
+        """All calls, answered or not, without their messages."""
         self._conversations = Conversations()
         self._held: dict[bytes, dict[str, Any]] = {}
         """Messages and tool definitions of all intents, each stored once."""
@@ -73,6 +105,7 @@ class History:
     def begin(self, intent: IntentRecord) -> None:
         self.next_turn = max(self.next_turn, intent.turn + 1)
         self.spent.requests += 1
+        self.calls.append(intent.model_copy(update={"messages": [], "tools": None}))
         for messages in (intent.messages, intent.tools or []):
             for position, message in enumerate(messages):
                 key = digest_of_message(message)
@@ -85,7 +118,7 @@ class History:
         if before is not None:
             before.delivered = True  # a client that continues from an answer has received it
         self.turns[intent.turn] = Turn(intent, response, tools)
-        self._conversations.add(self._messages(intent), response.message, intent.turn)
+        self._conversations.add(self.messages(intent), response.message, intent.turn)
         self.spent.turns += 1
         self.spent.tokens += response.usage.prompt_tokens + response.usage.completion_tokens
 
@@ -134,9 +167,10 @@ class History:
         return recorded_answer(response, prompt)
 
     def conversation(self, turn: Turn) -> list[Message]:
-        return [*self._messages(turn.intent), turn.response.message]
+        return [*self.messages(turn.intent), turn.response.message]
 
-    def _messages(self, intent: IntentRecord) -> list[Message]:
+    def messages(self, intent: IntentRecord) -> list[Message]:
+        """Return all messages of a call."""
         if intent.parent is None:
             return list(intent.messages)
         messages: list[Message] = []

@@ -39,16 +39,16 @@ from agent_runtime.proxy.chat import (
     TokenCounter,
     prompt_of,
 )
-from agent_runtime.proxy.history import History, Place, Turn, continues
+from agent_runtime.proxy.history import History, Place, Turn, failed_calls, last_failure
 from agent_runtime.proxy.http import whole_number
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.refused import refused
+from agent_runtime.proxy.refused import call_error, is_failure
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
-from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
+from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record
 
 GRACE_SECONDS: Final = 10.0
 """Time from the first call that is refused because of a limit to `on_over_budget`: enough for a program to store its
@@ -130,8 +130,8 @@ class Session:
         meter: Meter | None = None,
     ) -> None:
         self.settings = settings
-        self._failures: dict[int, tuple[IntentRecord, ModelError | StorageError]] = {}
-        """Calls by turn that got no answer, and whose caller has not continued."""
+        self._failures: dict[int, Exception] = dict(failed_calls(recorded))
+        """Errors of model and storage by turn, because of which calls got no answer."""
         self._model, self._journal, self._meter = model, journal, meter or Meter()
         self._on_over_budget = on_over_budget
         self._names = frozenset(settings.models or [model.name])
@@ -172,11 +172,11 @@ class Session:
         return len(self._live | self._attended)
 
     @property
-    def failure(self) -> ModelError | StorageError | None:
+    def failure(self) -> Exception | None:
         """The error of model or storage because of which a call got no answer; None if callers have continued since. If
         an agent gives up while this is set, the model failed, not the agent.
         """
-        return next((error for _, error in reversed(self._failures.values())), None)
+        return last_failure(self._failures, self._history.calls)
 
     @property
     def over(self) -> Exhausted | None:
@@ -304,9 +304,6 @@ class Session:
             idempotency_key=identity.key,
         )
         self._history.begin(intent)
-        self._failures = {
-            number: failed for number, failed in self._failures.items() if not continues(intent, failed[0])
-        }
         self._live.add(call)
         self._answers.begun(identity, call)
         call.run(self._work(call, intent, place, request))
@@ -315,7 +312,7 @@ class Session:
         return call
 
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
-        began = time.perf_counter()
+        began = started = time.perf_counter()
         health = CallHealth(on_tokens=call.add_tokens, on_prompt=call.add_prompt_tokens)
         try:
             async with self._places:
@@ -331,19 +328,21 @@ class Session:
                 await self._journal.append([response])
         except BaseException as error:
             self._answers.failed(call.ticket.identity, call)
-            abandoned = 0
+            abandoned, failure = 0, error if isinstance(error, Exception) else None
+            if isinstance(error, asyncio.CancelledError):
+                failure = health.failure(time.perf_counter() - started)
+            if failure is not None and is_failure(failure):
+                self._failures[intent.turn] = failure
             if isinstance(error, asyncio.CancelledError):
                 self._meter.cancelled()
                 if self._ended:
                     raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
                 if abandoned := call.abandoned_tokens:
                     self._history.abandon(abandoned)
-            self._mark(intent.turn, delivered=False, abandoned=abandoned)
+            why = None if failure is None else call_error(failure)
+            self._mark(intent.turn, delivered=False, abandoned=abandoned, error=why)
             if isinstance(error, TimeoutError):
                 self._check_budget()
-            # Errors of the request's content are not failures of the model.
-            if isinstance(error, ModelError | StorageError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
-                self._failures[intent.turn] = intent, error
             raise
         finally:
             self._live.discard(call)
@@ -444,8 +443,8 @@ class Session:
         if (call := self._doubtful.pop(turn, None)) is not None:
             self._answers.forget(call)
 
-    def _mark(self, turn: int, delivered: bool, abandoned: int = 0) -> None:
-        mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, abandoned_tokens=abandoned)
+    def _mark(self, turn: int, delivered: bool, abandoned: int = 0, error: CallError | None = None) -> None:
+        mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, error=error, abandoned_tokens=abandoned)
         self._marks.append(mark)
         if self._flush_timer is None and not self._ended:
             self._flush_timer = asyncio.get_running_loop().call_later(_MARKS_SECONDS, self._flush_soon)

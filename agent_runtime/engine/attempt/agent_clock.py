@@ -33,6 +33,8 @@ class AgentClock:
         self._started: float | None = None
         self._lost: list[Span] = []
         """Disjoint spans, in order."""
+        self._lost_before: list[Span] = []
+        """Spans of Unix time under earlier runners that are part of `used_before`, but do not count."""
         self._waits: dict[object, float] = {}
         """Reasons for current waits, with their begin."""
         self._timeout: asyncio.Timeout | None = None
@@ -60,11 +62,12 @@ class AgentClock:
 
     def used(self) -> float:
         """Return the seconds that count so far."""
+        before = max(0.0, self._used_before - sum(end - begin for begin, end in self._lost_before))
         if self._started is None:
-            return self._used_before
+            return before
         now = self.now()
         lost = self._lost if not self._waits else union([*self._lost, *((at, now) for at in self._waits.values())])
-        return self._used_before + now - self._started - sum(end - begin for begin, end in lost)
+        return before + now - self._started - sum(end - begin for begin, end in lost)
 
     def left(self) -> float:
         """Return the agent's remaining time; always more than 0, so that it can be used as a deadline."""
@@ -95,6 +98,11 @@ class AgentClock:
             self._lost = union([*self._lost, (begin, end)])
         self._reschedule()
 
+    def exclude_earlier(self, begin: float, end: float) -> None:
+        """Exclude a span of Unix time under an earlier runner, which had counted it."""
+        self._lost_before = union([*self._lost_before, (begin, end)])
+        self._reschedule()
+
     def _keep_ticking(self) -> None:
         self._reschedule()
         self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._keep_ticking)
@@ -120,7 +128,12 @@ def union(spans: Sequence[Span]) -> list[Span]:
 
 def agent_seconds_of(records: Sequence[Record]) -> float:
     """Return the seconds that the agent had used when the last of these records was written."""
+    return last_timed(records)[1]
+
+
+def last_timed(records: Sequence[Record]) -> tuple[float, float]:
+    """Return the Unix time of the last record with the agent's time, and that time; zeros if there is none."""
     timed = (
         record for record in reversed(records) if isinstance(record, IntentRecord | ResponseRecord | ObservationsRecord)
     )
-    return next((record.agent_seconds for record in timed if record.agent_seconds is not None), 0.0)
+    return next(((found.time, found.agent_seconds) for found in timed if found.agent_seconds is not None), (0.0, 0.0))

@@ -8,9 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from agent_runtime.engine.attempt.agent_clock import AgentClock
+from agent_runtime.engine.attempt.agent_clock import AgentClock, last_timed
 from agent_runtime.engine.attempt.assignment import Assignment, Budget
 from agent_runtime.engine.attempt.attempt_log import NotReplayable
 from agent_runtime.engine.attempt.attribution import REQUESTS_OWN_FAULTS
@@ -32,8 +33,9 @@ from agent_runtime.models.base import (
 )
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
+from agent_runtime.proxy.history import History, failed_calls, unanswered_calls
 from rollout_api.model import Sampling
-from rollout_api.records import Message, StopReason
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, StopReason
 
 PROBE_SECONDS = 30.0
 """A loaded server answers a few tokens within this time. A server that does not is failing other requests too."""
@@ -42,10 +44,6 @@ UPDATED = "OtherPolicy"
 """Reason that only a policy update causes, never a request."""
 
 SILENT = "a call had no answer when the agent's time ran out or the agent gave it up, and no other call was answered"
-
-HELD_SHARE = 0.9
-"""If an abandoned call was on hold for at least this share of its time, the lack of a server is the cause."""
-NO_PLACE = "a call waited for a policy update or for free servers until the agent gave it up after {:.0f} s"
 
 
 async def probe(error: ModelError, model: Model | None, assignment: Assignment, session: str) -> None:
@@ -236,8 +234,25 @@ class AttemptModel:
         """Calls that wait for the next runner."""
         self._failing_since: float | None = None
         self._under_way: dict[object, CallHealth] = {}
-        self._lost: list[tuple[Sequence[Message], float, float]] = []
-        """Messages, begin and end of failed calls that no later call has repeated successfully."""
+        self._lost: list[tuple[Sequence[Message], Callable[[], None]]] = []
+        """Messages of failed calls that no later call has repeated successfully, and what excludes their time."""
+
+    def restore(self, records: Sequence[Record]) -> None:
+        """Restore which calls an earlier process did not answer, and why."""
+        calls = {record.turn: record for record in records if isinstance(record, IntentRecord)}
+        self.failures = failed_calls(records)
+        self.unanswered = {turn for turn, error in unanswered_calls(records).items() if error is None}
+        self.failure = self.failures.get(max(calls, default=-1))
+        if not self.failures:
+            return
+        history, counted_until = History(records), last_timed(records)[0]
+        answered = [(number, history.messages(turn.intent)) for number, turn in history.turns.items()]
+        for mark in (record for record in records if isinstance(record, DeliveryRecord)):
+            if mark.turn in self.failures:
+                messages = history.messages(calls[mark.turn])
+                if not any(number > mark.turn and messages == asked for number, asked in answered):
+                    span = calls[mark.turn].time, min(mark.time, counted_until)
+                    self._lost.append((messages, partial(self._clock.exclude_earlier, *span)))
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See Model."""
@@ -297,11 +312,8 @@ class AttemptModel:
         except asyncio.CancelledError:
             # The program has its own time limit for a call, which may end before this process gives up a failing
             # server.
-            seconds = now() - began
-            if health.failing is not None:
-                self._failed(request, ModelError("Unreachable", health.failing), began, now())
-            elif health.held_seconds > HELD_SHARE * seconds:
-                self._failed(request, ModelError("Timeout", NO_PLACE.format(seconds)), began, now())
+            if (failure := health.failure(now() - began)) is not None:
+                self._failed(request, failure, began, now())
             else:
                 self.unanswered.add(request.turn)
             raise
@@ -321,10 +333,10 @@ class AttemptModel:
             del self._under_way[call]
         self.failure, self.refusal, self._failing_since = None, None, None
         self._clock.exclude(began, began + health.lost_seconds + health.held_seconds)
-        repeated = [lost for lost in self._lost if lost[0] == request.messages]
-        for lost in repeated:
-            self._lost.remove(lost)
-            self._clock.exclude(*lost[1:])
+        repeated = [exclude for messages, exclude in self._lost if messages == request.messages]
+        self._lost = [lost for lost in self._lost if lost[0] != request.messages]
+        for exclude in repeated:
+            exclude()
         return reply
 
     def _failed(self, request: ModelRequest, error: ModelError, began: float, now: float) -> None:
@@ -335,7 +347,7 @@ class AttemptModel:
         self.failure = self.failures[request.turn] = error
         if self._failing_since is None:
             self._failing_since = began
-        self._lost.append((request.messages, began, now))
+        self._lost.append((request.messages, partial(self._clock.exclude, began, now)))
 
     async def _park(self) -> None:
         """Wait until the connection is closed. The program's retry then goes to the next runner."""

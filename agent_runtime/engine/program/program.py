@@ -22,7 +22,7 @@ from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.program.program_rules import (
     CALLS_A_TURN,
     Ended,
-    given_up_at,
+    calls_in,
     is_cut,
     refuse_long_arguments,
     stop_of,
@@ -32,6 +32,7 @@ from agent_runtime.executor.timing import TICK_SECONDS
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.proxy.app import make_app, server_runner
 from agent_runtime.proxy.handler import LATE_HEAD_SECONDS, Handler
+from agent_runtime.proxy.history import given_up
 from agent_runtime.proxy.keys import digest, key_of
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
@@ -181,6 +182,7 @@ class Program:
             lambda why: self._observer(ModelCallFailing(self._rollout.index, why)),
             assignment.watch,
         )
+        self._model.restore(recorded)
         self._forced_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets an exception if the attempt must end while the program still runs: a limit, or a failure of
         infrastructure.
@@ -316,7 +318,7 @@ class Program:
         """Return which of these unanswered turns may be why the program ended: a success can only be due to the latest
         call.
         """
-        return [turn for turn in given_up_at(turns, self.records) if not result.ok or turn == self.turn]
+        return [turn for turn in given_up(turns, calls_in(self.records)) if not result.ok or turn == self.turn]
 
     async def _work(self, access: WorkspaceModel) -> CommandResult:
         """Run the program to its end. A repeated request with the same key and body finds the running one."""

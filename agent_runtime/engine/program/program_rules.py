@@ -1,11 +1,11 @@
 """Rules for program agents: how their command is formed, and how their end is interpreted."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_runtime.agents.program import PROMPT_FILE
 from agent_runtime.models.base import ModelError
-from agent_runtime.proxy.history import continues
+from agent_runtime.proxy.history import given_up
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, StopReason
@@ -35,25 +35,12 @@ def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
     workers do not count as retries.
     """
     told = {record.turn for record in recorded if isinstance(record, DeliveryRecord)}
-    open_calls = [record for record in recorded if isinstance(record, IntentRecord) and record.turn not in told]
-    intents = _intents(now)
-    return any(_is_given_up(call, intents) for call in open_calls)
+    open_calls = {call.turn for call in calls_in(recorded)} - told
+    return bool(given_up(open_calls, calls_in(now)))
 
 
-def given_up_at(turns: Container[int], now: Sequence[Record]) -> list[int]:
-    """Return those of these unanswered turns that the program has not retried. Calls of the program's other workers do
-    not count as retries.
-    """
-    intents = _intents(now)
-    return [call.turn for call in intents if call.turn in turns and _is_given_up(call, intents)]
-
-
-def _intents(records: Sequence[Record]) -> list[IntentRecord]:
+def calls_in(records: Sequence[Record]) -> list[IntentRecord]:
     return [record for record in records if isinstance(record, IntentRecord)]
-
-
-def _is_given_up(call: IntentRecord, intents: Sequence[IntentRecord]) -> bool:
-    return not any(continues(later, call) for later in intents)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Hub:
         clock = asyncio.get_running_loop().time
         began, lost_before = clock(), request.health.lost_seconds
         while True:
-            worker = await self._taken(request.session, is_prompt=prompt is not None)
+            worker = await self._taken(request, is_prompt=prompt is not None)
             call = _Call(request, prompt, asyncio.get_running_loop().create_future())
             try:
                 return await worker.answer(call, self.name)
@@ -282,6 +282,7 @@ class Hub:
                 if not isinstance(text, str):
                     raise FormError(f"completion_chunk: text: expected a string, got {text!r:.100}")
                 if call is not None and call.request.on_text is not None:
+                    call.request.health.note(None)
                     tokens = message.get("tokens")
                     call.request.health.on_tokens(tokens if isinstance(tokens, int) else 1)
                     if isinstance(prompt_tokens := message.get("prompt_tokens"), int) and prompt_tokens > 0:
@@ -305,9 +306,10 @@ class Hub:
             case other:
                 raise FormError(f"type: expected a message of the relay, got {other!r:.100}")
 
-    async def _taken(self, session: str, *, is_prompt: bool) -> _Worker:
+    async def _taken(self, request: ModelRequest, *, is_prompt: bool) -> _Worker:
         """Return a worker with room, and count the call. Raises ModelError if none becomes free."""
         clock = asyncio.get_running_loop().time
+        session = request.session
         waiting = _Waiting(session, is_prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._assign_waiting()
@@ -320,6 +322,8 @@ class Hub:
                         "NoPrompts",
                         f"the connected workers of model {self.name} support chat messages only, not a bare prompt",
                     )
+                if not able:
+                    request.health.note(f"NoWorker: no worker of model {self.name} is connected")
                 due = max(came, self._alone_since) + self._wait if not able else clock() + self._wait
                 if clock() >= due:
                     raise ModelError("NoWorker", f"no worker of model {self.name} was connected for {self._wait:g} s")

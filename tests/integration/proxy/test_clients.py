@@ -92,6 +92,16 @@ async def test_failing_model_is_reported_by_status_and_retried_by_the_package(pr
     assert (await patient.chat.completions.create(model="tiny", messages=HELLO)).choices[0].message.content == "word 6"
 
 
+async def test_completing_a_session_again_names_the_same_failure(proxy: Proxy, model: TokenModel) -> None:
+    client = await proxy.openai("s")
+    model.failures = [ModelError("Unreachable", "not now")]
+    with pytest.raises(openai.InternalServerError):
+        await client.chat.completions.create(model="tiny", messages=HELLO)
+    for _ in range(2):
+        async with proxy.http.post(f"{proxy.url}/sessions/s/complete", headers=ADMIN) as reply:
+            assert (await reply.json())["failure"] == "Unreachable: not now"
+
+
 async def test_a_key_is_needed_and_only_the_sessions_own_will_do(proxy: Proxy) -> None:
     first, second = await proxy.register("first"), await proxy.register("second", expires_seconds=1)
     key = first.split("/")[-2]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent_runtime.engine.attempt import model_calls
-from agent_runtime.engine.attempt.agent_clock import AgentClock
+from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.attempt.model_calls import AttemptModel
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.models.base import (
@@ -20,7 +20,7 @@ from agent_runtime.models.base import (
     RequestRefused,
 )
 from rollout_api.model import Sampling
-from rollout_api.records import StopReason
+from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record, StopReason
 
 REQUEST = ModelRequest([], [], Sampling(), 1, "s", "t", 0, 0)
 REPLY = ModelReply({"role": "assistant", "content": "x"}, "stop")
@@ -234,3 +234,38 @@ async def test_given_up_call_is_a_failure_when_it_was_held_all_the_time(held_sec
     call.cancel()
     await asyncio.wait([call])
     assert (bench.model.failure is not None, REQUEST.turn in bench.model.unanswered) == (is_blamed, not is_blamed)
+
+
+async def test_next_runner_knows_why_calls_had_no_answer_and_gives_their_time_back() -> None:
+    failed = CallError(reason="ServerError", message="status 500")
+    asked: list[Message] = [{"role": "user", "content": "hi"}]
+
+    def records(turn: int, error: CallError | None, at: float) -> list[Record]:
+        intent = IntentRecord(turn=turn, time=at, keep=0, messages=list(asked), agent_seconds=at)
+        return [intent, DeliveryRecord(turn=turn, time=at + 9, delivered=False, error=error)]
+
+    refused = CallError(reason="BadRequest", message="no", of_request=True)
+    recorded = [*records(0, failed, 100.0), *records(1, None, 110.0), *records(2, refused, 120.0)]
+    bench = Bench()
+    bench.clock = AgentClock(3600, agent_seconds_of(recorded))
+    bench.clock.start()
+    model = AttemptModel(lambda: bench.told, "g", bench.clock, bench.drain)
+    model.restore(recorded)
+    assert [(turn, str(error)) for turn, error in model.failures.items()] == [(0, "ServerError: status 500")]
+    assert (model.unanswered, model.failure) == ({1}, None)
+    await model.complete(replace(REQUEST, messages=asked, health=CallHealth()))
+    assert bench.clock.used() == pytest.approx(120 - 9, abs=1)
+    model.restore(records(3, failed, 130.0))
+    assert model.failure is model.failures[3]
+
+
+async def test_time_that_no_record_counts_is_not_given_back_to_the_next_runner() -> None:
+    intent = IntentRecord(turn=0, time=100.0, keep=0, messages=[], agent_seconds=20.0)
+    error = CallError(reason="ServerError", message="status 500")
+    bench = Bench()
+    bench.clock = AgentClock(3600, 20.0)
+    bench.clock.start()
+    model = AttemptModel(lambda: bench.told, "g", bench.clock, bench.drain)
+    model.restore([intent, DeliveryRecord(turn=0, time=115.0, delivered=False, error=error)])
+    await model.complete(replace(REQUEST, health=CallHealth()))
+    assert bench.clock.used() == pytest.approx(20, abs=1)

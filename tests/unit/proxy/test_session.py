@@ -318,6 +318,57 @@ async def test_failure_stands_until_its_own_caller_continues() -> None:
     assert bench.session.failure is None
 
 
+async def test_failure_is_known_to_the_process_that_takes_over() -> None:
+    bench = Bench()
+    for error in (RequestRefused("BadRequest", "no such token"), ModelError("Unreachable", "it is down \ud800")):
+        bench.model.failures = [error]
+        with pytest.raises(ModelError):
+            await bench.ask()
+        await bench.session.flush()
+        failure = bench.opened().failure
+        assert (failure is None) is isinstance(error, RequestRefused)
+    assert str(failure) == "Unreachable: it is down ?"
+    await bench.ask()
+    assert bench.opened().failure is None
+
+
+async def test_client_that_gives_up_at_a_failing_server_was_failed_by_it() -> None:
+    bench, asked = Bench(), asyncio.Event()
+
+    async def failing(request: ModelRequest) -> ModelReply:
+        request.health.note("ServerError: status 500")
+        asked.set()
+        forever: asyncio.Future[ModelReply] = asyncio.get_running_loop().create_future()
+        return await forever
+
+    bench.model.complete = failing  # type: ignore[method-assign]
+    call = bench.begin()
+    await asked.wait()
+    call.leave(False)
+    await call.ended()
+    assert str(bench.session.failure) == "Unreachable: ServerError: status 500"
+
+
+async def test_failure_of_a_call_whose_retry_already_runs_does_not_stand() -> None:
+    bench, both_run = Bench(), asyncio.Event()
+    complete = bench.model.complete
+
+    async def failing_first(request: ModelRequest) -> ModelReply:
+        if request.turn == 0:
+            await both_run.wait()
+            raise ModelError("Unreachable", "it is down")
+        reply = await complete(request)
+        both_run.set()
+        return reply
+
+    bench.model.complete = failing_first  # type: ignore[method-assign]
+    first, retry = bench.begin(), bench.begin(retry=True)
+    await retry.answer()
+    with pytest.raises(ModelError):
+        await first.answer()
+    assert bench.session.failure is None
+
+
 @pytest.mark.parametrize("leaves_first", [False, True])
 async def test_retry_of_an_answer_that_could_not_be_recorded_is_a_new_call(leaves_first: bool) -> None:
     bench = Bench()

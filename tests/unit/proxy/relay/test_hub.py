@@ -32,3 +32,14 @@ async def test_lost_time_is_counted_once_when_two_workers_are_lost(monkeypatch: 
     began = clock()
     assert await hub.complete(request) == REPLY
     assert request.health.lost_seconds <= clock() - began
+
+
+async def test_call_that_waits_for_a_first_worker_is_failing() -> None:
+    hub, told = Hub("m"), asyncio.Event()
+    request = ModelRequest([], [], Sampling(), 1, "s", "t", 0, 0)
+    request.health.on_failing = lambda why: told.set()
+    call = asyncio.ensure_future(hub.complete(request))
+    await told.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    assert str(request.health.failure(1.0)) == "Unreachable: NoWorker: no worker of model m is connected"
