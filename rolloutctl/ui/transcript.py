@@ -47,8 +47,8 @@ class Step:
 def steps(records: Sequence[Record]) -> list[Step]:
     """Return the steps of an attempt in order. Works on an unfinished journal too."""
     shown: list[Step] = []
-    # Ids of the tool calls whose results are shown with the call.
-    answered: set[str] = set()
+    # Places of tool calls by their ids: the step, and the call in it.
+    asked: dict[str, tuple[int, int]] = {}
     branch = 0
     observations = results_by_turn(records)
     for record in records:
@@ -57,15 +57,17 @@ def steps(records: Sequence[Record]) -> list[Step]:
         elif isinstance(record, IntentRecord):
             if record.branch != branch:
                 branch = record.branch
-                kept = f"its first {record.keep} messages remain" if record.keep else "none of its messages remain"
-                shown.append(Step("note", f"The conversation was rewritten here: {kept}. Branch {branch}."))
-            shown += [
-                Step(str(message.get("role", "user")), text_of(message.get("content")), record.turn)
-                for message in record.messages
-                if message.get("tool_call_id") not in answered
-            ]
+                shown.append(Step("note", _new_branch(record)))
+            for message in record.messages:
+                if (place := asked.get(str(message.get("tool_call_id")))) is None:
+                    shown.append(Step(str(message.get("role", "user")), text_of(message.get("content")), record.turn))
+                else:
+                    # A program in the sandbox reports the results of its calls in its next request only.
+                    shown[place[0]] = _told(shown[place[0]], place[1], text_of(message.get("content")))
         elif isinstance(record, ResponseRecord):
-            shown.append(_answer(record, observations.get(record.turn, ()), answered))
+            ids, step = _answer(record, observations.get(record.turn, ()))
+            asked.update((call_id, (len(shown), number)) for number, call_id in enumerate(ids))
+            shown.append(step)
         elif isinstance(record, StopRecord):
             why = f": {record.message}" if record.message else ""
             shown.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
@@ -79,17 +81,22 @@ def _place(record: AttemptRecord) -> str:
     return f"Sandbox: {kind}" if kind else "Sandbox ready"
 
 
-def _answer(response: ResponseRecord, observed: Sequence[Observation], answered: set[str]) -> Step:
+def _new_branch(record: IntentRecord) -> str:
+    if not record.keep:
+        return f"Another conversation begins here, or the same one without its messages so far. Branch {record.branch}."
+    return f"The conversation was rewritten here: its first {record.keep} messages remain. Branch {record.branch}."
+
+
+def _answer(response: ResponseRecord, observed: Sequence[Observation]) -> tuple[list[str], Step]:
+    """Return the ids of an answer's calls, and its step."""
     results = {result.call_id: result for result in observed}
-    calls = []
-    for call in ModelReply(response.message, "").tool_calls:
-        made = Call(str(call.name or "?"), text_of(call.arguments))
-        calls.append(_with_result(made, results.pop(call.id)) if call.id in results else made)
-        answered.add(call.id)
+    native = ModelReply(response.message, "").tool_calls
+    found = [(call.id, Call(str(call.name or "?"), text_of(call.arguments))) for call in native]
     # Agents that write tool calls as text have results without native calls.
-    calls += [_with_result(Call(result.tool, ""), result) for result in results.values()]
-    answered.update(results)
-    return Step(
+    as_text = set(results) - {call.id for call in native}
+    found += [(result.call_id, Call(result.tool, "")) for result in observed if result.call_id in as_text]
+    calls = [_with_result(call, results[call_id]) if call_id in results else call for call_id, call in found]
+    return [call_id for call_id, _ in found], Step(
         role="assistant",
         text=text_of(response.message.get("content")),
         turn=response.turn,
@@ -98,6 +105,16 @@ def _answer(response: ResponseRecord, observed: Sequence[Observation], answered:
         seconds=response.seconds,
         tokens=(response.usage.prompt_tokens, response.usage.completion_tokens),
     )
+
+
+def _told(step: Step, number: int, result: str) -> Step:
+    """Return a step with the result of a call, unless it has one already."""
+    call = step.calls[number]
+    if call.result is not None:
+        return step
+    calls = [*step.calls]
+    calls[number] = replace(call, result=result)
+    return replace(step, calls=tuple(calls))
 
 
 def _with_result(call: Call, result: Observation) -> Call:

@@ -67,6 +67,20 @@ def test_an_unfinished_turn_shows_the_call_that_has_no_result_yet() -> None:
     assert step.calls[0].result is None
 
 
+def test_results_that_a_program_reports_in_its_next_request_stand_with_their_calls() -> None:
+    results = [{"role": "tool", "tool_call_id": name, "content": f"result of {name}"} for name in ("b", "a")]
+    shown = steps([intent(0), response(0, "", call("a"), call("b")), intent(1, *results), response(1, "done")])
+    assert [(step.role, [call.result for call in step.calls]) for step in shown] == [
+        ("assistant", ["result of a", "result of b"]),
+        ("assistant", []),
+    ]
+
+
+def test_another_conversation_of_a_program_is_not_called_a_rewritten_one() -> None:
+    shown = steps([intent(0), response(0, "x"), intent(1, {"role": "user", "content": "A title?"}, branch=1)])
+    assert "Another conversation begins here" in shown[1].text
+
+
 def test_results_of_calls_that_were_written_as_text_are_shown_too() -> None:
     (step,) = steps([response(0, "Action: bash"), observed(0, a="output")])
     assert [(call.name, call.result) for call in step.calls] == [("bash", "output")]
