@@ -9,6 +9,7 @@ call. Their bounds are kept. The runner checks the rest when it loads the job.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import yaml
 from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
+from rollout_api.inference.description import Description, Release, version_text
+from rollout_api.inference.engines import DESCRIPTIONS
 from rollout_api.model import MODEL_SOURCES
-from rollout_api.model_server import NAME_RULE, OWNED_FLAGS, RESERVED_SUFFIXES, ModelServer
+from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer
 from rollout_api.rollout_job import (
     MUTABLE_FIELDS,
     PROGRAM_AGENTS,
@@ -28,7 +31,6 @@ from rollout_api.rollout_job import (
 )
 from rollout_api.sandbox import Sandbox
 from rollout_api.tasks import TASK_SOURCES
-from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, version_text
 
 Schema = dict[str, Any]
 
@@ -60,13 +62,39 @@ def _unchanged(field: str) -> str:
     return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
 
 
-def _at_least(release: tuple[int, int]) -> str:
+def _at_least(release: Release) -> str:
     """Return a CEL expression that compares an engine's version with the first one that has a feature."""
-    major, minor = (f"int(self.engine.version.split('.')[{part}])" for part in (0, 1))
-    return f"({major} > {release[0]} || {major} == {release[0]} && {minor} >= {release[1]})"
+    parts = "self.engine.version.split('.')"
+    major, minor = f"int({parts}[0])", f"int({parts}[1])"
+    last = f"{minor} >= {release[1]}"
+    if len(release) > 2:
+        patch = f"{parts}.size() > 2 && int({parts}[2]) >= {release[2]}"
+        last = f"({minor} > {release[1]} || {minor} == {release[1]} && {patch})"
+    return f"({major} > {release[0]} || {major} == {release[0]} && {last})"
 
 
-_OWNED = "|".join(sorted(flag.replace("-", "[-_]") for flag in OWNED_FLAGS))
+def _engine_rules(described: Description) -> Iterator[Schema]:
+    """Yield what holds for ModelServers with this inference server."""
+    other = f"self.engine.type != '{described.type}' || "
+    oldest, updates = described.oldest, described.supports_updates
+    too_old = f"engine.version is too old, expected {version_text(oldest)} or newer"
+    yield {"rule": other + _at_least(oldest), "message": too_old}
+    if updates != oldest:
+        yield {
+            "rule": f"{other}self.policy.version == 0 && self.weightTransfer.mode == 'Pull' || {_at_least(updates)}",
+            "message": f"policy updates need engine.version {version_text(updates)} or newer",
+        }
+    owned = "|".join(sorted(flag.replace("-", "[-_]") for flag in described.owned_flags))
+    yield {
+        "rule": f"{other}!self.extraArgs.exists(argument, argument.matches('^({owned})(=.*)?$'))",
+        "message": "extraArgs has a flag that another field or the operator sets; remove it",
+        "fieldPath": ".extraArgs",
+    }
+    for choice, why in described.unsupported.items():
+        field, value = choice.split(" ")
+        yield {"rule": f"{other}self.{field} != '{value}'", "message": f"{choice} is refused: {described.type} {why}"}
+
+
 _ACCELERATORS = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
 
 _MODEL_SERVER_RULES: list[Schema] = [
@@ -86,16 +114,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
         "rule": "self.weightTransfer.mode != 'Pull' || self.weightTransfer.pull.form != 'Adapter' || has(self.lora)",
         "message": "lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank",
     },
-    {"rule": _at_least(OLDEST), "message": f"engine.version is too old, expected {version_text(OLDEST)} or newer"},
-    {
-        "rule": f"self.policy.version == 0 && self.weightTransfer.mode == 'Pull' || {_at_least(SUPPORTS_UPDATES)}",
-        "message": f"policy updates need engine.version {version_text(SUPPORTS_UPDATES)} or newer",
-    },
-    {
-        "rule": f"!self.extraArgs.exists(argument, argument.matches('^({_OWNED})(=.*)?$'))",
-        "message": "extraArgs has a flag that another field or the operator sets; remove it",
-        "fieldPath": ".extraArgs",
-    },
+    *(rule for described in DESCRIPTIONS.values() for rule in _engine_rules(described)),
     {
         "rule": "(self.weightTransfer.mode == 'Push') == has(self.weightTransfer.push)",
         "message": "weightTransfer.push is needed for mode Push, and for no other mode",

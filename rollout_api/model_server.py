@@ -3,13 +3,14 @@
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText, exactly_one
 from rollout_api.conditions import Condition, Metadata, Timestamp
+from rollout_api.inference.description import Description, EngineType, Release, version_text
+from rollout_api.inference.engines import DESCRIPTIONS
 from rollout_api.sandbox import DISTINCT_VARIABLES, EnvVar
 from rollout_api.selectors import LabelSelector, NetworkPeer
-from rollout_api.vllm_versions import OLDEST, SUPPORTS_UPDATES, version_text
 
 RESERVED_SUFFIXES: Final = ("-api", "-download", "-runner", "-sandbox")
 """Suffixes of the names of Services and NetworkPolicies that are derived from an object's name. A ModelServer's name may
@@ -19,27 +20,6 @@ NAME_RULE: Final = (
     f"must begin with a letter and not end in {', '.join(RESERVED_SUFFIXES)}: "
     "Services and NetworkPolicies are named after it"
 )
-
-_FIELDS_OF_FLAGS: Final = {
-    "model.name": ("--model", "--served-model-name"),
-    "model.uri": ("--download-dir", "--tokenizer"),
-    "model.revision": ("--revision", "--tokenizer-revision", "--code-revision"),
-    "parallelism.tensor": ("--tensor-parallel-size", "-tp"),
-    "parallelism.pipeline": ("--pipeline-parallel-size", "-pp"),
-    "parallelism.data": ("--data-parallel-size", "-dp"),
-    "parallelism.nodes": ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"),
-    "sleep": ("--enable-sleep-mode",),
-    "lora": ("--enable-lora", "--max-lora-rank", "--max-loras"),
-    "toolCallParser": ("--tool-call-parser", "--enable-auto-tool-choice"),
-    "weightTransfer": ("--weight-transfer-config",),
-}
-_OPERATORS_OWN: Final = (
-    *("--host", "--port", "--uds", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--root-path"),
-    *("--config", "--scheduling-policy", "--shutdown-timeout", "--api-server-count"),
-)
-OWNED_FLAGS = {flag: f"use {field}" for field, flags in _FIELDS_OF_FLAGS.items() for flag in flags}
-OWNED_FLAGS |= dict.fromkeys(_OPERATORS_OWN, "the operator sets it")
-"""vLLM flags that `extraArgs` may not contain, each with the end of its error message."""
 
 
 class ModelSource(ApiModel):
@@ -60,18 +40,24 @@ class ModelSource(ApiModel):
 
 
 class Engine(ApiModel):
-    """The inference engine: vLLM."""
+    """The inference engine: vLLM or SGLang."""
 
+    type: EngineType = EngineType.VLLM
+    """Inference server in the image."""
     image: ShortText
-    """Image of vLLM's server. Its entry point must be `vllm serve`."""
+    """Image with `vllm serve`, or with `python3 -m sglang.launch_server`."""
     version: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}(\.[0-9]{1,4})?$", max_length=16)]
-    """vLLM's version in that image, such as `0.32.0`. It determines which flags exist."""
+    """Its version in that image, such as `0.32.0`. It determines which flags exist."""
 
     @property
-    def release(self) -> tuple[int, int]:
-        """Major and minor version."""
-        major, minor, *_ = self.version.split(".")
-        return int(major), int(minor)
+    def release(self) -> Release:
+        """Return the version, for comparisons."""
+        return tuple(map(int, self.version.split(".")))
+
+    @property
+    def description(self) -> Description:
+        """Return what this inference server understands and can do."""
+        return DESCRIPTIONS[self.type]
 
 
 ParallelDegree = Annotated[int, Field(ge=1, le=1024)]
@@ -266,9 +252,9 @@ class ModelServerSpec(ApiModel):
     lora: Lora | None = None
     """LoRA adapters."""
     tool_call_parser: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = None
-    """vLLM's parser for the model's tool calls, such as `hermes`. Jobs whose agent calls tools need it."""
+    """The engine's parser for the model's tool calls, such as `hermes`. Jobs whose agent calls tools need it."""
     extra_args: Annotated[list[ShortText], Field(max_length=64)] = []
-    """Further arguments of `vllm serve`. Arguments that other fields determine are refused."""
+    """Further arguments of the engine. Arguments that other fields determine are refused."""
     env: Annotated[list[EnvVar], Field(max_length=64), DISTINCT_VARIABLES] = []
     """Environment of the engine."""
     weight_transfer: WeightTransfer = WeightTransfer()
@@ -285,11 +271,13 @@ class ModelServerSpec(ApiModel):
 
     @field_validator("extra_args")
     @classmethod
-    def _no_owned_flag(cls, arguments: list[str]) -> list[str]:
+    def _no_owned_flag(cls, arguments: list[str], info: ValidationInfo) -> list[str]:
+        engine = info.data.get("engine")
+        owned = engine.description.owned_flags if isinstance(engine, Engine) else {}
         for argument in arguments:
             flag = argument.partition("=")[0].replace("_", "-")
-            if flag in OWNED_FLAGS:
-                raise ValueError(f"{argument} is refused: {OWNED_FLAGS[flag]}")
+            if flag in owned:
+                raise ValueError(f"{argument} is refused: {owned[flag]}")
         return arguments
 
     @model_validator(mode="after")
@@ -311,13 +299,22 @@ class ModelServerSpec(ApiModel):
                 )
             if self.weight_transfer.has_adapters and self.lora is None:
                 raise ValueError("lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank")
-        if self.engine.release < OLDEST:
-            raise ValueError(f"engine.version is {self.engine.version}, expected {version_text(OLDEST)} or newer")
+        version, engine = self.engine.version, self.engine.description
+        asked = (
+            f"weightTransfer.mode {self.weight_transfer.mode}",
+            f"weightTransfer.pull.form {self.weight_transfer.pull.form}",
+        )
+        for choice in asked:
+            if choice in engine.unsupported:
+                raise ValueError(f"{choice} is refused: {engine.type} {engine.unsupported[choice]}")
+        if self.engine.release < engine.oldest:
+            raise ValueError(f"engine.version is {version}, expected {version_text(engine.oldest)} or newer")
         updates = self.policy.version > 0 or self.weight_transfer.mode is TransferMode.PUSH
-        if updates and self.engine.release < SUPPORTS_UPDATES:
+        if updates and self.engine.release < engine.supports_updates:
             raise ValueError(
-                f"engine.version is {self.engine.version}; policy updates need vLLM {version_text(SUPPORTS_UPDATES)} "
-                "or newer: use a newer image, or leave policy and weightTransfer out"
+                f"engine.version is {version}; policy updates need {engine.type} "
+                f"{version_text(engine.supports_updates)} or newer: use a newer image, or leave policy and "
+                "weightTransfer out"
             )
         return self
 

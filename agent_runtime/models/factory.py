@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from agent_runtime.extensions import ExtensionError, load_object
 from agent_runtime.models.api_key import NoKey, read_api_key
 from agent_runtime.models.base import Model, ModelConfigError
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.models.providers.anthropic_endpoint import AnthropicEndpoint
 from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.models.providers.scripted import ScriptedModel
-from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.keys import MODEL_KEY_VARIABLE
 from rollout_api.model import Endpoint, EndpointApi, ModelSpec
 
@@ -19,7 +19,7 @@ def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
         api_key, origin = _api_key(spec.endpoint, environ)
         if spec.endpoint.api is EndpointApi.ANTHROPIC:
             return AnthropicEndpoint(spec.endpoint, api_key, origin)
-        return VllmServer(
+        return InferenceClient(
             spec.endpoint.base_url,
             spec.endpoint.name,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},

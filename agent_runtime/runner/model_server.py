@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 from agent_runtime.kube.api import ApiError, retry_pause
 from agent_runtime.models.base import ModelConfigError, ModelError
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
-from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.runner.start import Start
 from rollout_api.cluster import own_model_server_name
+from rollout_api.inference.description import EngineType
 from rollout_api.model_server import ModelServerStatus
 from rollout_api.rollout_job import RolloutJob
 
@@ -49,11 +50,14 @@ def model_server_name(job: RolloutJob) -> str | None:
 async def open_served_model(start: Start, name: str, api: ModelServerApi) -> ServedModel:
     """Return the model of that ModelServer. Raises ModelError if it does not exist."""
     model = start.job.spec.model
-    served = await _served_name(name, "server" if model and model.server else "serverRef", api)
+    spec = await _spec(name, "server" if model and model.server else "serverRef", api)
+    served = str(spec["model"]["name"])
+    # An operator from before SGLang leaves the type out.
+    engine = EngineType(spec["engine"].get("type", EngineType.VLLM))
 
-    def connect(url: str) -> VllmServer:
+    def connect(url: str) -> InferenceClient:
         # Calls have no individual time limit: ServedModel decides when to give up a call.
-        return VllmServer(f"{url}/v1", served, headers={}, key_origin="", call_seconds=math.inf)
+        return InferenceClient(f"{url}/v1", served, headers={}, key_origin="", call_seconds=math.inf, engine=engine)
 
     return ServedModel(
         served,
@@ -121,13 +125,14 @@ class ModelServerDirectory:
             await asyncio.sleep(retry_pause(failures, random.random()))
 
 
-async def _served_name(name: str, field: str, api: ModelServerApi) -> str:
+async def _spec(name: str, field: str, api: ModelServerApi) -> Mapping[str, Any]:
     loop = asyncio.get_running_loop()
     deadline, tries = loop.time() + CREATED_SECONDS, 0
     while True:
         try:
             found = await api.get_model_server(name, patience_seconds=CREATED_SECONDS)
-            return str(found["spec"]["model"]["name"])
+            spec: Mapping[str, Any] = found["spec"]
+            return spec
         except ApiError as error:
             if error.status != 404:
                 raise ModelError("NoModelServer", f"ModelServer {name} cannot be read: {error}") from error

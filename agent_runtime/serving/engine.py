@@ -12,6 +12,9 @@ from typing import Final
 
 from yarl import URL
 
+from rollout_api.inference.description import Description
+from rollout_api.inference.vllm import VLLM
+
 CONNECT_SECONDS: Final = 5.0
 """Time limit for a connection to a port of the same pod, which either listens or does not."""
 
@@ -19,8 +22,8 @@ CONNECT_SECONDS: Final = 5.0
 class Engine:
     """Closed for calls until `open`, and again after its process has ended or `close_gate` was called."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, description: Description = VLLM) -> None:
+        self.url, self.description = url.rstrip("/"), description
         self._connection: socket.socket | None = None
         self._process = ""
         self._version: int | None = None

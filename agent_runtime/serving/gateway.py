@@ -1,8 +1,8 @@
 """The gateway of a model server's pod: `python -m agent_runtime.serving.gateway`.
 
-The engine listens only on the pod's loopback. The gateway forwards two ports to it: one for runners, with the routes of
-`routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `routes.OWN`, which requires the token. A
-NetworkPolicy also restricts the second port, but some clusters do not enforce it.
+The engine listens only on the pod's loopback. The gateway forwards two ports to it: one for runners, with the inference
+server's `routes.data`, and one for the operator, with its `routes.control` and the gateway's own `routes.OWN`, which
+requires the token. A NetworkPolicy also restricts the second port, but some clusters do not enforce it.
 
 A restarted engine has its initial weights again, which may not match the ModelServer's status. So calls are refused
 until the operator has verified and reported which policy this process serves.
@@ -39,6 +39,9 @@ from rollout_api.cluster import (
     MODEL_PORT,
     POLICY_VERSION_HEADER,
 )
+from rollout_api.inference.description import Description, EngineType
+from rollout_api.inference.engines import DESCRIPTIONS
+from rollout_api.inference.vllm import VLLM
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +70,13 @@ MOST_BODY = 256 * 2**20
 
 def data_app(http: aiohttp.ClientSession, engine: Engine, adapters_of: str | None = None) -> web.Application:
     """Return the runners' application. `adapters_of` is the base model if policies are LoRA adapters."""
+    described = engine.description.routes
 
     async def handle(request: web.Request) -> web.StreamResponse:
         route = (request.method, request.rel_url.raw_path)
-        if route not in routes.DATA:
+        if route not in described.data:
             return _refused(404, f"{request.method} {request.path} is not supported on this port")
-        if route not in routes.SAMPLING:
+        if route not in described.sampling:
             return await forward(request, http, engine.url, lambda: None, {})
         # Read the body first, because the engine's policy may change meanwhile.
         body = None if adapters_of is None else await request.read()
@@ -110,7 +114,7 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
             return await _serve_policy(request, engine)
         if route == routes.CALL_HOOK:
             return await _call_hook(request, http)
-        if route not in routes.CONTROL and route != routes.DIGEST_POLICY:
+        if route not in engine.description.routes.control and route != routes.DIGEST_POLICY:
             return _refused(404, f"{request.method} {request.path} is not supported on this port")
         meant = request.headers.get(ENGINE_PROCESS_HEADER)
 
@@ -118,8 +122,8 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
             return None if meant is None or engine.process == meant else _ended(meant)
 
         if route == routes.DIGEST_POLICY:
-            return await _digest(http, engine.url, refusal)
-        changes = route in routes.CHANGES
+            return await _digest(http, engine, refusal)
+        changes = route in engine.description.routes.changes
         try:
             if changes:
                 engine.close_gate()
@@ -139,10 +143,11 @@ async def serve(
     data_port: int,
     control_port: int,
     adapters_of: str | None = None,
+    described: Description = VLLM,
 ) -> tuple[int, int]:
     """Serve both ports until the stack is closed. Returns their numbers, which matters for port 0."""
     http = await stack.enter_async_context(engine_session())
-    engine = Engine(engine_url)
+    engine = Engine(engine_url, described)
     stack.callback(engine.close)
     ports = []
     data, control = data_app(http, engine, adapters_of), control_app(http, engine, token, policies)
@@ -214,12 +219,12 @@ async def _call_hook(request: web.Request, http: aiohttp.ClientSession) -> web.R
 
 
 async def _digest(
-    http: aiohttp.ClientSession, engine_url: str, refusal: Callable[[], web.Response | None]
+    http: aiohttp.ClientSession, engine: Engine, refusal: Callable[[], web.Response | None]
 ) -> web.Response:
     if (refused := refusal()) is not None:
         return refused
     try:
-        answer = web.json_response({"digest": await weights_digest(http, engine_url)})
+        answer = web.json_response({"digest": await weights_digest(http, engine.url, engine.description)})
     except CallFailed as error:
         answer = _refused(error.status or 502, error.message)
     # If the inference server was restarted meanwhile, the digest is that of other weights.
@@ -260,7 +265,14 @@ async def _run(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         ports = await serve(
-            stack, token, policies, options.engine_url, options.port, options.control_port, options.adapters_of
+            stack,
+            token,
+            policies,
+            options.engine_url,
+            options.port,
+            options.control_port,
+            options.adapters_of,
+            DESCRIPTIONS[options.engine],
         )
         print("listening on ports {} and {}".format(*ports), flush=True)
         await stop.wait()
@@ -274,6 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--policy-folder", type=Path, help="folder for fetched policies; without it, policies cannot be fetched"
     )
     parser.add_argument("--adapters-of", metavar="MODEL", help="policies are LoRA adapters of this model")
+    parser.add_argument(
+        "--engine", type=EngineType, default=EngineType.VLLM, choices=list(EngineType), help="the inference server"
+    )
     parser.add_argument("--engine-url", default=f"http://127.0.0.1:{MODEL_ENGINE_PORT}", help="the engine's address")
     parser.add_argument("--port", type=int, default=MODEL_PORT, help="for runners")
     parser.add_argument("--control-port", type=int, default=MODEL_CONTROL_PORT, help="for the operator")

@@ -9,6 +9,7 @@ import aiohttp
 from pydantic import Field, StringConstraints
 
 from rollout_api.base import ApiModel
+from rollout_api.inference.description import Description, version_text
 
 MOST_CHECKSUMS: Final = 64 * 2**20
 """Most bytes. Checksums of a model with 100,000 tensors take some 16 MB."""
@@ -39,15 +40,17 @@ class HookRequest(ApiModel):
     """Time limit of its response."""
 
 
-async def weights_digest(http: aiohttp.ClientSession, engine_url: str) -> str:
+async def weights_digest(http: aiohttp.ClientSession, engine_url: str, described: Description) -> str:
     """Return a SHA-256 over an engine's checksums of its weights. Raises CallFailed; engines without checksums answer
     404.
     """
-    url = f"{engine_url}/weight_checker"
-    answer = await _post(http, url, {"action": "checksum"}, MOST_CHECKSUMS, None)
-    if not isinstance(answer.get("checksums"), dict):
-        raise CallFailed(f"POST {url} returned no object `checksums`; vLLM 0.26 or newer is required")
-    return hashlib.sha256(json.dumps(answer["checksums"], sort_keys=True).encode()).hexdigest()
+    asked = described.updates.checksums
+    url = engine_url + asked.path
+    checksums = described.updates.read_checksums(await _post(http, url, asked.body or {}, MOST_CHECKSUMS, None))
+    if checksums is None:
+        oldest = version_text(described.supports_updates)
+        raise CallFailed(f"POST {url} returned no checksums; {described.type} {oldest} or newer is required")
+    return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
 
 
 async def ask_hook(http: aiohttp.ClientSession, asked: HookRequest) -> dict[str, Any]:

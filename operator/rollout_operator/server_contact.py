@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from rollout_api.inference.description import Description
+from rollout_api.inference.vllm import VLLM
 from rollout_api.model_server import PolicySource, TransferMode
 
 
@@ -129,3 +131,5 @@ class LoadOptions:
     update: int
     """`status.policy.update`, for the trainer's logs."""
     token: str = field(repr=False)
+    engine: Description = VLLM
+    """Its inference server."""

@@ -14,7 +14,7 @@ import httpx2
 import openai
 from aiohttp import web
 
-from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
 from tests.support.chat_upstream import ChatUpstream
@@ -73,7 +73,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[str, str, str, ChatUpstre
         urls: list[str] = []
         plain = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         for base, seconds in ((plain, 60), (plain, 1), (f"{engine.url}/v1", 60)):
-            model = VllmServer(base, "m", headers={}, key_origin="nowhere", call_seconds=seconds)
+            model = InferenceClient(base, "m", headers={}, key_origin="nowhere", call_seconds=seconds)
             stack.push_async_callback(model.close)
             await model.check()
             store = Store.open(str(folder / str(len(urls))), {})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from agent_runtime.models.base import CallHealth, ModelRequest
 from agent_runtime.models.pool.gate import CallSpans
-from agent_runtime.models.vllm.server import Progress
+from agent_runtime.models.token_exact.routes import Progress
 
 
 @dataclass

@@ -3,8 +3,8 @@ this runner may have there.
 
 The limit increases additively and decreases multiplicatively. A server with a full key-value cache preempts requests
 and recomputes them later, whereas calls that wait here cause no load. Each runner decides independently, like senders
-in a network. The load is from `/metrics`; names and meaning: vLLM, vllm/v1/metrics/loggers.py. A server of several
-data-parallel engines has a line for each. `/health` also returns 200 for a server that hangs (vllm#36960, gonka#1421).
+in a network. The load is from `/metrics`, by the names in `rollout_api/inference`. A server of several data-parallel
+engines has a line for each. `/health` also returns 200 for a server that hangs (vllm#36960, gonka#1421).
 """
 
 import asyncio
@@ -16,7 +16,9 @@ from typing import Any, Protocol, Unpack
 import aiohttp
 
 from agent_runtime.models.base import Model, ModelReply, ModelRequest
-from agent_runtime.models.vllm.server import EngineOptions
+from agent_runtime.models.inference_client import EngineOptions
+from rollout_api.inference.description import Metrics
+from rollout_api.inference.engines import DESCRIPTIONS
 from rollout_api.model_server import ServerStatus
 
 INITIAL_CALLS = 32.0
@@ -37,9 +39,9 @@ class Pressure:
     """One reading of a server's own metrics."""
 
     kv_cache_usage: float
-    """vllm:kv_cache_usage_perc, from 0 to 1."""
+    """Used part of the cache, from 0 to 1."""
     waiting: float
-    """vllm:num_requests_waiting, for all its clients."""
+    """Waiting requests of all its clients."""
 
 
 def next_limit(limit: float, in_flight: int, pressure: Pressure) -> float:
@@ -64,10 +66,6 @@ def refused_limit(limit: float, in_flight: int) -> float:
     return max(FEWEST_CALLS, min(limit, in_flight) * HALVE)
 
 
-KV_CACHE = "vllm:kv_cache_usage_perc"
-WAITING = "vllm:num_requests_waiting"
-PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
-"""Counters of which one increases while the engine works, also on a long prompt."""
 READ_SECONDS = 5.0
 """Time limit of a reading. A server that exceeds it is read again later."""
 
@@ -82,25 +80,34 @@ class Load:
 
 
 def parse_load(text: str) -> Load | None:
-    """Parse a page in Prometheus' text format leniently: missing values are 0. None if no line is vLLM's."""
+    """Parse a page in Prometheus' text format leniently: missing values are 0. None if no line is an inference server's."""
+    for described in DESCRIPTIONS.values():
+        names = described.metrics
+        if found := _values(text, names):
+            return Load(
+                Pressure(max(found.get(names.kv_cache_usage, [0.0])), sum(found.get(names.waiting, [0.0]))),
+                sum(sum(found.get(name, ())) for name in names.progress),
+            )
+    return None
+
+
+def _values(text: str, names: Metrics) -> dict[str, list[float]]:
+    """Return the values of all of a server's metrics, by name without the prefix."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         name, labels, rest = line.partition("{")
         if labels:
-            rest = rest.rpartition("}")[2]
+            inner, _, rest = rest.rpartition("}")
+            if names.totals not in inner:
+                continue
         else:
             name, _, rest = line.partition(" ")
-        if not name.startswith("vllm:"):
+        if not name.startswith(names.prefix):
             continue
         with contextlib.suppress(ValueError, IndexError):
             value = float(rest.split()[0])  # a time stamp may follow
-            found.setdefault(name, []).append(value)
-    if not found:
-        return None
-    return Load(
-        Pressure(max(found.get(KV_CACHE, [0.0])), sum(found.get(WAITING, [0.0]))),
-        sum(sum(found.get(name, ())) for name in PROGRESS),
-    )
+            found.setdefault(name.removeprefix(names.prefix), []).append(value)
+    return found
 
 
 class LoadReader:
@@ -181,7 +188,7 @@ class StallDetector:
 
 
 class Engine(Model, Protocol):
-    """The inference server at one URL (VllmServer)."""
+    """The inference server at one URL (`InferenceClient`)."""
 
     async def complete(self, request: ModelRequest, **engine: Unpack[EngineOptions]) -> ModelReply:
         """Return one answer, continued from `progress` if it has tokens already."""

@@ -36,6 +36,8 @@ OPTIONAL_FIELDS: tuple[dict[str, Any], ...] = (
     {},
 )
 MAX_TOKENS_FIELDS = ("max_tokens", "max_completion_tokens")
+SGLANG_IDS = "response_token_ids"
+"""Field of a choice with its ids (SGLang 0.5.23, srt/entrypoints/openai/protocol.py:1307); vLLM's is `token_ids`."""
 
 
 class OpenAIEndpoint:
@@ -50,16 +52,18 @@ class OpenAIEndpoint:
         self._seconds = call_seconds
         self._max_tokens_field = MAX_TOKENS_FIELDS[0]
         self._optional = OPTIONAL_FIELDS[2]
+        self._streams_ids = True
 
     async def complete(
         self, request: ModelRequest, fields: Mapping[str, Any] | None = None, *, tries: int | None = None
     ) -> ModelReply:
         """Return one answer; see `Model.complete`. `fields` are further fields of the request.
 
-        With tools nothing is streamed if token ids are recorded: vLLM's streamed chat with tools loses them.
+        With tools nothing is streamed if token ids are recorded: vLLM's streamed chat with tools loses them. SGLang
+        refuses to stream them.
         """
         body = self.body(request) | dict(fields or {})
-        keeps_ids = not request.tools or self.token_capture == "TextOnly"
+        keeps_ids = self.token_capture == "TextOnly" or (self._streams_ids and not request.tools)
         send = self._streamed if request.on_text is not None and keeps_ids else self._whole
 
         async def ask(asked: ModelRequest, seconds: float) -> ModelReply:
@@ -82,6 +86,7 @@ class OpenAIEndpoint:
             for optional in OPTIONAL_FIELDS:
                 answer = await self._probe(max_tokens_field, optional)
                 if answer.status == 200:
+                    self._streams_ids = SGLANG_IDS not in str(answer.payload)
                     self._remember(max_tokens_field, optional, parse_completion(answer.payload, self._client.base_url))
                     return
                 if answer.status not in (400, 422):
@@ -228,7 +233,7 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     if not isinstance(message, Mapping):
         raise ModelError("BadResponse", f"{source}: choices[0].message: expected an object, got {message!r}")
     message = _normalised(message)
-    completion_ids = _numbers(choice.get("token_ids"))
+    completion_ids = _numbers(choice.get("token_ids") or choice.get(SGLANG_IDS))
     logprobs = _logprobs(choice.get("logprobs"))
     if completion_ids is not None and logprobs is not None and len(completion_ids) != len(logprobs):
         # Drop incomplete logprobs: a trainer can compute missing ones, but cannot detect that they are shifted.
@@ -238,7 +243,7 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
         finish_reason=finish_reason,
         model=str(payload.get("model") or ""),
         usage=usage_of(payload.get("usage")),
-        prompt_token_ids=_numbers(payload.get("prompt_token_ids")),
+        prompt_token_ids=_numbers(payload.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         completion_token_ids=completion_ids,
         logprobs=logprobs,
         stop_sequence=stop_sequence(choice),
@@ -246,8 +251,10 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
 
 
 def stop_sequence(choice: Mapping[str, Any]) -> str | None:
-    """Return the stop string that ended a choice, from vLLM's `stop_reason`, where a number is a token."""
-    reason = choice.get("stop_reason")
+    """Return the stop string that ended a choice, from vLLM's `stop_reason` or SGLang's `matched_stop`, where a number
+    is a token.
+    """
+    reason = choice.get("stop_reason") or choice.get("matched_stop")
     return reason if isinstance(reason, str) else None
 
 

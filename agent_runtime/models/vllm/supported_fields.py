@@ -7,8 +7,6 @@ what rendering reads. vLLM silently ignores unknown fields, so they are refused 
 from collections.abc import Mapping
 from typing import Any
 
-from agent_runtime.models.base import RequestRefused
-
 _PROMPT = frozenset(
     {
         "allowed_token_ids",
@@ -73,12 +71,3 @@ def without_effect(extra: Mapping[str, Any], *, prompt: bool) -> list[str]:
         for name, value in extra.items()
         if value is not None and name not in taken and value not in _ONLY_DEFAULTS.get(name, ())
     ]
-
-
-def check_fields(extra: Mapping[str, Any], *, prompt: bool) -> None:
-    """Raise RequestRefused for a field that would have no effect."""
-    for name in without_effect(extra, prompt=prompt):
-        form = "a bare prompt" if prompt else "chat"
-        raise RequestRefused(
-            "BadRequest", f"{name}: {extra[name]!r:.100} has no effect on vLLM's token routes for {form}; remove it"
-        )

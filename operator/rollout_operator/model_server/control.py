@@ -1,8 +1,8 @@
 """Client of a model server's control port: one method for each request, with time-outs, retries, and errors that name
 server and route.
 
-The gateway (`agent_runtime/serving`) listens on this port. It forwards the routes of vLLM's development router (vLLM 0.26,
-vllm/entrypoints/serve/dev/rlhf/api_router.py and .../rpc/api_router.py) and serves the routes below `/policy/` itself.
+The gateway (`agent_runtime/serving`) listens on this port. It forwards the inference server's own routes, which
+`rollout_api/inference` describes, and serves the routes below `/policy/` itself.
 """
 
 import asyncio
@@ -10,22 +10,24 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
 from rollout_api.cluster import ENGINE_PROCESS_HEADER
+from rollout_api.inference.description import Answer, Description, Request, Transfer, Updates, version_text
+from rollout_api.inference.vllm import VLLM
 from rollout_api.model_server import PolicySource
 from rollout_operator import clock
 from rollout_operator.server_contact import ServerReport
+
+OfferedT = TypeVar("OfferedT")
 
 CONNECT_SECONDS = 10.0
 CHECK_SECONDS = 10.0
 # Time limits of one attempt, the same as in prime-rl (src/prime_rl/utils/client.py).
 ENGINE_SECONDS = 300.0
 LOAD_SECONDS = 720.0
-LORA_SECONDS = 120.0
-"""Time limit for loading a LoRA adapter, as in prime-rl. A load takes seconds."""
 TRIES = 3
 BACKOFF_SECONDS = 1.0
 """Pause before the second attempt. It doubles with each further one."""
@@ -75,6 +77,12 @@ class Address:
     token: str = field(repr=False)
     process: str = ""
     """Engine process that may handle the requests; empty: any."""
+    engine: Description = VLLM
+    """The inference server behind the gateway."""
+
+    @property
+    def updates(self) -> Updates:
+        return self.engine.updates
 
 
 class Control:
@@ -97,36 +105,31 @@ class Control:
         if not isinstance(process, str) or not PROCESS_NAME.fullmatch(process):
             raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected the engine's process")
         server = replace(server, process=process)
-        paused = await self._get(server, "/is_paused")
+        updates = server.updates
+        paused, weights = await self._look(server, updates.paused), await self._look(server, updates.weights)
+        is_paused = updates.is_paused(paused)
         try:
-            info = await self._get(server, "/weight_info")
-        except ControlError as error:
-            if error.status != 404:
-                raise
-            # An engine that does not support updates (vllm_versions.SUPPORTS_UPDATES) has the model's own weights.
-            info = {"weight_version": None}
-        if not isinstance(paused.get("is_paused"), bool) or "weight_version" not in info:
+            name = updates.weights_name(weights)
+        except KeyError:
+            is_paused = None
+        if is_paused is None:
             raise ControlError(
-                f"{server.name}: GET /is_paused and /weight_info answered {paused} and {info}; is it vLLM 0.27 or newer?"
+                f"{server.name}: GET {updates.paused.path} and {updates.weights.path} answered {dict(paused.body)} and "
+                f"{dict(weights.body)}; is it {server.engine.type} {version_text(server.engine.supports_updates)} or "
+                "newer?"
             )
-        version = version_of(info["weight_version"])
-        return ServerReport(clock.now(), paused["is_paused"], version, process=process, opened=opened)
+        return ServerReport(clock.now(), is_paused, version_of(name), process=process, opened=opened)
 
     async def open(self, server: Address, version: int) -> None:
         """Tell the gateway to accept calls, because this engine process was verified to serve this version."""
         await self._post(server, "/policy/served", {"engine": server.process, "version": version})
 
     async def pause(self, server: Address) -> None:
-        """Pause all requests in progress; `resume` continues them. Has no effect on a paused engine.
-
-        The prefix cache is kept. vLLM would clear it by default and compute the whole context of each request again
-        (vllm/v1/engine/core.py, `_finish_pause`). Runners salt their requests with the policy version, so a version
-        never uses cache entries of another one.
-        """
-        await self._post(server, "/pause", query={"mode": "keep", "clear_cache": "false"})
+        """Pause all requests in progress; `resume` continues them. Has no effect on a paused engine."""
+        await self._send(server, server.updates.pause)
 
     async def resume(self, server: Address) -> None:
-        await self._post(server, "/resume")
+        await self._send(server, server.updates.resume)
 
     async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
         """Tell the gateway to fetch a version unless it has it. Returns the folder in the engine's file system."""
@@ -138,12 +141,11 @@ class Control:
 
     async def name_weights(self, server: Address, version: str) -> None:
         """Set the version name that the engine reports for its weights."""
-        await self._post(server, "/update_weight_version", {"new_version": version})
+        await self._send(server, server.updates.name_weights(version))
 
     async def reload(self, server: Address, path: str) -> None:
-        """Load weights from a folder. The path is always sent, because without it the engine loads its last folder."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": path}, "timeout": LOAD_SECONDS}
-        await self._post(server, "/collective_rpc", body, seconds=LOAD_SECONDS)
+        """Load weights from a folder."""
+        await self._send(server, server.updates.reload(path, LOAD_SECONDS))
 
     async def set_adapter(self, server: Address, name: str, path: str | None) -> None:
         """Load a LoRA adapter under a name, or unload it if `path` is None, and verify the result.
@@ -151,14 +153,14 @@ class Control:
         Requests in progress would continue with or without an adapter, as they began. If that changes, they are aborted;
         runners send them again.
         """
+        adapters = _offered(server, server.updates.adapters, "LoRA adapters as policies")
         before = await self._adapter(server, name)
         if path is not None:
-            body = {"lora_name": name, "lora_path": path, "load_inplace": True}
-            await self._post(server, "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
+            await self._send(server, adapters.load(name, path))
         elif before is not None:
-            await self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
+            await self._send(server, adapters.unload(name))
         if (path is None) != (before is None):
-            await self._post(server, "/abort_requests", {})
+            await self._send(server, server.updates.abort)
         if (loaded := await self._adapter(server, name)) != path:
             raise ControlError(f"{server.name}: GET /v1/models lists {name} from {loaded}; expected {path}")
 
@@ -171,22 +173,23 @@ class Control:
 
     async def begin_transfer(self, server: Address, init: Mapping[str, Any] | None) -> None:
         """Prepare an engine to receive tensors."""
+        transfer = _transfer(server)
         if init is not None:
-            await self._post(server, "/init_weight_transfer_engine", {"init_info": init})
+            await self._send(server, transfer.init(init))
         try:
-            await self._post(server, "/start_weight_update", tries=1)
+            await self._send(server, transfer.start, tries=1)
         except ControlError:
             # An earlier transfer may be unfinished, because its trainer or its operator has ended.
-            await self._post(server, "/finish_weight_update", {}, tries=1)
-            await self._post(server, "/start_weight_update", tries=1)
+            await self._send(server, transfer.cancel, tries=1)
+            await self._send(server, transfer.start, tries=1)
 
     async def transfer(self, server: Address, update: Mapping[str, Any], seconds: float) -> None:
         """Receive the tensors that `update` describes. Not retried, because the trainer sends them once."""
-        await self._post(server, "/update_weights", {"update_info": update}, seconds=seconds, tries=1)
+        await self._send(server, replace(_transfer(server).update(update), seconds=seconds), tries=1)
 
     async def finish_transfer(self, server: Address, version: int) -> None:
         """Finish a transfer and set the version of the weights."""
-        await self._post(server, "/finish_weight_update", {"weight_version": str(version)})
+        await self._send(server, _transfer(server).finish(str(version)))
 
     async def digest(self, server: Address) -> str | None:
         """Return a SHA-256 over the engine's checksums of its weights; None if it has none."""
@@ -211,6 +214,21 @@ class Control:
         body = {"url": url, "question": question, "seconds": seconds}
         return await self._ask(server, "/policy/hook", body, seconds=seconds + CONNECT_SECONDS, most=MOST_HOOK_ANSWER)
 
+    async def _look(self, server: Address, request: Request) -> Answer:
+        """Send a GET request of a description. Its `also` are statuses that the description reads itself."""
+        try:
+            data = await self._request("GET", server, request.path, None, CHECK_SECONDS)
+        except ControlError as error:
+            if error.status not in request.also:
+                raise
+            return Answer(error.status)
+        return Answer(200, _json(server, "GET", request.path, data) if data else {})
+
+    async def _send(self, server: Address, request: Request, **options: Any) -> None:
+        """Send a POST request of a description."""
+        seconds = ENGINE_SECONDS if request.seconds is None else request.seconds
+        await self._post(server, request.path, request.body, seconds=seconds, query=request.query, **options)
+
     async def _get(self, server: Address, route: str) -> dict[str, Any]:
         return _json(server, "GET", route, await self._request("GET", server, route, None, CHECK_SECONDS))
 
@@ -226,7 +244,7 @@ class Control:
         tries: int = TRIES,
         **options: Any,
     ) -> bytes:
-        """Send a POST request. The response may be plain text, as vLLM's is after it loads an adapter."""
+        """Send a POST request. The response may be plain text."""
         for number in range(1, tries + 1):
             try:
                 return await self._request("POST", server, route, body, seconds, **options)
@@ -277,6 +295,16 @@ class Control:
         return bytes(data)
 
 
+def _offered(server: Address, offered: OfferedT | None, what: str) -> OfferedT:
+    if offered is None:  # ModelServerSpec refuses it, so only an object from before that rule comes here
+        raise ControlError(f"{server.name}: {server.engine.type} does not support {what}")
+    return offered
+
+
+def _transfer(server: Address) -> Transfer:
+    return _offered(server, server.updates.transfer, "weightTransfer.mode Push")
+
+
 def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(data)
@@ -293,7 +321,7 @@ def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, An
 def version_of(name: Any) -> int | None:
     """Return the policy version that an engine's weight name stands for.
 
-    A fresh engine has vLLM's default name: it has the model's own weights, version 0.
+    A fresh engine has a default name of its own: it has the model's own weights, version 0.
     """
     text = "" if name is None else str(name)
     if text.isascii() and text.isdigit() and len(text) <= VERSION_DIGITS:

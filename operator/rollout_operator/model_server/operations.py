@@ -206,7 +206,8 @@ class ServerOperations:
         they were decided for this one.
         """
         report = self._of(server).report
-        return Address(server.name, server.control_url, ask.options.token, "" if report is None else report.process)
+        process, options = "" if report is None else report.process, ask.options
+        return Address(server.name, server.control_url, options.token, process, options.engine)
 
     def _of(self, server: Server) -> ServerContact:
         return self.known.get(server.key, ServerContact())
@@ -233,9 +234,9 @@ class Transfer(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel)
 
     init_info: dict[str, Any] | None = None
-    """Body of vLLM's `/init_weight_transfer_engine`; None if the engine is initialized already."""
+    """`init_info` of vLLM's `/init_weight_transfer_engine`; None if the engine is initialized already."""
     updates: list[dict[str, Any]] | None = None
-    """Bodies of `/update_weights` in order: names, types and shapes, as the backend expects them."""
+    """`update_info` of each `/update_weights` in order: names, types and shapes, as the backend expects them."""
 
 
 class HookAnswer(Transfer):

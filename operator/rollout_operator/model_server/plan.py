@@ -165,6 +165,7 @@ def load_options(seen: Observed, server: ModelServer) -> LoadOptions:
         world_size=server.spec.parallelism.accelerators,
         update=seen.status.policy.update,
         token=seen.token or "",
+        engine=server.spec.engine.description,
     )
 
 

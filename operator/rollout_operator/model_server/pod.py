@@ -1,15 +1,12 @@
 """The pods of a ModelServer, and the StatefulSet or LeaderWorkerSet that creates them.
 
-In each pod vLLM listens on the loopback, with a gateway in front of it. Only flags that the declared version of vLLM
-supports are used.
+In each pod the inference server (launch.py) listens on the loopback, with a gateway in front of it.
 """
 
-import json
 from typing import Final
 
 from rollout_api.cluster import (
     MODEL_CONTROL_PORT,
-    MODEL_ENGINE_PORT,
     MODEL_PORT,
     MODEL_SERVER_ROLE,
     MODEL_WORKER_ROLE,
@@ -17,11 +14,12 @@ from rollout_api.cluster import (
     POLICY_LOADED,
     model_control_name,
 )
+from rollout_api.inference.description import EngineType
 from rollout_api.model_server import ModelServer, ModelServerSpec, TransferMode
 from rollout_api.on_cluster import template
 from rollout_api.on_cluster.objects import Json
 from rollout_api.on_cluster.operator_config import OperatorConfig
-from rollout_api.vllm_versions import HAS_QUIET_ENDPOINTS, HAS_SHUTDOWN_TIMEOUT, NEEDS_SCALE_OUT
+from rollout_operator.model_server.launch import DRAIN_SECONDS, LAUNCHES
 from rollout_operator.model_server.objects import (
     DOWNLOAD,
     MODELS,
@@ -35,63 +33,14 @@ from rollout_operator.model_server.objects import (
     with_digest,
 )
 
-DRAIN_SECONDS: Final = 45
-"""Time for running requests after a pod is asked to stop; KServe's value for vLLM (kserve pull request 5496)."""
-
 SCRATCH: Final = "/scratch"
 """Home folder of the engine. Its compiled kernels persist while the pod does, so that a container restarts quickly."""
-
-
-def drains(spec: ModelServerSpec) -> bool:
-    """Whether this engine finishes running requests before it ends."""
-    return spec.engine.release >= HAS_SHUTDOWN_TIMEOUT
-
-
-def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -> list[str]:
-    """Return the arguments of `vllm serve`. `worker` is for the further pods of a multi-node server."""
-    return [
-        model_path,
-        *_option("--served-model-name", spec.model.name),
-        # The gateway in the same pod controls access; no other client reaches it.
-        *_option("--host", "127.0.0.1"),
-        *_option("--port", MODEL_ENGINE_PORT),
-        *_parallelism(spec, worker=worker),
-        # Each turn's prompt begins with the previous turn's.
-        "--enable-prefix-caching",
-        # Makes responses report how many tokens of their prompt were cached.
-        "--enable-prompt-tokens-details",
-        # Makes vLLM accept requests with a priority.
-        *_option("--scheduling-policy", "priority"),
-        *(_option("--shutdown-timeout", DRAIN_SECONDS) if drains(spec) else ()),
-        *(
-            _option("--disable-access-log-for-endpoints", "/health,/metrics")
-            if spec.engine.release >= HAS_QUIET_ENDPOINTS
-            else ()
-        ),
-        *(("--enable-scale-out",) if spec.engine.release >= NEEDS_SCALE_OUT else ()),
-        *(("--enable-sleep-mode",) if spec.sleep else ()),
-        *(_lora(spec) if spec.lora else ()),
-        *(
-            ("--enable-auto-tool-choice", *_option("--tool-call-parser", spec.tool_call_parser))
-            if spec.tool_call_parser
-            else ()
-        ),
-        *(_weight_transfer(spec)),
-        *spec.extra_args,
-    ]
 
 
 def environment(spec: ModelServerSpec) -> list[Json]:
     """Return the environment of the engine. The user's variables come last."""
     fixed = {
-        # /pause, /resume, /weight_info and similar routes exist only in this mode (vLLM docs, RLHF).
-        "VLLM_SERVER_DEV_MODE": "1",
-        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.weight_transfer.has_adapters else {}),
-        # The weights are downloaded already. An engine that asks a hub could load other ones.
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        # Makes prefix hashes equal in all processes of an engine (vLLM docs, prefix caching).
-        "PYTHONHASHSEED": "0",
+        **LAUNCHES[spec.engine.type].environment(spec),
         "HOME": SCRATCH,
         # Some software looks up the user's name, and a numeric user has none.
         "USER": "rollout",
@@ -99,46 +48,6 @@ def environment(spec: ModelServerSpec) -> list[Json]:
     }
     own = {variable.name: variable.value for variable in spec.env}
     return [{"name": name, "value": value} for name, value in {**fixed, **own}.items()]
-
-
-def _option(flag: str, value: str | int) -> tuple[str, str]:
-    return flag, str(value)
-
-
-def _parallelism(spec: ModelServerSpec, *, worker: bool) -> list[str]:
-    parallelism = spec.parallelism
-    found = [
-        *_option("--tensor-parallel-size", parallelism.tensor),
-        *_option("--pipeline-parallel-size", parallelism.pipeline),
-        *_option("--data-parallel-size", parallelism.data),
-    ]
-    if parallelism.data > 1 and not worker:
-        # By default vLLM starts one API server for each copy of the model, and loads a LoRA adapter only in one of them.
-        found += _option("--api-server-count", 1)
-    if parallelism.nodes > 1:
-        # LeaderWorkerSet sets these two variables (its documentation, "environment variables").
-        found += [
-            *_option("--nnodes", parallelism.nodes),
-            *_option("--node-rank", "$(LWS_WORKER_INDEX)"),
-            *_option("--master-addr", "$(LWS_LEADER_ADDRESS)"),
-            *(("--headless",) if worker else ()),
-        ]
-    return found
-
-
-def _lora(spec: ModelServerSpec) -> list[str]:
-    assert spec.lora is not None
-    return [
-        "--enable-lora",
-        *_option("--max-lora-rank", spec.lora.max_rank),
-        *_option("--max-loras", spec.lora.max_adapters),
-    ]
-
-
-def _weight_transfer(spec: ModelServerSpec) -> tuple[str, ...]:
-    if spec.weight_transfer.push is None:
-        return ()
-    return _option("--weight-transfer-config", json.dumps({"backend": spec.weight_transfer.push.backend}))
 
 
 ENGINE, GATEWAY = "engine", "gateway"
@@ -159,7 +68,7 @@ SPARE_SECONDS: Final = 15
 """Time for the gateway to end after the engine."""
 
 STARTUP: Final = {"periodSeconds": 10, "failureThreshold": 270, "timeoutSeconds": 5}
-"""45 minutes: vLLM opens its port after it loads weights and compiles kernels. prime-rl uses the same limit."""
+"""45 minutes: the port opens after weights are loaded and kernels compiled. prime-rl uses the same limit."""
 READINESS: Final = {"periodSeconds": 10, "failureThreshold": 3, "timeoutSeconds": 5}
 """Probes with a time-out of 1 s take busy pods out of service (llm-d-benchmark issue 1734), so it is 5 s here."""
 LIVENESS: Final = {"periodSeconds": 30, "failureThreshold": 6, "timeoutSeconds": 10}
@@ -206,7 +115,7 @@ def _without_absent_probes(container: Json, base: Json) -> Json:
 def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
     spec, found = server.spec, weights(server, config)
     accelerator = spec.accelerator
-    drain = DRAIN_SECONDS if drains(spec) else 0
+    drain = DRAIN_SECONDS if LAUNCHES[spec.engine.type].drains(spec) else 0
     pod: Json = {
         "restartPolicy": "Always",
         "automountServiceAccountToken": False,
@@ -257,12 +166,13 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
 
 def _engine(server: ModelServer, path: str, weights_mount: Json, *, worker: bool) -> Json:
     spec = server.spec
+    launch = LAUNCHES[spec.engine.type]
     container: Json = {
         "name": ENGINE,
         "image": spec.engine.image,
         "imagePullPolicy": "IfNotPresent",  # the image is tens of gigabytes large
-        "command": ["vllm", "serve"],
-        "args": arguments(spec, path, worker=worker),
+        "command": list(launch.command),
+        "args": launch.arguments(spec, path, worker),
         "env": environment(spec),
         "resources": _resources(server),
         "securityContext": dict(RESTRICTED),
@@ -299,6 +209,7 @@ def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
             f"--token-file={CONTROL_FOLDER}/token",
             *([f"--policy-folder={policy_folder(server)}"] if _pulls(server) else []),
             *([f"--adapters-of={server.spec.model.name}"] if server.spec.weight_transfer.has_adapters else []),
+            *([] if server.spec.engine.type is EngineType.VLLM else [f"--engine={server.spec.engine.type}"]),
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "envFrom": [{"secretRef": {"name": secret}}] if secret else [],
@@ -368,7 +279,10 @@ def workload(server: ModelServer, config: OperatorConfig) -> Json:
     body = _leader_worker_set(server, config) if server.spec.parallelism.nodes > 1 else _stateful_set(server, config)
     transfer = server.spec.weight_transfer
     how = [transfer.mode, transfer.pull.form, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
-    return with_digest(body, [server.spec.model_dump(mode="json", by_alias=True, include=OF_PODS), how])
+    of_pods = server.spec.model_dump(mode="json", by_alias=True, include=OF_PODS)
+    if server.spec.engine.type is EngineType.VLLM:
+        del of_pods["engine"]["type"]  # so that servers from before this field are not restarted
+    return with_digest(body, [of_pods, how])
 
 
 def _stateful_set(server: ModelServer, config: OperatorConfig) -> Json:

@@ -11,6 +11,7 @@ import pytest
 from agent_runtime.recording.store import Store
 from agent_runtime.serving import routes
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE
+from rollout_api.inference.vllm import VLLM
 from rolloutctl.policy import PolicyNotServed
 from tests.support.cluster import Cluster, Object, eventually
 from tests.support.model_server import NAME, Server, quick_pods, upload_weights
@@ -86,7 +87,7 @@ def test_servers_are_found_by_all_and_each_by_its_own_address_and_leave_nothing(
 
 def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster: Cluster, namespace: str) -> None:
     server.apply(replicas=1).wait_ready(1)
-    control = routes.CONTROL - routes.READ_ONLY | routes.OWN
+    control = VLLM.routes.control - VLLM.routes.data | routes.OWN
     calls = json.dumps(calls_to(server, control))
     from_runner = json.loads(server.run_in_pod("runner", {ROLE_LABEL: RUNNER_ROLE}, ASK, calls))
     assert len(from_runner) == 2 * len(control)
@@ -100,7 +101,7 @@ def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster
     sandbox = ByHand(cluster, namespace, "curious")
     sandbox.apply(workspaces={"mode": "Plain"}, network={"setup": listed, "agent": listed, "verifier": listed})
     sandbox.wait_ready()
-    everything = json.dumps(calls_to(server, routes.DATA | control))
+    everything = json.dumps(calls_to(server, VLLM.routes.data | control))
     done = sandbox.run_in_container("python3", "-c", ASK, everything)
     assert done.returncode == 0, done.stderr
     assert {status for _, _, status in json.loads(done.stdout)} == {0}

@@ -14,7 +14,7 @@ import pytest
 
 from agent_runtime.engine.program.program import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
-from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.store import Store
@@ -171,7 +171,7 @@ async def run(
 async def test_programs_record_matches_its_server_token_by_token(tmp_path: Path, mode: str) -> None:
     journal = ListJournal()
     async with VllmStandIn() as server:
-        model = VllmServer(f"{server.url}/v1", server.model, headers={}, key_origin="nowhere", call_seconds=60)
+        model = InferenceClient(f"{server.url}/v1", server.model, headers={}, key_origin="nowhere", call_seconds=60)
         await model.check()
         assert model.token_capture == "Tokens"
         checked = len(server.served)

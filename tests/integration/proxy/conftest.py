@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agent_runtime.models.base import Model
-from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.proxy import handler
 from agent_runtime.proxy.ownership import SessionStore
 from agent_runtime.proxy.serve import standalone_proxy
@@ -100,9 +100,9 @@ async def engine() -> AsyncIterator[VllmStandIn]:
 
 
 @contextlib.asynccontextmanager
-async def opened_vllm(engine: VllmStandIn) -> AsyncIterator[VllmServer]:
+async def opened_vllm(engine: VllmStandIn) -> AsyncIterator[InferenceClient]:
     """The stand-in as a model, checked; what the check asked is forgotten."""
-    vllm = VllmServer(f"{engine.url}/v1", engine.model, headers={}, key_origin="nowhere", call_seconds=60)
+    vllm = InferenceClient(f"{engine.url}/v1", engine.model, headers={}, key_origin="nowhere", call_seconds=60)
     await vllm.check()
     engine.served.clear()
     try:

@@ -131,7 +131,7 @@ class ApiServer:
             version = 1 if self.model_server is None else int(self.model_server["metadata"]["resourceVersion"]) + 1
             self.model_server = {
                 "metadata": {"name": "policy", "uid": "policy", "resourceVersion": str(version)},
-                "spec": {"model": {"name": "policy"}},
+                "spec": {"model": {"name": "policy"}, "engine": {}},
                 "status": deepcopy(status),
             }
 

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 
 from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
-from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.model import Sampling
 from rollout_api.model_server import Gate, ModelServerStatus, PolicyStatus, ServerState, ServerStatus
 from tests.support.vllm_server import made_by
@@ -52,7 +52,7 @@ class StandIn:
         self.process.kill()
 
 
-class Watched(VllmServer):
+class Watched(InferenceClient):
     """Counts the tokens that arrive, by URL of the server."""
 
     def __init__(self, url: str, arrived: Counter[str]) -> None:
@@ -62,7 +62,7 @@ class Watched(VllmServer):
     async def complete(
         self, request: ModelRequest, *, on_tokens: Callable[[int], None] | None = None, **fields: Any
     ) -> ModelReply:
-        """See VllmServer."""
+        """See InferenceClient."""
 
         def count(tokens: int) -> None:
             if on_tokens is not None:
@@ -117,7 +117,7 @@ class Fleet:
                 server.process.kill()
             await server.process.wait()
 
-    def connect(self, url: str) -> VllmServer:
+    def connect(self, url: str) -> InferenceClient:
         """The engine at that URL."""
         return Watched(url, self.arrived)
 

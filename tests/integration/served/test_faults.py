@@ -8,7 +8,7 @@ from agent_runtime.models.base import ModelReply
 from agent_runtime.models.pool import fleet as fleet_module
 from agent_runtime.models.pool import server
 from agent_runtime.models.pool.routing import preference
-from agent_runtime.models.vllm.server import Progress
+from agent_runtime.models.token_exact.routes import Progress
 from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, ask, assert_made_as_recorded, call, until
 
 

@@ -16,10 +16,12 @@ from aiohttp import web
 from yarl import URL
 
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
-from agent_runtime.models.vllm.server import Progress, VllmServer
+from agent_runtime.models.inference_client import InferenceClient
+from agent_runtime.models.token_exact.routes import Progress
 from agent_runtime.serving import routes
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
+from rollout_api.inference.vllm import VLLM
 from rollout_api.model import Sampling
 from rollout_api.records import Message
 from tests.support.vllm_server import VllmStandIn
@@ -123,7 +125,7 @@ async def status(gateway: Gateway, method: str, url: str, **options: object) -> 
         return response.status
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(routes.DATA - {("POST", CHAT)}))
+@pytest.mark.parametrize(("method", "path"), sorted(VLLM.routes.data - {("POST", CHAT)}))
 async def test_runners_reach_the_routes_of_a_rollout(gateway: Gateway, method: str, path: str) -> None:
     async with gateway.http.request(method, URL(f"{gateway.data}{path}?a=%2F", encoded=True)) as response:
         assert response.status == 200
@@ -131,7 +133,7 @@ async def test_runners_reach_the_routes_of_a_rollout(gateway: Gateway, method: s
 
 
 async def test_runners_get_no_control_route_not_even_with_the_token(gateway: Gateway) -> None:
-    for method, path in routes.CONTROL - routes.READ_ONLY | routes.OWN:
+    for method, path in VLLM.routes.control - VLLM.routes.data | routes.OWN:
         for headers in ({}, BEARER):
             assert await status(gateway, method, gateway.data + path, headers=headers) == 404, path
     assert gateway.engine.asked == []
@@ -156,7 +158,7 @@ async def test_no_other_spelling_leads_to_a_control_route(gateway: Gateway) -> N
 
 
 async def test_control_routes_require_the_token(gateway: Gateway) -> None:
-    for method, path in routes.CONTROL | routes.OWN:
+    for method, path in VLLM.routes.control | routes.OWN:
         for shown in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x"):
             found = await status(gateway, method, gateway.control + path, headers={"Authorization": shown})
             assert found == 401, (path, shown)
@@ -164,9 +166,9 @@ async def test_control_routes_require_the_token(gateway: Gateway) -> None:
 
 
 async def test_the_operator_gets_every_control_route_and_the_engine_never_sees_the_token(gateway: Gateway) -> None:
-    for method, path in routes.CONTROL:
+    for method, path in VLLM.routes.control:
         assert await status(gateway, method, gateway.control + path, headers=BEARER) == 200
-    assert set(gateway.engine.asked) == {f"{method} {path}" for method, path in routes.CONTROL}
+    assert set(gateway.engine.asked) == {f"{method} {path}" for method, path in VLLM.routes.control}
     assert TOKEN not in json.dumps(gateway.engine.headers)
 
 
@@ -227,7 +229,7 @@ async def test_calls_are_refused_until_the_policy_that_is_served_is_known(gatewa
         engine_url = f"http://127.0.0.1:{gateway.engine_port}"
         data, control = await serve(stack, TOKEN, None, engine_url, 0, 0)
         fresh = replace(gateway, data=f"http://127.0.0.1:{data}", control=f"http://127.0.0.1:{control}")
-        for _, path in routes.SAMPLING:
+        for _, path in VLLM.routes.sampling:
             async with fresh.http.post(fresh.data + path, json={}) as response:
                 assert (response.status, response.headers["Retry-After"]) == (503, "5")
                 assert (await response.json())["error"]["type"] == "server_not_ready"
@@ -237,7 +239,7 @@ async def test_calls_are_refused_until_the_policy_that_is_served_is_known(gatewa
         assert (await served(fresh))["version"] is None
 
 
-@pytest.mark.parametrize("path", sorted(path for _, path in routes.CHANGES))
+@pytest.mark.parametrize("path", sorted(path for _, path in VLLM.routes.changes))
 async def test_gateway_admits_no_call_from_a_pause_or_load_to_its_verification(gateway: Gateway, path: str) -> None:
     async with gateway.http.post(gateway.data + CHAT, json={}) as held:
         assert await status(gateway, "POST", gateway.control + path, headers=BEARER) == 200
@@ -277,7 +279,7 @@ async def test_a_runner_records_no_token_of_a_policy_that_it_does_not_believe_in
         http = await stack.enter_async_context(aiohttp.ClientSession())
         data, control = (f"http://127.0.0.1:{port}" for port in ports)
         gateway = Gateway(Engine(), data, control, http, stack, engine.port)
-        model = VllmServer(f"{data}/v1", "policy", headers={}, key_origin="nowhere", call_seconds=60)
+        model = InferenceClient(f"{data}/v1", "policy", headers={}, key_origin="nowhere", call_seconds=60)
         stack.push_async_callback(model.close)
         model.token_capture = capture
         messages: list[Message] = [{"role": "user", "content": "Hi."}]

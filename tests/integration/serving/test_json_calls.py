@@ -12,6 +12,7 @@ from aiohttp import web
 from agent_runtime.serving import json_calls
 from agent_runtime.serving.forward import engine_session
 from agent_runtime.serving.json_calls import CallFailed, HookRequest, ask_hook, weights_digest
+from rollout_api.inference.vllm import VLLM
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -109,7 +110,7 @@ async def test_weights_digest_is_equal_for_servers_that_list_tensors_in_another_
             return web.Response(body=body, content_type="application/json")
 
         peer.answer = checksums
-        digests.add(await weights_digest(peer.http, peer.url))
+        digests.add(await weights_digest(peer.http, peer.url, VLLM))
     assert len(digests) == 1
 
 
@@ -119,5 +120,5 @@ async def test_weights_digest_keeps_the_status_of_an_engine_without_checksums(pe
 
     peer.answer = missing
     with pytest.raises(CallFailed) as raised:
-        await weights_digest(peer.http, peer.url)
+        await weights_digest(peer.http, peer.url, VLLM)
     assert raised.value.status == 404

@@ -11,7 +11,7 @@ import pytest
 
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.base import ModelRequest
-from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from rollout_api.model import Sampling
@@ -21,18 +21,20 @@ from tests.support.model_requests import model_request
 from tests.support.vllm_server import VllmStandIn
 
 worlds = itertools.count()
-Connect = Callable[..., Awaitable[VllmServer]]
+Connect = Callable[..., Awaitable[InferenceClient]]
 
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
     """Opens a model on a stand-in and, unless told not to, checks it; closes it at the end."""
-    opened: list[VllmServer] = []
+    opened: list[InferenceClient] = []
 
-    async def open_one(server: VllmStandIn, *, check: bool = True, seconds: float = 20, **changes: Any) -> VllmServer:
+    async def open_one(
+        server: VllmStandIn, *, check: bool = True, seconds: float = 20, **changes: Any
+    ) -> InferenceClient:
         settings: dict[str, Any] = {"headers": {}, "key_origin": "nowhere", "call_seconds": seconds}
         base_url, name = changes.pop("base_url", f"{server.url}/v1"), changes.pop("name", "policy")
-        model = VllmServer(base_url, name, **settings | changes)
+        model = InferenceClient(base_url, name, **settings | changes)
         opened.append(model)
         if check:
             await model.check()

@@ -16,7 +16,8 @@ from agent_runtime.models.base import (
     ModelRequest,
     TokenPrefix,
 )
-from agent_runtime.models.vllm.server import Progress, VllmServer
+from agent_runtime.models.inference_client import InferenceClient
+from agent_runtime.models.token_exact.routes import Progress
 from rollout_api.model import Sampling
 from rollout_api.records import Message
 from tests.support.vllm_server import Answer, Faults, Prompt, Request, ToolCall, VllmStandIn, made_by
@@ -260,7 +261,7 @@ async def test_tokens_whose_weights_a_broken_stream_did_not_name_have_no_version
     assert [(span.tokens, span.version) for span in reply.policy_spans] == [(10, None), (50, "7")]
 
 
-async def pieces_of(model: VllmServer, request: ModelRequest) -> tuple[list[str], ModelReply]:
+async def pieces_of(model: InferenceClient, request: ModelRequest) -> tuple[list[str], ModelReply]:
     pieces: list[str] = []
     reply = await model.complete(ModelRequest(**{**_fields(request), "on_text": pieces.append}))
     return pieces, reply

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agent_runtime.models.base import ContextExceeded, ModelRequest, RequestRefused, TokenPrefix
-from agent_runtime.models.vllm.server import Progress, VllmServer
+from agent_runtime.models.inference_client import InferenceClient
+from agent_runtime.models.token_exact.routes import Progress
 from rollout_api.model import Sampling
 from tests.integration.token_exact.conftest import Ran
 from tests.support.vllm_server import Answer, Request, ToolCall, VllmStandIn, made_by, tokenizer
@@ -83,7 +84,9 @@ async def test_a_server_without_ids_still_completes_a_prompt(connect: Connect, m
 STOPPED = "First comes this.\nObservation: and never this"
 
 
-async def _stopped(server: VllmStandIn, model: VllmServer, request: ModelRequest) -> tuple[list[str], Any, Request]:
+async def _stopped(
+    server: VllmStandIn, model: InferenceClient, request: ModelRequest
+) -> tuple[list[str], Any, Request]:
     pieces: list[str] = []
     reply = await model.complete(replace(request, on_text=pieces.append))
     return pieces, reply, last(server)

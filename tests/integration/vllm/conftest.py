@@ -9,12 +9,14 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
 
-from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.models.inference_client import InferenceClient
+from rollout_api.inference.description import Description, Request
+from rollout_api.inference.vllm import VLLM
 from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
@@ -51,9 +53,11 @@ class InferenceServer:
     real: bool
     url: str
     checkpoints: Path
+    engine: Description = VLLM
     first_label: Any = None
-    """What `/weight_info` said before anybody set a label."""
+    """Name of its weights before anybody set one."""
     log: Path = Path(os.devnull)
+    running_metric: ClassVar = "vllm:num_requests_running"
 
     def checkpoint(self, version: int) -> str:
         return str(self.checkpoints / str(version))
@@ -73,6 +77,28 @@ class InferenceServer:
                 return response.status, json.loads(data)
             except ValueError:
                 return response.status, data.decode()
+
+    async def do(self, request: Request) -> tuple[int, Any]:
+        """Send a request of the server's description."""
+        return await self.ask(request.method, request.path, request.body, params=request.query)
+
+    async def pause(self) -> None:
+        """As our operator does it."""
+        await self._succeed(self.engine.updates.pause)
+
+    async def resume(self) -> None:
+        await self._succeed(self.engine.updates.resume)
+
+    async def name_weights(self, name: str) -> None:
+        await self._succeed(self.engine.updates.name_weights(name))
+
+    async def running(self) -> float:
+        """Number of requests that the server says are running."""
+        return await self.metric(self.running_metric)
+
+    async def _succeed(self, request: Request) -> None:
+        status, answer = await self.do(request)
+        assert status == 200, answer
 
     async def get(self, path: str) -> Any:
         status, answer = await self.ask("GET", path)
@@ -129,7 +155,8 @@ class InferenceServer:
     async def metric(self, name: str) -> float:
         """The sum over all labels."""
         text = await self.get("/metrics")
-        values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        values = [line.rsplit(" ", 1)[1] for line in lines if self.engine.metrics.totals in line]
         assert values, f"no {name} in /metrics"
         return sum(map(float, values))
 
@@ -178,10 +205,10 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 async def server(started: InferenceServer) -> InferenceServer:
     """Unpaused, awake, and with the weights of version 0."""
-    await started.post("/resume")
+    await started.resume()
     status, answer = await started.load(started.checkpoint(0))
     assert status == 200, answer
-    await started.post("/update_weight_version", {"new_version": "0"})
+    await started.name_weights("0")
     await started.post("/reset_prefix_cache")
     if not started.real:
         await started.post("/_standin/script", {})
@@ -196,9 +223,9 @@ async def recorder(server: InferenceServer) -> AsyncIterator[Recorder]:
 
 
 @pytest.fixture
-async def model(recorder: Recorder) -> AsyncIterator[VllmServer]:
+async def model(recorder: Recorder) -> AsyncIterator[InferenceClient]:
     """Our own client of the server, through the recorder."""
-    client = VllmServer(f"{recorder.url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+    client = InferenceClient(f"{recorder.url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
     await client.check()
     yield client
     await client.close()

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import aiohttp
 
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
-from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
 from rollout_api.model_server import Gate, ModelServerStatus
@@ -40,7 +40,8 @@ class Operated:
         (self._folder / "model").symlink_to(self._server.checkpoint(0))
         policies = Policies(self._folder / "policies", dict(os.environ))
         adapters_of = MODEL if self._form == "Adapter" else None
-        ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, adapters_of)
+        engine = self._server.engine
+        ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, adapters_of, engine)
         data, self._control = (f"http://127.0.0.1:{port}" for port in ports)
         self.recorder = await self._stack.enter_async_context(Recorder(data).serve())
         self._tell()
@@ -111,8 +112,10 @@ class Operated:
                 yield View(status, asked)
             await asyncio.sleep(0.02)
 
-    def _connect(self, url: str) -> VllmServer:
-        return VllmServer(f"{url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+    def _connect(self, url: str) -> InferenceClient:
+        return InferenceClient(
+            f"{url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS, engine=self._server.engine.type
+        )
 
     def _tell(self) -> None:
         pod = {
@@ -129,6 +132,7 @@ class Operated:
                 "policy": self._policy,
                 "mode": "Pull",
                 "form": self._form,
+                "engine": self._server.engine.type,
                 "hook": "",
                 "minReady": 1,
                 "pods": [pod],

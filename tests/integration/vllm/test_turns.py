@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent_runtime.models.base import ModelReply, ModelRequest, TokenPrefix
+from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.models.pool.server import LoadReader
-from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan
 from tests.integration.vllm.conftest import MAX_NUM_SEQS, InferenceServer
@@ -70,7 +70,7 @@ async def greedy(server: InferenceServer, reply: ModelReply) -> list[int]:
 
 
 async def test_six_turns_are_one_sequence_of_sampled_ids(
-    server: InferenceServer, model: VllmServer, recorder: Recorder
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
     assert model.token_capture == "Tokens"
     asked = request()
@@ -84,7 +84,7 @@ async def test_six_turns_are_one_sequence_of_sampled_ids(
     assert all(extends(later, earlier) for earlier, later in itertools.pairwise(answers))
 
 
-async def test_streamed_text_is_the_text_of_the_answer(model: VllmServer) -> None:
+async def test_streamed_text_is_the_text_of_the_answer(model: InferenceClient) -> None:
     whole = await model.complete(request(tokens=60))
     pieces: list[str] = []
     streamed = await model.complete(request(tokens=60, on_text=pieces.append))
@@ -92,7 +92,7 @@ async def test_streamed_text_is_the_text_of_the_answer(model: VllmServer) -> Non
     assert "".join(pieces) == streamed.text == whole.text
 
 
-async def test_stop_string_ends_the_text_and_stays_in_the_ids(model: VllmServer, recorder: Recorder) -> None:
+async def test_stop_string_ends_the_text_and_stays_in_the_ids(model: InferenceClient, recorder: Recorder) -> None:
     whole = await model.complete(request(tokens=40))
     words = [word for word in whole.text.split() if word.isascii() and len(word) > 2]
     stop = words[len(words) // 2]
@@ -106,7 +106,7 @@ async def test_stop_string_ends_the_text_and_stays_in_the_ids(model: VllmServer,
     assert extends(answers[2], answers[1])
 
 
-async def test_bare_prompt_is_completed_by_the_sampled_ids(server: InferenceServer, model: VllmServer) -> None:
+async def test_bare_prompt_is_completed_by_the_sampled_ids(server: InferenceServer, model: InferenceClient) -> None:
     reply = await model.complete_prompt("The model reads", request())
     assert reply.prompt_token_ids == tokenizer().encode("The model reads")
     assert reply.completion_token_ids == await greedy(server, reply)
@@ -114,7 +114,7 @@ async def test_bare_prompt_is_completed_by_the_sampled_ids(server: InferenceServ
 
 
 async def test_tool_calls_of_eight_turns_are_one_sequence(
-    server: InferenceServer, model: VllmServer, recorder: Recorder
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
     """vLLM's random model is forced to call by a grammar (with white space, so rendering a call again gives other ids); the
     stand-in, which knows no grammar, by a script.
@@ -140,7 +140,7 @@ async def test_tool_calls_of_eight_turns_are_one_sequence(
 
 
 async def test_broken_stream_continues_with_the_same_ids(
-    server: InferenceServer, model: VllmServer, recorder: Recorder
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
     recorder.cut_after = 10
     reply = await model.complete(request(tokens=40))
@@ -153,7 +153,7 @@ async def test_broken_stream_continues_with_the_same_ids(
 
 
 async def test_structured_answer_starts_over_after_a_broken_stream(
-    server: InferenceServer, model: VllmServer, recorder: Recorder
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SHAPE}}
     fields: dict[str, Any] = {"tokens": 200, "extra": {"response_format": form, "ignore_eos": False}}
@@ -168,30 +168,32 @@ async def test_structured_answer_starts_over_after_a_broken_stream(
         assert len(answer["digits"]) == 40
 
 
-async def test_cancelled_call_ends_its_request_at_the_server(server: InferenceServer, model: VllmServer) -> None:
+async def test_cancelled_call_ends_its_request_at_the_server(server: InferenceServer, model: InferenceClient) -> None:
     arrived = asyncio.Event()
     asked = request(tokens=MAX_MODEL_LEN - 200)
     call = asyncio.create_task(model.complete(asked, on_tokens=lambda count: arrived.set()))
     await arrived.wait()
-    assert await server.metric("vllm:num_requests_running") == 1
+    assert await server.running() == 1
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     async with asyncio.timeout(60):
-        while await server.metric("vllm:num_requests_running"):  # noqa: ASYNC110
+        while await server.running():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 # --- Policy versions ---
 
 
-async def test_answer_names_the_version_that_the_server_reports(server: InferenceServer, model: VllmServer) -> None:
-    await server.post("/update_weight_version", {"new_version": "41"})
+async def test_answer_names_the_version_that_the_server_reports(
+    server: InferenceServer, model: InferenceClient
+) -> None:
+    await server.name_weights("41")
     reply = await model.complete(request())
     assert reply.policy_spans == [PolicySpan(tokens=12, version="41")]
 
 
 async def test_call_that_straddles_a_load_names_both_versions(
-    server: InferenceServer, model: VllmServer, recorder: Recorder
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
     count, enough = 0, asyncio.Event()
 
@@ -203,10 +205,10 @@ async def test_call_that_straddles_a_load_names_both_versions(
 
     call = asyncio.create_task(model.complete(request(tokens=600), on_tokens=arrived))
     await enough.wait()
-    await server.post("/pause?mode=keep&clear_cache=false")
+    await server.pause()
     await server.load(server.checkpoint(1))
-    await server.post("/update_weight_version", {"new_version": "1"})
-    await server.post("/resume")
+    await server.name_weights("1")
+    await server.resume()
     reply = await call
     first, second = reply.policy_spans
     assert (first.version, second.version, first.tokens + second.tokens) == ("0", "1", 600)
@@ -220,7 +222,7 @@ async def test_call_that_straddles_a_load_names_both_versions(
 # --- Cache, priority, load ---
 
 
-async def test_next_turn_finds_its_prefix_in_the_cache_of_its_salt(model: VllmServer) -> None:
+async def test_next_turn_finds_its_prefix_in_the_cache_of_its_salt(model: InferenceClient) -> None:
     asked = request("word " * 400)
     reply = await model.complete(asked, cache_salt="3")
     assert reply.usage.cached_tokens == 0
@@ -232,7 +234,7 @@ async def test_next_turn_finds_its_prefix_in_the_cache_of_its_salt(model: VllmSe
 
 @pytest.mark.parametrize(("query", "kept"), [("mode=keep&clear_cache=false", True), ("mode=keep", False)])
 async def test_pause_clears_the_prefix_cache_unless_asked_not_to(
-    server: InferenceServer, model: VllmServer, query: str, kept: bool
+    server: InferenceServer, model: InferenceClient, query: str, kept: bool
 ) -> None:
     asked = request("word " * 400)
     await model.complete(asked)
@@ -243,7 +245,7 @@ async def test_pause_clears_the_prefix_cache_unless_asked_not_to(
 
 
 async def test_calls_with_lower_priority_numbers_are_answered_first(
-    server: InferenceServer, model: VllmServer, recorder: Recorder
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
     order: list[int] = []
 
@@ -251,19 +253,19 @@ async def test_calls_with_lower_priority_numbers_are_answered_first(
         await model.complete(request(f"Number {priority}", tokens=30), priority=priority)
         order.append(priority)
 
-    await server.post("/pause?mode=keep&clear_cache=false")
+    await server.pause()
     calls = [asyncio.create_task(ask(priority)) for priority in range(0, -3 * MAX_NUM_SEQS, -1)]
     async with asyncio.timeout(60):
         while len(recorder.of("s")) < len(calls):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     await asyncio.sleep(1)  # They are in the engine's queue, of which a paused engine reports nothing.
-    await server.post("/resume")
+    await server.resume()
     await asyncio.gather(*calls)
     # Those that run side by side end in any order.
     assert sorted(order[:MAX_NUM_SEQS]) == sorted(range(-3 * MAX_NUM_SEQS + 1, -2 * MAX_NUM_SEQS + 1))
 
 
-async def test_load_reader_sees_progress_and_waiting_calls(server: InferenceServer, model: VllmServer) -> None:
+async def test_load_reader_sees_progress_and_waiting_calls(server: InferenceServer, model: InferenceClient) -> None:
     reader = LoadReader()
     before = await reader.read(server.url)
     await model.complete(request())
@@ -288,10 +290,10 @@ async def test_paused_engine_reports_no_further_waiting_calls(server: InferenceS
     """Its metrics are those of its last step."""
     ids = (await server.render({"role": "user", "content": "Hi"}))["token_ids"]
     await server.greedy(ids)
-    await server.post("/pause?mode=keep&clear_cache=false")
+    await server.pause()
     calls = [asyncio.create_task(server.greedy(ids)) for _ in range(3)]
     await asyncio.sleep(1)
     waiting = await server.metric("vllm:num_requests_waiting")
-    await server.post("/resume")
+    await server.resume()
     await asyncio.gather(*calls)
     assert waiting == 0

@@ -25,7 +25,10 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.version, self.uid = 1, "first"
-        self.object: dict[str, Any] | None = {"spec": {"model": {"name": "org/policy"}}, "status": {}}
+        self.object: dict[str, Any] | None = {
+            "spec": {"model": {"name": "org/policy"}, "engine": {"type": "SGLang"}},
+            "status": {},
+        }
         self.down = False
         self.watched_from: list[str] = []
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -7,7 +7,7 @@ from typing import Any
 from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.pool.fleet import View
 from agent_runtime.models.pool.model import ServedModel
-from agent_runtime.models.vllm.server import Progress
+from agent_runtime.models.token_exact.routes import Progress
 from rollout_api.model import Sampling
 from rollout_api.model_server import ModelServerStatus, PolicyStatus, ServerState, ServerStatus
 from rollout_api.records import Usage

@@ -13,7 +13,7 @@ from agent_runtime.models.pool import model as model_module
 from agent_runtime.models.pool.admission_queue import WaitingCalls
 from agent_runtime.models.pool.routing import preference
 from agent_runtime.models.pool.server import Load, LoadReader, Pressure
-from agent_runtime.models.vllm.server import Progress
+from agent_runtime.models.token_exact.routes import Progress
 from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate
 from tests.unit.models.served.fake_fleet import WHOLE, Behaviour, FakeEngine, FakeFleet, request, say, versions

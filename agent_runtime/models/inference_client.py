@@ -1,25 +1,27 @@
-"""A model behind one server with OpenAI's API; token-exact if it is a vLLM with the token routes (docs/token-exact.md)."""
+"""A model behind one server with OpenAI's API; token-exact if it has token routes (docs/token-exact.md)."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
-from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.models.http_client import CallOptions, JsonClient
+from agent_runtime.models.providers.completions import complete_text, prompt_body
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint, without_aborts
-from agent_runtime.models.vllm.completions import complete_text, prompt_body
-from agent_runtime.models.vllm.supported_fields import check_fields, without_effect
-from agent_runtime.models.vllm.token_routes import Progress, TokenRoutes
-from agent_runtime.models.vllm.token_turn import ChatForm, Form, PromptForm, TokenTurn
+from agent_runtime.models.sglang.token_routes import SglangRoutes
+from agent_runtime.models.token_exact.routes import Progress, TokenRoutes
+from agent_runtime.models.token_exact.turn import ChatForm, Form, PromptForm, TokenTurn
+from agent_runtime.models.vllm.token_routes import VllmRoutes
+from rollout_api.inference.description import EngineType
 
 COUNT_SECONDS = 30.0
 """Time limit of counting a prompt's tokens."""
 
-log = logging.getLogger(__name__)
+ROUTES: Final[Mapping[EngineType, type[TokenRoutes]]] = {EngineType.VLLM: VllmRoutes, EngineType.SGLANG: SglangRoutes}
 
-__all__ = ["Progress", "VllmServer"]
+log = logging.getLogger(__name__)
 
 
 class EngineOptions(TypedDict, total=False):
@@ -35,24 +37,36 @@ class EngineOptions(TypedDict, total=False):
     priority: int | None
 
 
-class VllmServer:
-    """A `Model`. `base_url` includes `/v1`; `key_origin` says where the key in `headers` was read."""
+class InferenceClient:
+    """A `Model`. `base_url` includes `/v1`; `key_origin` says where the key in `headers` was read.
+
+    `engine` is the inference server; without it, `check` finds out whose token routes the server has.
+    """
 
     def __init__(
-        self, base_url: str, name: str, *, headers: Mapping[str, str], key_origin: str, call_seconds: float
+        self,
+        base_url: str,
+        name: str,
+        *,
+        headers: Mapping[str, str],
+        key_origin: str,
+        call_seconds: float,
+        engine: EngineType | None = None,
     ) -> None:
         self.name = name
         self._seconds = call_seconds
         self._chat = OpenAIEndpoint(base_url, name, headers=headers, key_origin=key_origin, call_seconds=call_seconds)
         self._client = JsonClient(base_url.rstrip("/").removesuffix("/v1"), headers, key_origin)
-        self._tokens = TokenRoutes(self._client, name)
+        possible = ROUTES.values() if engine is None else (ROUTES[engine],)
+        self._possible = [routes(self._client, name) for routes in possible]
+        self._tokens = self._possible[0]
         self.token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest, **engine: Unpack[EngineOptions]) -> ModelReply:
         """Return one answer; see `Model.complete`."""
         chat = self._chat.body(request)
         if self.token_capture == "Tokens":
-            check_fields(request.sampling.extra, prompt=False)
+            self._check_fields(request, prompt=False)
             return await self._by_tokens(ChatForm(chat, request.prefix), request, engine)
         fields = _engine_fields(engine)
         if self.token_capture == "Chat":
@@ -65,7 +79,7 @@ class VllmServer:
         """Return one completion of a text or of token ids without a chat template; otherwise like `complete`."""
         body = prompt_body(self._chat.body(request), prompt)
         if self.token_capture == "Tokens":
-            check_fields(request.sampling.extra, prompt=True)
+            self._check_fields(request, prompt=True)
             return await self._by_tokens(PromptForm(body), request, engine)
         body |= _engine_fields(engine)
         if self.token_capture == "Chat":
@@ -93,6 +107,16 @@ class VllmServer:
         failure.after_tokens = bool(progress.ids)
         raise failure
 
+    def _check_fields(self, request: ModelRequest, *, prompt: bool) -> None:
+        """Raise RequestRefused for a field that would have no effect."""
+        extra = request.sampling.extra
+        for name in self._tokens.without_effect(extra, prompt=prompt):
+            form = "a bare prompt" if prompt else "chat"
+            raise RequestRefused(
+                "BadRequest",
+                f"{name}: {extra[name]!r:.100} has no effect on {self._tokens.SERVER}'s token routes for {form}; remove it",
+            )
+
     def _options(self, request: ModelRequest, engine: EngineOptions) -> CallOptions:
         return CallOptions(self._seconds, _tries(engine), {"X-Session-ID": request.session}, request.health)
 
@@ -107,7 +131,7 @@ class VllmServer:
 
     def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
         """See `SelectiveModel`. Only the token routes' fields are known."""
-        return without_effect(fields, prompt=prompt) if self.token_capture == "Tokens" else []
+        return self._tokens.without_effect(fields, prompt=prompt) if self.token_capture == "Tokens" else []
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """See `TokenCounter`; None if the server has no /tokenize."""
@@ -122,13 +146,18 @@ class VllmServer:
         self.token_capture = self._chat.token_capture
         if self.token_capture == "Chat":
             options = CallOptions(seconds=min(self._seconds, CHECK_SECONDS), tries=CHECK_TRIES)
-            trouble = await self._tokens.trial(options)
-            if trouble is None:
-                self.token_capture = "Tokens"
-            else:
-                log.warning(
-                    "%s: token ids come from chat completions, so long rollouts may fork: %s", self.name, trouble
-                )
+            troubles = []
+            for routes in self._possible:
+                trouble = await routes.trial(options)
+                if trouble is None:
+                    self._tokens, self.token_capture = routes, "Tokens"
+                    return
+                troubles.append(f"{routes.SERVER}'s token routes: {trouble}")
+            log.warning(
+                "%s: token ids come from chat completions, so long rollouts may fork: %s",
+                self.name,
+                "; ".join(troubles),
+            )
 
     async def close(self) -> None:
         await self._chat.close()

@@ -2,8 +2,7 @@
 
 from typing import Final
 
-Release = tuple[int, int]
-"""Major and minor version."""
+from rollout_api.inference.description import Release
 
 OLDEST: Final[Release] = (0, 14)
 """Oldest supported vLLM: the first version with documented `/pause` and `/is_paused`. The flags for several nodes are
@@ -40,7 +39,3 @@ MARKS: Final[dict[str, Release]] = {
     "weight_versions": REPORTS_TOKEN_VERSIONS,
 }
 """Texts in vLLM's Python files, and the release in which each appears first."""
-
-
-def version_text(release: Release) -> str:
-    return f"{release[0]}.{release[1]}"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.vllm.weight_versions import UNLABELLED, extended, reported_spans
+from agent_runtime.models.token_exact.weight_versions import UNLABELLED, extended, reported_spans
 from rollout_api.records import PolicySpan
 
 parts = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["7", "8", UNLABELLED])), max_size=5)

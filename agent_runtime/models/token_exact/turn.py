@@ -11,9 +11,9 @@ from agent_runtime.models.answers import reasoning_of
 from agent_runtime.models.base import CallHealth, ModelReply, ModelRequest, TokenPrefix
 from agent_runtime.models.http_client import CallOptions, StreamBroken
 from agent_runtime.models.retries import retry_delay
-from agent_runtime.models.vllm.answer_text import PartialAnswers, Stops, TextStream, cut_at_stop
-from agent_runtime.models.vllm.token_routes import Ending, Progress, TokenRoutes
-from agent_runtime.models.vllm.weight_versions import extended
+from agent_runtime.models.token_exact.answer_text import PartialAnswers, Stops, TextStream, cut_at_stop
+from agent_runtime.models.token_exact.routes import Ending, Progress, Rendered, TokenRoutes
+from agent_runtime.models.token_exact.weight_versions import extended
 from rollout_api.records import Usage
 
 
@@ -23,17 +23,16 @@ class ChatForm:
     def __init__(self, body: Mapping[str, Any], prefix: TokenPrefix | None) -> None:
         self._body, self._prefix = body, prefix
 
-    async def render(self, routes: TokenRoutes, options: CallOptions) -> dict[str, Any]:
+    async def render(self, routes: TokenRoutes, options: CallOptions) -> Rendered:
         return await routes.render(self._body, options)
 
-    async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
+    async def prompt(self, routes: TokenRoutes, rendered: Rendered, options: CallOptions) -> list[int]:
         """Return the ids to continue from: the stored ones and the new ones."""
         # Image placeholders have positions in the rendering, which stored ids lack.
-        if self._prefix is None or rendered.get("features"):
-            return list(rendered["token_ids"])
-        stops = Stops.of(rendered["sampling_params"])
-        ended_by = () if stops.kept else stops.strings
-        return await routes.prompt_after(self._prefix.ids, rendered["token_ids"], ended_by, options)
+        if self._prefix is None or rendered.has_media:
+            return list(rendered.ids)
+        ended_by = () if rendered.stops.kept else rendered.stops.strings
+        return await routes.prompt_after(self._prefix.ids, rendered.ids, ended_by, options)
 
     async def read(
         self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
@@ -53,11 +52,11 @@ class PromptForm:
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = body
 
-    async def render(self, routes: TokenRoutes, options: CallOptions) -> dict[str, Any]:
+    async def render(self, routes: TokenRoutes, options: CallOptions) -> Rendered:
         return await routes.render_prompt(self._body, options)
 
-    async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
-        return list(rendered["token_ids"])
+    async def prompt(self, routes: TokenRoutes, rendered: Rendered, options: CallOptions) -> list[int]:
+        return list(rendered.ids)
 
     async def read(
         self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
@@ -78,16 +77,16 @@ class TokenTurn:
         self._routes, self._form, self._request, self._options = routes, form, request, options
         self._fields = fields
         """Further fields of the request to generate."""
-        self._rendered: dict[str, Any] = {}
         self._stops = Stops((), frozenset(), kept=False)
+        self._rendered = Rendered((), {}, self._stops)
         self._stream: TextStream | None = None
         self._partial: PartialAnswers | None = None
 
     async def run(self, progress: Progress, on_tokens: Callable[[int], None] | None, *, own: bool) -> ModelReply:
-        """Return the answer; see `VllmServer.complete`. `own`: a broken answer is continued here."""
+        """Return the answer; see `InferenceClient.complete`. `own`: a broken answer is continued here."""
         self._rendered = await self._form.render(self._routes, self._options)
-        self._stops = Stops.of(self._rendered["sampling_params"])
-        progress.has_grammar = bool(self._rendered["sampling_params"].get("structured_outputs"))
+        self._stops = self._rendered.stops
+        progress.has_grammar = self._rendered.has_grammar
         if progress.prompt_ids is None:
             progress.prompt_ids = await self._form.prompt(self._routes, self._rendered, self._options)
         self._request.health.on_prompt(len(progress.prompt_ids))
@@ -123,8 +122,9 @@ class TokenTurn:
         while True:
             before, began = len(progress.ids), time.monotonic()
             try:
-                request = {**self._rendered, **self._fields}
-                return await self._routes.generate(request, progress, self._options, on_tokens=arrived)
+                return await self._routes.generate(
+                    self._rendered, progress, self._options, on_tokens=arrived, fields=self._fields
+                )
             except StreamBroken as error:
                 if not own:
                     raise
@@ -165,7 +165,7 @@ class TokenTurn:
 
     async def _read(self, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions) -> ModelReply:
         if not ids:  # vLLM refuses to derender an empty list
-            return ModelReply({"role": "assistant", "content": ""}, finish, self._rendered.get("model") or "")
+            return ModelReply({"role": "assistant", "content": ""}, finish, self._rendered.model)
         return await self._form.read(self._routes, prompt, ids, finish, options)
 
     async def _said(self, ids: Sequence[int], finish: str) -> tuple[Sequence[int], str | None]:

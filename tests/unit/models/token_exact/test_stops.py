@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.vllm.answer_text import Stops, TextStream, certain_length, cut_at_stop
+from agent_runtime.models.token_exact.answer_text import Stops, TextStream, certain_length, cut_at_stop
 
 texts = st.text(alphabet="ab.", max_size=20)
 stop_lists = st.lists(st.text(alphabet="ab.", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, have_same_text
+from agent_runtime.models.token_exact.prefix import end_of_turn, find_seam, have_same_text
 
 END, START, NEWLINE = 1000, 1001, 1002
 SPECIAL = {END: "<end>", START: "<start>", NEWLINE: "\n"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.vllm.answer_text import PartialAnswers, TextStream
+from agent_runtime.models.token_exact.answer_text import PartialAnswers, TextStream
 
 texts = st.text(alphabet="ab \n<[{é", max_size=40)
 

@@ -1,0 +1,71 @@
+"""Further request fields that SGLang's token routes support. Pure.
+
+SGLang 0.5.23, sglang/api/v1/api_types.py (`SamplingParams`) and srt/entrypoints/openai/protocol.py
+(`ChatCompletionRequest.to_sampling_params`, `TokenizeRequest`). Chat completions silently ignore unknown fields, so they
+are refused here. A `tool_choice` that forces a call needs a grammar that only the server's chat route makes.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SAMPLING: Mapping[str, str] = {
+    **{
+        name: name
+        for name in (
+            *("custom_params", "ebnf", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "no_stop_trim"),
+            *("presence_penalty", "regex", "repetition_penalty", "stop", "stop_regex", "stop_token_ids", "temperature"),
+            *("top_k", "top_p"),
+        )
+    },
+    "seed": "sampling_seed",
+}
+"""Fields of a chat request, and their names in `sampling_params`."""
+TEMPLATE = frozenset({"chat_template_kwargs", "reasoning_effort", "tool_choice"})
+"""Fields that change the prompt."""
+_LIMITS = frozenset({"max_tokens", "min_tokens"})
+_PROMPT = SAMPLING.keys() | _LIMITS | {"cache_salt", "extra_key", "priority", "response_format", "user"}
+_CHAT = _PROMPT | TEMPLATE | {"max_completion_tokens", "parallel_tool_calls"}
+_ONLY_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (True, 0),
+    "n": (1,),
+    "return_token_ids": (True,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream": (False,),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+}
+"""Fields that are accepted only with these values, which are the route's fixed behaviour."""
+
+
+def without_effect(extra: Mapping[str, Any], *, prompt: bool) -> list[str]:
+    """Return the fields that would have no effect. `prompt`: the request is not a chat."""
+    taken = (_PROMPT if prompt else _CHAT) - _ONLY_DEFAULTS.keys()
+    allowed = _ONLY_DEFAULTS if not prompt else {**_ONLY_DEFAULTS, "tool_choice": ()}
+    return [
+        name
+        for name, value in extra.items()
+        if value is not None and name not in taken and value not in allowed.get(name, ())
+    ]
+
+
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Fields of `sampling_params` that make the tokens follow a grammar."""
+
+
+def sampling_params(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return SGLang's `sampling_params` of a request in OpenAI's format, without the limits. See `to_sampling_params`."""
+    found = {own: body[name] for name, own in SAMPLING.items() if body.get(name) is not None}
+    form = body.get("response_format") or {}
+    match form.get("type"):
+        case "json_schema":
+            found["json_schema"] = json.dumps((form.get("json_schema") or {}).get("schema") or {})
+        case "json_object":
+            found["json_schema"] = '{"type": "object"}'
+        case "structural_tag":
+            found["structural_tag"] = json.dumps(form)
+    return found
