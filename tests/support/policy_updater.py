@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rollout_api.inference.description import EngineType
+from rollout_api.inference.engines import DESCRIPTIONS
 from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, TransferMode
 from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import Control
@@ -93,6 +95,7 @@ async def run(folder: Path) -> None:
             world_size=1,
             update=seen.status.policy.update,
             token=TOKEN,
+            engine=DESCRIPTIONS[EngineType(fleet.get("engine", EngineType.VLLM))],
         )
         for task in decision.tasks:
             operations.start(REF, Ask(task.operation, task.servers, options))

@@ -13,6 +13,7 @@ from tests.support.s3 import serving
 
 GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"
+SGLANG_GENERATE = "/generate"
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 
 
@@ -28,6 +29,10 @@ class Sampled:
     weight_versions: Any = None
 
     def read(self, answer: dict[str, Any]) -> None:
+        if (info := answer.get("meta_info")) is not None:  # SGLang's, of which each event has what is new
+            self.ids += answer["output_ids"]
+            self.logprobs += [float(entry[0]) for entry in info.get("output_token_logprobs") or ()]
+            self.weight_versions = info.get("weight_versions") or self.weight_versions
         self.prompt_ids = answer.get("prompt_token_ids") or self.prompt_ids
         for choice in answer.get("choices", ()):
             self.ids += choice.get("token_ids") or []
@@ -96,10 +101,10 @@ class Recorder:
 
     def _begin(self, request: web.Request, body: bytes) -> Sampled | None:
         session = request.headers.get("X-Session-ID")
-        if session is None or request.path not in (GENERATE, CHAT):
+        if session is None or request.path not in (GENERATE, CHAT, SGLANG_GENERATE):
             return None
         asked = json.loads(body)
-        one = Sampled(session, asked, list(asked.get("token_ids") or ()))
+        one = Sampled(session, asked, list(asked.get("token_ids") or asked.get("input_ids") or ()))
         self.sampled.append(one)
         return one
 

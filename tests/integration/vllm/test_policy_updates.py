@@ -160,7 +160,7 @@ async def test_client_that_leaves_the_gateway_ends_its_request(server: Inference
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     async with asyncio.timeout(60):
-        while await server.metric("vllm:num_requests_running"):  # noqa: ASYNC110
+        while await server.running():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 from aiohttp import web
@@ -95,6 +95,14 @@ class VllmStandIn:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
+    def routes(self) -> Iterator[web.RouteTableDef]:
+        """The server's own routes."""
+        yield from (openai_routes.routes, token_routes.routes, control_routes.routes)
+        if self.scale_out:
+            yield token_routes.scale_out_routes
+        if self.weight_checker:
+            yield control_routes.weight_checker_routes
+
     async def start(self) -> None:
         """Serve, with the base weights, on the same port as before."""
         self.weights = Weights(self.base_version, self.load_seconds, self.faults, transfer_port=self.transfer_port)
@@ -110,12 +118,8 @@ class VllmStandIn:
         )
         app = web.Application(middlewares=[_guard], client_max_size=BODY_BYTES)
         app[SERVER] = self
-        for table in (openai_routes.routes, token_routes.routes, control_routes.routes, standin_routes.routes):
+        for table in (*self.routes(), standin_routes.routes):
             app.add_routes(table)
-        if self.scale_out:
-            app.add_routes(token_routes.scale_out_routes)
-        if self.weight_checker:
-            app.add_routes(control_routes.weight_checker_routes)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, self.host, self.port, backlog=2048)

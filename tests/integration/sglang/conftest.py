@@ -1,0 +1,149 @@
+"""SGLang itself, on the CPU, and its stand-in: both started by the same command line, and told apart by nothing else.
+
+The tests of calls and of policy updates are those of vLLM (`tests/integration/vllm`).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import aiohttp
+import pytest
+
+from agent_runtime.models.inference_client import InferenceClient
+from rollout_api.inference.sglang import SGLANG
+from tests.integration.vllm.conftest import ASK_SECONDS, MAX_NUM_SEQS, MODEL, REPOSITORY, START_SECONDS, InferenceServer
+from tests.integration.vllm.recorder import Recorder
+from tests.support.ports import free_port
+from tests.support.tiny_llama import MAX_MODEL_LEN
+
+FLAGS = (
+    *("--served-model-name", MODEL, "--host", "127.0.0.1", "--context-length", str(MAX_MODEL_LEN)),
+    *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--grammar-backend", "xgrammar", "--max-total-tokens", "65536", "--max-running-requests", str(MAX_NUM_SEQS)),
+    *("--decode-log-interval", "1", "--tool-call-parser", "hermes", "--skip-server-warmup"),
+    # As the operator passes them.
+    *("--enable-metrics", "--enable-cache-report", "--incremental-streaming-output", "--enable-priority-scheduling"),
+    *("--schedule-low-priority-values-first", "--disable-priority-preemption", "--default-priority-value", "0"),
+)
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    "HF_HUB_OFFLINE": "1",
+    "STANDIN_ARGS": "--tokens-per-second 200",
+}
+
+
+class SglangServer(InferenceServer):
+    """A server of the tiny model."""
+
+    running_metric: ClassVar = "sglang:num_running_reqs"
+
+    async def render(self, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        answer = await self.post("/tokenize", {"model": MODEL, "messages": list(messages), **fields})
+        return {"token_ids": answer["tokens"]}
+
+    async def generate(self, ids: list[int], **fields: Any) -> dict[str, Any]:
+        sampling = {"temperature": 0.0, "ignore_eos": True, **fields.pop("sampling", {})}
+        answer = await self.post("/generate", {"input_ids": ids, "sampling_params": sampling, **fields})
+        assert isinstance(answer, dict)
+        return answer
+
+    async def greedy(self, ids: list[int], count: int = 16) -> list[int]:
+        return list((await self.generate(ids, sampling={"max_new_tokens": count}))["output_ids"])
+
+    async def load(self, path: str | None) -> tuple[int, Any]:
+        assert path is not None
+        return await self.do(SGLANG.updates.reload(path, 60))
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The Python of an environment with SGLang."""
+    done = subprocess.run([REPOSITORY / "hack/sglang-environment"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session", params=["stand-in", pytest.param("SGLang", marks=pytest.mark.full)])
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
+    real = request.param == "SGLang"
+    folder = tmp_path_factory.mktemp(request.param)
+    if real:
+        python: Path = request.getfixturevalue("sglang_python")
+        for version in range(3):
+            command = [python, "-m", "tests.support.tiny_llama", folder, version]
+            subprocess.run(list(map(str, command)), cwd=REPOSITORY, check=True)
+        program = [str(python), "-m", "sglang.launch_server"]
+    else:
+        for version in range(3):
+            (folder / str(version)).mkdir()
+            (folder / str(version) / "version.json").write_text(json.dumps({"version": version}))
+        program = [sys.executable, "-m", "tests.support.sglang_server"]
+    port = free_port()
+    server = SglangServer(real, f"http://127.0.0.1:{port}", folder, SGLANG, log=folder / "log")
+    command = [*program, "--model-path", server.checkpoint(0), *FLAGS, "--port", str(port)]
+    with server.log.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env=os.environ | ENVIRONMENT,
+            start_new_session=True,
+        )
+        try:
+            asyncio.run(_wait_until_it_serves(server, process))
+            yield server
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+async def server(started: SglangServer) -> SglangServer:
+    """Unpaused, with the weights of version 0 and an empty cache."""
+    await started.resume()
+    await started.pause()
+    status, answer = await started.load(started.checkpoint(0))
+    assert status == 200, answer
+    await started.name_weights("0")
+    await started.resume()
+    if not started.real:
+        await started.post("/_standin/script", {})
+    return started
+
+
+@pytest.fixture
+async def recorder(server: SglangServer) -> AsyncIterator[Recorder]:
+    """In front of the server."""
+    async with Recorder(server.url).serve() as recorder:
+        yield recorder
+
+
+@pytest.fixture
+async def model(recorder: Recorder) -> AsyncIterator[InferenceClient]:
+    """Our own client of the server, through the recorder; it finds out what the server is."""
+    client = InferenceClient(f"{recorder.url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+    await client.check()
+    yield client
+    await client.close()
+
+
+async def _wait_until_it_serves(server: SglangServer, process: subprocess.Popen[bytes]) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            assert process.poll() is None, server.log.read_text()[-5000:]
+            try:
+                status, _ = await server.ask("GET", "/health", seconds=5)
+                if status == 200:
+                    break
+            except (aiohttp.ClientError, TimeoutError):
+                pass
+            await asyncio.sleep(0.2)
+    server.first_label = (await server.get("/model_info"))["weight_version"]
