@@ -5,7 +5,7 @@ import contextlib
 import difflib
 import importlib
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -81,13 +81,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 class Registry:
     """One kind of extension. `builtin` maps names to `module:name`, which are imported on demand. `optional` maps names
-    of optional entry points to the requirements that install them.
+    of optional entry points to the requirements that install them. `reserved` are names without an object.
     """
 
     def __init__(
-        self, what: str, group: str, builtin: Mapping[str, str], optional: Mapping[str, str] = MappingProxyType({})
+        self,
+        what: str,
+        group: str,
+        builtin: Mapping[str, str],
+        optional: Mapping[str, str] = MappingProxyType({}),
+        reserved: Sequence[str] = (),
     ) -> None:
-        self.what, self.group, self.builtin, self.optional = what, group, builtin, optional
+        self.what, self.group, self.builtin, self.optional, self.reserved = what, group, builtin, optional, reserved
         self._registered: dict[str, Any] = {}
 
     def register(self, name: str, thing: Any) -> None:
@@ -95,13 +100,14 @@ class Registry:
 
         Raises ExtensionError for the name of a built-in, because a manifest must have the same meaning everywhere.
         """
-        if name in self.builtin or name in self.optional:
+        if name in self.builtin or name in self.optional or name in self.reserved:
             raise ExtensionError(f"{self.what} {name!r} is a built-in; register yours under another name")
         self._registered[name] = thing
 
     def names(self) -> list[str]:
         """Return every usable name, except `module:name`."""
-        return sorted({*self.builtin, *self._registered, *(entry.name for entry in entry_points(group=self.group))})
+        own = {*self.builtin, *self.reserved, *self._registered}
+        return sorted({*own, *(entry.name for entry in entry_points(group=self.group))})
 
     def find(self, name: str) -> Any:
         """Return the object with a name. Raises ExtensionError."""

@@ -26,7 +26,7 @@ TOOL_CALLING_AGENTS = ("ToolCalling", "Coding", "SWE")
 """Built-in agents that use the model's native tool calls; ReAct writes calls as text."""
 COMMAND_AGENT = "Command"
 """The agent whose program the manifest names."""
-CATALOG_AGENTS = ("ClaudeCode", "Codex", "QwenCode")
+CATALOG_AGENTS = ("ClaudeCode", "Codex", "QwenCode", "Pi", "OpenCode", "GeminiCLI")
 """Agents that are published programs; `agent_runtime/agents/catalog` has the facts about each."""
 PROGRAM_AGENTS = (COMMAND_AGENT, *CATALOG_AGENTS)
 """Agents that are programs in the sandbox."""
@@ -36,7 +36,8 @@ ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A
 
 class TrajectoryFormat(StrEnum):
     """`MiniSWEAgent`: its JSON. `SWEAgent`: its `.traj`. `ATIF`: Agent Trajectory Interchange Format.
-    `ClaudeCode`, `Codex`, `QwenCode`: the session file of that agent.
+    `ClaudeCode`, `Codex`, `QwenCode`, `Pi`, `GeminiCLI`: the session file of that agent. `OpenCode`: the output of
+    `opencode export`.
     """
 
     MINI_SWE_AGENT = "MiniSWEAgent"
@@ -51,6 +52,12 @@ class TrajectoryFormat(StrEnum):
     """The rollout file of Codex, JSON lines."""
     QWEN_CODE = "QwenCode"
     """The chat file of Qwen Code, JSON lines."""
+    PI = "Pi"
+    """The session file of Pi, JSON lines."""
+    OPEN_CODE = "OpenCode"
+    """The output of `opencode export`, JSON."""
+    GEMINI_CLI = "GeminiCLI"
+    """The chat file of Gemini CLI, JSON or JSON lines."""
 
 
 class AgentTrajectory(ApiModel):

@@ -87,6 +87,9 @@ def program_of(agent: Agent, working_dir: str) -> ProgramSpec | None:
     options = agent.catalog_options
     package = entry.package
     version = options.version or package.version
+    trajectory = None
+    if entry.trajectory is not None:
+        trajectory = AgentTrajectory(path=f"{HOME}/{entry.trajectory}", format=entry.format)
     folder = f"{_INSTALLED}/{package.program}-{version}"
     return ProgramSpec(
         command=[
@@ -100,7 +103,7 @@ def program_of(agent: Agent, working_dir: str) -> ProgramSpec | None:
         env={"HOME": "{home}", **entry.env},
         files={".profile": "", **entry.files},
         search_path=f"{folder}/{_PROGRAMS[package.registry]}",
-        trajectory=AgentTrajectory(path=f"{HOME}/{entry.trajectory}", format=entry.format),
+        trajectory=trajectory,
     )
 
 
@@ -112,7 +115,8 @@ _INSTALL_SCRIPT: Final = """\
 here=$(pwd -P) && root=${{here%{working_dir}}} || exit 1
 [ "$root" != "$here" ] || root=
 folder=$root{folder} HOME=$root{setup_home}
-export HOME
+PATH=$folder/{programs}:$PATH
+export HOME PATH
 mkdir -p "$HOME" || exit 1
 {program} --version 2>/dev/null | grep -qwF -e {version} && exit 0
 if ! command -v {installer} >/dev/null; then
@@ -145,7 +149,7 @@ def _install_command(kind: str, package: Package, version: str, folder: str, wor
     return _INSTALL_SCRIPT.format(
         working_dir=shlex.quote(working_dir.rstrip("/")), folder=folder, setup_home=f"{FOLDER}/setup",
         program=package.program, version=shlex.quote(version), installer=_INSTALLER[package.registry], type=kind,
-        needs=package.needs, install=install,
+        needs=package.needs, install=install, programs=_PROGRAMS[package.registry],
     )  # fmt: skip
 
 

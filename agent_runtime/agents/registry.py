@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.extensions import ExtensionError, Registry
+from rollout_api.rollout_job import PROGRAM_AGENTS
 
 registry = Registry(
     "agent",
@@ -20,6 +21,7 @@ registry = Registry(
         "Nop": "agent_runtime.agents.without_model:Nop",
         "Environment": "agent_runtime.agents.environment:Environment",
     },
+    reserved=PROGRAM_AGENTS,
 )
 
 AgentClass = TypeVar("AgentClass", bound=type[Agent])

@@ -1,11 +1,11 @@
-"""Convert session files of coding agents, JSON lines, into ATIF 1.7. The policy controls the files, so they are
+"""Convert session files of coding agents, JSON or JSON lines, into ATIF 1.7. The policy controls the files, so they are
 untrusted: wrong types raise TypeError, ValueError, LookupError or AttributeError.
 
 Sources of the formats: files that the agents of `agent_runtime/agents/catalog` wrote, in the versions named there.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from agent_runtime.recording.atif import text_of
 from agent_runtime.recording.trajectory_steps import Conversation, Json, metrics_of, trajectory_of
@@ -18,6 +18,12 @@ def form_of_lines(lines: Sequence[Json]) -> TrajectoryFormat | None:
         message = line.get("message")
         if line.get("type") == "session_meta" and "payload" in line:
             return TrajectoryFormat.CODEX
+        if line.get("type") == "session" and "cwd" in line and "id" in line:
+            return TrajectoryFormat.PI
+        if "projectHash" in line and "sessionId" in line:
+            return TrajectoryFormat.GEMINI_CLI
+        if isinstance(line.get("messages"), list) and "slug" in (line.get("info") or {}):
+            return TrajectoryFormat.OPEN_CODE
         if "sessionId" in line and isinstance(message, dict):
             return TrajectoryFormat.QWEN_CODE if "parts" in message else TrajectoryFormat.CLAUDE_CODE
     return None
@@ -50,9 +56,8 @@ def _from_claude_code(lines: Sequence[Json]) -> Json:
                     talk.say(step, str(part.get("thinking") or ""), "reasoning_content")
                 else:
                     talk.say(step, text_of([part]).removesuffix("\n"))
-            usage = message.get("usage") or {}
             read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-            step |= metrics_of(sum(usage.get(name) or 0 for name in read), usage.get("output_tokens"))
+            step |= _usage_of(message.get("usage") or {}, read, "output_tokens")
     return trajectory_of(name="Claude Code", version=version, model=model, steps=talk.steps.all)
 
 
@@ -115,6 +120,97 @@ def _from_qwen_code(lines: Sequence[Json]) -> Json:
     return trajectory_of(name="Qwen Code", version=version, model=model, steps=talk.steps.all)
 
 
+def _from_gemini_cli(lines: Sequence[Json]) -> Json:
+    talk, model = Conversation(), None
+    # A later line with the same id replaces an earlier one. Older versions write one object with all messages.
+    messages: dict[object, Json] = {}
+    for line in lines:
+        changed = line.get("$set") or line
+        for message in [*_parts(changed.get("messages")), line]:
+            if "type" in message:
+                messages[str(message.get("id"))] = message
+    for message in messages.values():
+        when, parts = message.get("timestamp"), _parts(message.get("content"))
+        if message["type"] != "gemini":
+            # Results are with their calls, too.
+            if text := "\n".join(text_of(part.get("text")) for part in parts if "functionResponse" not in part):
+                talk.message("user", text, when)
+            continue
+        model = message.get("model") or model
+        step = talk.answer(when, message.get("id"))
+        for thought in _parts(message.get("thoughts")):
+            talk.say(step, text_of(thought.get("description")), "reasoning_content")
+        _add_google_parts(talk, step, parts)
+        tokens = message.get("tokens") or {}
+        step |= metrics_of(tokens.get("input"), tokens.get("output"))
+        calls = _parts(message.get("toolCalls"))
+        for call in calls:
+            talk.call(step, call.get("id"), call.get("name"), call.get("args"))
+        for call in calls:
+            for part in _parts(call.get("result")):
+                talk.result(call.get("id"), _google_result((part.get("functionResponse") or {}).get("response")))
+    return trajectory_of(name="Gemini CLI", version=None, model=model, steps=talk.steps.all)
+
+
+def _from_pi(lines: Sequence[Json]) -> Json:
+    talk, model = Conversation(), None
+    for line in lines:
+        if line.get("type") != "message":
+            continue
+        message, when = line.get("message") or {}, line.get("timestamp")
+        role, parts = message.get("role"), _parts(message.get("content"))
+        if role == "assistant":
+            model = message.get("model") or model
+            step = talk.answer(when, line.get("id"))
+            for part in parts:
+                if part.get("type") == "toolCall":
+                    talk.call(step, part.get("id"), part.get("name"), part.get("arguments"))
+                elif part.get("type") == "thinking":
+                    talk.say(step, text_of(part.get("thinking")), "reasoning_content")
+                else:
+                    talk.say(step, text_of([part]).removesuffix("\n"))
+            step |= _usage_of(message.get("usage") or {}, ("input", "cacheRead", "cacheWrite"), "output")
+        elif role == "toolResult":
+            talk.result(message.get("toolCallId"), text_of(parts))
+        else:
+            texts = [text_of(parts), *map(str, (message.get("sections") or {}).values())]
+            talk.message("system" if role == "system" else "user", "\n".join(filter(None, texts)), when)
+    return trajectory_of(name="Pi", version=None, model=model, steps=talk.steps.all)
+
+
+def _from_open_code(lines: Sequence[Json]) -> Json:
+    talk, model, content = Conversation(), None, lines[0]
+    for message in content["messages"]:
+        info, parts = message.get("info") or {}, _parts(message.get("parts"))
+        created = (info.get("time") or {}).get("created")
+        when = created / 1000 if isinstance(created, int | float) else None
+        if info.get("role") != "assistant":
+            talk.message("user", text_of([part for part in parts if part.get("type") == "text"]), when)
+            continue
+        model = info.get("modelID") or model
+        step = talk.answer(when, info.get("id"))
+        calls = [part for part in parts if part.get("type") == "tool"]
+        for part in parts:
+            if part.get("type") in ("text", "reasoning"):
+                field = "message" if part["type"] == "text" else "reasoning_content"
+                talk.say(step, text_of(part.get("text")).removesuffix("\n"), field)
+        for call in calls:
+            talk.call(step, call.get("callID"), call.get("tool"), (call.get("state") or {}).get("input"))
+        tokens = info.get("tokens") or {}
+        read = {**tokens, **(tokens.get("cache") or {})}
+        step |= _usage_of(read, ("input", "read", "write"), "output")
+        for call in calls:
+            state = call.get("state") or {}
+            talk.result(call.get("callID"), text_of(state.get("output") or state.get("error")))
+    version = (content.get("info") or {}).get("version")
+    return trajectory_of(name="OpenCode", version=version, model=model, steps=talk.steps.all)
+
+
+def _usage_of(usage: Mapping[str, Any], prompt: Sequence[str], completion: str) -> Json:
+    """Return the metrics of an answer whose prompt is counted in parts."""
+    return metrics_of(sum(usage.get(name) or 0 for name in prompt), usage.get(completion))
+
+
 def _add_google_parts(talk: Conversation, step: Json, parts: Iterable[Json]) -> None:
     """Add the parts of an answer in the form of Google's Gemini API."""
     for part in parts:
@@ -137,7 +233,7 @@ def _google_usage(usage: Mapping[str, object]) -> Json:
 def _parts(content: object) -> list[Json]:
     """Return the parts of a message's content, which may be a text."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [{"type": "text", "text": content}] if content else []
     if content is None:
         return []
     if not isinstance(content, list):
@@ -149,4 +245,7 @@ SESSION_FILES: Final[Mapping[TrajectoryFormat, Callable[[Sequence[Json]], Json]]
     TrajectoryFormat.CLAUDE_CODE: _from_claude_code,
     TrajectoryFormat.CODEX: _from_codex,
     TrajectoryFormat.QWEN_CODE: _from_qwen_code,
+    TrajectoryFormat.PI: _from_pi,
+    TrajectoryFormat.OPEN_CODE: _from_open_code,
+    TrajectoryFormat.GEMINI_CLI: _from_gemini_cli,
 }

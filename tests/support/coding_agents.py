@@ -59,6 +59,24 @@ TOOLS: Mapping[str, Tools] = {
         lambda old, new: _call("edit", file_path=FILE, old_string=old, new_string=new),
         lambda command: _call("run_shell_command", command=command, is_background=False),
     ),
+    "Pi": Tools(
+        '"name": "bash"',
+        lambda: _call("read", path="median.py"),
+        lambda old, new: _call("edit", path="median.py", edits=[{"oldText": old, "newText": new}]),
+        lambda command: _call("bash", command=command),
+    ),
+    "OpenCode": Tools(
+        '"name": "bash"',
+        lambda: _call("read", filePath=FILE),
+        lambda old, new: _call("edit", filePath=FILE, oldString=old, newString=new),
+        lambda command: _call("bash", command=command, description="Run it"),
+    ),
+    "GeminiCLI": Tools(
+        '"name": "run_shell_command"',
+        lambda: _call("read_file", file_path="median.py"),
+        lambda old, new: _call("replace", file_path="median.py", instruction="Fix it.", old_string=old, new_string=new),
+        lambda command: _call("run_shell_command", command=command, description="Run it"),
+    ),
 }
 
 

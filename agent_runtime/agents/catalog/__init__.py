@@ -10,7 +10,17 @@ from typing import Final
 from agent_runtime.agents.catalog.claude_code import CLAUDE_CODE
 from agent_runtime.agents.catalog.codex import CODEX
 from agent_runtime.agents.catalog.entry import Entry
+from agent_runtime.agents.catalog.gemini_cli import GEMINI_CLI
+from agent_runtime.agents.catalog.open_code import OPEN_CODE
+from agent_runtime.agents.catalog.pi import PI
 from agent_runtime.agents.catalog.qwen_code import QWEN_CODE
 
-CATALOG: Final[Mapping[str, Entry]] = {"ClaudeCode": CLAUDE_CODE, "Codex": CODEX, "QwenCode": QWEN_CODE}
+CATALOG: Final[Mapping[str, Entry]] = {
+    "ClaudeCode": CLAUDE_CODE,
+    "Codex": CODEX,
+    "QwenCode": QWEN_CODE,
+    "Pi": PI,
+    "OpenCode": OPEN_CODE,
+    "GeminiCLI": GEMINI_CLI,
+}
 """Entries by `agent.type`."""

@@ -34,9 +34,9 @@ class Entry:
     """Program and arguments. `{arguments}` stands for those of the manifest."""
     protocol: str
     """The API by which it calls the model."""
-    trajectory: str
-    """Pattern of its session file, relative to its home folder."""
-    format: TrajectoryFormat
+    trajectory: str | None = None
+    """Pattern of its session file, relative to its home folder; None if it writes none with a structure."""
+    format: TrajectoryFormat | None = None
     stdin: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)

@@ -36,12 +36,11 @@ def test_the_manifest_and_the_catalog_name_the_same_agents() -> None:
 def test_an_agent_of_the_catalog_becomes_the_reviewed_program(kind: str) -> None:
     program = program_of(Agent(type=kind, config={"arguments": ["--more", "{prompt}"]}), "/workspace")
     assert program is not None
-    assert program.trajectory is not None
     described = {
         **dataclasses.asdict(program.filled(VALUES)),
         "install": list(program.install),
         "search_path": program.search_path,
-        "trajectory": program.trajectory.wire(),
+        "trajectory": program.trajectory and program.trajectory.wire(),
     }
     text = json.dumps(described, indent=2) + "\n"
     golden = GOLDEN / f"{kind}.json"
