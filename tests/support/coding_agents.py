@@ -29,6 +29,8 @@ class Tools:
     read: Callable[[], ToolCall]
     edit: Callable[[str, str], ToolCall]
     shell: Callable[[str], ToolCall]
+    end: ToolCall | None = None
+    """The call that hands in; without it, an answer without calls does."""
 
 
 def _call(name: str, **arguments: Any) -> ToolCall:
@@ -38,6 +40,21 @@ def _call(name: str, **arguments: Any) -> ToolCall:
 def _patch(old: str, new: str) -> str:
     lines = [*(f"-{line}" for line in old.splitlines()), *(f"+{line}" for line in new.splitlines())]
     return "\n".join(["*** Begin Patch", "*** Update File: median.py", "@@", *lines, "*** End Patch"])
+
+
+def _replace(old: str, new: str) -> str:
+    """A shell command that replaces a text."""
+    lines = [
+        "from pathlib import Path",
+        'file = Path("median.py")',
+        f"file.write_text(file.read_text().replace({old!r}, {new!r}))",
+    ]
+    return "\n".join(["python3 - <<'EOF'", *lines, "EOF"])
+
+
+def _block(old: str, new: str) -> str:
+    """An edit in Aider's text form."""
+    return f"median.py\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n"
 
 
 TOOLS: Mapping[str, Tools] = {
@@ -77,32 +94,60 @@ TOOLS: Mapping[str, Tools] = {
         lambda old, new: _call("replace", file_path="median.py", instruction="Fix it.", old_string=old, new_string=new),
         lambda command: _call("run_shell_command", command=command, description="Run it"),
     ),
+    "MiniSWEAgent": Tools(
+        '"name": "bash"',
+        lambda: _call("bash", command="cat median.py"),
+        lambda old, new: _call("bash", command=_replace(old, new)),
+        lambda command: _call("bash", command=command),
+        _call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ),
 }
 
 
-STEPS = 6
-"""Turns with tool calls. One without follows."""
+TASK = "median.py should return"
 
 
 def is_main(agent: str, prompt: Prompt) -> bool:
     """Whether a request is of the conversation that works on the task. Agents make side calls, such as for a title."""
-    return TOOLS[agent].marker in prompt.text and "median.py should return" in prompt.text
+    marker = TOOLS[agent].marker if agent in TOOLS else "SEARCH/REPLACE"
+    return marker in prompt.text and TASK in prompt.text
 
 
-def answer(agent: str, prompt: Prompt) -> Answer | str:
-    """What the model answers to a request, which depends on the request's conversation only."""
-    if not is_main(agent, prompt):
-        return "Fix the median"
+def turns(agent: str) -> list[Answer]:
+    """The model's answers in the conversation that works on the task."""
+    if agent == "Aider":
+        # It has no tools: it adds a file that is named, applies edits in the text, and reports its test's failure. It
+        # answers at most three times by itself.
+        return [
+            Answer("I need median.py."),
+            Answer(f"It sorts its argument.\n\n{_block(*FIXES[0])}"),
+            Answer(f"The middle is wrong.\n\n{_block(*FIXES[1])}"),
+        ]
     tools = TOOLS[agent]
-    steps = [
+    return [
         Answer("I look at it.", [tools.read(), tools.shell("ls")]),
         Answer("What does it do?", [tools.shell(_RUN)]),
         Answer("It sorts its argument.", [tools.edit(*FIXES[0])]),
         Answer("Again.", [tools.shell(_RUN)]),
         Answer("The middle is wrong.", [tools.edit(*FIXES[1])]),
         Answer("Once more.", [tools.read(), tools.shell(_RUN)]),
+        Answer(LAST_WORDS, [tools.end] if tools.end else []),
     ]
-    return steps[prompt.turn] if prompt.turn < STEPS else LAST_WORDS
+
+
+def answer(agent: str, prompt: Prompt) -> Answer | str:
+    """What the model answers to a request, which depends on the request's conversation only."""
+    found = turns(agent)
+    return found[min(prompt.turn, len(found) - 1)] if is_main(agent, prompt) else "Fix the median"
+
+
+def _settings(agent: str) -> dict[str, Any]:
+    """`config` of the agent, and changes of the task."""
+    if agent != "Aider":
+        return {}
+    test = "python3 -c 'import median; assert median.median([3, 1, 2]) == 2'"
+    commit = "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -q -m a"
+    return {"config": {"arguments": ["--auto-test", "--test-cmd", test]}, "task": {"setup": [commit]}}
 
 
 def agent_environment() -> Path:
@@ -114,7 +159,8 @@ def agent_environment() -> Path:
 def manifest(agent: str, url: str, environment: Path, **spec: Any) -> dict[str, Any]:
     """Return a job in which the agent fixes the quickstart's first bug."""
     quickstart = yaml.safe_load((REPOSITORY / "examples/quickstart/job.yaml").read_text())
-    task = quickstart["spec"]["tasks"]["inline"][0]
+    settings = _settings(agent)
+    task = quickstart["spec"]["tasks"]["inline"][0] | settings.get("task", {})
     path = f"{environment}/bin:/usr/local/bin:/usr/bin:/bin"
     return {
         "apiVersion": "rollout.dev/v1alpha1",
@@ -124,7 +170,7 @@ def manifest(agent: str, url: str, environment: Path, **spec: Any) -> dict[str, 
             "tasks": {"inline": [task]},
             "groupSize": 1,
             "model": {"endpoint": {"baseURL": f"{url}/v1", "name": "policy", "callSeconds": 120}},
-            "agent": {"type": agent},
+            "agent": {"type": agent, "config": settings.get("config", {})},
             "sandbox": {"env": [{"name": "PATH", "value": path}], "workspaces": {"mode": "Overlay"}},
             "attempts": {"limit": 1},
             "output": {"uri": "out"},

@@ -11,6 +11,7 @@ from agent_runtime.agents.catalog.claude_code import CLAUDE_CODE
 from agent_runtime.agents.catalog.codex import CODEX
 from agent_runtime.agents.catalog.entry import Entry
 from agent_runtime.agents.catalog.gemini_cli import GEMINI_CLI
+from agent_runtime.agents.catalog.mini_swe_agent import MINI_SWE_AGENT
 from agent_runtime.agents.catalog.open_code import OPEN_CODE
 from agent_runtime.agents.catalog.pi import PI
 from agent_runtime.agents.catalog.qwen_code import QWEN_CODE
@@ -22,5 +23,6 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "Pi": PI,
     "OpenCode": OPEN_CODE,
     "GeminiCLI": GEMINI_CLI,
+    "MiniSWEAgent": MINI_SWE_AGENT,
 }
 """Entries by `agent.type`."""
