@@ -35,7 +35,7 @@ GROUP = b"root:x:0:\nwheel:x:10:ada,bob\nada:x:1001:\ndocker:x:999:bob,ada\nbad:
 @given(st.integers(1, 2**22), st.integers(0, 2**22), st.binary(max_size=15).filter(lambda name: b"\n" not in name))
 def test_a_commands_name_cannot_forge_its_parent(pid: int, parent: int, name: bytes) -> None:
     line = b"%d (%s) S %d 1 1 0 -1 4194560 9 0 0 0 5 6 7 8 39 19 3 0 12345 67" % (pid, name, parent)
-    assert parse_stat(line) == Process(pid, parent, "S", nice=19, threads=3)
+    assert parse_stat(line) == Process(pid, parent, "S", nice=19, threads=3, group=1)
 
 
 # kernel/sched/core.c: sched_prio_to_weight, from nice 0 on.

@@ -55,7 +55,7 @@ class InMemoryExecutor(ExecutorClient):
                 self.live.discard(name)
                 self.frozen.discard(name)
         await self.world.step()
-        listed = [{"id": name} for name in sorted(self.live | self.frozen)]
+        listed = [{"id": name, "layers": []} for name in sorted(self.live | self.frozen)]
         return Reply(json.dumps({"workspaces": listed, "state": "Live"}).encode(), {})
 
     async def run(self, *_: Any, **__: Any) -> Any:
