@@ -11,6 +11,7 @@ import pytest
 from agent_runtime.recording.store import Store
 from agent_runtime.serving import routes
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE
+from rollout_api.inference.description import Route
 from rollout_api.inference.vllm import VLLM
 from rolloutctl.policy import PolicyNotServed
 from tests.support.cluster import Cluster, Object, eventually
@@ -46,7 +47,7 @@ def addresses(server: Server) -> Sequence[str]:
     return [entry["url"].removeprefix("http://").rpartition(":")[0] for entry in server.ready]
 
 
-def calls_to(server: Server, asked: frozenset[routes.Route]) -> Sequence[Sequence[object]]:
+def calls_to(server: Server, asked: frozenset[Route]) -> Sequence[Sequence[object]]:
     """Every route on both ports of every server, with a token that somebody made up."""
     headers = {"Authorization": "Bearer guessed", "Content-Type": "application/json"}
     return [

@@ -269,6 +269,7 @@ def test_two_conditions_of_one_type_are_refused() -> None:
 
 
 SMALL = MODEL_SERVERS["smallest"]
+SGLANG = MODEL_SERVERS["sglang"]["engine"]
 REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
     "more accelerators than ways": ({"accelerator": {"count": 4}}, "accelerator.count must equal tensor"),
     "nodes that do not divide": ({"parallelism": {"tensor": 4, "nodes": 3}}, "nodes does not divide"),
@@ -277,6 +278,16 @@ REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
         {"engine": SMALL["engine"] | {"version": "0.25.0"}, "policy": {"version": 1, "uri": "s3://p/1"}},
         "policy updates need engine.version 0.27",
     ),
+    "an SGLang that is too old": ({"engine": SGLANG | {"version": "0.5.9"}}, "expected 0.5.23 or newer"),
+    "an SGLang to which weights are pushed": (
+        {"engine": SGLANG, "weightTransfer": {"mode": "Push", "push": {"hook": "http://t"}}},
+        "weightTransfer.mode Push is refused: SGLang",
+    ),
+    "an SGLang with adapters as policies": (
+        {"engine": SGLANG, "weightTransfer": {"pull": {"form": "Adapter"}}, "lora": {"maxRank": 8}},
+        "weightTransfer.pull.form Adapter is refused: SGLang",
+    ),
+    "a flag of SGLang": ({"engine": SGLANG, "extraArgs": ["--tp_size=2"]}, "spec.extraArgs"),
     "a version without a version": ({"engine": SMALL["engine"] | {"version": "latest"}}, "should match"),
     "a rank that vLLM lacks": ({"lora": {"maxRank": 24}}, "Unsupported value"),
     "an adapter without lora": (

@@ -77,8 +77,8 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if real:
         python: Path = request.getfixturevalue("sglang_python")
         for version in range(3):
-            command = [python, "-m", "tests.support.tiny_llama", folder, version]
-            subprocess.run(list(map(str, command)), cwd=REPOSITORY, check=True)
+            make = [str(python), "-m", "tests.support.tiny_llama", str(folder), str(version)]
+            subprocess.run(make, cwd=REPOSITORY, check=True)
         program = [str(python), "-m", "sglang.launch_server"]
     else:
         for version in range(3):

@@ -34,3 +34,12 @@ def test_a_page_that_is_not_vllms_says_nothing() -> None:
 def test_whatever_a_server_answers_is_survived(text: str) -> None:
     parse_load(text)
     parse_load(f"vllm:kv_cache_usage_perc{{{text}")
+
+
+def test_sglang_with_priorities_is_read_by_its_lines_for_all_of_them() -> None:
+    page = "\n".join(
+        f'sglang:{name}{{model_name="m",priority="{priority}",tp_rank="0"}} {value}'
+        for name, value in (("num_queue_reqs", 7), ("token_usage", 0.75), ("realtime_tokens_total", 100))
+        for priority in ("", "-3")
+    )
+    assert parse_load(page) == Load(Pressure(0.75, 7.0), 100.0)

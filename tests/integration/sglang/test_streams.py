@@ -1,0 +1,67 @@
+"""Streams that only the stand-in can be made to send."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from agent_runtime.models.base import ModelError
+from agent_runtime.models.inference_client import InferenceClient
+from rollout_api.inference.description import EngineType
+from tests.integration.vllm.test_turns import request
+from tests.support.sglang_server import SglangStandIn
+
+Serve = Callable[..., Awaitable[tuple[SglangStandIn, InferenceClient]]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> tuple[SglangStandIn, InferenceClient]:
+            server = await stack.enter_async_context(SglangStandIn(**settings))
+            client = InferenceClient(
+                f"{server.url}/v1", "policy", headers={}, key_origin="", call_seconds=60, engine=EngineType.SGLANG
+            )
+            stack.push_async_callback(client.close)
+            await client.check()
+            return server, client
+
+        yield start
+
+
+async def test_ids_are_the_same_where_each_event_repeats_the_answer(serve: Serve) -> None:
+    found = []
+    for incremental in (True, False):
+        server, client = await serve(incremental=incremental, tokens_per_second=400)
+        assert client.token_capture == "Tokens"
+        counts: list[int] = []
+        reply = await client.complete(request(tokens=50), on_tokens=counts.append)
+        assert reply.completion_token_ids == server.served[-1].ids
+        assert reply.logprobs == server.served[-1].logprobs
+        assert sum(counts) == 50
+        found.append(reply.completion_token_ids)
+    assert found[0] == found[1]
+
+
+async def test_aborted_stream_is_continued_with_the_same_ids(serve: Serve) -> None:
+    server, client = await serve(tokens_per_second=200)
+    whole = await client.complete(request(tokens=80))
+
+    def abort(count: int) -> None:
+        if len(server.served) == before + 1 and len(server.served[-1].ids) >= 10:
+            server.engine.abort([])
+
+    before = len(server.served)
+    reply = await client.complete(request(tokens=80), on_tokens=abort)
+    assert reply.completion_token_ids == whole.completion_token_ids
+    assert len(server.served) == before + 2
+    assert server.served[-2].aborted
+
+
+async def test_answer_without_logprobs_is_an_error_of_the_server(serve: Serve) -> None:
+    server, client = await serve()
+    server.faults.no_logprobs = True
+    with pytest.raises(ModelError, match="NoLogprobs"):
+        await client.complete(request())
