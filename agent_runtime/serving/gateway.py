@@ -259,7 +259,11 @@ async def _run(options: argparse.Namespace) -> None:
     token = options.token_file.read_text().strip()
     if not token:
         raise SystemExit(f"{options.token_file} is empty; it must contain the token of the control port")
-    policies = Policies(options.policy_folder, dict(os.environ)) if options.policy_folder else None
+    described = DESCRIPTIONS[options.engine]
+    policies = None
+    if options.policy_folder:
+        checked = not described.updates.survives_bad_weights
+        policies = Policies(options.policy_folder, dict(os.environ), checked=checked)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -272,7 +276,7 @@ async def _run(options: argparse.Namespace) -> None:
             options.port,
             options.control_port,
             options.adapters_of,
-            DESCRIPTIONS[options.engine],
+            described,
         )
         print("listening on ports {} and {}".format(*ports), flush=True)
         await stop.wait()

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from pydantic import Field, StringConstraints
 
 from agent_runtime.serving.fetching import fetch_folder
+from agent_runtime.serving.safetensors import check_folder
 from agent_runtime.serving.sources import open_source
 from rollout_api.base import ApiModel
 
@@ -29,10 +30,13 @@ class PolicyRequest(ApiModel):
 
 
 class Policies:
-    """Fetches policies into the shared volume `folder`, each once, even if requested repeatedly."""
+    """Fetches policies into the shared volume `folder`, each once, even if requested repeatedly.
 
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self._folder, self._environ = folder, environ
+    `checked`: files of weights are checked after the fetch, for an engine that ends if it cannot load them.
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], *, checked: bool = False) -> None:
+        self._folder, self._environ, self._checked = folder, environ, checked
         self._running: dict[PolicyRequest, asyncio.Task[Path]] = {}
 
     async def fetch(self, wanted: PolicyRequest) -> Path:
@@ -52,6 +56,8 @@ class Policies:
         await asyncio.to_thread(self._make_room, folder)
         async with open_source(wanted.uri, None, self._environ) as source:
             await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
+        if self._checked:
+            await asyncio.to_thread(check_folder, folder)
         os.utime(folder)
         return folder
 

@@ -101,6 +101,8 @@ class Updates:
     checksums: Request
     read_checksums: Callable[[Mapping[str, Any]], Any]
     """Checksums of the weights as JSON. None: the answer has none."""
+    survives_bad_weights: bool = True
+    """Whether the server continues with its weights if it cannot load others."""
     adapters: Adapters | None = None
     transfer: Transfer | None = None
 

@@ -116,6 +116,9 @@ SGLANG: Final = Description(
         reload=_reload,
         checksums=Request("POST", "/weights_checker", {"action": "checksum"}),
         read_checksums=_checksums,
+        # After a failed load it reads the same files again "to roll back", and ends with their error
+        # (model_executor/model_runner_components/weight_updater.py:232).
+        survives_bad_weights=False,
     ),
     routes=Routes(
         data=_READ_ONLY | _SAMPLING | posts("/tokenize", "/detokenize", "/parse_function_call", "/separate_reasoning"),

@@ -19,6 +19,7 @@ import pytest
 from agent_runtime.models.inference_client import InferenceClient
 from rollout_api.inference.sglang import SGLANG
 from tests.integration.vllm.conftest import ASK_SECONDS, MAX_NUM_SEQS, MODEL, REPOSITORY, START_SECONDS, InferenceServer
+from tests.integration.vllm.operated import Operated
 from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
@@ -133,6 +134,13 @@ async def model(recorder: Recorder) -> AsyncIterator[InferenceClient]:
     await client.check()
     yield client
     await client.close()
+
+
+@pytest.fixture
+async def served(server: SglangServer, tmp_path: Path) -> AsyncIterator[Operated]:
+    """A ModelServer of the server."""
+    async with Operated(server, tmp_path, "Weights") as served:
+        yield served
 
 
 async def _wait_until_it_serves(server: SglangServer, process: subprocess.Popen[bytes]) -> None:

@@ -38,9 +38,10 @@ class Operated:
 
     async def __aenter__(self) -> Self:
         (self._folder / "model").symlink_to(self._server.checkpoint(0))
-        policies = Policies(self._folder / "policies", dict(os.environ))
-        adapters_of = MODEL if self._form == "Adapter" else None
         engine = self._server.engine
+        checked = not engine.updates.survives_bad_weights
+        policies = Policies(self._folder / "policies", dict(os.environ), checked=checked)
+        adapters_of = MODEL if self._form == "Adapter" else None
         ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, adapters_of, engine)
         data, self._control = (f"http://127.0.0.1:{port}" for port in ports)
         self.recorder = await self._stack.enter_async_context(Recorder(data).serve())
