@@ -391,8 +391,8 @@ class RolloutJobSpec(ApiModel):
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop need none")
         if self.calls_tools and self.model and self.model.server and self.model.server.tool_call_parser is None:
             raise ValueError(
-                f"model.server.toolCallParser is missing: agent {self.agent.type} calls tools, and vLLM finds calls in "
-                "answers with a parser for the model; set it, such as hermes"
+                f"model.server.toolCallParser is missing: agent {self.agent.type} calls tools, and the engine finds calls "
+                "in answers with a parser for the model; set it, such as hermes"
             )
         if self.agent.is_program and self.tasks.environments:
             raise ValueError(

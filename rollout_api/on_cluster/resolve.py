@@ -198,7 +198,7 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
     # RolloutJobSpec checks the parser of a job's own server. A server that does not exist yet cannot be checked.
     may_parse = model.server is not None or server is None or bool(server.get("spec", {}).get("toolCallParser"))
     if not may_parse and job.spec.calls_tools:
-        needs = f"agent {job.spec.agent.type} calls tools, and vLLM finds calls in answers with a parser for the model"
+        needs = f"agent {job.spec.agent.type} calls tools, and the engine finds calls in answers with a parser for the model"
         where = f"ModelServer {model.server_ref} has no spec.toolCallParser"
         problems.append(Problem("spec.model.serverRef", f"{where}: {needs}; set it there, such as hermes"))
     return problems

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.base import ModelReply
+from agent_runtime.models.base import ModelConfigError, ModelReply
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.sglang.supported_fields import GRAMMARS, TEMPLATE, sampling_params, without_effect
@@ -19,6 +19,11 @@ from agent_runtime.models.token_exact.routes import Chunk, Rendered, TokenRoutes
 
 DEFAULT_COMPLETION_TOKENS = 16
 """/v1/completions' own default (entrypoints/openai/protocol.py:365)."""
+
+THINK = "<think>"
+"""Text that opens reasoning in the templates of most models."""
+MARKER_TOKENS = 8
+"""Tokens at the end of a prompt in which that text is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class SglangRoutes(TokenRoutes):
 
     async def render(self, body: Mapping[str, Any], options: CallOptions) -> Rendered:
         """See `TokenRoutes`."""
+        await self._check_support(body, options)
         kept = TEMPLATE | {"add_generation_prompt", "continue_final_message", "messages", "tools"}
         asked = {name: body[name] for name in kept & body.keys() if body[name] is not None}
         ids = self._ids("/tokenize", await self._post("/tokenize", {"model": self._name, **asked}, options))
@@ -60,12 +66,12 @@ class SglangRoutes(TokenRoutes):
     ) -> ModelReply:
         """See `TokenRoutes`."""
         parsers = await self._known_parsers(options)
-        tools = chat.get("tools") if chat.get("tool_choice") != "none" else None
+        tools = chat.get("tools") if _takes_tools(chat) else None
         # As the chat route does for requests with tools (serving_chat.py:1862): parsers may look for special tokens.
         said = _whole(await self._decoded(ids, options, with_special=bool(tools)))
         message: dict[str, Any] = {"role": "assistant", "content": said}
         if parsers.reasoning is not None:
-            asked = {"text": said, "reasoning_parser": parsers.reasoning}
+            asked = {"text": await self._opened(prompt, said, options), "reasoning_parser": parsers.reasoning}
             found = await self._post("/separate_reasoning", asked, options)
             message["content"] = self._text("/separate_reasoning", found, "text")
             if thought := self._text("/separate_reasoning", found, "reasoning_text"):
@@ -96,6 +102,29 @@ class SglangRoutes(TokenRoutes):
     def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
         """See `TokenRoutes`."""
         return without_effect(fields, prompt=prompt)
+
+    async def _check_support(self, body: Mapping[str, Any], options: CallOptions) -> None:
+        """Raise ModelConfigError for tools without a parser and for images, which SGLang would silently ignore."""
+        where = self._client.base_url
+        if _takes_tools(body) and (await self._known_parsers(options)).tool_calls is None:
+            raise ModelConfigError(
+                "NoToolParser",
+                f"{where} cannot read tool calls; start SGLang with --tool-call-parser (toolCallParser of a ModelServer), "
+                "or give the agent no tools",
+            )
+        contents = (message.get("content") for message in body["messages"])
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        if other := {str(part.get("type")) for part in parts} - {"text"}:
+            raise ModelConfigError(
+                "TextModel",
+                f"{where} renders messages without their {', '.join(sorted(other))}: SGLang's token routes take text only; "
+                "serve the model with vLLM, or use an agent that sends text",
+            )
+
+    async def _opened(self, prompt: Sequence[int], said: str, options: CallOptions) -> str:
+        """Return an answer with the marker that opens its reasoning, if the template has written it into the prompt."""
+        end = (await self._decoded(prompt[-MARKER_TOKENS:], options, with_special=True)).rstrip()
+        return f"{THINK}{said}" if end.endswith(THINK) else said
 
     def _request(self, body: Mapping[str, Any], ids: list[int], limit: int | None) -> Rendered:
         sampling = sampling_params(body)
@@ -193,6 +222,10 @@ def _call_id(parser: str, name: str, number: int) -> str:
     """Return an id as the chat route makes it (serving_chat.py:3129): Kimi's templates read the number in it."""
     known = {"kimi_k2": f"functions.{name}:{number}", "kimi_k3": f"{name}:{number}"}
     return known.get(parser) or f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _takes_tools(chat: Mapping[str, Any]) -> bool:
+    return bool(chat.get("tools")) and chat.get("tool_choice") != "none"
 
 
 def _whole(text: str) -> str:

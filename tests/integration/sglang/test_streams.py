@@ -1,4 +1,4 @@
-"""Streams that only the stand-in can be made to send."""
+"""What only the stand-in can be made to do."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.models.base import ModelError
+from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.models.inference_client import InferenceClient
 from rollout_api.inference.description import EngineType
-from tests.integration.vllm.test_turns import request
+from tests.integration.vllm.test_turns import PICK, request
 from tests.support.sglang_server import SglangStandIn
 
 Serve = Callable[..., Awaitable[tuple[SglangStandIn, InferenceClient]]]
@@ -65,3 +65,29 @@ async def test_answer_without_logprobs_is_an_error_of_the_server(serve: Serve) -
     server.faults.no_logprobs = True
     with pytest.raises(ModelError, match="NoLogprobs"):
         await client.complete(request())
+
+
+async def test_tools_without_a_parser_are_refused_with_the_flag(serve: Serve) -> None:
+    _, client = await serve(tool_parser=False)
+    with pytest.raises(ModelConfigError, match=r"NoToolParser.*--tool-call-parser"):
+        await client.complete(request(tools=[PICK]))
+
+
+async def test_image_is_refused_and_not_left_out(serve: Serve) -> None:
+    server, client = await serve()
+    before = len(server.served)
+    content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    with pytest.raises(ModelConfigError, match=r"TextModel.*without their image_url"):
+        await client.complete(request(messages=[{"role": "user", "content": content}]))
+    assert len(server.served) == before
+
+
+async def test_reasoning_that_the_template_opens_is_separated(serve: Serve) -> None:
+    server, client = await serve(reasoning_parser="qwen3")
+    server.script = {"s": ["It is 42.</think>42"]}
+    pieces: list[str] = []
+    asked = request("<think>", extra={"ignore_eos": False}, tokens=60, on_text=pieces.append)
+    assert (await client.complete(asked)).text == "It is 42.</think>42"
+    server.opens_reasoning = True
+    reply = await client.complete(asked)
+    assert (reply.text, reply.message["reasoning_content"]) == ("42", "It is 42.")

@@ -43,9 +43,11 @@ DEFAULT_NEW_TOKENS = 128
 class SglangStandIn(VllmStandIn):
     """Answers as SGLang does. `incremental`: as with --incremental-streaming-output."""
 
-    def __init__(self, *, incremental: bool = True, **settings: Any) -> None:
+    def __init__(self, *, incremental: bool = True, reasoning_parser: str | None = None, **settings: Any) -> None:
         super().__init__(weight_versions=True, **settings)
-        self.incremental = incremental
+        self.incremental, self.reasoning_parser = incremental, reasoning_parser
+        self.opens_reasoning = False
+        """The template ends a prompt with <think>."""
         self.pause_mode: str | None = None
         self.listed_as = self.model
 
@@ -87,7 +89,7 @@ async def model_info(http: web.Request) -> web.Response:
             "is_generation": True,
             "weight_version": server.weights.label,
             "tool_call_parser": "hermes" if server.tool_parser else None,
-            "reasoning_parser": None,
+            "reasoning_parser": server.reasoning_parser,
         }
     )
 
@@ -127,7 +129,11 @@ async def tokenize(http: web.Request) -> web.Response:
     server, body = server_of(http), await json_object(http)
     if ("prompt" in body) == ("messages" in body):
         raise ApiError("Exactly one of 'prompt' or 'messages' must be provided.")
-    ids = asking.chat_ids(server, body) if "messages" in body else tokenizer().encode(str(body["prompt"]))
+    if "messages" in body:
+        opened = tokenizer().encode("<think>\n") if server.opens_reasoning else []
+        ids = [*asking.chat_ids(server, body), *(opened if body.get("add_generation_prompt", True) else [])]
+    else:
+        ids = tokenizer().encode(str(body["prompt"]))
     return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": server.max_model_len})
 
 
@@ -145,6 +151,16 @@ async def parse_function_call(http: web.Request) -> web.Response:
     content, calls = parse((await json_object(http))["text"])
     found = [{"tool_index": 0, "name": call["name"], "parameters": call["arguments"]} for call in calls]
     return web.json_response({"normal_text": (content or "").strip() if calls else content or "", "calls": found})
+
+
+@routes.post("/separate_reasoning")
+async def separate_reasoning(http: web.Request) -> web.Response:
+    """entrypoints/http_server.py:1774; parser/reasoning_parser.py:163."""
+    text = (await json_object(http))["text"]
+    thought, closed, rest = text.partition("</think>")
+    if "<think>" not in text:
+        return web.json_response({"reasoning_text": "", "text": text})
+    return web.json_response({"reasoning_text": thought.replace("<think>", "").strip(), "text": rest if closed else ""})
 
 
 @routes.post("/generate")
