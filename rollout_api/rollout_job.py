@@ -26,7 +26,7 @@ TOOL_CALLING_AGENTS = ("ToolCalling", "Coding", "SWE")
 """Built-in agents that use the model's native tool calls; ReAct writes calls as text."""
 COMMAND_AGENT = "Command"
 """The agent whose program the manifest names."""
-CATALOG_AGENTS = ("ClaudeCode", "Codex", "QwenCode", "Pi", "OpenCode", "GeminiCLI", "MiniSWEAgent")
+CATALOG_AGENTS = ("ClaudeCode", "Codex", "QwenCode", "Pi", "OpenCode", "GeminiCLI", "MiniSWEAgent", "Aider")
 """Agents that are published programs; `agent_runtime/agents/catalog` has the facts about each."""
 PROGRAM_AGENTS = (COMMAND_AGENT, *CATALOG_AGENTS)
 """Agents that are programs in the sandbox."""

@@ -116,7 +116,7 @@ def unused_hooks(plugins: Sequence[Loaded]) -> list[str]:
         ]
         if lost:
             said.append(
-                f"plugin {loaded.name}: {' and '.join(lost)} will not be called. A Command agent runs its tools "
+                f"plugin {loaded.name}: {' and '.join(lost)} will not be called. A program as the agent runs its tools "
                 "itself; only before_tool_call is called, for the tool calls in the model's answers"
             )
     return said

@@ -10,6 +10,7 @@ import yaml
 
 from tests.support.vllm_server import Answer, Prompt
 from tests.support.vllm_server.model import ToolCall
+from tests.support.vllm_server.template import GENERATION_PROMPT
 
 REPOSITORY = Path(__file__).parents[2]
 FILE = "/workspace/median.py"
@@ -116,12 +117,12 @@ def is_main(agent: str, prompt: Prompt) -> bool:
 def turns(agent: str) -> list[Answer]:
     """The model's answers in the conversation that works on the task."""
     if agent == "Aider":
-        # It has no tools: it adds a file that is named, applies edits in the text, and reports its test's failure. It
-        # answers at most three times by itself.
+        # It has no tools: it applies the edits in an answer, and reports one that does not fit, or the failure of its
+        # test, at most three times.
         return [
-            Answer("I need median.py."),
             Answer(f"It sorts its argument.\n\n{_block(*FIXES[0])}"),
-            Answer(f"The middle is wrong.\n\n{_block(*FIXES[1])}"),
+            Answer(f"The middle is wrong.\n\n{_block('    nothing', '    something')}"),
+            Answer(f"Again.\n\n{_block(*FIXES[1])}"),
         ]
     tools = TOOLS[agent]
     return [
@@ -138,7 +139,12 @@ def turns(agent: str) -> list[Answer]:
 def answer(agent: str, prompt: Prompt) -> Answer | str:
     """What the model answers to a request, which depends on the request's conversation only."""
     found = turns(agent)
-    return found[min(prompt.turn, len(found) - 1)] if is_main(agent, prompt) else "Fix the median"
+    return found[min(turn_of(agent, prompt), len(found) - 1)] if is_main(agent, prompt) else "Fix the median"
+
+
+def turn_of(agent: str, prompt: Prompt) -> int:
+    """How many of the model's answers a request has. Agents may add answers that the model did not give."""
+    return sum(f"{GENERATION_PROMPT}{turn.text.splitlines()[0]}" in prompt.text for turn in turns(agent))
 
 
 def _settings(agent: str) -> dict[str, Any]:
@@ -147,7 +153,10 @@ def _settings(agent: str) -> dict[str, Any]:
         return {}
     test = "python3 -c 'import median; assert median.median([3, 1, 2]) == 2'"
     commit = "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -q -m a"
-    return {"config": {"arguments": ["--auto-test", "--test-cmd", test]}, "task": {"setup": [commit]}}
+    return {
+        "config": {"arguments": ["--edit-format", "diff", "--auto-test", "--test-cmd", test]},
+        "task": {"setup": [commit]},
+    }
 
 
 def agent_environment() -> Path:

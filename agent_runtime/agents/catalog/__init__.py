@@ -7,6 +7,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from agent_runtime.agents.catalog.aider import AIDER
 from agent_runtime.agents.catalog.claude_code import CLAUDE_CODE
 from agent_runtime.agents.catalog.codex import CODEX
 from agent_runtime.agents.catalog.entry import Entry
@@ -24,5 +25,6 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "OpenCode": OPEN_CODE,
     "GeminiCLI": GEMINI_CLI,
     "MiniSWEAgent": MINI_SWE_AGENT,
+    "Aider": AIDER,
 }
 """Entries by `agent.type`."""

@@ -5,7 +5,8 @@ from rollout_api.rollout_job import TrajectoryFormat
 
 _SETTINGS = """\
 {
-  "general": {"enableAutoUpdate": false, "disableAutoUpdate": true, "disableUpdateNag": true},
+  "general": {"enableAutoUpdate": false},
+  "memory": {"enableAutoSkill": false, "enableManagedAutoDream": false, "enableManagedAutoMemory": false},
   "privacy": {"usageStatisticsEnabled": false},
   "telemetry": {"enabled": false}
 }

@@ -14,7 +14,7 @@ from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import CATALOG_AGENTS
-from tests.support.coding_agents import LAST_WORDS, agent_environment, answer, is_main, manifest, turns
+from tests.support.coding_agents import LAST_WORDS, agent_environment, answer, is_main, manifest, turn_of, turns
 from tests.support.own_environment import run_killed
 from tests.support.talking_program import Served, exported
 from tests.support.vllm_server import Answer, Prompt, VllmStandIn
@@ -34,7 +34,7 @@ async def test_agent_fixes_a_bug_and_every_token_is_recorded_once_when_its_runne
         nonlocal killed
         if not prompt.session:
             return None
-        if not killed and is_main(agent, prompt) and prompt.turn == len(script_of_agent) // 2:
+        if not killed and is_main(agent, prompt) and turn_of(agent, prompt) == len(script_of_agent) // 2:
             killed = True
             server.faults.hang_after = 3
             begun.set()

@@ -68,7 +68,9 @@ def test_an_unfinished_turn_shows_the_call_that_has_no_result_yet() -> None:
 
 
 def test_results_that_a_program_reports_in_its_next_request_stand_with_their_calls() -> None:
-    results = [{"role": "tool", "tool_call_id": name, "content": f"result of {name}"} for name in ("b", "a")]
+    results: list[dict[str, object]] = [
+        {"role": "tool", "tool_call_id": name, "content": f"result of {name}"} for name in ("b", "a")
+    ]
     shown = steps([intent(0), response(0, "", call("a"), call("b")), intent(1, *results), response(1, "done")])
     assert [(step.role, [call.result for call in step.calls]) for step in shown] == [
         ("assistant", ["result of a", "result of b"]),
