@@ -134,8 +134,19 @@ class ServerOperations:
         if options.adapters:
             await self._control.set_adapter(address, options.model + ADAPTER_SUFFIX, path)
         else:
-            await self._control.reload(address, path or options.model_path)
+            await self._reload(address, path or options.model_path, version)
         await self._control.name_weights(address, str(version))
+
+    async def _reload(self, address: Address, path: str, version: int) -> None:
+        try:
+            await self._control.reload(address, path)
+        except ControlError as error:
+            if error.status != ENDED or address.updates.survives_bad_weights:
+                raise
+            # An end during a load is evidence against the version for such an engine, whereas other requests that find
+            # that it has ended say nothing about it.
+            words = f"{address.engine.type} ended while it loaded version {version}"
+            raise ControlError(f"{address.name}: {words}; are the weights those of this model?") from error
 
     async def _push(self, ask: Ask) -> None:
         """Load pushed weights on all servers together, because all take part in the trainer's broadcast."""

@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from rollout_api.inference.description import Description
+from rollout_api.inference.sglang import SGLANG
+from rollout_api.inference.vllm import VLLM
 from rollout_api.model_server import PolicySource, TransferMode
 from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import MOST_ANSWER, Address, Control, ControlError
@@ -26,6 +29,20 @@ class Port:
         found = answers.pop(0) if len(answers) > 1 else answers[0]
         location = {"Location": found.headers["Location"]} if "Location" in found.headers else {}
         return web.Response(body=found.body, status=found.status, content_type=found.content_type, headers=location)
+
+
+def up(server: Address) -> Server:
+    """The server at an address, which runs."""
+    return Server(
+        name=server.name,
+        uid="uid",
+        restarts=0,
+        url=server.url,
+        control_url=server.url,
+        up=True,
+        leaving=False,
+        loaded=True,
+    )
 
 
 @pytest.fixture
@@ -152,16 +169,7 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     elsewhere = await asyncio.start_server(lambda reader, writer: connections.append(writer), "127.0.0.1", 0)
     operations, done = ServerOperations(control, may_ask=lambda: True), asyncio.Event()
     operations.on_done = lambda ref: done.set()
-    target = Server(
-        name=server.name,
-        uid="uid",
-        restarts=0,
-        url=server.url,
-        control_url=server.url,
-        up=True,
-        leaving=False,
-        loaded=True,
-    )
+    target = up(server)
     options = LoadOptions(
         mode=TransferMode.PUSH,
         adapters=False,
@@ -180,3 +188,40 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     elsewhere.close()
     assert connections == []
     assert "the trainer is away" in operations.known[target.key].failures[Call.LOAD].message
+
+
+@pytest.mark.parametrize(("engine", "blamed"), [(VLLM, False), (SGLANG, True)], ids=["vLLM", "SGLang"])
+async def test_end_during_a_load_counts_against_the_version_if_bad_weights_end_the_engine(
+    port: tuple[Port, Address, Control], engine: Description, blamed: bool
+) -> None:
+    answers, server, control = port
+    updates = engine.updates
+    answers.answers |= {
+        "/policy/served": [web.json_response({"engine": "a-process", "version": None})],
+        "/policy/fetch": [web.json_response({"path": "/policies/1"})],
+        updates.paused.path: [web.json_response({"is_paused": True})],
+        updates.weights.path: [web.json_response({"weight_version": "loading-1"})],
+        updates.reload("", 1).path: [web.Response(status=503), web.Response(status=412, text="it has ended")],
+    }
+    operations, done = ServerOperations(control, may_ask=lambda: True), asyncio.Event()
+    operations.on_done = lambda ref: done.set()
+    target = up(server)
+    options = LoadOptions(
+        mode=TransferMode.PULL,
+        adapters=False,
+        model="qwen",
+        model_path="/models/qwen",
+        fetch_seconds=5,
+        hook=None,
+        push_seconds=0,
+        world_size=1,
+        update=1,
+        token="secret",
+        engine=engine,
+    )
+    operation = ServerOperation(Call.LOAD, PolicySource(version=1, uri="s3://policies/1"))
+    operations.start(Ref("ModelServer", "team", "qwen"), Ask(operation, (target,), options))
+    await done.wait()
+    failure = operations.known[target.key].failures.get(Call.LOAD)
+    assert (failure is not None) is blamed
+    assert failure is None or "SGLang ended while it loaded version 1" in failure.message

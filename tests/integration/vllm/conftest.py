@@ -59,6 +59,11 @@ class InferenceServer:
     log: Path = Path(os.devnull)
     running_metric: ClassVar = "vllm:num_requests_running"
 
+    @property
+    def long_answer(self) -> int:
+        """Tokens of an answer that an update interrupts."""
+        return 1500
+
     def checkpoint(self, version: int) -> str:
         return str(self.checkpoints / str(version))
 

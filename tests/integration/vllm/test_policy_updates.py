@@ -16,8 +16,6 @@ from tests.integration.vllm.operated import Operated
 from tests.integration.vllm.test_turns import next_turn, request
 from tests.support.tiny_llama import MAX_MODEL_LEN
 
-LONG = 1500
-"""Tokens of an answer that an update interrupts."""
 ADAPTER = f"{MODEL}.policy"
 
 
@@ -57,7 +55,7 @@ async def first_tokens(served: Operated, content: str = "Say what 6 times 7 is."
 async def test_update_loses_no_call_and_records_the_version_of_each_token(
     server: InferenceServer, served: Operated
 ) -> None:
-    asked = [request(f"Number {number}", tokens=LONG, session=f"s-{number}") for number in range(4)]
+    asked = [request(f"Number {number}", tokens=server.long_answer, session=f"s-{number}") for number in range(4)]
     calls = [asyncio.create_task(served.model.complete(one)) for one in asked]
     await until_all_have_tokens(served, len(calls))
     served.patch(1, uri(server.checkpoint(1)))
@@ -66,7 +64,7 @@ async def test_update_loses_no_call_and_records_the_version_of_each_token(
     for number, reply in enumerate(replies):
         (answer,) = served.recorder.of(f"s-{number}")
         assert reply.completion_token_ids == answer.ids
-        assert len(answer.ids) == LONG
+        assert len(answer.ids) == server.long_answer
         found = versions(reply)
         if not served.mixed:
             assert set(found) == {"0", "1"}
@@ -140,13 +138,13 @@ async def test_policies_as_adapters_are_loaded_replaced_and_removed(server: Infe
 async def test_call_on_an_adapter_is_finished_by_the_next_adapter(server: InferenceServer, adapted: Operated) -> None:
     adapted.patch(1, uri(server.adapter(1)))
     await adapted.until(1)
-    call = asyncio.create_task(adapted.model.complete(request(tokens=LONG)))
+    call = asyncio.create_task(adapted.model.complete(request(tokens=server.long_answer)))
     await until_all_have_tokens(adapted, 1)
     adapted.patch(2, uri(server.adapter(2)))
     await adapted.until(2)
     reply = await call
     answer = adapted.recorder.sampled[-1]
-    assert len(reply.completion_token_ids or ()) == LONG
+    assert len(reply.completion_token_ids or ()) == server.long_answer
     found = versions(reply)
     assert found == sorted(found, key=str)
     if not adapted.mixed:
