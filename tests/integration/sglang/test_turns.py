@@ -1,5 +1,6 @@
 """Calls of our own client, token by token, on SGLang itself and on its stand-in: the assertions are those for vLLM."""
 
+import asyncio
 import itertools
 import json
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 from agent_runtime.models.base import RequestRefused
 from agent_runtime.models.inference_client import InferenceClient
 from tests.integration.sglang.conftest import SglangServer
+from tests.integration.vllm.conftest import MAX_NUM_SEQS
 from tests.integration.vllm.recorder import Recorder, extends
 from tests.integration.vllm.test_turns import (  # noqa: F401
     PICK,
@@ -18,7 +20,6 @@ from tests.integration.vllm.test_turns import (  # noqa: F401
     test_bare_prompt_is_completed_by_the_sampled_ids,
     test_broken_stream_continues_with_the_same_ids,
     test_call_that_straddles_a_load_names_both_versions,
-    test_calls_with_lower_priority_numbers_are_answered_first,
     test_cancelled_call_ends_its_request_at_the_server,
     test_load_reader_sees_progress_and_waiting_calls,
     test_next_turn_finds_its_prefix_in_the_cache_of_its_salt,
@@ -48,6 +49,32 @@ async def test_tool_calls_of_eight_turns_are_one_sequence(
     answers = recorder.of("s")
     assert len(answers) == 8
     assert all(extends(later, earlier) for earlier, later in itertools.pairwise(answers))
+
+
+async def test_waiting_calls_with_lower_priority_numbers_are_answered_first(
+    server: SglangServer, model: InferenceClient
+) -> None:
+    """Calls that wait for the end of a pause are not in the queue yet: SGLang admits them in their own order."""
+    order: list[int] = []
+
+    async def ask(priority: int) -> None:
+        await model.complete(request(f"Number {priority}", tokens=10), priority=priority)
+        order.append(priority)
+
+    long = [request(f"Long {number}", tokens=3000) for number in range(MAX_NUM_SEQS)]
+    first = [asyncio.create_task(model.complete(one, priority=-1000)) for one in long]
+    async with asyncio.timeout(60):
+        while await server.running() != MAX_NUM_SEQS:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        calls = [asyncio.create_task(ask(priority)) for priority in range(0, -2 * MAX_NUM_SEQS, -1)]
+        while await server.metric("sglang:num_queue_reqs") != len(calls):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    for call in first:
+        call.cancel()
+    await asyncio.gather(*first, return_exceptions=True)
+    await asyncio.gather(*calls)
+    # Those that run side by side end in any order.
+    assert sorted(order[:MAX_NUM_SEQS]) == list(range(-2 * MAX_NUM_SEQS + 1, -MAX_NUM_SEQS + 1))
 
 
 @pytest.mark.parametrize("extra", [{"tool_choice": "required"}, {"temprature": 1}, {"n": 2}])
