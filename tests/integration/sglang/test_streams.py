@@ -1,5 +1,6 @@
 """What only the stand-in can be made to do."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -49,12 +50,14 @@ async def test_aborted_stream_is_continued_with_the_same_ids(serve: Serve) -> No
     server, client = await serve(tokens_per_second=200)
     whole = await client.complete(request(tokens=80))
 
-    def abort(count: int) -> None:
-        if len(server.served) == before + 1 and len(server.served[-1].ids) >= 10:
-            server.engine.abort([])
-
-    before = len(server.served)
-    reply = await client.complete(request(tokens=80), on_tokens=abort)
+    before, server.faults.hold_at = len(server.served), 10
+    call = asyncio.create_task(client.complete(request(tokens=80)))
+    async with asyncio.timeout(60):
+        while len(server.served) == before or len(server.served[-1].ids) < 10:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    server.faults.hold_at = None
+    server.engine.abort([])
+    reply = await call
     assert reply.completion_token_ids == whole.completion_token_ids
     assert len(server.served) == before + 2
     assert server.served[-2].aborted

@@ -61,7 +61,7 @@ async def test_waiting_calls_with_lower_priority_numbers_are_answered_first(
         await model.complete(request(f"Number {priority}", tokens=10), priority=priority)
         order.append(priority)
 
-    long = [request(f"Long {number}", tokens=3000) for number in range(MAX_NUM_SEQS)]
+    long = [request(f"Long {number}", tokens=7000) for number in range(MAX_NUM_SEQS)]
     first = [asyncio.create_task(model.complete(one, priority=-1000)) for one in long]
     async with asyncio.timeout(60):
         while await server.running() != MAX_NUM_SEQS:  # noqa: ASYNC110
