@@ -143,6 +143,7 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
         "mini-swe-agent",
         "vllm-standin",
         "lake-policy",
+        "vllm",
     }
-    everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", *on_runtime}
+    everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", "vllm", *on_runtime}
     assert changed_by("Dockerfile") == everything
