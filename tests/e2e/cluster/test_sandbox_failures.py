@@ -67,10 +67,11 @@ def test_unavailable_sandbox_costs_only_its_own_group(new_job: NewJob) -> None:
             task("no-grader", verifier={"image": NO_IMAGE, "commands": ["true"]}),
         ],
         {"careful": careful(0.2), "careful too": careful(0.2)},
-        attempts={"limit": 2, "backoffSeconds": 0.2},
+        attempts={"limit": 1},
         completion={"maxInfraFailureFraction": 1},
     )
-    manifest["spec"]["sandbox"]["startSeconds"] = 20
+    # Enough for a sandbox that can start, also on a busy machine.
+    manifest["spec"]["sandbox"]["startSeconds"] = 60
     job = new_job(manifest).apply()
 
     def waiting(kind: str) -> set[tuple[str, bool]]:
@@ -84,7 +85,7 @@ def test_unavailable_sandbox_costs_only_its_own_group(new_job: NewJob) -> None:
 
     eventually(lambda: ("ImagePullBackOff", True) in waiting("ImagePulled") or None, 60, job.describe)
     eventually(lambda: ("Unschedulable", True) in waiting("Scheduled") or None, 60, job.describe)
-    job.wait("Succeeded", 120)
+    job.wait("Succeeded", 240)
     found = by_task(job)
     assert_unharmed(found["fine"])
     for name, reason in {
@@ -93,7 +94,7 @@ def test_unavailable_sandbox_costs_only_its_own_group(new_job: NewJob) -> None:
         "bad-setup": "SetupFailed",
     }.items():
         assert {(r["outcome"], r.get("reward"), r["reason"]) for r in found[name]} == {("InfraFailed", None, reason)}
-        assert [reasons(result) for result in found[name]] == [[reason, reason]] * 2
+        assert [reasons(result) for result in found[name]] == [[reason]] * 2
     assert "no compiler here" in found["bad-setup"][0]["message"]
     ungraded = {(r["outcome"], r.get("reward"), r["reason"]) for r in found["no-grader"]}
     assert ungraded == {("VerifierFailed", None, "ImagePullBackOff")}
