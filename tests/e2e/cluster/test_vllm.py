@@ -61,7 +61,11 @@ def engine(image: str, model: str) -> Object:
         "engine": {"image": image, "version": "0.32.0"},
         "accelerator": {"count": 0},
         "resources": {"cpu": "500m", "memory": "3Gi", "sharedMemory": "256Mi"},
-        "env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}],  # GiB
+        "env": [
+            {"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"},  # GiB
+            # torch would compile kernels, and the image has no compiler.
+            {"name": "TORCHDYNAMO_DISABLE", "value": "1"},
+        ],
         "extraArgs": list(FLAGS),
         "weightTransfer": {"pull": {"secretRef": STORAGE_SECRET}},
         "podTemplate": {"spec": {"initContainers": small_containers()}},
