@@ -42,7 +42,7 @@ def forward_pass(checkpoint: str, ids: list[list[int]]) -> list[list[float]]:
 
 
 def _run(module: str, *arguments: str, text: str = "") -> str:
-    """Run a module that needs no package of ours; return its output."""
+    """Run a module that needs only vLLM's environment; return its output."""
     command = [str(installed_vllm_python()), "-m", module, *arguments]
     done = subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, check=True)
     return done.stdout

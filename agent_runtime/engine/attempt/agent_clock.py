@@ -132,7 +132,9 @@ def agent_seconds_of(records: Sequence[Record]) -> float:
 
 
 def last_timed(records: Sequence[Record]) -> tuple[float, float]:
-    """Return the Unix time of the last record with the agent's time, and that time; zeros if there is none."""
+    """Return when the last record that has `agent_seconds` was written (Unix time), and its `agent_seconds`; (0, 0) without
+    such a record.
+    """
     timed = (
         record for record in reversed(records) if isinstance(record, IntentRecord | ResponseRecord | ObservationsRecord)
     )

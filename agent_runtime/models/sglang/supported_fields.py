@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from agent_runtime.models.token_exact.supported_fields import ONLY_DEFAULTS, fields_without_effect
+
 SAMPLING: Mapping[str, str] = {
     **{
         name: name
@@ -26,31 +28,13 @@ TEMPLATE = frozenset({"chat_template_kwargs", "reasoning_effort", "tool_choice"}
 _LIMITS = frozenset({"max_tokens", "min_tokens"})
 _PROMPT = SAMPLING.keys() | _LIMITS | {"cache_salt", "extra_key", "priority", "response_format", "user"}
 _CHAT = _PROMPT | TEMPLATE | {"max_completion_tokens", "parallel_tool_calls"}
-_ONLY_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (True, 0),
-    "n": (1,),
-    "return_token_ids": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stream": (False,),
-    "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,),
-    "verbosity": ("medium",),
-}
-"""Fields that are accepted only with these values, which are the route's fixed behaviour."""
 
 
 def without_effect(extra: Mapping[str, Any], *, prompt: bool) -> list[str]:
     """Return the fields that would have no effect. `prompt`: the request is not a chat."""
-    taken = (_PROMPT if prompt else _CHAT) - _ONLY_DEFAULTS.keys()
-    allowed = _ONLY_DEFAULTS if not prompt else {**_ONLY_DEFAULTS, "tool_choice": ()}
-    return [
-        name
-        for name, value in extra.items()
-        if value is not None and name not in taken and value not in allowed.get(name, ())
-    ]
+    forced = {"tool_choice": () if prompt else ("auto", "none")}
+    taken = (_PROMPT if prompt else _CHAT) - {"tool_choice"}
+    return fields_without_effect(extra, taken, {**ONLY_DEFAULTS, **forced})
 
 
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")

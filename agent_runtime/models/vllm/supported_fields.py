@@ -7,6 +7,8 @@ what rendering reads. vLLM silently ignores unknown fields, so they are refused 
 from collections.abc import Mapping
 from typing import Any
 
+from agent_runtime.models.token_exact.supported_fields import fields_without_effect
+
 _PROMPT = frozenset(
     {
         "allowed_token_ids",
@@ -48,26 +50,8 @@ _CHAT = _PROMPT | {
     "reasoning_effort",
     "tool_choice",
 }
-_ONLY_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (True, 0),
-    "n": (1,),
-    "return_token_ids": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stream": (False,),
-    "top_logprobs": (0,),
-    "verbosity": ("medium",),
-}
-"""Fields that are accepted only with these values, which are vLLM's fixed behaviour."""
 
 
 def without_effect(extra: Mapping[str, Any], *, prompt: bool) -> list[str]:
     """Return the fields that would have no effect. `prompt`: the request is not a chat."""
-    taken = _PROMPT if prompt else _CHAT
-    return [
-        name
-        for name, value in extra.items()
-        if value is not None and name not in taken and value not in _ONLY_DEFAULTS.get(name, ())
-    ]
+    return fields_without_effect(extra, _PROMPT if prompt else _CHAT)

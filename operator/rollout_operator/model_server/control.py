@@ -321,7 +321,7 @@ def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, An
 def version_of(name: Any) -> int | None:
     """Return the policy version that an engine's weight name stands for.
 
-    A fresh engine has a default name of its own: it has the model's own weights, version 0.
+    A new engine process reports a default name, which stands for version 0: the model's first weights.
     """
     text = "" if name is None else str(name)
     if text.isascii() and text.isdigit() and len(text) <= VERSION_DIGITS:

@@ -1,4 +1,4 @@
-"""An agent of the catalog has a home of its own in the workspace, which is not graded. Its program is a double here."""
+"""The home folder of a catalog agent is in the workspace and is not graded. A double replaces the program here."""
 
 import json
 from pathlib import Path

@@ -3,24 +3,18 @@
 The tests of calls and of policy updates are those of vLLM (`tests/integration/vllm`).
 """
 
-import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import aiohttp
 import pytest
 
-from agent_runtime.models.inference_client import InferenceClient
 from rollout_api.inference.sglang import SGLANG
-from tests.integration.vllm.conftest import ASK_SECONDS, MAX_NUM_SEQS, MODEL, REPOSITORY, START_SECONDS, InferenceServer
+from tests.integration.vllm.conftest import MAX_NUM_SEQS, MODEL, REPOSITORY, InferenceServer, model, recorder, serving  # noqa: F401 two are fixtures
 from tests.integration.vllm.operated import Operated
-from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
 
@@ -94,21 +88,8 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     port = free_port()
     server = SglangServer(real, f"http://127.0.0.1:{port}", folder, SGLANG, log=folder / "log")
     command = [*program, "--model-path", server.checkpoint(0), *FLAGS, "--port", str(port)]
-    with server.log.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=REPOSITORY,
-            env=os.environ | ENVIRONMENT,
-            start_new_session=True,
-        )
-        try:
-            asyncio.run(_wait_until_it_serves(server, process))
-            yield server
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with serving(server, command, ENVIRONMENT):
+        yield server
 
 
 @pytest.fixture
@@ -126,37 +107,7 @@ async def server(started: SglangServer) -> SglangServer:
 
 
 @pytest.fixture
-async def recorder(server: SglangServer) -> AsyncIterator[Recorder]:
-    """In front of the server."""
-    async with Recorder(server.url).serve() as recorder:
-        yield recorder
-
-
-@pytest.fixture
-async def model(recorder: Recorder) -> AsyncIterator[InferenceClient]:
-    """Our own client of the server, through the recorder; it finds out what the server is."""
-    client = InferenceClient(f"{recorder.url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
-    await client.check()
-    yield client
-    await client.close()
-
-
-@pytest.fixture
 async def served(server: SglangServer, tmp_path: Path) -> AsyncIterator[Operated]:
     """A ModelServer of the server."""
     async with Operated(server, tmp_path, "Weights") as served:
         yield served
-
-
-async def _wait_until_it_serves(server: SglangServer, process: subprocess.Popen[bytes]) -> None:
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            assert process.poll() is None, server.log.read_text()[-5000:]
-            try:
-                status, _ = await server.ask("GET", "/health", seconds=5)
-                if status == 200:
-                    break
-            except (aiohttp.ClientError, TimeoutError):
-                pass
-            await asyncio.sleep(0.2)
-    server.first_label = (await server.get("/model_info"))["weight_version"]

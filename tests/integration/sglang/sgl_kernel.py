@@ -13,7 +13,7 @@ from typing import Any
 
 __path__: list[str] = []
 ABSENT = ("sgl_kernel.scalar_type",)
-"""Modules for which SGLang has a substitute of its own."""
+"""Modules that SGLang replaces itself."""
 
 
 class Kernels(types.ModuleType):

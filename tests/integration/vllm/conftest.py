@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -189,19 +190,25 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         program = [sys.executable, "-m", "tests.support.vllm_server", "serve"]
     port = free_port()
     server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log")
-    command = [*program, server.checkpoint(0), *FLAGS, "--port", str(port)]
+    with serving(server, [*program, server.checkpoint(0), *FLAGS, "--port", str(port)], ENVIRONMENT):
+        yield server
+
+
+@contextmanager
+def serving(server: InferenceServer, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+    """Run the server's process, which serves when the context begins."""
     with server.log.open("wb") as log:
         process = subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=REPOSITORY,
-            env=os.environ | ENVIRONMENT,
+            env={**os.environ, **environment},
             start_new_session=True,
         )
         try:
             asyncio.run(_wait_until_it_serves(server, process))
-            yield server
+            yield
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -245,5 +252,6 @@ async def _wait_until_it_serves(server: InferenceServer, process: subprocess.Pop
                 if status == 200:
                     break
             except (aiohttp.ClientError, TimeoutError):
-                await asyncio.sleep(0.2)
-    server.first_label = (await server.get("/weight_info"))["weight_version"]
+                pass
+            await asyncio.sleep(0.2)
+    server.first_label = (await server.get(server.engine.updates.weights.path))["weight_version"]
