@@ -391,15 +391,23 @@ def test_tool_cannot_find_its_executors_token(around: Surroundings, mode: str) -
 
 # The listed one may be slow to answer on a busy machine; the others, where nothing refuses them at once, never answer.
 FETCH = """
-import sys, urllib.request
+import sys, time, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
-def fetch(url, timeout):
-    try:
-        return urllib.request.urlopen(url, timeout=timeout).read().decode()
-    except OSError:
-        return "no"
+def fetch(url, patience):
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return urllib.request.urlopen(url, timeout=5).read().decode()
+        except urllib.error.HTTPError as error:
+            # The proxy's refusal is final. A busy machine's name server may have no answer at first.
+            if error.code == 403 or time.monotonic() > end:
+                return "no" if error.code == 403 else f"{error.code}:{error.read()}".replace(" ", "_")
+        except OSError:
+            if time.monotonic() > end:
+                return "no"
+        time.sleep(1)
 listed, *others = sys.argv[1:]
-print(*ThreadPoolExecutor().map(fetch, [listed, *others], [30, *[5 for _ in others]]))
+print(*ThreadPoolExecutor().map(fetch, [listed, *others], [60, *[0 for _ in others]]))
 """
 
 
