@@ -80,9 +80,10 @@ def _engine_rules(described: Description) -> Iterator[Schema]:
     too_old = f"engine.version is too old, expected {version_text(oldest)} or newer"
     yield {"rule": other + _at_least(oldest), "message": too_old}
     if updates != oldest:
+        needless = "self.policy.version == 0 && !self.asleep && self.weightTransfer.mode == 'Pull'"
         yield {
-            "rule": f"{other}self.policy.version == 0 && self.weightTransfer.mode == 'Pull' || {_at_least(updates)}",
-            "message": f"policy updates need engine.version {version_text(updates)} or newer",
+            "rule": f"{other}{needless} || {_at_least(updates)}",
+            "message": f"policy updates and asleep need engine.version {version_text(updates)} or newer",
         }
     owned = "|".join(sorted(flag.replace("-", "[-_]") for flag in described.owned_flags))
     yield {
@@ -92,7 +93,8 @@ def _engine_rules(described: Description) -> Iterator[Schema]:
     }
     for choice, why in described.unsupported.items():
         field, value = choice.split(" ")
-        yield {"rule": f"{other}self.{field} != '{value}'", "message": f"{choice} is refused: {described.type} {why}"}
+        literal = value if value == "true" else f"'{value}'"
+        yield {"rule": f"{other}self.{field} != {literal}", "message": f"{choice} is refused: {described.type} {why}"}
 
 
 _ACCELERATORS = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
@@ -115,6 +117,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
         "message": "lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank",
     },
     *(rule for described in DESCRIPTIONS.values() for rule in _engine_rules(described)),
+    {"rule": "!self.asleep || self.sleep", "message": "sleep is needed for asleep; set sleep: true"},
     {
         "rule": "(self.weightTransfer.mode == 'Push') == has(self.weightTransfer.push)",
         "message": "weightTransfer.push is needed for mode Push, and for no other mode",

@@ -249,6 +249,11 @@ class ModelServerSpec(ApiModel):
     """Volume for weights. Left out, each pod downloads them itself."""
     sleep: bool = False
     """Allow the engine to release its accelerators' memory."""
+    asleep: bool = False
+    """Release the memory until this is false again, for a trainer on the same accelerators. Running calls wait.
+
+    Needs `sleep`.
+    """
     lora: Lora | None = None
     """LoRA adapters."""
     tool_call_parser: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = None
@@ -299,8 +304,11 @@ class ModelServerSpec(ApiModel):
                 )
             if self.weight_transfer.has_adapters and self.lora is None:
                 raise ValueError("lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank")
+        if self.asleep and not self.sleep:
+            raise ValueError("sleep is needed for asleep; set sleep: true")
         version, engine = self.engine.version, self.engine.description
         asked = (
+            f"asleep {str(self.asleep).lower()}",
             f"weightTransfer.mode {self.weight_transfer.mode}",
             f"weightTransfer.pull.form {self.weight_transfer.pull.form}",
         )
@@ -309,11 +317,11 @@ class ModelServerSpec(ApiModel):
                 raise ValueError(f"{choice} is refused: {engine.type} {engine.unsupported[choice]}")
         if self.engine.release < engine.oldest:
             raise ValueError(f"engine.version is {version}, expected {version_text(engine.oldest)} or newer")
-        updates = self.policy.version > 0 or self.weight_transfer.mode is TransferMode.PUSH
+        updates = self.policy.version > 0 or self.asleep or self.weight_transfer.mode is TransferMode.PUSH
         if updates and self.engine.release < engine.supports_updates:
             raise ValueError(
-                f"engine.version is {version}; policy updates need {engine.type} "
-                f"{version_text(engine.supports_updates)} or newer: use a newer image, or leave policy and "
+                f"engine.version is {version}; policy updates and asleep need {engine.type} "
+                f"{version_text(engine.supports_updates)} or newer: use a newer image, or leave policy, asleep and "
                 "weightTransfer out"
             )
         return self
@@ -337,11 +345,17 @@ class Gate(StrEnum):
 
 
 class PolicyStep(StrEnum):
-    """Steps of a policy update, in this order: `Fetching`, `Pausing`, `Acknowledging`, `Loading`, `Resuming`."""
+    """Steps of a policy update, in this order: `Fetching`, `Pausing`, `Acknowledging`, `Loading`, `Resuming`.
+
+    With `spec.asleep`, `Sleeping`, `Asleep` (all servers have released their memory) and `Waking` come before `Loading`.
+    """
 
     FETCHING = "Fetching"
     PAUSING = "Pausing"
     ACKNOWLEDGING = "Acknowledging"
+    SLEEPING = "Sleeping"
+    ASLEEP = "Asleep"
+    WAKING = "Waking"
     LOADING = "Loading"
     RESUMING = "Resuming"
 

@@ -28,7 +28,7 @@ JsonObject = Mapping[str, Any]
 
 
 class PolicyNotServed(Exception):
-    """The servers do not serve the version. The message has the operator's reason."""
+    """The servers do not serve the version, or do not sleep. The message has the operator's reason."""
 
 
 class ServedPolicy:
@@ -68,32 +68,51 @@ class ServedPolicy:
     async def update(self, version: int, uri: str | None = None, digest: str | None = None) -> None:
         """Set a version for all servers and wait until it is served. Versions must grow; mode `Pull` needs `uri`.
 
-        A repeated call with the same values, as after a crash, only continues to wait. Raises PolicyNotServed.
+        A repeated call with the same values, as after a crash, only continues to wait. Servers that sleep wake up for it.
+        Raises PolicyNotServed.
         """
         # None removes the values of the previous version.
-        patch = {"spec": {"policy": {"version": version, "uri": uri, "digest": digest}}}
-
-        content_type = "application/merge-patch+json"
-        change = partial(self._objects.patch_namespaced_custom_object, *self._where, patch, _content_type=content_type)
-        deadline = time.monotonic() + self._patience
-        await self._with_retries(change, version, deadline)
-        await self._wait_until_served(version, deadline)
+        await self._change({"policy": {"version": version, "uri": uri, "digest": digest}, "asleep": None})
+        await self.served(version)
 
     async def served(self, version: int) -> None:
         """Wait until a version is served, for example 0 after the start of servers. Raises PolicyNotServed."""
-        await self._wait_until_served(version, time.monotonic() + self._patience)
+        await self._wait(f"version {version} is not served", lambda found: is_served(found, version))
 
-    async def _wait_until_served(self, version: int, deadline: float) -> None:
+    async def sleep(self) -> None:
+        """Wait until all servers have released their accelerators' memory, which the caller may use then.
+
+        Running calls wait until `wake` or `update`. The ModelServer needs `sleep: true`. Raises PolicyNotServed.
+        """
+        await self._change({"asleep": True})
+        await self._wait("not all servers have released their memory", is_asleep)
+
+    async def wake(self) -> None:
+        """Let the servers continue with the version that they had. Release the memory before. Raises PolicyNotServed."""
+        found = await self._change({"asleep": None})
+        await self.served(_wanted(found))
+
+    async def _change(self, spec: JsonObject) -> JsonObject:
+        change = partial(
+            self._objects.patch_namespaced_custom_object,
+            *self._where,
+            {"spec": spec},
+            _content_type="application/merge-patch+json",
+        )
+        changed: JsonObject = await self._with_retries(change, time.monotonic() + self._patience)
+        return changed
+
+    async def _wait(self, trouble: str, is_over: Callable[[JsonObject], bool]) -> None:
+        deadline = time.monotonic() + self._patience
         read = partial(self._objects.get_namespaced_custom_object, *self._where)
-        while not is_served(found := await self._with_retries(read, version, deadline), version):
+        while not is_over(found := await self._with_retries(read, deadline)):
             if time.monotonic() > deadline:
                 raise PolicyNotServed(
-                    f"ModelServer {self.name}: version {version} is not served after {self._patience:g} s: "
-                    f"{_progress(found)}"
+                    f"ModelServer {self.name}: {trouble} after {self._patience:g} s: {_progress(found)}"
                 )
             await asyncio.sleep(CHECK_SECONDS)
 
-    async def _with_retries(self, request: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
+    async def _with_retries(self, request: Callable[[], Awaitable[Any]], deadline: float) -> Any:
         """Return the API server's response to a request. Temporary errors are retried until the deadline."""
         from aiohttp import ClientError
         from kubernetes.aio.client import ApiException
@@ -109,13 +128,13 @@ class ServedPolicy:
                     words = (
                         refusal(error) if isinstance(error, ApiException) else f"the cluster does not respond: {error}"
                     )
-                    raise PolicyNotServed(f"ModelServer {self.name}: version {version}: {words}") from error
+                    raise PolicyNotServed(f"ModelServer {self.name}: {words}") from error
             await asyncio.sleep(CHECK_SECONDS)
 
 
 def is_served(found: JsonObject, version: int) -> bool:
     """Whether a ModelServer, as read from the API server, serves a version. Raises PolicyNotServed if it cannot any more."""
-    name, wanted = found["metadata"]["name"], found["spec"].get("policy", {}).get("version", 0)
+    name, wanted = found["metadata"]["name"], _wanted(found)
     status = found.get("status", {})
     policy = status.get("policy", {})
     if wanted > version:
@@ -127,11 +146,25 @@ def is_served(found: JsonObject, version: int) -> bool:
         raise PolicyNotServed(
             f"ModelServer {name}: version {version} failed: {why}; give a higher version to try again"
         )
-    invalid = _condition(status, "Invalid")
-    if invalid.get("status") == "True" and invalid.get("observedGeneration") == found["metadata"].get("generation"):
-        raise PolicyNotServed(f"ModelServer {name}: version {version}: {invalid.get('message')}")
+    _refuse_invalid(found)
     is_ready = any(server.get("ready") for server in status.get("servers", []))
     return is_ready and policy.get("current") == version and policy.get("gate") == "Open"
+
+
+def is_asleep(found: JsonObject) -> bool:
+    """Whether all servers of a ModelServer have released their memory. Raises PolicyNotServed if they cannot."""
+    _refuse_invalid(found)
+    return bool(found["spec"].get("asleep")) and found.get("status", {}).get("policy", {}).get("step") == "Asleep"
+
+
+def _refuse_invalid(found: JsonObject) -> None:
+    invalid = _condition(found.get("status", {}), "Invalid")
+    if invalid.get("status") == "True" and invalid.get("observedGeneration") == found["metadata"].get("generation"):
+        raise PolicyNotServed(f"ModelServer {found['metadata']['name']}: {invalid.get('message')}")
+
+
+def _wanted(found: JsonObject) -> int:
+    return int(found["spec"].get("policy", {}).get("version", 0))
 
 
 def _condition(status: JsonObject, kind: str) -> JsonObject:

@@ -15,6 +15,8 @@ class Call(StrEnum):
 
     LOOK = "Look"
     PAUSE = "Pause"
+    SLEEP = "Sleep"
+    WAKE = "Wake"
     FETCH = "Fetch"
     LOAD = "Load"
     RESUME = "Resume"
@@ -54,6 +56,8 @@ class ServerReport:
     """The gateway's name for the engine's process. A restarted engine has another name."""
     opened: int | None = None
     """Version for which the gateway accepts calls; None: it accepts none."""
+    asleep: bool | None = False
+    """Whether the engine has released its accelerators' memory. None: a request to do so may have had an effect."""
 
     @property
     def is_open(self) -> bool:
@@ -133,3 +137,5 @@ class LoadOptions:
     token: str = field(repr=False)
     engine: Description = VLLM
     """Its inference server."""
+    sleeps: bool = False
+    """Whether it can release its accelerators' memory."""

@@ -80,6 +80,18 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class Sleep:
+    """Releasing the accelerators' memory. All requests are safe to repeat."""
+
+    sleep: Request
+    """Pause all requests in progress, and release the memory. What they have computed is computed again later."""
+    wake: Request
+    """Take back the memory of the weights."""
+    resume: Request
+    """Take back the rest, before the requests go on."""
+
+
+@dataclass(frozen=True)
 class Updates:
     """The requests of a policy update. All are safe to repeat."""
 
@@ -105,6 +117,7 @@ class Updates:
     """Whether the server continues with its weights if it cannot load others."""
     adapters: Adapters | None = None
     transfer: Transfer | None = None
+    sleep: Sleep | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,7 @@ class Description:
     operators_flags: tuple[str, ...]
     """Flags that the operator decides."""
     unsupported: Mapping[str, str]
-    """Fields of a ModelServer that cannot be used, and why: the end of an error message."""
+    """Values of a ModelServer's fields that cannot be used, and why: the end of an error message."""
     metrics: Metrics
     updates: Updates
     routes: Routes

@@ -90,6 +90,7 @@ SGLANG: Final = Description(
         "use mode Pull",
         "weightTransfer.pull.form Adapter": "cannot replace a LoRA adapter while calls use it (unloading waits for them); "
         "use form Weights",
+        "asleep true": "does not survive a repeated request to sleep or to wake up, and does not report which it did last",
     },
     # observability/metrics_collector.py. With priorities, a gauge has a line for each and one for all (priority="").
     metrics=Metrics(

@@ -11,6 +11,7 @@ from rollout_api.inference.description import (
     Metrics,
     Request,
     Routes,
+    Sleep,
     Transfer,
     Updates,
     posts,
@@ -110,6 +111,13 @@ VLLM: Final = Description(
             update=lambda info: Request("POST", "/update_weights", {"update_info": info}),
             cancel=Request("POST", "/finish_weight_update", {}),
             finish=lambda name: Request("POST", "/finish_weight_update", {"weight_version": name}),
+        ),
+        # Requests go on as soon as all is awake (vllm/v1/engine/core.py, `wake_up`), so new weights are loaded before the
+        # rest. `/is_sleeping` cannot tell a paused engine from a sleeping one.
+        sleep=Sleep(
+            sleep=Request("POST", "/sleep", query={"level": "1", "mode": "keep"}),
+            wake=Request("POST", "/wake_up", query={"tags": "weights"}),
+            resume=Request("POST", "/wake_up", query={"tags": "kv_cache"}),
         ),
     ),
     routes=Routes(

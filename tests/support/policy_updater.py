@@ -64,6 +64,7 @@ def observe(folder: Path, operations: ServerOperations) -> Seen:
         )
     return Seen(
         wanted=PolicySource.model_validate(fleet["policy"]),
+        asleep=fleet.get("asleep", False),
         mode=TransferMode(fleet["mode"]),
         min_ready=fleet["minReady"],
         load_limit=load_limit(TRY_SECONDS),
@@ -96,6 +97,7 @@ async def run(folder: Path) -> None:
             update=seen.status.policy.update,
             token=TOKEN,
             engine=DESCRIPTIONS[EngineType(fleet.get("engine", EngineType.VLLM))],
+            sleeps="asleep" in fleet,
         )
         for task in decision.tasks:
             operations.start(REF, Ask(task.operation, task.servers, options))

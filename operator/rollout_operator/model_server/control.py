@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 
 from rollout_api.cluster import ENGINE_PROCESS_HEADER
-from rollout_api.inference.description import Answer, Description, Request, Transfer, Updates, version_text
+from rollout_api.inference.description import Answer, Description, Request, Sleep, Transfer, Updates, version_text
 from rollout_api.inference.vllm import VLLM
 from rollout_api.model_server import PolicySource
 from rollout_operator import clock
@@ -47,6 +47,9 @@ LOADING = "loading"
 """Version name of the weights while a load is in progress. The engine reports it, so a new operator also knows that the
 weights may mix two versions.
 """
+
+FALLING_ASLEEP, ASLEEP = "falling-asleep-", "asleep-"
+"""Prefixes of the version name from before the request that releases the memory until it ends, and from then on."""
 
 ENDED: Final = 412
 """Status with which a gateway refuses a request for an engine process that no longer runs."""
@@ -118,7 +121,8 @@ class Control:
                 f"{dict(weights.body)}; is it {server.engine.type} {version_text(server.engine.supports_updates)} or "
                 "newer?"
             )
-        return ServerReport(clock.now(), is_paused, version_of(name), process=process, opened=opened)
+        asleep, name = split_name(name)
+        return ServerReport(clock.now(), is_paused, version_of(name), process=process, opened=opened, asleep=asleep)
 
     async def open(self, server: Address, version: int) -> None:
         """Tell the gateway to accept calls, because this engine process was verified to serve this version."""
@@ -128,8 +132,27 @@ class Control:
         """Pause all requests in progress; `resume` continues them. Has no effect on a paused engine."""
         await self._send(server, server.updates.pause)
 
-    async def resume(self, server: Address) -> None:
+    async def resume(self, server: Address, *, sleeps: bool = False) -> None:
+        """Continue all requests. `sleeps`: the engine may have slept before."""
+        if sleeps:
+            await self._send(server, _sleep(server).resume)
         await self._send(server, server.updates.resume)
+
+    async def sleep(self, server: Address) -> None:
+        """Pause all requests in progress, and release the accelerators' memory."""
+        _, name = await self._weights_name(server)
+        await self.name_weights(server, FALLING_ASLEEP + name)
+        await self._send(server, _sleep(server).sleep)
+        await self.name_weights(server, ASLEEP + name)
+
+    async def wake(self, server: Address) -> None:
+        """Take back the memory of the weights, which can be replaced then."""
+        _, name = await self._weights_name(server)
+        await self._send(server, _sleep(server).wake)
+        await self.name_weights(server, name)
+
+    async def _weights_name(self, server: Address) -> tuple[bool | None, str]:
+        return split_name(server.updates.weights_name(await self._look(server, server.updates.weights)))
 
     async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
         """Tell the gateway to fetch a version unless it has it. Returns the folder in the engine's file system."""
@@ -301,6 +324,10 @@ def _offered(server: Address, offered: OfferedT | None, what: str) -> OfferedT:
     return offered
 
 
+def _sleep(server: Address) -> Sleep:
+    return _offered(server, server.updates.sleep, "asleep")
+
+
 def _transfer(server: Address) -> Transfer:
     return _offered(server, server.updates.transfer, "weightTransfer.mode Push")
 
@@ -316,6 +343,14 @@ def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, An
         kind = type(answer).__name__
         raise ControlError(f"{server.name}: {method} {route} answered with a JSON {kind}; expected an object")
     return answer
+
+
+def split_name(name: str | None) -> tuple[bool | None, str]:
+    """Return whether the memory is released (None: unknown), and the name of the weights without the prefix for that."""
+    text = name or "default"
+    if text.startswith(FALLING_ASLEEP):
+        return None, text.removeprefix(FALLING_ASLEEP)
+    return text.startswith(ASLEEP), text.removeprefix(ASLEEP)
 
 
 def version_of(name: Any) -> int | None:

@@ -85,6 +85,7 @@ class Observed:
         push, pull = spec.weight_transfer.push, spec.weight_transfer.pull
         return Seen(
             wanted=PolicySource(version=wanted.version, uri=wanted.uri, digest=wanted.digest),
+            asleep=spec.asleep,
             mode=spec.weight_transfer.mode,
             min_ready=spec.min_ready,
             load_limit=load_limit(push.timeout_seconds if push else pull.timeout_seconds + LOAD_SECONDS),

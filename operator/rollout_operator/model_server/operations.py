@@ -102,8 +102,14 @@ class ServerOperations:
                     pass
                 case Call.PAUSE:
                     await self._control.pause(address)
+                case Call.SLEEP:
+                    await self._control.sleep(address)
+                case Call.WAKE:
+                    await self._control.wake(address)
+                    # What comes back must be what the other servers have.
+                    learned = _UNCHECKED
                 case Call.RESUME:
-                    await self._control.resume(address)
+                    await self._control.resume(address, sleeps=ask.options.sleeps)
                 case Call.CHECK:
                     learned = {"checked": True, "digest": await self._control.digest(address)}
                 case Call.OPEN:

@@ -166,6 +166,7 @@ def load_options(seen: Observed, server: ModelServer) -> LoadOptions:
         update=seen.status.policy.update,
         token=seen.token or "",
         engine=server.spec.engine.description,
+        sleeps=server.spec.sleep,
     )
 
 

@@ -1,8 +1,9 @@
 """The policy update as a state machine: decide the next step and the status to write. No side effects.
 
 Open ─► Fetching ─► gate shut: Pausing ─► Acknowledging ─► Loading ─► Resuming ─► gate Open
-             (Pull)                                              ▲  │
-                                                  back to the old version, or on to a newer one
+             (Pull)                                      │       ▲  │
+                                                         │  back to the old version, or on to a newer one
+                        only for `spec.asleep`:          └─► Sleeping ─► Asleep ─► Waking ─► Loading
 
 Two rules make it safe to lose the operator, or a write, at any point. First, a step sends requests only after the status
 names the step, so a new operator knows what may have been done. Second, a step ends when the servers report its result,
@@ -23,7 +24,6 @@ from rollout_operator.model_server.update_state import (
     entry_at_rest,
     entry_behind_gate,
     failed_lately,
-    is_checked,
     is_verified,
     must_be_replaced,
     next_operation,
@@ -92,17 +92,19 @@ def _at_rest(seen: Seen) -> Decision:
     policy = seen.status.policy
     if seen.wanted.version not in (policy.current, policy.failed):
         return _begin(seen)
+    if seen.asleep:
+        return _shut(seen, {"target": policy.current, "sources": [seen.source(policy.current)]})
     return _open(seen, policy if policy.sources else _at_version(seen, seen.wanted))
 
 
 def _begin(seen: Seen) -> Decision:
-    if not seen.members:
+    if not seen.members and not seen.asleep:
         # No server has calls, so the gate stays open, and servers load the version when they start. The new update number
         # tells runners that the version changed without their acknowledgement. A server that drains may still send tokens.
         changed = {"update": seen.status.policy.update + 1, "mixed": []}
         return _open(seen, _at_version(seen, seen.wanted).model_copy(update=changed))
     change: dict[str, Any] = {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted)}
-    if seen.mode is TransferMode.PUSH or seen.wanted.uri is None:
+    if seen.asleep or seen.mode is TransferMode.PUSH or seen.wanted.uri is None:
         return _shut(seen, change)
     fetching = {"step": PolicyStep.FETCHING, "since": _now(seen)}
     return _open(seen, seen.status.policy.model_copy(update={**change, **fetching}))
@@ -111,7 +113,7 @@ def _begin(seen: Seen) -> Decision:
 def _fetching(seen: Seen) -> Decision:
     """Fetch the weights while the gate is open, because downloads take minutes and a wrong URI must not stop runners."""
     policy, members = seen.status.policy, seen.members
-    if seen.wanted.version != policy.target or not members:
+    if seen.wanted.version != policy.target or not members or seen.asleep:
         return _begin(seen)
     target = seen.source(policy.target)
     have = [server for server in members if server.report is not None and server.report.fetched == target.version]
@@ -144,7 +146,7 @@ def _pausing(seen: Seen) -> Decision:
         paused = {"paused": True, "step": PolicyStep.ACKNOWLEDGING, "since": _now(seen)}
         words = f"version {policy.target}: all servers are paused; runners determine which tokens have the old version"
         return _behind_gate(seen, policy.model_copy(update=paused), "Acknowledging", words, evicted=given_up)
-    tasks = _pause_tasks(seen, [server for server in waiting if server not in given_up])
+    tasks = _tasks(seen, (server for server in waiting if server not in given_up), Call.PAUSE)
     words = f"version {policy.target}: {len(members) - len(waiting)} of {len(members)} servers are paused"
     return _behind_gate(seen, policy, "Pausing", words, tasks, given_up)
 
@@ -155,15 +157,60 @@ def _acknowledging(seen: Seen) -> Decision:
     given_up = [server for server in unpaused if _has_failed(seen, server, Call.PAUSE)]
     waiting = sorted(runner.key for runner in seen.runners if runner.acknowledged != policy.update)
     if not unpaused and (not waiting or seen.now >= seen.since + ACKNOWLEDGE_LIMIT):
-        # Nothing is loaded yet, so a newer version can replace this one.
-        loading = {"step": PolicyStep.LOADING, "since": _now(seen), "mixed": waiting[:MOST_MIXED], **_newer(seen)}
-        change = policy.model_copy(update=loading)
-        return _behind_gate(seen, change, "Loading", f"version {change.target}: all servers load it")
-    tasks = _pause_tasks(seen, [server for server in unpaused if server not in given_up])
+        change = policy.model_copy(update={"mixed": waiting[:MOST_MIXED]})
+        return _next_step(seen, change, PolicyStep.SLEEPING if seen.asleep else PolicyStep.LOADING)
+    tasks = _tasks(seen, (server for server in unpaused if server not in given_up), Call.PAUSE)
     words = f"version {policy.target}: {len(waiting)} of {len(seen.runners)} runners have not acknowledged"
     if waiting:
         words = f"{words}: {', '.join(waiting[:3])}{', …' if len(waiting) > 3 else ''}"
     return _behind_gate(seen, policy, "Acknowledging", words, tasks, given_up)
+
+
+def _sleeping(seen: Seen) -> Decision:
+    """Release the memory of all servers, also of those that start meanwhile, until `spec.asleep` is false."""
+    policy, servers = seen.status.policy, [*seen.members, *seen.newcomers]
+    if not seen.asleep:
+        return _next_step(seen, policy, PolicyStep.WAKING)
+    awake = [server for server in servers if server.report is None or not server.report.asleep]
+    step = PolicyStep.SLEEPING if awake else PolicyStep.ASLEEP
+    if step is not policy.step:
+        return _next_step(seen, policy, step)
+    asked = (server for server in awake if not failed_lately(seen, server, Call.SLEEP, policy.target))
+    looks = ((server, report_if_old(seen, server)) for server in servers if server not in awake)
+    tasks = _tasks(seen, asked, Call.SLEEP) + [Task(look, (server,)) for server, look in looks if look is not None]
+    words = f"{len(servers) - len(awake)} of {len(servers)} servers have released their memory"
+    if why := _why(awake, Call.SLEEP):
+        words = f"{words}; {why}; it is retried"
+    return _behind_gate(seen, policy, step.value, words, tasks)
+
+
+def _waking(seen: Seen) -> Decision:
+    policy = seen.status.policy
+    late = seen.now >= seen.since + RESUME_LIMIT
+    if seen.asleep:
+        return _next_step(seen, policy, PolicyStep.SLEEPING)
+    asleep = [server for server in seen.members if server.report is None or server.report.asleep is not False]
+    given_up = [server for server in asleep if late or _has_failed(seen, server, Call.WAKE)]
+    if len(given_up) == len(asleep):
+        return _next_step(seen, policy, PolicyStep.LOADING, given_up)
+    tasks = _tasks(seen, (server for server in asleep if server not in given_up), Call.WAKE)
+    words = f"{len(seen.members) - len(asleep)} of {len(seen.members)} servers have their memory again"
+    return _behind_gate(seen, policy, "Waking", words, tasks, given_up)
+
+
+def _next_step(seen: Seen, policy: PolicyStatus, step: PolicyStep, evicted: Collection[Server] = ()) -> Decision:
+    # Until weights are loaded, a newer version can replace the target.
+    newer = _newer(seen) if step is PolicyStep.LOADING else {}
+    change = policy.model_copy(update={"step": step, "since": _now(seen), **newer})
+    return _behind_gate(seen, change, step.value, f"version {change.target}: {_BEGINS[step]}", evicted=evicted)
+
+
+_BEGINS = {
+    PolicyStep.SLEEPING: "all servers release their memory",
+    PolicyStep.ASLEEP: "all servers have released their memory",
+    PolicyStep.WAKING: "all servers take their memory back",
+    PolicyStep.LOADING: "all servers load it",
+}
 
 
 def _loading(seen: Seen) -> Decision:
@@ -182,7 +229,7 @@ def _loading(seen: Seen) -> Decision:
         return _after_loading(seen, have, failed)
     tasks = _load_tasks(seen, target, [server for server in missing if server not in failed])
     words = f"version {target.version}: {sum(s in members for s in have)} of {len(members)} servers have it"
-    reason = "Loading" if target.version != policy.current else "RollingBack"
+    reason = "Loading" if target.version != policy.current or policy.failed is None else "RollingBack"
     return _behind_gate(seen, policy, reason, words, tasks)
 
 
@@ -256,6 +303,9 @@ _STEPS: dict[PolicyStep, Callable[[Seen], Decision]] = {
     PolicyStep.FETCHING: _fetching,
     PolicyStep.PAUSING: _pausing,
     PolicyStep.ACKNOWLEDGING: _acknowledging,
+    PolicyStep.SLEEPING: _sleeping,
+    PolicyStep.ASLEEP: _sleeping,
+    PolicyStep.WAKING: _waking,
     PolicyStep.LOADING: _loading,
     PolicyStep.RESUMING: _resuming,
 }
@@ -355,9 +405,10 @@ def _load_tasks(
     return tasks
 
 
-def _pause_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
+def _tasks(seen: Seen, servers: Iterable[Server], call: Call) -> list[Task]:
+    """Return a call for each server that is not busy; for one without a report, the report."""
     idle = [server for server in servers if server.busy is None]
-    found = ((server, ServerOperation(Call.PAUSE) if server.report else report_if_old(seen, server)) for server in idle)
+    found = ((server, ServerOperation(call) if server.report else report_if_old(seen, server)) for server in idle)
     return [Task(operation, (server,)) for server, operation in found if operation is not None]
 
 
@@ -426,8 +477,8 @@ def _has(server: Server, version: int) -> bool:
 
 def _is_back(seen: Seen, server: Server, version: int) -> bool:
     report = server.report
-    here = report is not None and report.version == version and not report.paused and report.at >= seen.since
-    return here and is_checked(seen, server)
+    here = report is not None and report.version == version and report.at >= seen.since
+    return here and next_step(seen, server) is None
 
 
 def _servers_needed(seen: Seen) -> int:

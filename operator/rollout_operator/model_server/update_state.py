@@ -28,6 +28,8 @@ class Seen:
 
     wanted: PolicySource
     """The policy in `spec.policy`."""
+    asleep: bool
+    """Whether servers should release their memory: `spec.asleep`."""
     mode: TransferMode
     min_ready: int
     """Servers that must have a new version before the gate opens."""
@@ -106,7 +108,7 @@ TRY_AGAIN = timedelta(seconds=30)
 LOOK_AFTER_FAILURE = timedelta(seconds=2)
 """Pause after a failed Look. It is short because requests are cheap, and an engine that starts should be found soon."""
 
-_CHANGES = (Call.LOAD, Call.RESUME, Call.CHECK)
+_CHANGES = (Call.WAKE, Call.LOAD, Call.RESUME, Call.CHECK)
 MISMATCH = "its weights differ from those of the other servers, although it reports the same version"
 
 
@@ -131,6 +133,8 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
         return None
     if must_be_replaced(server, source.version):
         return None
+    if report.asleep is not False:
+        return ServerOperation(Call.WAKE)
     if report.version != source.version:
         return ServerOperation(Call.LOAD, source)
     if (step := next_step(seen, server)) is not None:
@@ -140,6 +144,8 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
 
 def next_step(seen: Seen, server: Server) -> ServerOperation | None:
     """Return the operation that a server with the right version needs before its gateway can open."""
+    if server.report is not None and server.report.asleep is not False:
+        return ServerOperation(Call.WAKE)
     if server.report is not None and server.report.paused:
         return ServerOperation(Call.RESUME)
     return None if is_checked(seen, server) else ServerOperation(Call.CHECK)
@@ -207,7 +213,7 @@ def is_verified(seen: Seen, server: Server) -> bool:
     if server.report is None:
         entry = seen.entry(server)
         return entry is not None and entry.ready
-    return server.report.version == seen.status.policy.current and not server.report.paused and is_checked(seen, server)
+    return server.report.version == seen.status.policy.current and next_step(seen, server) is None
 
 
 def entry_at_rest(seen: Seen, server: Server, evicted: Collection[Server]) -> ServerStatus:

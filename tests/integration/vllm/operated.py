@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
-from rollout_api.model_server import Gate, ModelServerStatus
+from rollout_api.model_server import Gate, ModelServerStatus, PolicyStatus, PolicyStep
 from tests.integration.vllm.conftest import ASK_SECONDS, MODEL, REPOSITORY, InferenceServer
 from tests.integration.vllm.recorder import Recorder
 from tests.support.policy_updater import TOKEN, read_status, write
@@ -31,6 +31,7 @@ class Operated:
     def __init__(self, server: InferenceServer, folder: Path, form: str) -> None:
         self._server, self._folder, self._form = server, folder, form
         self._policy: dict[str, Any] = {"version": 0}
+        self._asleep = False
         self._stack = AsyncExitStack()
         self._acknowledged: int | None = None
         self.mixed = False
@@ -68,21 +69,32 @@ class Operated:
         self._policy = {"version": version} | ({} if uri is None else {"uri": uri})
         self._tell()
 
+    def lend_memory(self, asleep: bool) -> None:
+        """Change `spec.asleep`, with the next patch where one follows at once."""
+        self._asleep = asleep
+        self._tell()
+
+    async def until_asleep(self) -> None:
+        """Return when all memory is released."""
+        await self._until_status(lambda policy: policy.step is PolicyStep.ASLEEP)
+
     async def until(self, version: int) -> None:
         """Return when the version is served and the gate is open."""
-        await self._until(lambda status: status.policy.current == version)
+        await self._until(lambda policy: policy.current == version)
 
     async def until_failed(self, version: int) -> None:
         """Return when the version was given up, and the gate is open."""
-        await self._until(lambda status: status.policy.failed == version)
+        await self._until(lambda policy: policy.failed == version)
 
-    async def _until(self, reached: Any) -> None:
+    async def _until(self, reached: Callable[[PolicyStatus], bool]) -> None:
+        await self._until_status(lambda policy: policy.gate is Gate.OPEN and policy.step is None and reached(policy))
+
+    async def _until_status(self, reached: Callable[[PolicyStatus], bool]) -> None:
         try:
             async with asyncio.timeout(SETTLED_SECONDS):
                 while True:
                     status = self.status
-                    is_open = status.policy.gate is Gate.OPEN and status.policy.step is None
-                    if is_open and reached(status) and any(server.ready for server in status.servers):
+                    if reached(status.policy) and any(server.ready for server in status.servers):
                         return
                     await asyncio.sleep(0.05)
         except TimeoutError:
@@ -127,9 +139,11 @@ class Operated:
             "control": self._control,
             "up": True,
         }
+        may_sleep = {"asleep": self._asleep} if self._server.engine.updates.sleep is not None else {}
         write(
             self._folder / "fleet.json",
             {
+                **may_sleep,
                 "policy": self._policy,
                 "mode": "Pull",
                 "form": self._form,

@@ -162,16 +162,47 @@ async def test_client_that_leaves_the_gateway_ends_its_request(server: Inference
             await asyncio.sleep(0.05)
 
 
-async def test_sleeping_engine_answers_nothing_until_it_is_awake(server: InferenceServer, served: Operated) -> None:
+async def test_call_waits_while_the_engine_sleeps_and_goes_on_with_the_version_that_it_had(
+    server: InferenceServer, served: Operated
+) -> None:
     zero = await first_tokens(served)
-    assert await served.control("POST", "/sleep?level=1") == {"status": "sleeping", "level": 1}
+    call = asyncio.create_task(served.model.complete(request(tokens=server.long_answer)))
+    await until_all_have_tokens(served, 1)
+    served.lend_memory(True)
+    await served.until_asleep()
+    answer = served.recorder.sampled[-1]
+    made = len(answer.ids)
     assert await server.get("/is_sleeping") == {"is_sleeping": True}
+    assert (await server.get("/weight_info"))["weight_version"].startswith("asleep-")
     async with aiohttp.ClientSession() as http:
         body = {"model": MODEL, "token_ids": [300], "sampling_params": {"max_tokens": 1}}
         async with http.post(f"{served.recorder.url}/inference/v1/generate", json=body) as response:
             assert response.status == 503
-    assert await served.control("POST", "/wake_up") == {"status": "awake", "tags": None}
-    assert await server.get("/is_sleeping") == {"is_sleeping": False}
-    # The operator looks at its servers, and opens the gateway again.
+    assert len(answer.ids) == made < server.long_answer
+    served.lend_memory(False)
     await served.until(0)
+    reply = await call
+    assert len(reply.completion_token_ids or ()) == server.long_answer
+    assert set(versions(reply)) <= ({"0"} if not served.mixed else {"0", None})
+    assert await server.get("/is_sleeping") == {"is_sleeping": False}
     assert await first_tokens(served) == zero
+
+
+async def test_engine_that_wakes_for_a_new_version_finishes_its_calls_with_it(
+    server: InferenceServer, served: Operated
+) -> None:
+    call = asyncio.create_task(served.model.complete(request(tokens=server.long_answer)))
+    await until_all_have_tokens(served, 1)
+    served.lend_memory(True)
+    await served.until_asleep()
+    served.patch(1, uri(server.checkpoint(1)))
+    served.lend_memory(False)
+    await served.until(1)
+    reply = await call
+    answer = served.recorder.sampled[-1]
+    found = versions(reply)
+    assert len(found) == server.long_answer
+    assert found == sorted(found, key=str)
+    if not served.mixed:
+        assert set(found) == {"0", "1"}
+    assert all(mine == theirs for mine, theirs in zip(found, answer.versions(), strict=True) if mine is not None)

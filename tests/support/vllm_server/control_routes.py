@@ -45,12 +45,16 @@ async def metrics(http: web.Request) -> web.Response:
 @routes.post("/pause")
 async def pause(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: pause_generation; ?mode=abort|wait|keep, clear_cache."""
+    clear = http.query.get("clear_cache", "true").lower() in ("true", "1")
+    await server_of(http).engine.pause(pause_mode(http), clear_cache=clear)
+    return web.json_response({"status": "paused"})
+
+
+def pause_mode(http: web.Request) -> PauseMode:
     mode = http.query.get("mode", "abort")
     if mode not in get_args(PauseMode):
         raise ApiError(f"Input should be 'abort', 'wait' or 'keep', got {mode!r}", 400, "Bad Request", "mode")
-    clear = http.query.get("clear_cache", "true").lower() in ("true", "1")
-    await server_of(http).engine.pause(cast("PauseMode", mode), clear_cache=clear)
-    return web.json_response({"status": "paused"})
+    return cast("PauseMode", mode)
 
 
 @routes.post("/resume")
@@ -202,7 +206,7 @@ async def collective_rpc(http: web.Request) -> web.Response:
 async def sleep(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/dev/sleep/api_router.py: sleep; ?level=1|2, ?mode. Level 2 discards the weights."""
     server = server_of(http)
-    server.engine.sleep()
+    await server.engine.sleep(pause_mode(http))
     level = int(http.query.get("level", "1"))
     if level == 2:
         server.weights.discard()
@@ -219,8 +223,8 @@ async def wake_up(http: web.Request) -> web.Response:
 
 @routes.get("/is_sleeping")
 async def is_sleeping(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/sleep/api_router.py: is_sleeping."""
-    return web.json_response({"is_sleeping": bool(server_of(http).engine.asleep)})
+    """vLLM 0.32, vllm/v1/engine/core.py: is_sleeping; also true for an engine that is paused only."""
+    return web.json_response({"is_sleeping": paused(server_of(http))})
 
 
 @routes.post("/reset_prefix_cache")

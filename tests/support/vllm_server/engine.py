@@ -234,17 +234,17 @@ class Engine:
         self.paused = None
         self.look()
 
-    def sleep(self) -> None:
-        """Abort what runs, and make nothing until all is awake again."""
-        self.abort([])
-        self.cache.clear()
+    async def sleep(self, mode: PauseMode) -> None:
+        """Pause, and make nothing until all is awake again."""
+        await self.pause(mode, clear_cache=True)
         self.asleep = {"weights", "kv_cache"}
         self.look()
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Wake what is named, all when nothing is."""
+        """Wake what is named, all when nothing is; go on when all is awake."""
         self.asleep -= set(tags) or set(self.asleep)
-        self.look()
+        if not self.asleep:
+            self.resume()
 
     def look(self) -> None:
         """Something has changed that may let the engine go on, or stop it."""

@@ -27,6 +27,8 @@ def spec(**changes: Any) -> ModelServerSpec:
             {"weightTransfer": {"pull": {"form": "Adapter"}}, "lora": {"maxRank": 8}},
             "weightTransfer.pull.form Adapter is refused: SGLang cannot replace a LoRA adapter while calls use it",
         ),
+        ({"sleep": True, "asleep": True}, "asleep true is refused: SGLang does not survive a repeated request"),
+        ({"asleep": True}, "sleep is needed for asleep; set sleep: true"),
         ({"engine": SGLANG | {"version": "0.5.22"}}, "engine.version is 0.5.22, expected 0.5.23 or newer"),
         ({"engine": SGLANG | {"version": "0.5"}}, "engine.version is 0.5, expected 0.5.23 or newer"),
         ({"extraArgs": ["--tp-size=2"]}, "--tp-size=2 is refused: use parallelism.tensor"),
@@ -57,6 +59,8 @@ def test_every_request_of_an_update_is_open_to_the_operator_and_to_no_runner(eng
     updates, routes = described.updates, described.routes
     asked = [updates.paused, updates.weights, updates.pause, updates.resume, updates.abort, updates.checksums]
     asked += [updates.name_weights("1"), updates.reload("/policies/1", 60)]
+    if updates.sleep is not None:
+        asked += [updates.sleep.sleep, updates.sleep.wake, updates.sleep.resume]
     for request in asked:
         route = (request.method, request.path)
         assert route in routes.control

@@ -84,7 +84,7 @@ async def test_an_update_returns_when_the_version_is_served_and_not_before() -> 
     [(where, patch)] = api.patches
     assert where == ["rollout.dev", "v1alpha1", "lab", "modelservers", "qwen"]
     # The digest of the version before does not stay.
-    assert patch == {"spec": {"policy": {"version": 7, "uri": "s3://bucket/step-7", "digest": None}}}
+    assert patch == {"spec": {"policy": {"version": 7, "uri": "s3://bucket/step-7", "digest": None}, "asleep": None}}
     assert not any(is_served(step, 7) for step in steps)
 
 
@@ -102,6 +102,25 @@ async def test_an_update_returns_when_the_version_is_served_and_not_before() -> 
 async def test_policy_that_can_never_be_served_fails_with_the_operators_message(found: Object, words: str) -> None:
     with pytest.raises(PolicyNotServed, match="ModelServer qwen: .*" + words):
         await ServedPolicy(Api(found), "lab", "qwen").update(7)
+
+
+async def test_sleep_returns_when_all_memory_is_released_and_wake_when_calls_go_on() -> None:
+    def asleep(step: str | None, spec: bool = True) -> Object:
+        found = model_server(7, 7, gate="Open" if step is None else "Shut", step=step)
+        found["spec"]["asleep"] = spec
+        return found
+
+    api = Api(asleep(None), asleep(None), asleep("Pausing"), asleep("Sleeping"), asleep("Asleep"))
+    await ServedPolicy(api, "lab", "qwen").sleep()
+    assert [patch for _, patch in api.patches] == [{"spec": {"asleep": True}}]
+    api = Api(asleep("Asleep", False), asleep("Waking", False), asleep("Resuming", False), asleep(None, False))
+    await ServedPolicy(api, "lab", "qwen").wake()
+    assert [patch for _, patch in api.patches] == [{"spec": {"asleep": None}}]
+
+
+async def test_servers_that_cannot_sleep_are_reported_at_once() -> None:
+    with pytest.raises(PolicyNotServed, match=r"ModelServer qwen: spec\.lora is wrong"):
+        await ServedPolicy(Api(model_server(7, 7, invalid=4)), "lab", "qwen").sleep()
 
 
 def test_a_condition_of_an_older_spec_says_nothing_against_the_new_one() -> None:

@@ -29,6 +29,8 @@ class Engine:
     restarts: int = 0
     up: bool = True
     paused: bool = False
+    asleep: bool = False
+    says_asleep: bool | None = False
     weights: int = 0
     named: str = "default"
     fetched: int | None = None
@@ -37,7 +39,7 @@ class Engine:
     traffic_start: int = 0
     """How many restarts it had, as runners that called it read it."""
     failing: set[str] = field(default_factory=set)
-    """Requests that it fails: pause, fetch, reload, half, resume, look."""
+    """Requests that it fails: pause, sleep, wake, fetch, reload, half, resume, look."""
     lies: bool = False
     """It says that it has loaded, and has not."""
     process: int = 0
@@ -78,6 +80,7 @@ class Fleet:
         self.engines = [Engine(f"s-{index}", f"uid-{index}", process=index) for index in range(servers)]
         self.runners = [Process(f"job/{index}") for index in range(runners)]
         self.wanted = PolicySource(version=0)
+        self.asleep = False
         self.status = ModelServerStatus()
         self.pods = self.processes = servers
         self.bad_versions: set[int] = set()
@@ -96,6 +99,7 @@ class Fleet:
     def seen(self) -> Seen:
         return Seen(
             wanted=self.wanted,
+            asleep=self.asleep,
             mode=self.mode,
             min_ready=(self.replicas + 1) // 2,
             load_limit=timedelta(seconds=1440),
@@ -197,9 +201,25 @@ class Fleet:
                 yield
                 engine = self._must(key, "pause", process)
                 engine.paused, engine.opened = True, None
+            case Call.SLEEP:
+                yield
+                engine = self._must(key, "pause", process)
+                engine.paused, engine.opened, engine.says_asleep = True, None, None
+                yield
+                engine = self._must(key, "sleep", process)
+                self.check_may_load(engine)
+                engine.asleep = True
+                yield
+                self._must(key, "look", process).says_asleep = True
+            case Call.WAKE:
+                yield
+                self._must(key, "wake", process).asleep = False
+                yield
+                self._must(key, "look", process).says_asleep = False
             case Call.RESUME:
                 yield
-                self._must(key, "resume", process).paused = False
+                assert not self._must(key, "resume", process).asleep, f"{engine.name} is resumed in its sleep"
+                engine.paused = False
                 self.check_serving(engine)
             case Call.CHECK:
                 yield
@@ -222,7 +242,7 @@ class Fleet:
                 engine = self._must(key, "look", process)
                 engine.named, engine.opened = f"loading-{version}", None
                 yield
-                self._must(key, "reload", process)
+                assert not self._must(key, "reload", process).asleep, f"{engine.name} is loaded in its sleep"
                 self.check_may_load(engine)
                 if not engine.lies:
                     engine.weights = HALF
@@ -256,9 +276,10 @@ class Fleet:
             fetched=engine.fetched if old or operation.call is Call.FETCH else None,
             process=str(engine.process),
             opened=engine.opened,
+            asleep=engine.says_asleep,
         )
         same = old is not None and (old.process, old.version) == (report.process, version)
-        if old is not None and same and operation.call is not Call.LOAD:
+        if old is not None and same and operation.call not in (Call.LOAD, Call.WAKE):
             report = replace(report, checked=old.checked, digest=old.digest)
         if operation.call is Call.CHECK and failed is None and not ended and old is not None and same:
             report = replace(report, checked=True, digest=f"d{engine.weights}")
@@ -352,6 +373,11 @@ class Fleet:
         )
 
     def calm(self, rounds: int = 400) -> None:
+        """Nothing goes wrong any more, and no trainer needs the memory."""
+        self.asleep = False
+        self.settle(rounds)
+
+    def settle(self, rounds: int = 400) -> None:
         """Nothing goes wrong any more."""
         for engine in self.engines:
             engine.failing.clear()
@@ -371,6 +397,8 @@ class Fleet:
 
     def is_at_rest(self) -> bool:
         policy = self.status.policy
+        if self.asleep:
+            return policy.step is PolicyStep.ASLEEP and all(engine.asleep for engine in self.engines)
         return (
             policy.step is None
             and self.wanted.version in (policy.current, policy.failed)
@@ -380,7 +408,9 @@ class Fleet:
     # What must hold at every moment.
 
     def check_may_load(self, engine: Engine) -> None:
-        """Weights under a stream change only when its runner has report, or was named, where its tokens change version."""
+        """Weights under a stream change, or go, only when its runner has reported, or was named, where its tokens change
+        version.
+        """
         if not engine.had_traffic:
             return
         policy = self.status.policy

@@ -347,3 +347,64 @@ def test_update_number_grows_when_the_version_changes_while_no_server_takes_call
     assert (after.current, after.gate, after.update) == (2, Gate.OPEN, before.update + 1)
     fleet.calm()
     assert fleet.status.policy.update == after.update
+
+
+def test_asleep_releases_the_memory_of_all_servers_and_wakes_them_with_the_version_that_they_had() -> None:
+    fleet = at_version(1)
+    fleet.asleep = True
+    fleet.settle()
+    assert all(engine.asleep and engine.paused for engine in fleet.engines)
+    assert (step_of(fleet), fleet.status.policy.gate, fleet.status.policy.current) == (PolicyStep.ASLEEP, Gate.SHUT, 1)
+    fleet.kill_engine(0)
+    fleet.settle()
+    assert all(engine.asleep for engine in fleet.engines), "a server that starts meanwhile takes the trainer's memory"
+    fleet.calm()
+    assert fleet.is_at_rest()
+    assert [(engine.asleep, engine.weights) for engine in fleet.engines] == [(False, 1)] * 3
+
+
+def test_version_that_is_wanted_while_servers_sleep_is_loaded_when_they_wake_and_not_before() -> None:
+    fleet = at_version(1)
+    fleet.asleep = True
+    fleet.settle()
+    fleet.ask_for(2)
+    for _ in range(20):
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+        fleet.now += timedelta(seconds=1)
+    assert (step_of(fleet), {engine.weights for engine in fleet.engines}) == (PolicyStep.ASLEEP, {1})
+    fleet.calm()
+    assert {engine.weights for engine in fleet.engines} == {2}
+    assert [status.policy.step for status in fleet.history].count(PolicyStep.PAUSING) == 1, (
+        "one pause for sleep and load"
+    )
+
+
+def test_a_server_that_cannot_release_its_memory_is_named_and_kept() -> None:
+    fleet = at_version(1, runners=0)
+    fleet.engines[0].failing.add("sleep")
+    fleet.asleep = True
+    until(fleet, PolicyStep.SLEEPING, rounds=200)
+    for _ in range(5):
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+    assert fleet.last is not None
+    assert (fleet.last.reason, fleet.last.message) == (
+        "Sleeping",
+        "2 of 3 servers have released their memory; s-0: sleep; it is retried",
+    )
+    assert not any(entry.state is ServerState.EVICTED for entry in fleet.status.servers)
+
+
+def test_a_server_that_does_not_wake_is_replaced_and_the_others_go_on() -> None:
+    fleet = at_version(1)
+    fleet.asleep = True
+    fleet.settle()
+    fleet.engines[0].failing.add("wake")
+    fleet.asleep = False
+    until(fleet, PolicyStep.LOADING)
+    assert [entry.state for entry in fleet.status.servers].count(ServerState.EVICTED) == 1
+    fleet.calm()
+    assert fleet.is_at_rest()

@@ -11,7 +11,7 @@ from tests.support.full import examples
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
 ANY = st.integers(0, 7)
-REQUESTS = st.sampled_from(["pause", "fetch", "reload", "half", "resume", "look", "check", "open"])
+REQUESTS = st.sampled_from(["pause", "sleep", "wake", "fetch", "reload", "half", "resume", "look", "check", "open"])
 
 
 class Life(RuleBasedStateMachine):
@@ -94,6 +94,10 @@ class Life(RuleBasedStateMachine):
     def lose_the_trainer(self, away: bool) -> None:
         self.fleet.trainer_away = away
 
+    @rule(asleep=st.booleans())
+    def lend_the_memory(self, asleep: bool) -> None:
+        self.fleet.asleep = asleep
+
     @rule(seconds=st.sampled_from([10, 60, 700, 1500]))
     def wait(self, seconds: int) -> None:
         self.fleet.now += timedelta(seconds=seconds)
@@ -104,6 +108,9 @@ class Life(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         fleet = self.fleet
+        if fleet.asleep:
+            fleet.settle()
+            assert fleet.is_at_rest(), f"{fleet.status}\n{fleet.last}"
         fleet.calm()
         if fleet.wanted.version in fleet.bad_versions and not fleet.is_at_rest():
             # It cannot be fetched. That is said, and has changed nothing; or nobody was served when it was asked for.
