@@ -11,7 +11,7 @@ API_VERSION: Final = "rollout.dev/v1alpha1"
 
 
 class ApiModel(BaseModel):
-    """Base class of all API types. Field docstrings become descriptions in the JSON schema."""
+    """Base class of all API types. Field docstrings become descriptions in the definitions (crd.py)."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -20,7 +20,6 @@ class ApiModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         serialize_by_alias=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
 
