@@ -6,7 +6,9 @@ for ATIF.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, NoReturn
 
 from agent_runtime.recording.atif import given, text_of, tool_call
@@ -16,6 +18,12 @@ from rollout_api.rollout_job import TrajectoryFormat
 
 _SOURCES: Final = {"system": "system", "developer": "system", "assistant": "agent"}
 """ATIF's source of a message, by its role; for all others it is the user."""
+_MOST_PARTS: Final = 1_000_000
+"""Limit of the values, names and lines of a file. In memory, each takes up to 250 bytes, however short it is in the file."""
+_PARTS: Final = re.compile(rb'"(?:[^"\\\r\n]++|\\.)*+"?|[\[{,\r\n]')
+"""A text, or what precedes another value or line."""
+_PROBLEM_CHARACTERS: Final = 300
+"""Limit of a problem's text, which may quote the file."""
 
 
 class UnreadableTrajectory(Exception):
@@ -28,20 +36,24 @@ def to_atif(data: bytes, form: TrajectoryFormat | None, session: str) -> tuple[T
 
     `form` is detected if left out; `session` identifies the rollout among all runs if the file does not name its session.
     """
-    found, content = _content_of(data)
-    if found is None or form not in (None, found):
-        keys = ", ".join(repr(key[:40]) for key in list(content[0])[:8])
-        raise UnreadableTrajectory(
-            f"its keys ({keys}) match {found or 'no supported format'}, "
-            f"expected {form or 'one of ' + ', '.join(TrajectoryFormat)}"
-        )
+    found: TrajectoryFormat | None = None
     try:
+        found, content = _content_of(data)
+        if found is None or form not in (None, found):
+            keys = ", ".join(repr(key[:40]) for key in list(content[0])[:8])
+            raise UnreadableTrajectory(
+                f"its keys ({keys}) match {found or 'no supported format'}, "
+                f"expected {form or 'one of ' + ', '.join(TrajectoryFormat)}"
+            )
         converted = _CONVERSIONS[found](content[0]) if found in _CONVERSIONS else SESSION_FILES[found](content)
         written = json.dumps(
             {"session_id": session, **converted}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         )
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, OSError, RecursionError) as error:
-        raise UnreadableTrajectory(f"it is not a valid {found} trajectory: {type(error).__name__}: {error}") from None
+    except UnreadableTrajectory:
+        raise
+    except Exception as error:  # noqa: BLE001 the policy must not be able to end its attempt by a file
+        problem = f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS]
+        raise UnreadableTrajectory(f"it is not a valid {found or 'JSON'} trajectory: {problem}") from None
     return found, written.encode(errors="replace")
 
 
@@ -49,6 +61,8 @@ def _content_of(data: bytes) -> tuple[TrajectoryFormat | None, list[Json]]:
     """Return the format of a file, and its JSON object, or those of its lines. A program that was ended may have written
     a part of its last line. Raises UnreadableTrajectory.
     """
+    if any(True for _ in islice(_PARTS.finditer(data), _MOST_PARTS, None)):
+        raise UnreadableTrajectory(f"it has more than {_MOST_PARTS} values and lines")
     try:
         content = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

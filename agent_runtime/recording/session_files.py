@@ -15,14 +15,14 @@ from rollout_api.rollout_job import TrajectoryFormat
 def form_of_lines(lines: Sequence[Json]) -> TrajectoryFormat | None:
     """Return the format of a file with these lines, None for an unknown one."""
     for line in lines[:50]:
-        message = line.get("message")
+        message, info = line.get("message"), line.get("info")
         if line.get("type") == "session_meta" and "payload" in line:
             return TrajectoryFormat.CODEX
         if line.get("type") == "session" and "cwd" in line and "id" in line:
             return TrajectoryFormat.PI
         if "projectHash" in line and "sessionId" in line:
             return TrajectoryFormat.GEMINI_CLI
-        if isinstance(line.get("messages"), list) and "slug" in (line.get("info") or {}):
+        if isinstance(line.get("messages"), list) and isinstance(info, dict) and "slug" in info:
             return TrajectoryFormat.OPEN_CODE
         if "sessionId" in line and isinstance(message, dict):
             return TrajectoryFormat.QWEN_CODE if "parts" in message else TrajectoryFormat.CLAUDE_CODE
@@ -58,7 +58,7 @@ def _from_claude_code(lines: Sequence[Json]) -> Json:
                     talk.say(step, text_of([part]).removesuffix("\n"))
             read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
             step |= _usage_of(message.get("usage") or {}, read, "output_tokens")
-    return trajectory_of(name="Claude Code", version=version, model=model, steps=talk.steps.all)
+    return trajectory_of(name="Claude Code", version=version, model=model, steps=talk.finish())
 
 
 def _from_codex(lines: Sequence[Json]) -> Json:
@@ -76,7 +76,7 @@ def _from_codex(lines: Sequence[Json]) -> Json:
         elif kind == "event_msg" and payload.get("type") == "token_count" and talk.latest is not None:
             usage = (payload.get("info") or {}).get("last_token_usage") or {}
             talk.latest.update(metrics_of(usage.get("input_tokens"), usage.get("output_tokens")))
-    return trajectory_of(name="Codex", version=version, model=model, steps=talk.steps.all)
+    return trajectory_of(name="Codex", version=version, model=model, steps=talk.finish())
 
 
 def _codex_item(talk: Conversation, item: Json, when: object) -> None:
@@ -117,7 +117,7 @@ def _from_qwen_code(lines: Sequence[Json]) -> Json:
                     talk.result(answered.get("id"), _google_result(answered.get("response")))
                 elif text := text_of(part.get("text")):
                     talk.message("user", text, when)
-    return trajectory_of(name="Qwen Code", version=version, model=model, steps=talk.steps.all)
+    return trajectory_of(name="Qwen Code", version=version, model=model, steps=talk.finish())
 
 
 def _from_gemini_cli(lines: Sequence[Json]) -> Json:
@@ -149,7 +149,7 @@ def _from_gemini_cli(lines: Sequence[Json]) -> Json:
         for call in calls:
             for part in _parts(call.get("result")):
                 talk.result(call.get("id"), _google_result((part.get("functionResponse") or {}).get("response")))
-    return trajectory_of(name="Gemini CLI", version=None, model=model, steps=talk.steps.all)
+    return trajectory_of(name="Gemini CLI", version=None, model=model, steps=talk.finish())
 
 
 def _from_pi(lines: Sequence[Json]) -> Json:
@@ -175,7 +175,7 @@ def _from_pi(lines: Sequence[Json]) -> Json:
         else:
             texts = [text_of(parts), *map(str, (message.get("sections") or {}).values())]
             talk.message("system" if role == "system" else "user", "\n".join(filter(None, texts)), when)
-    return trajectory_of(name="Pi", version=None, model=model, steps=talk.steps.all)
+    return trajectory_of(name="Pi", version=None, model=model, steps=talk.finish())
 
 
 def _from_open_code(lines: Sequence[Json]) -> Json:
@@ -203,7 +203,7 @@ def _from_open_code(lines: Sequence[Json]) -> Json:
             state = call.get("state") or {}
             talk.result(call.get("callID"), text_of(state.get("output") or state.get("error")))
     version = (content.get("info") or {}).get("version")
-    return trajectory_of(name="OpenCode", version=version, model=model, steps=talk.steps.all)
+    return trajectory_of(name="OpenCode", version=version, model=model, steps=talk.finish())
 
 
 def _usage_of(usage: Mapping[str, Any], prompt: Sequence[str], completion: str) -> Json:

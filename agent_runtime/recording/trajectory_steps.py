@@ -46,6 +46,8 @@ class Conversation:
 
     def __init__(self) -> None:
         self.steps = Steps()
+        self._said: dict[tuple[int, str], tuple[Json, list[str]]] = {}
+        """Parts of the texts of steps, by step and field. They are joined once, because an answer may have 100,000."""
         self._open: Json | None = None
         self._key: object = None
 
@@ -70,7 +72,8 @@ class Conversation:
     def say(self, step: Json, text: str, field: str = "message") -> None:
         """Add text to an answer, or to its `reasoning_content`."""
         if text:
-            step[field] = "\n".join(filter(None, (step.get(field), text)))
+            step.setdefault(field, "")
+            self._said.setdefault((id(step), field), (step, []))[1].append(text)
 
     def call(self, step: Json, call_id: object, name: object, arguments: object) -> None:
         """Add a tool call to an answer."""
@@ -82,6 +85,12 @@ class Conversation:
         """Add the result of a call, after which another answer begins."""
         self._open = None
         self.steps.observe(call_id, text)
+
+    def finish(self) -> list[Json]:
+        """Return all steps with their texts."""
+        for (_, field), (step, texts) in self._said.items():
+            step[field] = "\n".join(texts)
+        return self.steps.all
 
 
 def trajectory_of(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
-from agent_runtime.recording.trajectory_steps import Steps
+from agent_runtime.recording.trajectory_steps import Conversation, Steps
 from rollout_api.rollout_job import TrajectoryFormat
 from tests.unit.recording.strategies import json_values
 from tests.unit.recording.test_atif import AtifTrajectory
@@ -142,10 +142,28 @@ def test_reading_takes_no_longer_for_each_result_with_more_steps() -> None:
     assert [result["content"] for result in steps.all[0]["observation"]["results"]] == ["own", "latest"]
 
 
-def test_message_about_a_file_is_short_when_its_keys_are_long() -> None:
+@pytest.mark.parametrize("content", [{"A" * 100_000: 1}, mini({"role": "user", "extra": {"timestamp": "A" * 100_000}})])
+def test_message_about_a_file_is_short_when_its_texts_are_long(content: Any) -> None:
     with pytest.raises(UnreadableTrajectory) as raised:
-        to_atif(json.dumps({"A" * 100_000: 1}).encode(), None, "run/0")
+        to_atif(json.dumps(content).encode(), None, "run/0")
     assert len(str(raised.value)) < 1000
+
+
+def test_answer_of_many_parts_is_joined_once() -> None:
+    written = 0
+
+    class Step(dict[str, Any]):
+        def __setitem__(self, name: str, text: str) -> None:
+            nonlocal written
+            written += len(text)
+            super().__setitem__(name, text)
+
+    conversation, step = Conversation(), Step(source="agent", message="")
+    for _ in range(1000):
+        conversation.say(step, "more")
+    conversation.finish()
+    assert step["message"] == "\n".join(["more"] * 1000)
+    assert written == len(step["message"])
 
 
 SESSIONS = {
@@ -223,6 +241,10 @@ ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
         (b"[]", None, "got list"),
         (b'{"a": 1}', None, "'a'.*no supported format.*MiniSWEAgent"),
         (json.dumps(mini()).encode(), TrajectoryFormat.ATIF, "match MiniSWEAgent, expected ATIF"),
+        (b'{"messages": [], "info": 5}', None, "'messages', 'info'.*no supported format"),
+        (b'{"type": "x", "messages": [], "info": true}\n{"a": 1}', None, "no supported format"),
+        (b'{"a": [' + b"{}," * 1_000_000 + b"1]}", None, "more than 1000000 values and lines"),
+        (b"\n" * 1_000_001, None, "more than 1000000 values and lines"),
         (json.dumps(mini()).encode(), None, "no steps"),
         (json.dumps(mini({"role": "tool", "content": "of what?"})).encode(), None, "precedes the first answer"),
         (json.dumps({**ATIF, "steps": []}).encode(), None, "required"),
