@@ -295,6 +295,10 @@ def _refuse_other_agent(source: RolloutJob, own: RolloutJob, turn: int) -> None:
         raise ValueError(
             f"spec.agent.maxTurns is {own.spec.agent.max_turns}, and {turn + 1} turns are copied; raise it"
         )
+    if own.spec.agent.mcp_servers:
+        raise ValueError(
+            "spec.agent.mcpServers: remove them; a branch starts after the turns in which they would start"
+        )
     for field in ("type", "tools", "system_prompt"):
         theirs, ours = getattr(source.spec.agent, field), getattr(own.spec.agent, field)
         if theirs != ours:

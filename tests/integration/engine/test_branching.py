@@ -213,6 +213,10 @@ async def test_unbranchable_rollouts_are_reported_before_the_first_one(tmp_path:
     other = branching(run_of(source), 0, agent={"tools": ["bash", "finish"], "systemPrompt": "Be brief."})
     with pytest.raises(TaskSourceError, match=r"spec\.agent\.systemPrompt is 'Be brief\.' here and was None there"):
         await done(tmp_path, other)
+    server = {"name": "files", "command": ["true"]}
+    served = branching(run_of(source), 0, agent={"tools": ["bash", "finish"], "mcpServers": [server]})
+    with pytest.raises(TaskSourceError, match=r"spec\.agent\.mcpServers: remove them"):
+        await done(tmp_path, served)
     spent = branching(run_of(source), 0, agent={"tools": ["bash", "finish"], "tokenBudget": 20})
     with pytest.raises(TaskSourceError, match=r"spec\.agent\.tokenBudget is 20, and the copied turns have \d+ tokens"):
         await done(tmp_path, spent)
