@@ -29,7 +29,7 @@ from agent_runtime.engine.attempt.results import build_result, first_record, las
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots
 from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS, StepwiseAgent, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
-from agent_runtime.engine.context import RunContext, workspace_spec
+from agent_runtime.engine.context import RunContext, grading_spec, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program import collect as collect_trajectory
@@ -427,12 +427,11 @@ class Attempt:
             epoch = self._fence.epoch
             return await grade_in_place(task, verifier, workspace, epoch=epoch, is_first=is_first, watch=self._plugins)
         await self.release()
-        spec = self._spec if task.verifier.image is None else replace(self._spec, image=task.verifier.image)
         return await grade_artifacts(
             task,
             verifier,
             self._provider,
-            spec,
+            grading_spec(self._spec, task),
             attempt=f"{self._rollout.index}-{self._number}",
             fence=self._fence,
             artifacts=lambda: self._journal.load_artifacts(artifacts),

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.program import program_of
@@ -106,3 +106,11 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         snapshot_paths=sandbox.snapshot_paths,
         working_dir_of_image=sandbox.working_dir is None,
     )
+
+
+def grading_spec(spec: WorkspaceSpec, task: Task) -> WorkspaceSpec:
+    """Return the specification of the workspace in which a rollout is graded in mode Separate. In an image of its own, a
+    program agent is not installed, which it may lack the tools for.
+    """
+    image = None if task.verifier is None else task.verifier.image
+    return spec if image is None else replace(spec, image=image, setup=task.setup)
