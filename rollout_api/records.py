@@ -275,6 +275,8 @@ class CheckpointRecord(ApiModel):
     """In `Overlay`: the provider's handle of the frozen workspace."""
     layers: list[Layer] = []
     """In `Plain`: the snapshot's layers, lowest first."""
+    error: str = ""
+    """Why the state could not be saved. The agent got a FileError, and may have continued."""
 
 
 class ReturnRecord(ApiModel):
@@ -284,6 +286,8 @@ class ReturnRecord(ApiModel):
     checkpoint: str
     turn: int
     time: float
+    error: str = ""
+    """Why the state could not be restored. The agent got a FileError, and may have continued."""
 
 
 class BranchRecord(ApiModel):

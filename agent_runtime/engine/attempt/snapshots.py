@@ -98,6 +98,10 @@ async def restore_layers(workspace: Workspace, chain: Sequence[Layer], layers: L
             raise SandboxFailure("SnapshotLost", str(error)) from error
 
 
+MOST_NESTED = 256
+"""Most checkpoints of which each is based on the one before. Linux stacks 500 layers, and an image may have 128 of them."""
+
+
 class NoSuchCheckpoint(Exception):
     """The agent requested a checkpoint that it never saved."""
 
@@ -110,17 +114,36 @@ class Checkpoints:
         self._kept: dict[str, CheckpointRecord] = {}
         self._moves = 0
         """Number of calls so far, including replayed ones. It is part of workspace names and keys."""
+        self._nested = 0
+        """Number of checkpoints on which the current workspace is based."""
+        self._nested_at: dict[str, int] = {}
+        """The same number when a checkpoint was saved, by name."""
 
-    def replayed(self, record: CheckpointRecord | None) -> None:
-        """Record that a call was answered from the journal; `record` if it saved a checkpoint."""
+    def replayed(self, record: CheckpointRecord | ReturnRecord) -> None:
+        """Record that a call was answered from the journal."""
         self._moves += 1
-        if record is not None:
+        if not record.error:
+            self._done(record)
+
+    def require(self, name: str) -> CheckpointRecord:
+        """Return the checkpoint with that name. Raises NoSuchCheckpoint."""
+        if (record := self._kept.get(name)) is None:
+            known = ", ".join(self._kept) or "none was kept"
+            raise NoSuchCheckpoint(f"there is no checkpoint {name!r} in this rollout: {known}")
+        return record
+
+    def _done(self, record: CheckpointRecord | ReturnRecord) -> None:
+        if isinstance(record, CheckpointRecord):
             self._kept[record.name] = record
+            self._nested_at[record.name] = self._nested
+            self._nested += 1
+        else:
+            self._nested = self._nested_at[record.checkpoint] + 1
 
     async def keep(self, workspace: Workspace, turn: int) -> tuple[Workspace, CheckpointRecord]:
         """Save the workspace's state; return the workspace to continue in, and the record. Processes in it are ended.
 
-        Raises SandboxFailure, WorkspaceLimit; in `Plain` FileError and LayerTooLarge.
+        Raises SandboxFailure, WorkspaceLimit, FileError; in `Plain` also LayerTooLarge.
         """
         self._moves += 1
         layers: list[Layer] = []
@@ -129,6 +152,11 @@ class Checkpoints:
             await workspace.kill_all(key=f"{LIFECYCLE_TURN}:checkpoint-{self._moves}")
             layers = await self._store.chain(workspace)
         else:
+            if self._nested >= MOST_NESTED:
+                raise FileError(
+                    workspace.working_dir,
+                    f"the workspace is based on {MOST_NESTED} checkpoints, which is the most; go back to an earlier one",
+                )
             await workspace.freeze()
             going_on = await self._forked(workspace, None)
         record = CheckpointRecord(
@@ -138,24 +166,25 @@ class Checkpoints:
             workspace=str(workspace.handle["workspace"]),
             layers=layers,
         )
-        self._kept[record.name] = record
+        self._done(record)
         return going_on, record
 
-    async def go_back(self, workspace: Workspace, name: str) -> Workspace:
+    async def go_back(self, workspace: Workspace, returning: ReturnRecord) -> Workspace:
         """Return a workspace in the state of that checkpoint, and end the current one. Raises NoSuchCheckpoint and the
         errors of `keep`.
         """
+        record = self.require(returning.checkpoint)
         self._moves += 1
-        if (record := self._kept.get(name)) is None:
-            known = ", ".join(self._kept) or "none was kept"
-            raise NoSuchCheckpoint(f"there is no checkpoint {name!r} in this rollout: {known}")
+        following = workspace
         if _is_plain(workspace):
             await workspace.kill_all(key=f"{LIFECYCLE_TURN}:end-{self._moves}")
             await restore_layers(workspace, record.layers, self._store.layers, f"go-back-{self._moves}")
-            return workspace
-        # Freezing releases the workspace's place, which its successor needs.
-        await workspace.freeze()
-        return await self._forked(workspace, record.workspace)
+        else:
+            # Freezing releases the workspace's place, which its successor needs.
+            await workspace.freeze()
+            following = await self._forked(workspace, record.workspace)
+        self._done(returning)
+        return following
 
     async def left(self, workspace: Workspace, following: Workspace) -> None:
         """Release the previous workspace unless it is saved. Called after the change of workspace is recorded."""
@@ -193,24 +222,46 @@ class WorkspaceStates:
         self._log, self._clock = log, clock
 
     async def checkpoint(self, turn: int) -> str:
-        """Save the state as a checkpoint; return its name. Raises the errors of `Checkpoints.keep`."""
+        """Save the state as a checkpoint; return its name. Raises the errors of `Checkpoints.keep`, FileError instead of
+        LayerTooLarge.
+        """
         checkpoints = self._given.checkpoints
         record = self._log.next(CheckpointRecord, turn)
-        if record is None:
-            following, record = await checkpoints.keep(self.workspace, turn)
-            await self._move(following, record)
-        else:
+        if record is not None:
             checkpoints.replayed(record)
+        else:
+            try:
+                following, record = await checkpoints.keep(self.workspace, turn)
+            except (FileError, LayerTooLarge) as error:
+                record = CheckpointRecord(name="", turn=turn, time=time.time(), workspace="", error=str(error))
+                await self._clock.untimed(self._log.write(record))
+            else:
+                await self._move(following, record)
+        self._raise_if_failed(record)
         return record.name
 
     async def go_back(self, name: str, turn: int) -> None:
         """Return to a checkpoint. Raises the errors of `Checkpoints.go_back`."""
         checkpoints = self._given.checkpoints
-        if self._log.next(ReturnRecord, turn) is None:
-            following = await checkpoints.go_back(self.workspace, name)
-            await self._move(following, ReturnRecord(checkpoint=name, turn=turn, time=time.time()))
+        checkpoints.require(name)  # a call that fails here is not recorded, and fails in a replay too
+        record = self._log.next(ReturnRecord, turn)
+        if record is not None:
+            checkpoints.replayed(record)
         else:
-            checkpoints.replayed(None)
+            record = ReturnRecord(checkpoint=name, turn=turn, time=time.time())
+            try:
+                following = await checkpoints.go_back(self.workspace, record)
+            except FileError as error:
+                record = record.model_copy(update={"error": str(error)})
+                await self._clock.untimed(self._log.write(record))
+            else:
+                await self._move(following, record)
+        self._raise_if_failed(record)
+
+    def _raise_if_failed(self, record: CheckpointRecord | ReturnRecord) -> None:
+        """Raise the recorded error, in a replay the same as before."""
+        if record.error:
+            raise FileError(self.workspace.working_dir, record.error)
 
     async def snapshot(self, turn: int) -> None:
         """Save the state after that turn, unless an earlier call has."""
