@@ -1,6 +1,7 @@
 """Limit on JSON nesting, so that every record can be read back."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -57,6 +58,23 @@ def record_json(value: Any) -> str:
     if too_deep(value):
         raise ValueError(f"it is nested more than {DEEPEST} levels deep; make it flatter")
     return json.dumps(value, default=_object)
+
+
+def as_recorded(value: Any) -> Any:
+    """Return a copy of a JSON value as its record returns it: unpaired surrogates are `?`, numbers that JSON lacks are
+    null, tuples are lists, and names are text.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {as_recorded(_name(name)): as_recorded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_recorded(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _name(name: Any) -> str:
+    return str(name).lower() if isinstance(name, bool) else str(name)
 
 
 def _object(value: Any) -> dict[Any, Any]:

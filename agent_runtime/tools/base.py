@@ -28,7 +28,7 @@ from agent_runtime.sandboxes.base import (
     SandboxFailure,
     WorkspaceLimit,
 )
-from rollout_api.nesting import record_json
+from rollout_api.nesting import as_recorded, record_json
 from rollout_api.records import Observation
 from rollout_api.tasks import Task
 
@@ -436,7 +436,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
         result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
         traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
     try:
-        data = json.loads(record_json(dict(result.data)))
+        data = as_recorded(json.loads(record_json(dict(result.data))))
     except (TypeError, ValueError) as error:
         data = {}
         message = f"the data that the tool returned was left out: {error}"

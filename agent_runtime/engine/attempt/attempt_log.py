@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from agent_runtime.models.token_history import TokenHistory, common_length
 from agent_runtime.proxy.session import SessionJournal
+from rollout_api.nesting import as_recorded
 from rollout_api.records import (
     CheckpointRecord,
     IntentRecord,
@@ -109,8 +110,8 @@ class Conversation:
         """Return the record of the next call, which is turn `turn` of the attempt."""
         # Copies: agents may change the objects that they passed, and a changed message must differ from the earlier
         # one.
-        sent: list[Message] = _copied(messages)
-        definitions: list[dict[str, Any]] = _copied(tools)
+        sent: list[Message] = as_recorded(messages)
+        definitions: list[dict[str, Any]] = as_recorded(tools)
         keep = common_length(self._messages, sent)
         same_tools = definitions == self._tools
         self.tokens.keep_messages(keep if same_tools else 0)
@@ -136,14 +137,5 @@ class Conversation:
     def answered(self, message: Message) -> int:
         """Add the answer; return the number of messages."""
         self.turn, self._messages, self._tools = self._asked
-        self._messages.append(_copied(message))
+        self._messages.append(as_recorded(message))
         return len(self._messages)
-
-
-def _copied(value: Any) -> Any:
-    """Copy the value as the journal would return it: tuples become lists."""
-    if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(item) for item in value]
-    return value

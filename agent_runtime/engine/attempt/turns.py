@@ -35,7 +35,7 @@ from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool, openai_definition
-from rollout_api.nesting import record_json
+from rollout_api.nesting import as_recorded, record_json
 from rollout_api.records import (
     IntentRecord,
     Message,
@@ -371,6 +371,8 @@ class Turns:
         finally:
             if writing is not None:
                 await self._clock.untimed(writing)
+        # The agent gets the same text as in a replay.
+        reply = replace(reply, message=as_recorded(reply.message))
         response = answer_record(
             reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids, agent_seconds=self.agent_seconds
         )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +26,16 @@ from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import Sampling
-from rollout_api.records import BranchRecord, Message, ObservationsRecord, Record, ResponseRecord, StopReason, Usage
+from rollout_api.records import (
+    BranchRecord,
+    IntentRecord,
+    Message,
+    ObservationsRecord,
+    Record,
+    ResponseRecord,
+    StopReason,
+    Usage,
+)
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.tasks import Task, Timeouts
 
@@ -602,6 +612,40 @@ async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: i
     assert "changed" not in answers, "what the model answered stays as it was"
     if crash is None:
         assert model.prefixes == [0, 2, 0, 6], "changed messages are no prefix whose ids could be kept"
+
+
+class Unencodable:
+    """Sends values that a record cannot hold as they are, and what its own code makes of an answer."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        odd = {2: math.nan, True: ("b", "\udcff")}
+        messages: list[Message] = [{"role": "user", "content": "a name of bytes: \udcff", "odd": odd}]
+        for _ in range(3):
+            reply = await context.call_model(messages)
+            messages += [reply.message, {"role": "user", "content": json.dumps(reply.text)}]
+        return "done"
+
+
+class Surrogates(CountingModel):
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        reply = await super().complete(request)
+        return dataclasses.replace(reply, message={"role": "assistant", "content": f"\ud800 {request.turn}"})
+
+
+@pytest.mark.parametrize("crash", [None, *range(7)])
+async def test_agent_whose_text_is_not_unicode_resumes_after_a_crash_at_any_write(crash: int | None) -> None:
+    journal = MemoryJournal(crash_after=crash)
+    with contextlib.suppress(Crash):
+        await turns_of(journal, Surrogates(11, []), []).run_agent(Unencodable())
+    journal.crash_after = None
+    journal.records = as_stored(journal.records)
+    resumed = turns_of(journal, Surrogates(11, []), [], replay=list(journal.records))
+    assert await resumed.run_agent(Unencodable()) == (StopReason.FINISHED, "done")
+    intents = [record for record in linear(journal.records) if isinstance(record, IntentRecord)]
+    assert [(intent.keep, intent.branch) for intent in intents] == [(0, 0), (2, 0), (4, 0)]
+    assert intents[0].messages == [
+        {"role": "user", "content": "a name of bytes: ?", "odd": {"2": None, "true": ["b", "?"]}}
+    ]
 
 
 class Keyed(Count):
