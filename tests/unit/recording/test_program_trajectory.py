@@ -262,9 +262,16 @@ def test_error_in_a_trajectory_file_is_described(data: bytes, form: TrajectoryFo
         to_atif(data, form, "run/0")
 
 
+def test_error_in_a_trajectory_file_is_short_when_it_quotes_the_file() -> None:
+    step = {"role": "assistant", "content": "", "extra": {"timestamp": "never" * 1_000_000}}
+    with pytest.raises(UnreadableTrajectory) as raised:
+        to_atif(json.dumps(mini(step)).encode(), None, "run/0")
+    assert len(str(raised.value)) < 1000
+
+
 @given(
     content=json_values,
-    shape=st.sampled_from(["messages", "steps", "trajectory"]),
+    shape=st.sampled_from(["messages", "session", "steps", "trajectory"]),
     pieces=st.lists(
         st.one_of(
             json_values,
@@ -284,7 +291,8 @@ def test_no_file_that_a_policy_can_write_does_more_than_be_unreadable(
     content: Any, shape: str, pieces: list[Any]
 ) -> None:
     whole = {
-        "messages": mini(*pieces) | {"info": content if isinstance(content, dict) else {}},
+        "messages": mini(*pieces) | {"info": content},
+        "session": {"messages": pieces, "info": content},
         "steps": {**ATIF, "steps": pieces},
         "trajectory": {"trajectory": pieces, "history": pieces, "info": content},
     }
