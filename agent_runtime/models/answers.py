@@ -117,13 +117,14 @@ def decoded_object(arguments: str) -> dict[str, Any] | None:
     Refuses NaN, Infinity and 1e999, which Python accepts but other programs cannot read.
     """
     try:
-        decoded = json.loads(arguments, parse_constant=_finite, parse_float=_finite)
+        decoded = json.loads(arguments, parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError):
         return None
     return decoded if isinstance(decoded, dict) and not too_deep(decoded) else None
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """Parse a number of JSON. Raises ValueError for NaN, Infinity and 1e999."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a JSON number")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from agent_runtime.models.answers import finite
 from agent_runtime.models.base import ModelReply, ModelRequest
 from rollout_api.model import Sampling
 from rollout_api.nesting import DEEPEST, too_deep
@@ -230,7 +231,7 @@ def decoded(body: bytes) -> JsonObject:
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise BadRequest(f"the body has more than {MOST_VALUES} values; send a shorter conversation")
     try:
-        payload = json.loads(body)
+        payload = json.loads(body, parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON ({error}); send a JSON object") from None
     if not isinstance(payload, dict):

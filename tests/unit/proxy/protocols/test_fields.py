@@ -345,7 +345,7 @@ def test_failed_tool_result_says_so_to_the_model(text: str, seen: str) -> None:
     assert ANTHROPIC_API.parse(body, lambda id: None).messages[0]["content"] == seen
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a": NaN}', b'{"a": 1e999}'])
 def test_body_other_than_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         decoded(body)
