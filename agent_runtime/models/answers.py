@@ -4,7 +4,8 @@ may refuse its own answer in a later conversation.
 
 import json
 import math
-from collections.abc import Awaitable
+import operator
+from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,9 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 LEAST_LOGPROB = -9999.0
 """Replaces -inf, which JSON cannot represent; vLLM sends the same value."""
+
+LARGEST_ID = 1 << 31
+"""Token ids are smaller: inference servers and trainers store them in 32 bits."""
 
 
 async def answered(call: Awaitable[ModelReply]) -> ModelReply:
@@ -39,9 +43,8 @@ def storable(reply: ModelReply) -> ModelReply:
     impossible, or if a field has the wrong type.
     """
     logprobs = reply.logprobs
+    check_tokens((), logprobs or ())
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
-        if any(value != -math.inf for value in logprobs if not math.isfinite(value)):
-            raise ValueError("a logprob is not a number, expected a number of at most 0")
         logprobs = [value if math.isfinite(value) else LEAST_LOGPROB for value in logprobs]
     message = reply.message
     if too_deep(message):
@@ -58,7 +61,22 @@ def storable(reply: ModelReply) -> ModelReply:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where}: {first['msg']}, got {first['input']!r:.100}") from None
+    check_tokens([*(reply.prompt_token_ids or ()), *(reply.completion_token_ids or ())])
     return stored
+
+
+def check_tokens(ids: Iterable[Any], logprobs: Iterable[float] = ()) -> None:
+    """Raise ValueError for a token id that is not one, and for a logprob that is NaN or positive infinity."""
+    for id in ids:
+        try:
+            known = 0 <= operator.index(id) < LARGEST_ID
+        except TypeError:
+            known = False
+        if not known:
+            raise ValueError(f"a token id is {id!r:.100}, expected a whole number from 0 to {LARGEST_ID - 1}")
+    for value in logprobs:
+        if not value < math.inf:
+            raise ValueError(f"a logprob is {value}, expected a number of at most 0")
 
 
 def whole(value: Any) -> Any:

@@ -93,9 +93,10 @@ class JsonClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, body: Mapping[str, Any], options: CallOptions
+        self, path: str, body: Mapping[str, Any], options: CallOptions, *, is_limited: bool = True
     ) -> AsyncIterator[AsyncIterator[Any]]:
-        """Make one POST whose answer is server-sent events, and yield them decoded from JSON up to `[DONE]`.
+        """Make one POST whose answer is server-sent events, and yield them decoded from JSON up to `[DONE]`. With
+        `is_limited`, all of them have at most `ANSWER_BYTES`.
 
         Until they begin it behaves as `call`, and raises ModelError for a final status as well; `options.seconds`
         limits only that time. Raises StreamBroken if they end without `[DONE]`. Leaving the block closes the
@@ -105,20 +106,25 @@ class JsonClient:
         if isinstance(answer, Answer):
             raise final_refusal(f"{self.base_url}{path}", answer.status, answer.error)
         try:
-            yield self._events(answer)
+            yield self._events(answer, is_limited=is_limited)
         finally:
             answer.close()
 
-    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
-        rest = b""
+    async def _events(self, response: aiohttp.ClientResponse, *, is_limited: bool) -> AsyncIterator[Any]:
+        rest, begin, received, has_events = b"", b"", 0, False
         try:
             async for data in response.content.iter_any():
+                received += len(data)
+                if is_limited and received > ANSWER_BYTES:
+                    raise self._too_long("a stream", ANSWER_BYTES)
+                begin = begin or data[:ERROR_CHARACTERS]
                 *lines, rest = (rest + data).split(b"\n")
                 if len(rest) > EVENT_BYTES:
                     raise self._too_long("an event of its stream", EVENT_BYTES)
                 for line in lines:
                     if not line.startswith(b"data:"):
                         continue
+                    has_events = True
                     content = line.removeprefix(b"data:").strip()
                     if content == b"[DONE]":
                         return
@@ -131,6 +137,11 @@ class JsonClient:
             raise ModelError("BadResponse", f"{self.base_url} streamed something that is not JSON: {error}") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise StreamBroken(f"{self.base_url} broke its stream: {type(error).__name__}: {error}") from error
+        if not has_events and begin.strip() and not begin.startswith((b"data:", b":", b"event:")):
+            raise ModelError(
+                "BadResponse",
+                f"{self.base_url}: expected a stream of events, got {begin.decode(errors='replace')[:200]!r}",
+            )
         raise StreamBroken(f"{self.base_url} ended its stream before it was done")
 
     async def _send(

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.base import ModelConfigError, ModelReply
+from agent_runtime.models.base import GIVEN_UP, ModelConfigError, ModelReply
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.sglang.supported_fields import GRAMMARS, TEMPLATE, sampling_params, without_effect
 from agent_runtime.models.token_exact.answer_text import Stops
-from agent_runtime.models.token_exact.routes import Chunk, Rendered, TokenRoutes
+from agent_runtime.models.token_exact.routes import Chunk, Progress, Rendered, TokenRoutes
 
 DEFAULT_COMPLETION_TOKENS = 16
 """/v1/completions' own default (entrypoints/openai/protocol.py:365)."""
@@ -155,20 +155,23 @@ class SglangRoutes(TokenRoutes):
             "stream": True,
         }
 
-    def _chunk(self, event: Any, received: int) -> Chunk:
+    def _chunk(self, event: Any, progress: Progress, before: int) -> Chunk:
         said = event["meta_info"]
-        # Without --incremental-streaming-output each event repeats all ids so far.
-        new = int(said["completion_tokens"]) - received
-        ids = [int(token) for token in event["output_ids"]]
+        ids, count, received = list(event["output_ids"]), int(said["completion_tokens"]), len(progress.ids) - before
         logprobs = [float(entry[0]) for entry in said.get("output_token_logprobs") or []]
-        finish = said.get("finish_reason") or {}
-        return Chunk(
-            ids[len(ids) - new :] if new else [],
-            logprobs[len(logprobs) - new :] if new else [],
-            str(finish.get("type") or ""),
-            int(said.get("cached_tokens") or 0),
-            said.get("weight_versions"),
-        )
+        finish = str((said.get("finish_reason") or {}).get("type") or "")
+        cached = int(said.get("cached_tokens") or 0)
+        new = count - received
+        if len(ids) == count and ids[:received] == progress.ids[before:]:
+            # Without --incremental-streaming-output each event repeats all ids so far.
+            ids = ids[received:]
+        elif len(ids) != new:
+            if finish in GIVEN_UP:
+                # SGLang repeats the last id when it aborts a waiting call (managers/tokenizer_manager.py:
+                # _handle_abort_req), so the ids that did not arrive before are unknown.
+                return Chunk(finish_reason=finish, cached_tokens=cached)
+            raise self._bad(self.GENERATE, "output_ids", f"{new} new ids (completion_tokens {count})", ids)
+        return Chunk(ids, logprobs[max(0, len(logprobs) - new) :], finish, cached, said.get("weight_versions"))
 
     async def _max_model_len(self, options: CallOptions) -> int | None:
         # The first is the model itself. Its name becomes the folder of the weights that were loaded last

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from agent_runtime.models.answers import check_tokens
 from agent_runtime.models.base import GIVEN_UP, ContextExceeded, ModelError, ModelReply
 from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.refusals import final_refusal
@@ -21,6 +22,8 @@ UNFINISHED = GIVEN_UP | {""}
 """Finish reasons of an answer that has not ended, or that the server aborted."""
 PROBE: Message = {"role": "user", "content": "Say ok."}
 PROBE_TOKENS = 8
+MOST_OVER_LIMIT = 1024
+"""Tokens over the requested limit that are accepted: a server may sample several tokens in a step."""
 ANSWERS = ("ok", "no")
 """Two answers without a common token, for any tokenizer."""
 _EXPECTED: Final = ("choices", "token ids and logprobs of one choice")
@@ -161,8 +164,10 @@ class TokenRoutes:
         """Return the body of a streamed request for at most `limit` and at least `least` tokens after `ids`."""
         raise NotImplementedError
 
-    def _chunk(self, event: Any, received: int) -> Chunk:
-        """Read one event of a stream that has sent `received` ids before. May raise the errors of malformed data."""
+    def _chunk(self, event: Any, progress: Progress, before: int) -> Chunk:
+        """Read one event. This stream has sent all ids of `progress` except the first `before`. May raise the errors of
+        malformed data.
+        """
         raise NotImplementedError
 
     async def prompt_after(
@@ -209,9 +214,10 @@ class TokenRoutes:
         least = max(0, rendered.min_tokens - before)
         body = self._generation(rendered, [*prompt, *progress.ids], rest, least, fields or {})
         ending = Ending()
-        async with self._client.stream(self.GENERATE, body, options) as events:
+        # Some servers repeat all ids in each event, so the whole stream has no limit.
+        async with self._client.stream(self.GENERATE, body, options, is_limited=False) as events:
             async for event in events:
-                chunk = self._read(event, len(progress.ids) - before)
+                chunk = self._read(event, progress, before)
                 ending = Ending(
                     chunk.finish_reason or ending.finish_reason, chunk.cached_tokens or ending.cached_tokens
                 )
@@ -219,6 +225,8 @@ class TokenRoutes:
                     progress.ids += chunk.ids
                     progress.logprobs += chunk.logprobs
                     on_tokens(len(chunk.ids))
+                if limit is not None and len(progress.ids) > limit + MOST_OVER_LIMIT:
+                    raise self._bad(self.GENERATE, "stream", f"at most {limit} tokens", f"{len(progress.ids)} so far")
                 if chunk.weight_versions:
                     progress.policy_spans = self._spans(progress, before, chunk.weight_versions)
                 if ending.finish_reason not in UNFINISHED:
@@ -297,11 +305,15 @@ class TokenRoutes:
             raise final_refusal(f"{self._client.base_url}{path}", answer.status, answer.error)
         return answer.payload
 
-    def _read(self, event: Any, received: int) -> Chunk:
+    def _read(self, event: Any, progress: Progress, before: int) -> Chunk:
         try:
-            chunk = self._chunk(event, received)
+            chunk = self._chunk(event, progress, before)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise self._bad(self.GENERATE, *_EXPECTED, event) from None
+        try:
+            check_tokens(chunk.ids, chunk.logprobs)
+        except ValueError as error:
+            raise ModelError("BadResponse", f"{self._client.base_url}{self.GENERATE}: {error}") from None
         if len(chunk.logprobs) != len(chunk.ids):
             raise ModelError(
                 "NoLogprobs",

@@ -11,7 +11,7 @@ from agent_runtime.models.chat_parts import first_choice
 from agent_runtime.models.http_client import CallOptions
 from agent_runtime.models.providers.openai_endpoint import parse_completion
 from agent_runtime.models.token_exact.answer_text import Stops
-from agent_runtime.models.token_exact.routes import Chunk, Rendered, TokenRoutes
+from agent_runtime.models.token_exact.routes import Chunk, Progress, Rendered, TokenRoutes
 from agent_runtime.models.vllm.supported_fields import without_effect
 
 RENDER = "/v1/chat/completions/render"
@@ -114,12 +114,12 @@ class VllmRoutes(TokenRoutes):
             "stream_options": {"include_usage": True},
         }
 
-    def _chunk(self, event: Any, received: int) -> Chunk:
+    def _chunk(self, event: Any, progress: Progress, before: int) -> Chunk:
         usage = event.get("usage") or {}
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         if (choice := first_choice(event)) is None:
             return Chunk(cached_tokens=cached)
-        ids = [int(token) for token in choice.get("token_ids") or []]
+        ids = list(choice.get("token_ids") or [])
         content = (choice.get("logprobs") or {}).get("content") or []
         logprobs = [float(entry["logprob"]) for entry in content]
         return Chunk(ids, logprobs, choice.get("finish_reason") or "", cached, choice.get("weight_versions"))

@@ -424,5 +424,5 @@ async def test_answer_without_end_is_refused_before_it_fills_the_memory(
             await response.write(b"data: " + b"x" * 65536)
 
     server.plan(endless)
-    with pytest.raises(ModelError, match="sent more than 1 MiB in an"):
+    with pytest.raises(ModelError, match="sent more than 1 MiB in a"):
         await connect().complete(make_request(on_text=(lambda piece: None) if streamed else None))
