@@ -132,10 +132,10 @@ class Handler:
         translation = self._translations.get(target.api) if in_path is None else _GEMINI
         if translation is None or request.method != "POST":
             raise _no_route_error(request)
-        body = await request.read(found.settings.limits.body_bytes)
-        identity = Identity.of(target.api, request.headers, body)
-        asked = found.fitted(translation.parse(decoded(body) | (in_path or {}), found.earlier))
-        call = found.begin(asked, identity)
+        async with found.bodies.body(request, found.settings.limits.body_bytes) as body:
+            identity = Identity.of(target.api, request.headers, body)
+            asked = found.fitted(translation.parse(decoded(body) | (in_path or {}), found.earlier))
+            call = found.begin(asked, identity)
         found.note(asked.notes)
         forwarded = self._sessions.of_replica(named, request.headers) is found
         try:

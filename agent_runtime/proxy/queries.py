@@ -1,9 +1,9 @@
 """Requests of the APIs that sample nothing: models, counts of tokens, and recorded responses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from agent_runtime.proxy.chat import BadRequest, ChatRequest, Note, NoteKind, decoded
+from agent_runtime.proxy.chat import BadRequest, ChatRequest, JsonObject, Note, NoteKind, Translation, decoded
 from agent_runtime.proxy.http import BETA, Incoming, Reply, json_reply
 from agent_runtime.proxy.protocols import google_gemini
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
@@ -49,16 +49,18 @@ async def answer_query(session: Session, request: Incoming, api: str) -> Reply |
             is_anthropic = ANTHROPIC_HEADER in request.headers
             return json_reply(200, models_body(session.model_names, "/".join(name), anthropic=is_anthropic))
         case ["POST", "models", *name] if name and name[-1].endswith(":countTokens"):
-            body = await _body(session, request)
-            inner = body.get("generateContentRequest")
             model = "/".join(name).removesuffix(":countTokens")
-            fields = {**(inner if isinstance(inner, dict) else body), "model": model}
-            return await _counted(session, _GEMINI.parse(fields, session.earlier), {}, "totalTokens")
+
+            def fields(body: JsonObject) -> JsonObject:
+                inner = body.get("generateContentRequest")
+                return {**(inner if isinstance(inner, dict) else body), "model": model}
+
+            return await _counted(session, await _parsed(session, request, _GEMINI, fields), {}, "totalTokens")
         case ["POST", "messages", "count_tokens"]:
-            asked = _MESSAGES.parse({"max_tokens": 1, **await _body(session, request)}, session.earlier)
+            asked = await _parsed(session, request, _MESSAGES, lambda body: {"max_tokens": 1, **body})
             return await _counted(session, asked, {})
         case ["POST", "responses", "input_tokens"]:
-            asked = _RESPONSES.parse(await _body(session, request), session.earlier)
+            asked = await _parsed(session, request, _RESPONSES, lambda body: body)
             return await _counted(session, asked, {"object": "response.input_tokens"})
         case ["GET", "responses", id]:
             stored = _stored(session, id)
@@ -75,8 +77,11 @@ async def answer_query(session: Session, request: Incoming, api: str) -> Reply |
     return None
 
 
-async def _body(session: Session, request: Incoming) -> dict[str, Any]:
-    return decoded(await request.read(session.settings.limits.body_bytes))
+async def _parsed(
+    session: Session, request: Incoming, translation: Translation, fields: Callable[[JsonObject], JsonObject]
+) -> ChatRequest:
+    async with session.bodies.body(request, session.settings.limits.body_bytes) as body:
+        return translation.parse(fields(decoded(body)), session.earlier)
 
 
 async def _counted(session: Session, asked: ChatRequest, head: dict[str, Any], name: str = "input_tokens") -> Reply:

@@ -26,6 +26,7 @@ from agent_runtime.models.base import (
     RequestRefused,
 )
 from agent_runtime.models.token_history import answer_record
+from agent_runtime.proxy.body_queue import BodyQueue
 from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
 from agent_runtime.proxy.chat import (
     ChatAnswer,
@@ -130,6 +131,7 @@ class Session:
         meter: Meter | None = None,
     ) -> None:
         self.settings = settings
+        self.bodies = BodyQueue()
         self._failures: dict[int, Exception] = dict(failed_calls(recorded))
         """Errors of model and storage by turn, because of which calls got no answer."""
         self._model, self._journal, self._meter = model, journal, meter or Meter()

@@ -107,7 +107,7 @@ async def test_logprob_that_is_not_finite_is_no_internal_error(logprob: float) -
 
     bench.model.complete = reply  # type: ignore[method-assign]
     if math.isnan(logprob):
-        with pytest.raises(ModelError, match="logprob is not a number"):
+        with pytest.raises(ModelError, match="a logprob is nan"):
             await bench.ask()
     else:
         assert set((await bench.ask()).logprobs or []) == {LEAST_LOGPROB}
