@@ -18,7 +18,9 @@ class AnswerParts:
     expected = ""
     """Description of the events for error messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = "the model") -> None:
+        """`source` names the server in error messages."""
+        self.source = source
         self.model = ""
         self.finish_reason: str | None = None
         self.stop_reason: Any = None
@@ -41,7 +43,9 @@ class AnswerParts:
             self.stop_reason = choice.get("stop_reason") or self.stop_reason
             return self._read(choice, choice.get("logprobs") or {})
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            raise ModelError("BadResponse", f"expected {self.expected}, got {str(event)[:200]}") from None
+            raise ModelError(
+                "BadResponse", f"{self.source}: expected {self.expected}, got {str(event)[:200]}"
+            ) from None
 
     def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
         raise NotImplementedError
@@ -52,8 +56,8 @@ class ChatParts(AnswerParts):
 
     expected = "events of a streamed chat completion"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, source: str = "the model") -> None:
+        super().__init__(source)
         self.thought = ""
         """The latest event's piece of reasoning."""
         self._calls: dict[int, dict[str, Any]] = {}
@@ -84,7 +88,7 @@ class ChatParts(AnswerParts):
     def payload(self) -> dict[str, Any]:
         """Return the complete answer in its unstreamed format. Raises ModelError if its end is missing."""
         if self.finish_reason is None:
-            raise ModelError("BadResponse", "the streamed chat completion has no finish_reason")
+            raise ModelError("BadResponse", f"{self.source}: the streamed chat completion has no finish_reason")
         calls = [self._calls[index] for index in sorted(self._calls)]
         choice = {
             "message": {"role": "assistant", "content": "", **self._texts, "tool_calls": calls},

@@ -51,6 +51,8 @@ def steps(records: Sequence[Record]) -> list[Step]:
     asked: dict[str, tuple[int, int]] = {}
     branch = 0
     observations = results_by_turn(records)
+    # Storing the agent's files may add another one, and the last one counts.
+    stop = next((record for record in reversed(records) if isinstance(record, StopRecord)), None)
     for record in records:
         if isinstance(record, AttemptRecord):
             shown.append(Step("note", _place(record)))
@@ -68,7 +70,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
             ids, step = _answer(record, observations.get(record.turn, ()))
             asked.update((call_id, (len(shown), number)) for number, call_id in enumerate(ids))
             shown.append(step)
-        elif isinstance(record, StopRecord):
+        elif isinstance(record, StopRecord) and record is stop:
             why = f": {record.message}" if record.message else ""
             shown.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
         elif isinstance(record, FailedRecord):

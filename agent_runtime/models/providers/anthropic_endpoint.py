@@ -48,7 +48,7 @@ class AnthropicEndpoint:
         answer = await self._client.call("POST", PATH, self._body(request), options)
         if answer.status != 200:
             raise await refused(self._client, PATH, self.name, answer)
-        return parse_answer(answer.payload)
+        return parse_answer(answer.payload, self._client.base_url)
 
     def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:
         """See `SelectiveModel`: the API refuses fields that it does not have."""
@@ -69,7 +69,7 @@ class AnthropicEndpoint:
         if answer.status != 200:
             error = await refused(self._client, PATH, self.name, answer)
             raise ModelConfigError(error.reason, error.message)
-        parse_answer(answer.payload)
+        parse_answer(answer.payload, self._client.base_url)
 
     async def close(self) -> None:
         await self._client.close()
@@ -143,11 +143,11 @@ def _input(arguments: str) -> dict[str, Any]:
     return {MALFORMED: arguments} if decoded is None else decoded
 
 
-def parse_answer(payload: Any) -> ModelReply:
+def parse_answer(payload: Any, source: str) -> ModelReply:
     """Convert an answer of the Messages API into OpenAI's format. Raises ModelError (BadResponse)."""
     blocks = payload.get("content") if isinstance(payload, Mapping) else None
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
-        raise ModelError("BadResponse", f"content: expected a list of blocks, got {str(payload)[:200]}")
+        raise ModelError("BadResponse", f"{source}: content: expected a list of blocks, got {str(payload)[:200]}")
     try:
         message: Message = {
             "role": "assistant",
@@ -166,7 +166,7 @@ def parse_answer(payload: Any) -> ModelReply:
         usage = _usage(payload.get("usage") or {})
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            "BadResponse", f"a block of content or usage is incomplete ({error!r}): {blocks!r:.200}"
+            "BadResponse", f"{source}: a block of content or usage is incomplete ({error!r}): {blocks!r:.200}"
         ) from None
     if calls:
         message["tool_calls"] = calls

@@ -31,7 +31,7 @@ async def complete_text(
     client: JsonClient, body: Mapping[str, Any], options: CallOptions, on_text: Callable[[str], None] | None
 ) -> ModelReply:
     """Return one completion; its text goes to `on_text` as it arrives. Raises as `Model.complete`."""
-    parts = CompletionParts()
+    parts = CompletionParts(client.base_url)
     if on_text is None:
         answer = await client.call("POST", PATH, body, options)
         if answer.status != 200:
@@ -55,8 +55,8 @@ class CompletionParts(AnswerParts):
 
     expected = "a completion"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, source: str = "the model") -> None:
+        super().__init__(source)
         self._text = ""
 
     def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
@@ -68,7 +68,7 @@ class CompletionParts(AnswerParts):
     def reply(self) -> ModelReply:
         """Return the complete reply. Raises ModelError if its end is missing."""
         if self.finish_reason is None:
-            raise ModelError("BadResponse", "the completion has no finish_reason")
+            raise ModelError("BadResponse", f"{self.source}: the completion has no finish_reason")
         if self.finish_reason in GIVEN_UP:
             raise AnswerAborted(self.model, self.finish_reason)
         exact = self.prompt_ids is not None and bool(self.ids) and len(self.ids) == len(self.logprobs)

@@ -125,7 +125,7 @@ class OpenAIEndpoint:
         return reply
 
     async def _streamed(self, body: Mapping[str, Any], request: ModelRequest, options: CallOptions) -> ModelReply:
-        parts = ChatParts()
+        parts = ChatParts(self._client.base_url)
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
             async with asyncio.timeout(options.seconds), self._client.stream(PATH, body, options) as events:

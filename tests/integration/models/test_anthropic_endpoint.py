@@ -7,7 +7,7 @@ import pytest
 from anthropic.types import Message, message_create_params
 from pydantic import TypeAdapter
 
-from agent_runtime.models.base import ContextExceeded, ModelConfigError
+from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError
 from rollout_api.model import Sampling
 
 TOOL = {
@@ -44,6 +44,24 @@ async def test_an_answer_with_a_tool_call_comes_back_in_openais_form(claude: Any
     assert (call.id, call.name, call.arguments) == ("toolu_1", "f", '{"a": 1}')
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.cached_tokens) == (17, 3, 10)
     assert reply.message["reasoning_content"] == "hmm"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>gateway</html>",
+        '{"content": [',
+        {"content": [{"type": "text"}]},
+        ANSWER | {"usage": {"input_tokens": "x"}},
+    ],
+)
+async def test_answer_of_another_form_names_the_server(
+    claude: Any, server: Any, make_request: Any, faults: Any, body: Any
+) -> None:
+    server.plan(faults["status"](200, body))
+    with pytest.raises(ModelError, match="BadResponse") as raised:
+        await claude.complete(make_request())
+    assert server.url.removesuffix("/v1") in str(raised.value)
 
 
 async def test_a_conversation_with_tool_results_is_what_anthropic_declares(

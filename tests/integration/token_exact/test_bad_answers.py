@@ -120,6 +120,12 @@ async def test_half_an_event_is_a_bad_response(route: str) -> None:
 
 
 @ROUTES
+async def test_event_of_another_form_names_the_server(route: str) -> None:
+    error = await refusal(route, events({"choices": [5], "meta_info": 5}))
+    assert error.reason == "BadResponse"
+
+
+@ROUTES
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])
 async def test_logprob_that_is_no_number_is_a_bad_response(route: str, logprob: float) -> None:
     error = await refusal(route, events(piece(route, [5, 6], [-1.0, logprob], "stop")))

@@ -51,6 +51,7 @@ def test_each_tool_result_stands_once_and_with_its_own_call() -> None:
         ),
         response(1, "done"),
         StopRecord(time=0, stop_reason=StopReason.FINISHED),
+        StopRecord(time=1, stop_reason=StopReason.FINISHED),
     ]
     shown = steps(records)
     assert [(step.role, step.text) for step in shown] == [
