@@ -36,14 +36,20 @@ class BodyQueue:
         """Yield the body when it is this request's turn; its time in the block counts. Raises BodyTooLarge."""
         async with self._places:
             body = await request.read(most_bytes)
-            async with self._lock:
-                if (debt := self._debt() - BURST_SECONDS) > 0:
-                    await asyncio.sleep(debt / SHARE)
-                began = time.thread_time()
-                try:
-                    yield body
-                finally:
-                    self._taken += time.thread_time() - began
+            async with self.turn():
+                yield body
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until the session has time for other costly work; the time in the block counts."""
+        async with self._lock:
+            if (debt := self._debt() - BURST_SECONDS) > 0:
+                await asyncio.sleep(debt / SHARE)
+            began = time.thread_time()
+            try:
+                yield
+            finally:
+                self._taken += time.thread_time() - began
 
     def _debt(self) -> float:
         now = time.monotonic()

@@ -63,11 +63,13 @@ async def answer_query(session: Session, request: Incoming, api: str) -> Reply |
             asked = await _parsed(session, request, _RESPONSES, lambda body: body)
             return await _counted(session, asked, {"object": "response.input_tokens"})
         case ["GET", "responses", id]:
-            stored = _stored(session, id)
-            model = stored.answer.reply.model or session.model_names[0]
-            return json_reply(200, stored_response(id, model, stored.answer, stored.messages, stored.tools))
+            async with session.bodies.turn():
+                stored = _stored(session, id)
+                model = stored.answer.reply.model or session.model_names[0]
+                return json_reply(200, stored_response(id, model, stored.answer, stored.messages, stored.tools))
         case ["GET", "responses", id, "input_items"]:
-            return json_reply(200, input_items(id, _stored(session, id).messages, request.query))
+            async with session.bodies.turn():
+                return json_reply(200, input_items(id, _stored(session, id).messages, request.query))
         case ["DELETE", "responses", id]:
             session.forget(_stored(session, id).answer.id)
             return json_reply(200, {"id": id, "object": "response", "deleted": True})

@@ -115,6 +115,24 @@ async def test_refused_bodies_that_are_costly_leave_the_time_to_others(
     await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def test_pages_of_a_long_conversation_leave_the_time_to_others(
+    proxy: Proxy, model: OneIsHeld, urls: tuple[str, str], flood: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.released.set()
+    hostile, good = urls
+    body = {"model": "tiny", "input": [{"role": "user", "content": "x"}] * 20_000}
+    async with flood.post(f"{hostile}/responses", json=body) as reply:
+        page = f"{hostile}/responses/{(await reply.json())['id']}/input_items"
+    monkeypatch.setattr(body_queue, "BURST_SECONDS", 0.05)  # some hundred short calls
+    monkeypatch.setattr(body_queue, "SHARE", 1e-4)
+    pages = [asyncio.create_task(flood.get(page)) for _ in range(5)]
+    assert {(await status(proxy.http, good))[0] for _ in range(20)} == {200}
+    assert not any(task.done() for task in pages), "the session has used its time up with its conversation"
+    for task in pages:
+        task.cancel()
+    await asyncio.gather(*pages, return_exceptions=True)
+
+
 async def test_client_that_never_reads_its_stream_is_given_up_and_its_answer_is_no_sample(
     tmp_path: Path, model: OneIsHeld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
