@@ -31,6 +31,7 @@ def running(job: Job) -> list[str]:
     return [pod["metadata"]["name"] for pod in job.pods("runner") if pod["status"]["phase"] in ("Pending", "Running")]
 
 
+@pytest.mark.full
 def test_suspended_job_releases_its_sandboxes_and_resumes_without_an_attempt(new_job: NewJob) -> None:
     # One attempt is all that a rollout has: whatever suspension costs would be seen in its outcome.
     job = new_job(slow_quickstart(2, groupSize=2, attempts={"limit": 1}, runners={"concurrency": 4})).apply()
@@ -54,6 +55,7 @@ def test_suspended_job_releases_its_sandboxes_and_resumes_without_an_attempt(new
     assert job.condition("Suspended")["status"] == "False"
 
 
+@pytest.mark.full
 def test_a_job_whose_role_is_deleted_gets_it_back_and_masks_no_rollout(new_job: NewJob) -> None:
     # In Plain each workspace asks for a Sandbox. One attempt is all that a rollout has.
     manifest = scripted_job(
@@ -100,6 +102,7 @@ def test_jobs_of_one_name_in_two_namespaces_are_independent(new_namespace: Calla
     assert jobs[1].condition("Succeeded")["status"] == "True"
 
 
+@pytest.mark.full
 def test_job_applied_again_under_its_old_name_starts_a_new_run(new_job: NewJob) -> None:
     first = new_job(slow_quickstart(2, groupSize=1, runners={"concurrency": 2})).apply()
     first.wait_sealed(1)

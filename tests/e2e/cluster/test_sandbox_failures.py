@@ -56,6 +56,7 @@ def assert_nothing_left(job: Job) -> None:
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 90, job.describe)
 
 
+@pytest.mark.full
 def test_unavailable_sandbox_costs_only_its_own_group(new_job: NewJob) -> None:
     manifest = scripted_job(
         "cannot-start",

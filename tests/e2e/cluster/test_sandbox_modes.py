@@ -19,6 +19,7 @@ def assert_plain(sandbox: ByHand, reason: str) -> str:
     return str(overlay["message"])
 
 
+@pytest.mark.full
 def test_sandbox_is_plain_with_the_reason_where_overlay_is_refused(
     cluster: Cluster, new_namespace: Callable[..., str]
 ) -> None:
