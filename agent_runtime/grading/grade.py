@@ -130,7 +130,8 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
     # With `Defaults listpw=always` only root may list a user's rules without a password.
     listed = f'LC_ALL=C sudo -n -l -U "$(id -un {uid})" 2>/dev/null | grep -Eq "NOPASSWD|!authenticate"'
-    apart = f"{listed} || {_NEEDS_NO_PASSWORD} || id -u"
+    # Without grep nothing is known about them.
+    apart = f"command -v grep >/dev/null && {{ {listed} || {_NEEDS_NO_PASSWORD} || id -u; }}"
     verifiers = await workspace.run(apart, key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
     return uid if verifiers.ok and verifiers.stdout.strip() == b"0" else 0
 

@@ -6,6 +6,7 @@ URL with the same key, and continues the journal. Only an answer that was being 
 
 import asyncio
 import fnmatch
+import heapq
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -460,10 +461,11 @@ async def _newest_match(workspace: Workspace, pattern: str) -> str | None:
                 entries = await workspace.list(place or "/")
             except FileError:
                 continue  # another program's folder, or a file
-            found += [
+            matching = (
                 (entry.modified, f"{place}/{entry.name}")
                 for entry in entries
                 if entry.type == kind and fnmatch.fnmatchcase(entry.name, part)
-            ]
-        places = [path for _, path in sorted(found, reverse=True)[:_MOST_MATCHES]]
+            )
+            found = heapq.nlargest(_MOST_MATCHES, (*found, *matching))
+        places = [path for _, path in found]
     return next(iter(places), None)

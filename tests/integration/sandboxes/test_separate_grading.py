@@ -389,6 +389,8 @@ def quoted(command: str) -> str:
     ("setup", "separate_uid"),
     [
         ("true", 1000),
+        # Such an image can hide an account without a password from the check.
+        ("mv $(command -v grep) /root/", 0),
         ("sed -i 's/^root:[^:]*:/root::/' /etc/passwd", 0),
         ("echo 'root::19000:0:99999:7:::' > /etc/shadow", 0),
         ("echo 'permit nopass :wheel' > /etc/doas.conf", 0),
