@@ -22,6 +22,7 @@ COMPARED = (
     "resume_large",
     "prefix_affinity",
     "session_proxy",
+    "policy_update",
     "cancelling",
     "task_loading",
     "branching",

@@ -27,6 +27,9 @@ def run(*command: object, **options: Any) -> str:
     return done.stdout
 
 
+pytestmark = pytest.mark.full
+
+
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
@@ -54,7 +57,6 @@ def test_the_wheel_runs_the_quickstart_in_an_empty_environment(dist: Path, tmp_p
     assert run(python, "-c", compiled, env=alone, cwd=tmp_path) == "True\n"
 
 
-@pytest.mark.full
 def test_the_source_distribution_can_be_built_from(dist: Path, tmp_path: Path) -> None:
     [source] = dist.glob("*.tar.gz")
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source)

@@ -288,6 +288,7 @@ async def test_no_worker_has_more_calls_than_it_takes_and_all_are_answered(tmp_p
         assert all(model.asked for model in models)
 
 
+@pytest.mark.full
 async def test_messages_of_99_megabytes_pass_both_ways_and_larger_ones_fail_in_words(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = NamedModel(text="y" * (99 << 20))

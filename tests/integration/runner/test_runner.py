@@ -11,18 +11,18 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from agent_runtime.recording.store import Store
 from agent_runtime.runner.supervisor import Exit
 from tests.integration.runner.conftest import Pods, Runner, StartPods, wait_for
 from tests.support.fingerprint import fingerprint
-from tests.support.full import FULL
 from tests.support.quickstart import REWARDS
 from tests.support.resumed import resumed_rollouts, rollouts_at_work, segments_in
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
-KILLS = 10 if FULL else 4
+KILLS = 10
 
 
 def quickstart() -> dict[str, Any]:
@@ -80,8 +80,9 @@ def complete(pods: Pods, index: int = 0) -> Runner:
     return runner
 
 
+@pytest.mark.full
 def test_an_engine_killed_again_and_again_gives_the_results_of_an_undisturbed_one(pods: StartPods) -> None:
-    job = quickstart() if FULL else counting(turns=8)
+    job = quickstart()
     name = job["metadata"]["name"]
     calm, killed = pods("calm", job), pods("killed", job)
     complete(calm)
@@ -89,7 +90,7 @@ def test_an_engine_killed_again_and_again_gives_the_results_of_an_undisturbed_on
     print(f"ROLLOUT_SEED={seed}")
     rng = random.Random(seed)
     runner, kills = killed.start(), 0
-    rewards = [reward for group in REWARDS.values() for reward in group] if FULL else [1] * 8
+    rewards = [reward for group in REWARDS.values() for reward in group]
     total = len(rewards)
     store = Store.open(str(killed.folder / "out"), {})
     while kills < KILLS:
@@ -193,6 +194,7 @@ def test_a_runner_of_a_deleted_job_never_reports_to_its_namesake(pods: StartPods
     assert replaced.api.runners == {}
 
 
+@pytest.mark.full
 def test_three_runners_share_the_groups_and_the_last_writes_the_results(pods: StartPods) -> None:
     shared = pods("shared", counting(groups=7, runners={"replicas": 3, "concurrency": 2}))
     runners = [shared.start(index) for index in range(3)]

@@ -97,6 +97,7 @@ async def all_spans(fleet: OperatedFleet, folder: Path, tokens: int) -> list[lis
     return [versions for result in results for versions in await spans_of(reader, result, tokens, unknown=unknown)]
 
 
+@pytest.mark.full
 async def test_every_token_has_its_version_through_updates_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
