@@ -146,9 +146,15 @@ class Control:
         await self.name_weights(server, ASLEEP + name)
 
     async def wake(self, server: Address) -> None:
-        """Take back the memory of the weights, which can be replaced then."""
-        _, name = await self._weights_name(server)
+        """Take back the memory of the weights, which can be replaced then. The engine stays paused."""
+        asleep, name = await self._weights_name(server)
+        if asleep is None:
+            # An engine that has released nothing runs again after the request. It must have no calls then, because its
+            # weights may be replaced next. Runners send aborted calls again.
+            await self._send(server, server.updates.abort)
         await self._send(server, _sleep(server).wake)
+        if asleep is None:
+            await self._send(server, server.updates.pause)
         await self.name_weights(server, name)
 
     async def _weights_name(self, server: Address) -> tuple[bool | None, str]:

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from agent_runtime.models.base import ModelReply
+from rollout_operator.model_server.control import Address, Control
 from tests.integration.vllm.conftest import MODEL, InferenceServer
 from tests.integration.vllm.operated import Operated
 from tests.integration.vllm.test_turns import next_turn, request
@@ -206,3 +207,21 @@ async def test_engine_that_wakes_for_a_new_version_finishes_its_calls_with_it(
     if not served.mixed:
         assert set(found) == {"0", "1"}
     assert all(mine == theirs for mine, theirs in zip(found, answer.versions(), strict=True) if mine is not None)
+
+
+async def test_engine_that_did_not_fall_asleep_makes_no_token_when_it_wakes(server: InferenceServer) -> None:
+    call = asyncio.create_task(server.generate([300, 301], sampling={"max_tokens": server.long_answer}))
+    async with asyncio.timeout(60):
+        while not await server.running():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await server.pause()
+    await server.name_weights("falling-asleep-0")
+    control = Control()
+    try:
+        await control.wake(Address("s-0", server.url, ""))
+    finally:
+        await control.close()
+    assert await server.get("/is_paused") == {"is_paused": True}
+    assert await server.get("/weight_info") == {"weight_version": "0"}
+    (choice,) = (await call)["choices"]
+    assert choice["finish_reason"] == "abort"

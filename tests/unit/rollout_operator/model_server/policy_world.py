@@ -212,8 +212,17 @@ class Fleet:
                 yield
                 self._must(key, "look", process).says_asleep = True
             case Call.WAKE:
+                is_unsure = engine.says_asleep is None
+                if is_unsure:
+                    yield
+                    self._must(key, "wake", process).had_traffic = False  # its calls are aborted
                 yield
-                self._must(key, "wake", process).asleep = False
+                engine = self._must(key, "wake", process)
+                # vLLM continues all calls if its memory was not released (vllm/v1/engine/core.py, `wake_up`).
+                engine.paused, engine.asleep = engine.asleep, False
+                if is_unsure:
+                    yield
+                    self._must(key, "pause", process).paused = True
                 yield
                 self._must(key, "look", process).says_asleep = False
             case Call.RESUME:

@@ -408,3 +408,23 @@ def test_a_server_that_does_not_wake_is_replaced_and_the_others_go_on() -> None:
     assert [entry.state for entry in fleet.status.servers].count(ServerState.EVICTED) == 1
     fleet.calm()
     assert fleet.is_at_rest()
+
+
+def test_a_server_that_could_not_sleep_makes_no_token_between_waking_and_loading() -> None:
+    fleet = at_version(1, runners=0)
+    fleet.engines[0].failing.add("sleep")
+    fleet.asleep = True
+    until(fleet, PolicyStep.SLEEPING, rounds=200)
+    fleet.round()
+    while fleet.under_way:
+        fleet.step(0)
+    fleet.ask_for(2)
+    fleet.asleep = False
+    for _ in range(20):
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+            fleet.check()
+        fleet.now += timedelta(seconds=1)
+    fleet.calm()
+    assert fleet.is_at_rest()
