@@ -84,6 +84,9 @@ class ServedModel(Fleet):
                     raise
                 except ModelError as error:
                     able[0].suspect(error.message)
+            elif self._shut_at is not None:
+                deadline = _now() + EMPTY_SECONDS  # the gate may be shut for hours, while the servers sleep
+                await self.wait_for_status(within_seconds=1.0)
             elif _now() > deadline:
                 raise ModelError("NoServer", f"no server of {self.name} was available for {EMPTY_SECONDS:g} s")
             else:

@@ -392,6 +392,21 @@ async def test_a_job_waits_for_the_first_server(fleet: FakeFleet) -> None:
     assert fleet.model.token_capture == "Tokens"
 
 
+async def test_job_that_starts_behind_a_shut_gate_waits_for_as_long_as_it_is_shut(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "EMPTY_SECONDS", 0.2)
+    checking = asyncio.create_task(fleet.model.check())
+    await fleet.tell("server-0", gate=Gate.SHUT, update=1)
+    await asyncio.sleep(0.3)
+    await fleet.tell("server-0", gate=Gate.SHUT, update=1, paused=True)
+    await asyncio.sleep(0.1)
+    assert not checking.done(), "servers may sleep for hours"
+    await fleet.tell(gate=Gate.OPEN, update=1)
+    with pytest.raises(ModelError, match=r"no server of model was available for 0\.2 s"):
+        await asyncio.wait_for(checking, 10)
+
+
 async def test_a_job_starts_with_the_servers_that_are_well(fleet: FakeFleet) -> None:
     fleet.connect("http://server-0").is_well = False
     model = await fleet.open("server-0", "server-1")
