@@ -62,6 +62,11 @@ class Policies:
         return folder
 
     def _make_room(self, wanted: Path) -> None:
+        # Staging folders of fetches that failed are as large as policies. Other writers may share the volume.
+        fetching = {wanted.name, *(str(request.version) for request in self._running)}
+        for path in self._folder.glob(f".*.{socket.gethostname()}"):
+            if path.name.split(".")[1] not in fetching:
+                shutil.rmtree(path, ignore_errors=True)
         versions = [path for path in self._folder.iterdir() if path.name.isdigit() and path != wanted]
         for path in sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
             shutil.rmtree(path, ignore_errors=True)
