@@ -35,11 +35,15 @@ MOST_ANSWER = 2**20
 """Most bytes of a response. Tenants control their pods, and hundreds may respond at the same time."""
 MOST_HOOK_ANSWER = 16 * 2**20
 """Most bytes of a hook's response. Names, types and shapes of 100,000 tensors take about 9 MB."""
+MOST_VALUES: Final = 2**20
+"""Most values of a response, estimated by their separators. In the operator's memory each may take 100 times its length."""
 
 MESSAGE_CHARACTERS: Final = 1024
 """Longest error message. It may quote a response."""
 VERSION_DIGITS: Final = len(str(2**53))
 """Most digits of `spec.policy.version`."""
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+"""A SHA-256 of weights, as a gateway reports it. Reports stay in memory, so nothing longer is kept."""
 PROCESS_NAME: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 """Valid process names of an inference engine, as a gateway reports them. The name is sent back in a header."""
 
@@ -107,6 +111,8 @@ class Control:
         process, opened = served.get("engine"), served.get("version")
         if not isinstance(process, str) or not PROCESS_NAME.fullmatch(process):
             raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected the engine's process")
+        if opened is not None and type(opened) is not int:
+            raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected a version or null")
         server = replace(server, process=process)
         updates = server.updates
         paused, weights = await self._look(server, updates.paused), await self._look(server, updates.weights)
@@ -229,8 +235,8 @@ class Control:
                 return None
             raise
         digest = answer.get("digest")
-        if not isinstance(digest, str):
-            raise ControlError(f"{server.name}: POST /policy/digest answered {answer}; expected a digest")
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise ControlError(f"{server.name}: POST /policy/digest answered {answer}; expected a SHA-256")
         return digest
 
     async def ask_hook(self, server: Address, url: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -339,6 +345,8 @@ def _transfer(server: Address) -> Transfer:
 
 
 def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, Any]:
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ControlError(f"{server.name}: {method} {route} answered more than {MOST_VALUES} values")
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:

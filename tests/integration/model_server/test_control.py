@@ -1,6 +1,7 @@
 """The operator's side of the control port: what is tried again, what is not, and what a person reads when it fails."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 
 import pytest
@@ -127,6 +128,29 @@ async def test_control_rejects_a_process_name_that_is_not_a_header_value(port: t
     answers.answers["/policy/served"] = [web.json_response({"engine": "a\r\nHost: other", "version": None})]
     with pytest.raises(ControlError, match="expected the engine's process"):
         await control.server_report(server)
+
+
+async def test_control_keeps_nothing_large_of_a_hostile_report(port: tuple[Port, Address, Control]) -> None:
+    answers, server, control = port
+    answers.answers["/policy/served"] = [web.json_response({"engine": "abc", "version": [[] for _ in range(1000)]})]
+    with pytest.raises(ControlError, match="expected a version or null"):
+        await control.server_report(server)
+    answers.answers["/policy/digest"] = [web.json_response({"digest": "0" * 100_000})]
+    with pytest.raises(ControlError, match="expected a SHA-256"):
+        await control.digest(server)
+
+
+async def test_control_does_not_parse_a_hook_answer_that_would_fill_its_memory(
+    port: tuple[Port, Address, Control],
+) -> None:
+    answers, server, control = port
+    nested = b"[" * 400 + b"]" * 400
+    updates = b'{"updates": [{"x": [' + b",".join([nested] * 20_000) + b"]}]}"
+    answers.answers["/policy/hook"] = [web.Response(body=updates)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ControlError, match="/policy/hook answered more than 1048576 values"):
+        await control.ask_hook(server, "http://trainer", {}, seconds=5)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "KiB; parsed it takes 800 MiB"
 
 
 async def test_control_follows_no_redirect_to_another_server(port: tuple[Port, Address, Control]) -> None:
