@@ -122,11 +122,15 @@ def test_a_sandbox_of_a_job_is_judged_by_the_operator_that_knows_the_job() -> No
 
 
 async def test_requests_beyond_the_bound_fail_unread_and_later_ones_are_answered() -> None:
-    go_on, started = asyncio.Event(), asyncio.Semaphore(0)
+    go_on = asyncio.Event()
+    checked = most_checked = 0
 
     async def answer(_: Any, **more: Any) -> Any:
-        started.release()
+        nonlocal checked, most_checked
+        checked += 1
+        most_checked = max(checked, most_checked)
         await go_on.wait()
+        checked -= 1
         return {}
 
     server, app = Server(), web.Application()
@@ -134,20 +138,25 @@ async def test_requests_beyond_the_bound_fail_unread_and_later_ones_are_answered
     async def serve(request: web.Request) -> web.Response:
         return await server._serve(answer, request)
 
+    async def have_arrived(requests: int) -> None:
+        while server._requests.total() < requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
     app.add_routes([web.post("/{id}", serve)])
     async with TestClient(TestServer(app)) as client:
         first = [asyncio.create_task(client.post("/sandboxes", json={})) for _ in range(MOST_PER_ADDRESS)]
-        for _ in first:
-            await started.acquire()
+        await have_arrived(len(first))
         assert (await client.post("/sandboxes", json={})).status == 503
         other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
         async with aiohttp.ClientSession(connector=other) as api_server:
             admitted = asyncio.create_task(api_server.post(client.make_url("/sandboxes"), json={}))
-            await asyncio.wait([admitted, asyncio.create_task(started.acquire())], return_when=asyncio.FIRST_COMPLETED)
+            waiting = asyncio.create_task(have_arrived(len(first) + 1))
+            await asyncio.wait([admitted, waiting], return_when=asyncio.FIRST_COMPLETED)
             go_on.set()
             assert (await admitted).status == 200, "one pod could take all places"
         assert {(await reply).status for reply in first} == {200}
         assert (await client.post("/sandboxes", json={})).status == 200
+    assert most_checked == 1, "parsed requests of one tenant could fill the memory of the operator"
 
 
 async def test_requests_that_do_not_arrive_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
