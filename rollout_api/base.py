@@ -11,7 +11,7 @@ API_VERSION: Final = "rollout.dev/v1alpha1"
 
 
 class ApiModel(BaseModel):
-    """Base class of all API types. Field docstrings become descriptions in the definitions (crd.py)."""
+    """Base class of all API types. Field docstrings become descriptions in the JSON schema (json_schema.py)."""
 
     model_config = ConfigDict(
         frozen=True,

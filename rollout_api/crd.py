@@ -8,11 +8,7 @@ Two kinds of fields stay untyped because they are unions: the entries of `networ
 call. Their bounds are kept. The runner checks the rest when it loads the job.
 """
 
-import ast
-import inspect
-import itertools
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +16,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from rollout_api.base import API_GROUP, API_VERSION, ApiModel
+from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.inference.description import Description, Release, version_text
 from rollout_api.inference.engines import DESCRIPTIONS
+from rollout_api.json_schema import json_schema
 from rollout_api.model import MODEL_SOURCES
 from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer
 from rollout_api.rollout_job import (
@@ -243,11 +240,8 @@ all other lists as a single value when it merges changes.
 
 def structural(model: type[BaseModel]) -> Schema:
     """Return the structural schema of a resource."""
-    source = model.model_json_schema(by_alias=True, mode="validation")
+    source = json_schema(model)
     definitions = source.get("$defs", {})
-    for name, found in (*definitions.items(), (model.__name__, source)):
-        for field, text in _descriptions(name).items():
-            found["properties"][field].setdefault("description", text)
     schema = _node({**source, "title": model.__name__}, definitions)
     # The API server has its own schema for metadata, and accepts only these two fields here.
     rules = {}
@@ -259,32 +253,6 @@ def structural(model: type[BaseModel]) -> Schema:
         schema["properties"][field] = {"type": "string"}
     schema["required"] = [field for field in ("metadata", "spec") if field in schema["properties"]]
     return schema
-
-
-def _descriptions(name: str) -> dict[str, str]:
-    """Return the docstrings of a model's fields, by alias; none if it is another class, such as an enumeration.
-
-    They are read here, because pydantic's `use_attribute_docstrings` would parse the source at every start of a program.
-    """
-    model = _models(ApiModel).get(name)
-    if model is None:
-        return {}
-    texts: dict[str, str] = {}
-    for base in reversed(model.__mro__[: model.__mro__.index(ApiModel)]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in itertools.pairwise(tree.body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
-                    texts[model.model_fields[key].alias or key] = inspect.cleandoc(words)
-    return texts
-
-
-def _models(base: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    found = {base.__name__: base}
-    for model in base.__subclasses__():
-        found |= _models(model)
-    return found
 
 
 _KEPT = (

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rollout_api.base import API_VERSION
+from rollout_api.json_schema import json_schema
 from rollout_api.rollout_job import RolloutJob
 
 KIND = "RolloutJob"
@@ -432,16 +433,11 @@ def _unknown_field(model: type[BaseModel], location: Location) -> str:
 # Fields and descriptions, read from the model's JSON schema
 
 
-@cache
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    return model.model_json_schema(by_alias=True)
-
-
 def _alternatives(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a schema, and first the schemas that its reference or the members of its union resolve to."""
     if reference := schema.get("$ref"):
         name = reference.removeprefix("#/$defs/")
-        yield from _alternatives(model, _schema(model)["$defs"][name])
+        yield from _alternatives(model, json_schema(model)["$defs"][name])
     for member in schema.get("anyOf", []):
         yield from _alternatives(model, member)
     yield schema
@@ -449,7 +445,7 @@ def _alternatives(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[di
 
 def _schemas(model: type[BaseModel], location: Location) -> list[dict[str, Any]]:
     """Return the schemas of a field, one for each allowed type."""
-    current = list(_alternatives(model, _schema(model)))
+    current = list(_alternatives(model, json_schema(model)))
     for part in location:
         inner = [
             schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
@@ -469,7 +465,7 @@ def _description(model: type[BaseModel], location: Location) -> str:
 def _fields(model: type[BaseModel]) -> list[Location]:
     """Return all fields outside lists, the shallowest first."""
     found: list[Location] = []
-    level: list[tuple[Location, dict[str, Any]]] = [((), _schema(model))]
+    level: list[tuple[Location, dict[str, Any]]] = [((), json_schema(model))]
     while level:
         below = [
             ((*path, name), inner)

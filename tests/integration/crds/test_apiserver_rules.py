@@ -276,7 +276,7 @@ REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
     "an engine that is too old": ({"engine": SMALL["engine"] | {"version": "0.9.1"}}, "expected 0.14 or newer"),
     "an update of an old engine": (
         {"engine": SMALL["engine"] | {"version": "0.25.0"}, "policy": {"version": 1, "uri": "s3://p/1"}},
-        "policy updates need engine.version 0.27",
+        "policy updates and asleep need engine.version 0.27",
     ),
     "an SGLang that is too old": ({"engine": SGLANG | {"version": "0.5.9"}}, "expected 0.5.23 or newer"),
     "an SGLang to which weights are pushed": (

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -101,7 +102,10 @@ async def test_an_environment_never_sees_the_runners_credentials(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     process = await pool.place(1)
-    environment = open(f"/proc/{process.process.pid}/environ").read()  # noqa: ASYNC230, SIM115
+    async with asyncio.timeout(10):
+        # It is empty while the process replaces its program.
+        while not (environment := Path(f"/proc/{process.process.pid}/environ").read_text()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert "AWS_SECRET" not in environment
     assert "PATH=" in environment
 
