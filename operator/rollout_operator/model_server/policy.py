@@ -249,8 +249,10 @@ def _after_loading(seen: Seen, have: list[Server], failed: list[Server]) -> Deci
         return _behind_gate(seen, resuming, "Resuming", words, evicted=failed)
     words = f"version {policy.target}: {len(have)} servers have it, {_servers_needed(seen)} are needed{why}"
     if policy.target != policy.current and (failed or hopeless):
-        back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
-        change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
+        failure: dict[str, Any] = {"failed": policy.target, "failed_because": words[:MOST_WORDS]}
+        if all(_is_unfetched(seen, server) for server in (*failed, *hopeless)):
+            failure = {}  # that is no evidence against the version: it is fetched again with the gate open
+        change = policy.model_copy(update={**failure, "target": policy.current, "needed": 1, "since": _now(seen)})
         return _behind_gate(seen, change, "RollingBack", f"{words}; all servers return to version {policy.current}")
     source = seen.source(policy.target)
     if kept := [server for server in failed if _may_roll_back_later(seen, server)]:
@@ -454,6 +456,12 @@ def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = No
     return _is_silent(seen, server) and (failed or call is not Call.LOAD)
 
 
+def _is_unfetched(seen: Seen, server: Server) -> bool:
+    """Whether a server could not load the target because it could not fetch it."""
+    failure = seen.failed(server, Call.LOAD, seen.status.policy.target)
+    return seen.mode is TransferMode.PULL and failure is not None and failure.untouched
+
+
 def _may_roll_back_later(seen: Seen, server: Server) -> bool:
     """Whether to retry a failed rollback on a server instead of replacing its pod.
 
@@ -490,9 +498,13 @@ def _servers_needed(seen: Seen) -> int:
 
 
 def _newer(seen: Seen) -> dict[str, Any]:
-    """Return the change to a version that was requested after this update began; empty if none was."""
+    """Return the change to a version that was requested after this update began; empty if none was, or if a server has
+    just failed to load it.
+    """
     policy = seen.status.policy
     if seen.wanted.version <= max(policy.target, policy.failed or 0):
+        return {}
+    if any(failed_lately(seen, server, Call.LOAD, seen.wanted.version) for server in seen.members):
         return {}
     needed = min(seen.min_ready, max(1, len(seen.members)))
     return {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted), "needed": needed}

@@ -381,6 +381,21 @@ def test_version_that_is_wanted_while_servers_sleep_is_loaded_when_they_wake_and
     )
 
 
+def test_version_that_cannot_be_fetched_when_servers_wake_is_fetched_again_with_the_gate_open() -> None:
+    fleet = at_version(1)
+    fleet.asleep = True
+    fleet.settle()
+    fleet.bad_versions.add(2)
+    fleet.ask_for(2)
+    fleet.calm(rounds=100)
+    assert fleet.last is not None
+    assert (fleet.last.reason, fleet.status.policy.gate) == ("FetchFailed", Gate.OPEN)
+    assert {engine.weights for engine in fleet.engines} == {1}
+    fleet.bad_versions.clear()
+    fleet.calm()
+    assert {engine.weights for engine in fleet.engines} == {2}
+
+
 def test_a_server_that_cannot_release_its_memory_is_named_and_kept() -> None:
     fleet = at_version(1, runners=0)
     fleet.engines[0].failing.add("sleep")
