@@ -46,7 +46,7 @@ def test_trainer_changes_the_policy_and_continues_when_it_is_served(plane: Contr
         assert update.communicate(timeout=60)[0] == "served\n"
 
     with trainer(plane, 1, "s3://bucket/1", namespace) as update:
-        assert "version 1: " in (said := update.communicate(timeout=60)[0])
+        assert "ModelServer train-model: " in (said := update.communicate(timeout=60)[0])
         assert "cannot decrease" in said
 
 
