@@ -43,6 +43,10 @@ async def test_no_way_out_of_a_workspace(masked: Inside, user: str) -> None:
     neighbour = await masked.make()
     await write(neighbour, "/tmp/secret", _MARK.encode(), mode=0o666)
     server, server_output = await start(neighbour, [_PYTHON, "-c", _SERVER, _MARK])
+    client = f"import socket; print(socket.create_connection(('127.0.0.1', {_PORT})).recv(99))"
+    async with asyncio.timeout(PATIENCE):
+        while _MARK not in (await run(neighbour, [_PYTHON, "-c", client])).output:
+            pass
     workspace = await masked.make()
     await write(workspace, "/tmp/hostile.py", _SCRIPT.read_bytes())
     # In pieces, so that the script's own arguments are not what it finds.
@@ -51,7 +55,6 @@ async def test_no_way_out_of_a_workspace(masked: Inside, user: str) -> None:
     done = await run(workspace, attack, user=user)
     assert (done.output, done.exit.code) == ("held\n", 0)
     assert await get(neighbour, "read", path="/tmp/secret") == _MARK.encode()
-    client = f"import socket; print(socket.create_connection(('127.0.0.1', {_PORT})).recv(99))"
     assert _MARK in (await run(neighbour, [_PYTHON, "-c", client])).output
     await server.signal(signal.SIGKILL, tree=True)
     await read_all(server_output)
