@@ -109,8 +109,9 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
 
 
 def grading_spec(spec: WorkspaceSpec, task: Task) -> WorkspaceSpec:
-    """Return the specification of the workspace in which a rollout is graded in mode Separate. In an image of its own, a
-    program agent is not installed, which it may lack the tools for.
+    """Return the specification of the workspace in which a rollout is graded in mode Separate.
+
+    With `verifier.image`, no program agent is installed, because that image may lack the tools to install it.
     """
     image = None if task.verifier is None else task.verifier.image
     return spec if image is None else replace(spec, image=image, setup=task.setup)

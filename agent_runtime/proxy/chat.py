@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 from agent_runtime.models.answers import finite
 from agent_runtime.models.base import ModelReply, ModelRequest
 from rollout_api.model import Sampling
-from rollout_api.nesting import DEEPEST, too_deep
+from rollout_api.nesting import DEEPEST, estimated_values, too_deep
 from rollout_api.records import Message
 
 PROMPT_ROLE = "prompt"
@@ -228,7 +228,7 @@ class Translation(Protocol):
 
 def decoded(body: bytes) -> JsonObject:
     """Return the JSON object in the body of a request. Raises BadRequest."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+    if estimated_values(body) > MOST_VALUES:
         raise BadRequest(f"the body has more than {MOST_VALUES} values; send a shorter conversation")
     try:
         payload = json.loads(body, parse_constant=finite, parse_float=finite)

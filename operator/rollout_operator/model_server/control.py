@@ -18,6 +18,7 @@ from rollout_api.cluster import ENGINE_PROCESS_HEADER
 from rollout_api.inference.description import Answer, Description, Request, Sleep, Transfer, Updates, version_text
 from rollout_api.inference.vllm import VLLM
 from rollout_api.model_server import PolicySource
+from rollout_api.nesting import estimated_values
 from rollout_operator import clock
 from rollout_operator.server_contact import ServerReport
 
@@ -36,7 +37,7 @@ MOST_ANSWER = 2**20
 MOST_HOOK_ANSWER = 16 * 2**20
 """Most bytes of a hook's response. Names, types and shapes of 100,000 tensors take about 9 MB."""
 MOST_VALUES: Final = 2**20
-"""Most values of a response, estimated by their separators. In the operator's memory each may take 100 times its length."""
+"""Most values of a response, of which each takes memory of the operator."""
 
 MESSAGE_CHARACTERS: Final = 1024
 """Longest error message. It may quote a response."""
@@ -345,7 +346,7 @@ def _transfer(server: Address) -> Transfer:
 
 
 def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, Any]:
-    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+    if estimated_values(data) > MOST_VALUES:
         raise ControlError(f"{server.name}: {method} {route} answered more than {MOST_VALUES} values")
     try:
         answer = json.loads(data)

@@ -119,7 +119,7 @@ async def test_error_of_a_checkpoint_that_an_agent_handled_is_the_same_after_a_c
     nested = "the workspace is based on 2 checkpoints, which is the most; go back to an earlier one"
     rest = ["too large", "too large"] if is_plain else ["checkpoint-1", nested]
     assert found == ["checkpoint-0", unknown, *rest]
-    await first.workspace.write("f", b"the agent goes on in a live workspace", key="2:a")
+    await first.workspace.write("f", b"written after the errors", key="2:a")
     await log.write(IntentRecord(turn=1, time=0.0, keep=0, messages=[]))
 
     again = AttemptLog(journal, journal.records)
