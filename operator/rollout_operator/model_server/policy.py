@@ -504,7 +504,8 @@ def _newer(seen: Seen) -> dict[str, Any]:
     policy = seen.status.policy
     if seen.wanted.version <= max(policy.target, policy.failed or 0):
         return {}
-    if any(failed_lately(seen, server, Call.LOAD, seen.wanted.version) for server in seen.members):
+    servers = (*seen.members, *seen.newcomers)
+    if any(failed_lately(seen, server, Call.LOAD, seen.wanted.version) for server in servers):
         return {}
     needed = min(seen.min_ready, max(1, len(seen.members)))
     return {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted), "needed": needed}

@@ -443,3 +443,18 @@ def test_a_server_that_could_not_sleep_makes_no_token_between_waking_and_loading
         fleet.now += timedelta(seconds=1)
     fleet.calm()
     assert fleet.is_at_rest()
+
+
+def test_version_that_new_servers_cannot_fetch_when_they_wake_does_not_keep_the_gate_shut() -> None:
+    fleet = at_version(1, servers=1)
+    fleet.kill_engine(0)
+    fleet.asleep = True
+    for _ in range(3):
+        fleet.round()
+        fleet.now += timedelta(seconds=1)
+    fleet.bad_versions.add(2)
+    fleet.ask_for(2)
+    fleet.calm(rounds=200)
+    assert fleet.last is not None
+    assert (fleet.last.reason, fleet.status.policy.gate) == ("FetchFailed", Gate.OPEN)
+    assert {engine.weights for engine in fleet.engines} == {1}
