@@ -38,7 +38,9 @@ MODEL_CONTROL_PORT = 8001
 MODEL_ENGINE_PORT = 8002
 """Loopback port of the inference engine in a model server's pod."""
 POLICY_VERSION_HEADER = "X-Policy-Version"
-"""Response header of a model server: the policy version that it served when it admitted the request."""
+"""Response header of a model server: the policy version that it served when it admitted the request. In a request that
+names an adapter: the wanted version.
+"""
 ENGINE_PROCESS_HEADER = "X-Engine-Process"
 """Request header of the control port: the engine process for which the request is meant. Later processes refuse it."""
 SERVER_NOT_READY = "server_not_ready"
@@ -49,10 +51,6 @@ POLICY_LOADED = f"{API_GROUP}/policy-loaded"
 """Readiness gate of a model server's pod. The operator sets it when the server reports the current policy."""
 POLICY_FOLDER = "/policies"
 """Folder in a model server's pod. `VERSION/` in it holds the fetched files of that version, which the engine reads."""
-ADAPTER_SUFFIX = ".policy"
-"""Suffix of the model's name that names the LoRA adapter of a policy in the engine. Since 0.31 vLLM refuses an adapter with
-the name of its base model. Clients use the model's name, which the gateway replaces.
-"""
 RUNNER_FOLDER = "/var/run/rollout"
 """Secret volume of a runner pod: `key` is the job's key, and `job.json` is the resolved job."""
 KEY_FILE, JOB_FILE = "key", "job.json"

@@ -21,7 +21,7 @@ from rollout_api.inference.description import Description, Release, version_text
 from rollout_api.inference.engines import DESCRIPTIONS
 from rollout_api.json_schema import json_schema
 from rollout_api.model import MODEL_SOURCES
-from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer
+from rollout_api.model_server import ADAPTER_NAME, NAME_RULE, RESERVED_SUFFIXES, ModelServer
 from rollout_api.rollout_job import (
     MUTABLE_FIELDS,
     PROGRAM_AGENTS,
@@ -98,6 +98,36 @@ def _engine_rules(described: Description) -> Iterator[Schema]:
         yield {"rule": f"{other}self.{field} != {literal}", "message": f"{choice} is refused: {described.type} {why}"}
 
 
+def _adapter_rules() -> Iterator[Schema]:
+    """Yield what holds for `adapters`."""
+    without = [name for name, described in DESCRIPTIONS.items() if described.updates.adapters is None]
+    each = "self.adapters.all(name, "
+    for rule, message in (
+        (f"{each}name.matches('{ADAPTER_NAME}'))", f"each name must match {ADAPTER_NAME}"),
+        (f"!(self.engine.type in {[str(name) for name in without]})", "not supported for this engine.type; use vLLM"),
+        ("has(self.lora)", "lora is needed for adapters; set lora.maxRank"),
+        (
+            "!has(self.accelerator.count) || self.accelerator.count > 0",
+            "adapters need accelerators: on CPUs vLLM uses an adapter in calls that name none",
+        ),
+        (
+            "self.weightTransfer.mode == 'Pull' && self.policy.version == 0",
+            "adapters need weightTransfer.mode Pull and policy.version 0: they are changes to the model's own weights",
+        ),
+        (
+            f"{each}self.adapters[name].version == 0 || has(self.adapters[name].uri))",
+            "each adapter needs uri; only version 0, the model without an adapter, needs none",
+        ),
+        (f"{each}name != self.model.name)", "an adapter has the name of the model; choose another one"),
+        (
+            f"{each}!(name in oldSelf.adapters) || self.adapters[name] == oldSelf.adapters[name] || "
+            "self.adapters[name].version > oldSelf.adapters[name].version)",
+            "an adapter's version must grow with every change: versions identify sampled tokens",
+        ),
+    ):
+        yield {"rule": f"self.adapters.size() == 0 || {rule}", "message": message, "fieldPath": ".adapters"}
+
+
 _ACCELERATORS = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
 
 _MODEL_SERVER_RULES: list[Schema] = [
@@ -113,10 +143,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
         "rule": "self.weightTransfer.mode != 'Pull' || self.policy.version == 0 || has(self.policy.uri)",
         "message": "policy.uri is needed for mode Pull; only version 0, the model's own weights, needs none",
     },
-    {
-        "rule": "self.weightTransfer.mode != 'Pull' || self.weightTransfer.pull.form != 'Adapter' || has(self.lora)",
-        "message": "lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank",
-    },
+    *_adapter_rules(),
     *(rule for described in DESCRIPTIONS.values() for rule in _engine_rules(described)),
     {"rule": "!self.asleep || self.sleep", "message": "sleep is needed for asleep; set sleep: true"},
     {
@@ -177,7 +204,13 @@ RULES: dict[str, list[Schema]] = {
     ],
     "SandboxSpec": [_IMMUTABLE],
     "Tasks": [_exactly_one(*TASK_SOURCES)],
-    "ModelSpec": [_exactly_one(*MODEL_SOURCES)],
+    "ModelSpec": [
+        _exactly_one(*MODEL_SOURCES),
+        {
+            "rule": "!has(self.adapter) || has(self.serverRef) || has(self.server) && self.adapter in self.server.adapters",
+            "message": "adapter must be a name of server.adapters, or of the ModelServer in serverRef",
+        },
+    ],
     "LabelRequirement": [
         {
             "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",

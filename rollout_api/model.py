@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from rollout_api.base import ApiModel, LongText, ObjectName, Seconds, ShortText, TaskName, exactly_one
-from rollout_api.model_server import ModelServerSpec
+from rollout_api.model_server import AdapterName, ModelServerSpec
 
 
 class SecretKeyRef(ApiModel):
@@ -118,6 +118,8 @@ class ModelSpec(ApiModel):
     """Name of a ModelServer in the same namespace."""
     server: ModelServerSpec | None = None
     """A ModelServer that the job creates and owns."""
+    adapter: AdapterName | None = None
+    """LoRA adapter of that ModelServer, by its name in `adapters`; the model itself when left out."""
     scripted: Scripted | None = None
     """A scripted model with fixed turns."""
     function: Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$", max_length=512)] | None = None
@@ -137,6 +139,12 @@ class ModelSpec(ApiModel):
     def _exactly_one(self) -> Self:
         fields = {**vars(self), "serverRef": self.server_ref}
         exactly_one({name: fields[name] for name in MODEL_SOURCES})
+        if self.adapter is not None and self.server is None and self.server_ref is None:
+            raise ValueError("adapter is allowed only with server or serverRef")
+        if self.adapter is not None and self.server is not None and self.adapter not in self.server.adapters:
+            raise ValueError(
+                f"adapter {self.adapter} is not in server.adapters; add it there, at version 0 if it has no weights yet"
+            )
         return self
 
 

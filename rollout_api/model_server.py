@@ -152,18 +152,9 @@ class TransferMode(StrEnum):
     PUSH = "Push"
 
 
-class PullForm(StrEnum):
-    """`Weights`: `policy.uri` has all weights of the model. `Adapter`: it has a LoRA adapter."""
-
-    WEIGHTS = "Weights"
-    ADAPTER = "Adapter"
-
-
 class Pull(ApiModel):
-    """How servers fetch a policy in mode Pull."""
+    """How servers fetch weights in mode Pull."""
 
-    form: PullForm = PullForm.WEIGHTS
-    """What `policy.uri` contains."""
     secret_ref: ObjectName | None = None
     """Secret whose keys are environment variables of the store, such as AWS_ACCESS_KEY_ID."""
     timeout_seconds: Seconds = 720
@@ -202,11 +193,6 @@ class WeightTransfer(ApiModel):
             raise ValueError("push is needed for mode Push, and for no other mode")
         return self
 
-    @property
-    def has_adapters(self) -> bool:
-        """Whether policies are LoRA adapters of the model."""
-        return self.mode is TransferMode.PULL and self.pull.form is PullForm.ADAPTER
-
 
 class Policy(ApiModel):
     """The weights that servers should have."""
@@ -214,13 +200,18 @@ class Policy(ApiModel):
     version: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Version of the policy. It must grow with every change. 0 stands for the model's own weights."""
     uri: Annotated[str, StringConstraints(pattern=r"^(s3|gs|az|file)://[^\s]+$", max_length=2048)] | None = None
-    """Folder of the weights or the adapter in mode Pull. In mode Push it is passed to the trainer."""
+    """Folder of the weights in mode Pull, and of an adapter. In mode Push it is passed to the trainer."""
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)] | None = None
     """SHA-256 of the folder's file SHA256SUMS, which lists all other files. Files are checked against SHA256SUMS even
     without this field.
     """
     min_ready: Annotated[int, Field(ge=1, le=256)] | None = None
     """Servers that must have the version before the gate opens again; half of the servers when left out."""
+
+
+ADAPTER_NAME: Final = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME, max_length=63)]
+MOST_ADAPTERS: Final = 16
 
 
 class DisruptionBudget(ApiModel):
@@ -266,6 +257,10 @@ class ModelServerSpec(ApiModel):
     """How a new policy is transferred to the servers."""
     policy: Policy = Policy()
     """The weights that servers should have."""
+    adapters: Annotated[dict[AdapterName, Policy], Field(max_length=MOST_ADAPTERS)] = {}
+    """LoRA adapters of the model by name, each a policy of its own with versions of its own. Calls choose one by giving
+    its name as model. Version 0 is the model without an adapter. They need `lora`, mode Pull, and `policy.version` 0.
+    """
     clients: Annotated[list[NetworkPeer], Field(max_length=16)] = []
     """Further clients besides runners of the same namespace: peers as in a NetworkPolicy. Sandboxes can never connect.
     """
@@ -297,21 +292,13 @@ class ModelServerSpec(ApiModel):
             raise ValueError(
                 f"parallelism.nodes is {self.parallelism.nodes}, which does not divide tensor × pipeline × data = {wanted}"
             )
-        if self.weight_transfer.mode is TransferMode.PULL:
-            if self.policy.version > 0 and self.policy.uri is None:
-                raise ValueError(
-                    "policy.uri is needed for mode Pull; only version 0, the model's own weights, needs none"
-                )
-            if self.weight_transfer.has_adapters and self.lora is None:
-                raise ValueError("lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank")
+        if self.weight_transfer.mode is TransferMode.PULL and self.policy.version > 0 and self.policy.uri is None:
+            raise ValueError("policy.uri is needed for mode Pull; only version 0, the model's own weights, needs none")
         if self.asleep and not self.sleep:
             raise ValueError("sleep is needed for asleep; set sleep: true")
+        self._check_adapters()
         version, engine = self.engine.version, self.engine.description
-        asked = (
-            f"asleep {str(self.asleep).lower()}",
-            f"weightTransfer.mode {self.weight_transfer.mode}",
-            f"weightTransfer.pull.form {self.weight_transfer.pull.form}",
-        )
+        asked = (f"asleep {str(self.asleep).lower()}", f"weightTransfer.mode {self.weight_transfer.mode}")
         for choice in asked:
             if choice in engine.unsupported:
                 raise ValueError(f"{choice} is refused: {engine.type} {engine.unsupported[choice]}")
@@ -326,6 +313,28 @@ class ModelServerSpec(ApiModel):
             )
         return self
 
+    def _check_adapters(self) -> None:
+        if not self.adapters:
+            return
+        if self.engine.description.updates.adapters is None:
+            raise ValueError(f"adapters is refused: {self.engine.type} has no adapters of several versions here")
+        if self.lora is None:
+            raise ValueError("lora is needed for adapters; set lora.maxRank")
+        if self.accelerator.count == 0:
+            # vllm/lora/ops/torch_ops/lora_ops.py (0.32) indexes with -1, which is the last adapter.
+            raise ValueError("adapters need accelerators: on CPUs vLLM uses an adapter in calls that name none")
+        if self.weight_transfer.mode is not TransferMode.PULL or self.policy.version > 0:
+            raise ValueError(
+                "adapters need weightTransfer.mode Pull and policy.version 0: they are changes to the model's own weights"
+            )
+        for name, adapter in self.adapters.items():
+            if adapter.version > 0 and adapter.uri is None:
+                raise ValueError(
+                    f"adapters.{name}.uri is needed; only version 0, the model without an adapter, needs none"
+                )
+            if name == self.model.name:
+                raise ValueError(f"adapters.{name} has the name of the model; choose another one")
+
     @property
     def weights_uri(self) -> str:
         """Return the URI of the model's weights."""
@@ -334,7 +343,11 @@ class ModelServerSpec(ApiModel):
     @property
     def min_ready(self) -> int:
         """Return how many servers must have a policy's version before the gate opens again."""
-        return min(self.policy.min_ready or (self.replicas + 1) // 2, self.replicas)
+        return self.min_ready_of(self.policy)
+
+    def min_ready_of(self, policy: Policy) -> int:
+        """Return how many servers must have that version before calls use it."""
+        return min(policy.min_ready or (self.replicas + 1) // 2, self.replicas)
 
 
 class Gate(StrEnum):
@@ -402,6 +415,19 @@ class PolicyStatus(ApiModel):
     """Sources of the weights of `current` and `target`."""
 
 
+class AdapterStatus(ApiModel):
+    """One LoRA adapter."""
+
+    current: Annotated[int, Field(ge=0)] = 0
+    """Version that new calls get."""
+    failed: Annotated[int, Field(ge=0)] | None = None
+    """Version that too few servers could load. It is not retried."""
+    failed_because: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Why servers could not load that version."""
+    source: PolicySource | None = None
+    """Source of `current`; None for version 0."""
+
+
 class ServerState(StrEnum):
     """`Starting`: no response yet. `PendingWeights`: lacks the current policy. `Ready`: accepts calls.
 
@@ -433,6 +459,8 @@ class ServerStatus(ApiModel):
     """Restarts of its engine when it was verified. A restarted engine has lost its weights."""
     weights_digest: Annotated[str, StringConstraints(max_length=64)] | None = None
     """SHA-256 over the engine's own checksums of its weights; None if the engine provides none."""
+    adapters: Annotated[dict[AdapterName, int], Field(max_length=MOST_ADAPTERS)] = {}
+    """Adapters whose current version it has loaded, with that version."""
 
 
 class ModelServerStatus(ApiModel):
@@ -448,6 +476,8 @@ class ModelServerStatus(ApiModel):
     """The servers, by name."""
     policy: PolicyStatus = PolicyStatus()
     """Policy version, and the gate that runners watch."""
+    adapters: Annotated[dict[AdapterName, AdapterStatus], Field(max_length=MOST_ADAPTERS)] = {}
+    """The LoRA adapters by name."""
     replicas: Annotated[int, Field(ge=0)] = 0
     """Number of pods, for the scale subresource."""
     selector: Annotated[str, StringConstraints(max_length=1024)] = ""

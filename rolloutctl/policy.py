@@ -32,10 +32,18 @@ class PolicyNotServed(Exception):
 
 
 class ServedPolicy:
-    """The policy of ModelServer `name`. `objects` is a `kubernetes.aio.client.CustomObjectsApi`."""
+    """The policy of ModelServer `name`, or one of its adapters. `objects` is a `kubernetes.aio.client.CustomObjectsApi`."""
 
-    def __init__(self, objects: Any, namespace: str, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        self.name = name
+    def __init__(
+        self,
+        objects: Any,
+        namespace: str,
+        name: str,
+        *,
+        adapter: str | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.name, self.adapter = name, adapter
         self._objects, self._patience = objects, patience_seconds
         self._where = (*API_VERSION.split("/"), namespace, "modelservers", name)
 
@@ -46,11 +54,12 @@ class ServedPolicy:
         server: str | None = None,
         *,
         job: str | None = None,
+        adapter: str | None = None,
         namespace: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> AsyncIterator[Self]:
         """Connect to the ModelServer `server`, or to the own one of `job` (`model.server`), by kubeconfig or from within a
-        pod.
+        pod. With `adapter`, versions are those of that entry of `spec.adapters`.
 
         Raises CommandError if no cluster is configured or the Kubernetes client is not installed.
         """
@@ -63,21 +72,24 @@ class ServedPolicy:
         async with client.ApiClient() as api:
             objects = client.CustomObjectsApi(api)
             name = server or own_model_server_name(job or "")
-            yield cls(objects, namespace or place, name, patience_seconds=patience_seconds)
+            yield cls(objects, namespace or place, name, adapter=adapter, patience_seconds=patience_seconds)
 
     async def update(self, version: int, uri: str | None = None, digest: str | None = None) -> None:
         """Set a version for all servers and wait until it is served. Versions must grow; mode `Pull` needs `uri`.
 
-        A repeated call with the same values, as after a crash, only continues to wait. Servers that sleep wake up for it.
-        Raises PolicyNotServed.
+        A repeated call with the same values, as after a crash, only continues to wait. Servers that sleep wake up for it,
+        but not for an adapter. Raises PolicyNotServed.
         """
         # None removes the values of the previous version.
-        await self._change({"policy": {"version": version, "uri": uri, "digest": digest}, "asleep": None})
+        new = {"version": version, "uri": uri, "digest": digest}
+        adapter = self.adapter
+        await self._change({"policy": new, "asleep": None} if adapter is None else {"adapters": {adapter: new}})
         await self.served(version)
 
     async def served(self, version: int) -> None:
         """Wait until a version is served, for example 0 after the start of servers. Raises PolicyNotServed."""
-        await self._wait(f"version {version} is not served", lambda found: is_served(found, version))
+        what = f"version {version}" if self.adapter is None else f"version {version} of adapter {self.adapter}"
+        await self._wait(f"{what} is not served", lambda found: is_served(found, version, self.adapter))
 
     async def sleep(self) -> None:
         """Wait until all servers have released their accelerators' memory, which the caller may use then.
@@ -90,7 +102,7 @@ class ServedPolicy:
     async def wake(self) -> None:
         """Let the servers continue with the version that they had. Release the memory before. Raises PolicyNotServed."""
         found = await self._change({"asleep": None})
-        await self.served(_wanted(found))
+        await self.served(_wanted(found, self.adapter))
 
     async def _change(self, spec: JsonObject) -> JsonObject:
         change = partial(
@@ -132,11 +144,14 @@ class ServedPolicy:
             await asyncio.sleep(CHECK_SECONDS)
 
 
-def is_served(found: JsonObject, version: int) -> bool:
-    """Whether a ModelServer, as read from the API server, serves a version. Raises PolicyNotServed if it cannot any more."""
-    name, wanted = found["metadata"]["name"], _wanted(found)
+def is_served(found: JsonObject, version: int, adapter: str | None = None) -> bool:
+    """Whether a ModelServer, as read from the API server, serves a version, of an adapter if one is named. Raises
+    PolicyNotServed if it cannot any more.
+    """
+    name, wanted = found["metadata"]["name"], _wanted(found, adapter)
     status = found.get("status", {})
-    policy = status.get("policy", {})
+    gate = status.get("policy", {}).get("gate")
+    policy = status.get("policy", {}) if adapter is None else status.get("adapters", {}).get(adapter, {})
     if wanted > version:
         raise PolicyNotServed(
             f"ModelServer {name}: version {wanted} was requested in the meantime, instead of {version}"
@@ -147,8 +162,10 @@ def is_served(found: JsonObject, version: int) -> bool:
             f"ModelServer {name}: version {version} failed: {why}; give a higher version to try again"
         )
     _refuse_invalid(found)
-    is_ready = any(server.get("ready") for server in status.get("servers", []))
-    return is_ready and policy.get("current") == version and policy.get("gate") == "Open"
+    ready = [server for server in status.get("servers", []) if server.get("ready")]
+    if adapter is not None:
+        ready = [server for server in ready if server.get("adapters", {}).get(adapter) == version]
+    return bool(ready) and policy.get("current") == version and gate == "Open"
 
 
 def is_asleep(found: JsonObject) -> bool:
@@ -163,8 +180,10 @@ def _refuse_invalid(found: JsonObject) -> None:
         raise PolicyNotServed(f"ModelServer {found['metadata']['name']}: {invalid.get('message')}")
 
 
-def _wanted(found: JsonObject) -> int:
-    return int(found["spec"].get("policy", {}).get("version", 0))
+def _wanted(found: JsonObject, adapter: str | None) -> int:
+    spec = found["spec"]
+    policy = spec.get("policy", {}) if adapter is None else spec.get("adapters", {}).get(adapter, {})
+    return int(policy.get("version", 0))
 
 
 def _condition(status: JsonObject, kind: str) -> JsonObject:

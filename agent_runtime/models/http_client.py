@@ -155,6 +155,7 @@ class JsonClient:
         """Return the result of `receive` for a successful response; return other final responses unchanged."""
         data = None if body is None else json.dumps(body).encode()
         salt = None if body is None else body.get("cache_salt")
+        headers = options.headers if salt is None else {**options.headers, POLICY_VERSION_HEADER: str(salt)}
         seconds, health = options.seconds, options.health
         failures = 0
         started, lost_before = time.monotonic(), health.lost_seconds
@@ -165,7 +166,7 @@ class JsonClient:
                 while True:
                     retry_after = None
                     try:
-                        received = await self._exchange(method, path, data, salt, options.headers, receive)
+                        received = await self._exchange(method, path, data, salt, headers, receive)
                     except (aiohttp.ClientError, ConnectionError) as error:
                         reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
                     else:

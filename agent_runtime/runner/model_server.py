@@ -23,8 +23,9 @@ CREATED_SECONDS = 60.0
 """Time for the operator to create the job's own ModelServer, which it does before the runners."""
 SAMPLES_A_SECOND = 10
 """Readings per second of one server's metrics, by all runners of the job together."""
-SERVER_FIELDS = ("name", "url", "uid", "ready", "state", "restarts")
+SERVER_FIELDS = ("name", "url", "uid", "ready", "state", "restarts", "adapters")
 POLICY_FIELDS = ("current", "gate", "update", "paused", "mixed")
+ADAPTER_FIELDS = ("current",)
 
 
 class ModelServerApi(Protocol):
@@ -52,19 +53,29 @@ async def open_served_model(start: Start, name: str, api: ModelServerApi) -> Ser
     model = start.job.spec.model
     spec = await _spec(name, "server" if model and model.server else "serverRef", api)
     served = str(spec["model"]["name"])
+    adapter = model.adapter if model else None
+    if adapter is not None and adapter not in spec.get("adapters", {}):
+        known = ", ".join(spec.get("adapters", {})) or "none"
+        raise ModelConfigError(
+            "NoAdapter",
+            f"model.adapter: ModelServer {name} has no adapter {adapter} (it has: {known}); add it to its spec.adapters, at "
+            "version 0 if it has no weights yet",
+        )
     # An operator from before SGLang leaves the type out.
     engine = EngineType(spec["engine"].get("type", EngineType.VLLM))
 
     def connect(url: str) -> InferenceClient:
         # Calls have no individual time limit: ServedModel decides when to give up a call.
-        return InferenceClient(f"{url}/v1", served, headers={}, key_origin="", call_seconds=math.inf, engine=engine)
+        called = adapter or served
+        return InferenceClient(f"{url}/v1", called, headers={}, key_origin="", call_seconds=math.inf, engine=engine)
 
     return ServedModel(
-        served,
+        adapter or served,
         ModelServerDirectory(api, name),
         connect,
         me=f"{start.job.metadata.uid}/{start.shard.index}",
         sample_seconds=max(1.0, start.shard.count / SAMPLES_A_SECOND),
+        adapter=adapter,
     )
 
 
@@ -148,8 +159,13 @@ async def _spec(name: str, field: str, api: ModelServerApi) -> Mapping[str, Any]
 def read_status(status: Mapping[str, Any]) -> ModelServerStatus:
     """Parse the fields of a status that a runner needs: a newer operator may send more."""
     servers, policy = status.get("servers") or [], status.get("policy") or {}
+    adapters = status.get("adapters") or {}
     return ModelServerStatus.model_validate(
-        {"servers": [_some(server, SERVER_FIELDS) for server in servers], "policy": _some(policy, POLICY_FIELDS)}
+        {
+            "servers": [_some(server, SERVER_FIELDS) for server in servers],
+            "policy": _some(policy, POLICY_FIELDS),
+            "adapters": {name: _some(adapter, ADAPTER_FIELDS) for name, adapter in adapters.items()},
+        }
     )
 
 

@@ -27,6 +27,8 @@ class Engine:
         self._connection: socket.socket | None = None
         self._process = ""
         self._version: int | None = None
+        self.was_open = False
+        """Whether calls have been allowed since this gateway started."""
         self._finding = asyncio.Lock()
 
     @property
@@ -61,7 +63,7 @@ class Engine:
         """Allow calls to this process, with this policy version. False if another process runs."""
         if self.process != process:
             return False
-        self._version = version
+        self._version, self.was_open = version, True
         return True
 
     def close_gate(self) -> None:

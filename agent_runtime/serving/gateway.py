@@ -19,20 +19,20 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 from aiohttp import web
 from pydantic import Field
 
 from agent_runtime.serving import routes
+from agent_runtime.serving.adapters import Adapters, NotLoaded, WantedAdapters
 from agent_runtime.serving.engine import Engine
 from agent_runtime.serving.forward import engine_session, forward, unavailable
 from agent_runtime.serving.json_calls import CallFailed, HookRequest, ask_hook, weights_digest
 from agent_runtime.serving.policies import Policies, PolicyRequest
 from rollout_api.base import ApiModel
 from rollout_api.cluster import (
-    ADAPTER_SUFFIX,
     ENGINE_PROCESS_HEADER,
     MODEL_CONTROL_PORT,
     MODEL_ENGINE_PORT,
@@ -65,38 +65,48 @@ class ServedPolicy(ApiModel):
 
 
 MOST_BODY = 256 * 2**20
-"""Most bytes of a request that is read whole, to replace its model: a conversation with many images."""
+"""Most bytes of a request that is read whole, to find its model: a conversation with many images."""
 
 
-def data_app(http: aiohttp.ClientSession, engine: Engine, adapters_of: str | None = None) -> web.Application:
-    """Return the runners' application. `adapters_of` is the base model if policies are LoRA adapters."""
+def data_app(http: aiohttp.ClientSession, engine: Engine, adapters: Adapters | None = None) -> web.Application:
+    """Return the runners' application."""
     described = engine.description.routes
 
     async def handle(request: web.Request) -> web.StreamResponse:
         route = (request.method, request.rel_url.raw_path)
         if route not in described.data:
             return _refused(404, f"{request.method} {request.path} is not supported on this port")
-        if route not in described.sampling:
+        samples = route in described.sampling
+        if request.method != "POST" or (adapters is None and not samples):
             return await forward(request, http, engine.url, lambda: None, {})
+        if adapters is not None and not engine.was_open:
+            return unavailable("this gateway does not know the names of adapters yet; use another server")
         # Read the body first, because the engine's policy may change meanwhile.
-        body = None if adapters_of is None else await request.read()
+        asked = _asked(await request.read()) if adapters is not None and adapters.exist else None
         version, process = engine.version, engine.process
-        if version is None or process is None:
+        if samples and (version is None or process is None):
             return unavailable("the policy of this server's engine is not verified yet; use another server")
 
         def refusal() -> web.Response | None:
-            if engine.process == process:
+            if engine.process == process or not samples:
                 return None
             return unavailable("this server's engine has ended and lost its policy; use another server")
 
-        if adapters_of is not None and body is not None and version > 0:
-            body = _for_adapter(body, adapters_of)
-        return await forward(request, http, engine.url, refusal, {POLICY_VERSION_HEADER: str(version)}, body)
+        if adapters is None or asked is None:
+            return await forward(request, http, engine.url, refusal, _version(version))
+        try:
+            with adapters.call(asked, request.headers.get(POLICY_VERSION_HEADER)) as chosen:
+                served = _version(version if chosen is None else chosen)
+                return await forward(request, http, engine.url, refusal, served, json.dumps(asked).encode())
+        except NotLoaded as error:
+            return unavailable(f"{error}; use another server")
 
     return _app(handle, MOST_BODY)
 
 
-def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None) -> web.Application:
+def control_app(
+    http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None, adapters: Adapters | None = None
+) -> web.Application:
     """Return the operator's application, with `token` as bearer token. `policies` is None in mode Push."""
     expected = hashlib.sha256(token.encode()).digest()
 
@@ -109,12 +119,12 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
         if route == routes.FETCH_POLICY and policies is not None:
             return await _fetch(request, policies)
         if route == routes.SERVED_POLICY:
-            return await _served(engine)
+            return await _served(engine, adapters)
         if route == routes.SERVE_POLICY:
             return await _serve_policy(request, engine)
         if route == routes.CALL_HOOK:
             return await _call_hook(request, http)
-        if route not in engine.description.routes.control and route != routes.DIGEST_POLICY:
+        if route not in engine.description.routes.control and route not in (routes.DIGEST_POLICY, routes.WANT_ADAPTERS):
             return _refused(404, f"{request.method} {request.path} is not supported on this port")
         meant = request.headers.get(ENGINE_PROCESS_HEADER)
 
@@ -123,6 +133,8 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
 
         if route == routes.DIGEST_POLICY:
             return await _digest(http, engine, refusal)
+        if route == routes.WANT_ADAPTERS:
+            return await _want_adapters(request, adapters, refusal)
         changes = route in engine.description.routes.changes
         try:
             if changes:
@@ -142,15 +154,17 @@ async def serve(
     engine_url: str,
     data_port: int,
     control_port: int,
-    adapters_of: str | None = None,
     described: Description = VLLM,
 ) -> tuple[int, int]:
     """Serve both ports until the stack is closed. Returns their numbers, which matters for port 0."""
     http = await stack.enter_async_context(engine_session())
     engine = Engine(engine_url, described)
     stack.callback(engine.close)
-    ports = []
-    data, control = data_app(http, engine, adapters_of), control_app(http, engine, token, policies)
+    ports, adapters = [], None
+    if policies is not None and described.updates.adapters is not None:
+        adapters = Adapters(http, engine, policies.folder, policies.environ)
+        stack.push_async_callback(adapters.close)
+    data, control = data_app(http, engine, adapters), control_app(http, engine, token, policies, adapters)
     for app, port in ((data, data_port), (control, control_port)):
         # handler_cancellation: when a client disconnects, its request at the inference server ends too.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=END_SECONDS)
@@ -176,17 +190,18 @@ def _app(handle: Handler, most_body: int = 2**20) -> web.Application:
     return app
 
 
-def _for_adapter(body: bytes, model: str) -> bytes:
-    """Return the body of a request with the policy's adapter as its model. Without a model, the engine would use its
-    base model.
-    """
+def _version(version: int | None) -> dict[str, str]:
+    return {} if version is None else {POLICY_VERSION_HEADER: str(version)}
+
+
+def _asked(body: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise _BadBody(f"expected a JSON object: {error}") from None
-    if isinstance(asked, dict) and asked.get("model") in (None, model):
-        asked["model"] = model + ADAPTER_SUFFIX
-    return json.dumps(asked).encode()
+    if not isinstance(asked, dict):
+        raise _BadBody(f"expected a JSON object, not {type(asked).__name__}")
+    return asked
 
 
 async def _body(request: web.Request, kind: type[BodyT], expected: str) -> BodyT:
@@ -231,11 +246,27 @@ async def _digest(
     return answer if (refused := refusal()) is None else refused
 
 
-async def _served(engine: Engine) -> web.Response:
+async def _want_adapters(
+    request: web.Request, adapters: Adapters | None, refusal: Callable[[], web.Response | None]
+) -> web.Response:
+    wanted = await _body(request, WantedAdapters, "adapters and seconds")
+    if adapters is None:
+        return _refused(422, "this server has no adapters of several versions")
+    if (refused := refusal()) is not None:
+        return refused
+    try:
+        await adapters.want(wanted)
+    except CallFailed as error:
+        return _refused(error.status or 502, error.message)
+    return web.json_response({})
+
+
+async def _served(engine: Engine, adapters: Adapters | None) -> web.Response:
     process = await engine.find()
     if process is None:
         return unavailable("the engine does not answer")
-    return web.json_response({"engine": process, "version": engine.version})
+    served = {"engine": process, "version": engine.version}
+    return web.json_response(served if adapters is None else {**served, "adapters": adapters.report()})
 
 
 async def _serve_policy(request: web.Request, engine: Engine) -> web.Response:
@@ -268,16 +299,7 @@ async def _run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        ports = await serve(
-            stack,
-            token,
-            policies,
-            options.engine_url,
-            options.port,
-            options.control_port,
-            options.adapters_of,
-            described,
-        )
+        ports = await serve(stack, token, policies, options.engine_url, options.port, options.control_port, described)
         print("listening on ports {} and {}".format(*ports), flush=True)
         await stop.wait()
 
@@ -289,7 +311,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--policy-folder", type=Path, help="folder for fetched policies; without it, policies cannot be fetched"
     )
-    parser.add_argument("--adapters-of", metavar="MODEL", help="policies are LoRA adapters of this model")
     parser.add_argument(
         "--engine", type=EngineType, default=EngineType.VLLM, choices=list(EngineType), help="the inference server"
     )

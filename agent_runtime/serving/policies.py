@@ -36,7 +36,7 @@ class Policies:
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, checked: bool = False) -> None:
-        self._folder, self._environ, self._checked = folder, environ, checked
+        self.folder, self.environ, self._checked = folder, environ, checked
         self._running: dict[PolicyRequest, asyncio.Task[Path]] = {}
 
     async def fetch(self, wanted: PolicyRequest) -> Path:
@@ -51,10 +51,10 @@ class Policies:
         return await asyncio.shield(task)
 
     async def _fetch(self, wanted: PolicyRequest) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        folder = self._folder / str(wanted.version)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / str(wanted.version)
         await asyncio.to_thread(self._make_room, folder)
-        async with open_source(wanted.uri, None, self._environ) as source:
+        async with open_source(wanted.uri, None, self.environ) as source:
             await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
         if self._checked:
             await asyncio.to_thread(check_folder, folder)
@@ -64,9 +64,9 @@ class Policies:
     def _make_room(self, wanted: Path) -> None:
         # Staging folders of fetches that failed are as large as policies. Other writers may share the volume.
         fetching = {wanted.name, *(str(request.version) for request in self._running)}
-        for path in self._folder.glob(f".*.{socket.gethostname()}"):
+        for path in self.folder.glob(f".*.{socket.gethostname()}"):
             if path.name.split(".")[1] not in fetching:
                 shutil.rmtree(path, ignore_errors=True)
-        versions = [path for path in self._folder.iterdir() if path.name.isdigit() and path != wanted]
+        versions = [path for path in self.folder.iterdir() if path.name.isdigit() and path != wanted]
         for path in sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
             shutil.rmtree(path, ignore_errors=True)

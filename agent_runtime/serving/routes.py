@@ -8,5 +8,8 @@ FETCH_POLICY: Final[Route] = ("POST", "/policy/fetch")
 SERVED_POLICY: Final[Route] = ("GET", "/policy/served")
 SERVE_POLICY: Final[Route] = ("POST", "/policy/served")
 DIGEST_POLICY: Final[Route] = ("POST", "/policy/digest")
+WANT_ADAPTERS: Final[Route] = ("POST", "/policy/adapters")
 CALL_HOOK: Final[Route] = ("POST", "/policy/hook")
-OWN: Final[frozenset[Route]] = frozenset({FETCH_POLICY, SERVED_POLICY, SERVE_POLICY, DIGEST_POLICY, CALL_HOOK})
+OWN: Final[frozenset[Route]] = frozenset(
+    {FETCH_POLICY, SERVED_POLICY, SERVE_POLICY, DIGEST_POLICY, WANT_ADAPTERS, CALL_HOOK}
+)

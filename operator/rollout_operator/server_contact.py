@@ -22,6 +22,40 @@ class Call(StrEnum):
     RESUME = "Resume"
     CHECK = "Check"
     OPEN = "Open"
+    ADAPT = "Adapt"
+
+
+@dataclass(frozen=True)
+class WantedAdapter:
+    """The versions of a LoRA adapter that a server should have."""
+
+    name: str
+    current: int
+    """Version of calls that name none."""
+    sources: tuple[PolicySource, ...]
+    """The current version unless it is 0, and the next one."""
+
+
+@dataclass(frozen=True)
+class AdapterFailure:
+    """Why a version of an adapter could not be loaded."""
+
+    at: datetime
+    message: str
+    fetched: bool
+    """Whether the files were fetched, so that the engine has refused them."""
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """What a server reports of one adapter."""
+
+    current: int = 0
+    versions: tuple[int, ...] = ()
+    """Loaded versions."""
+    loading: tuple[int, ...] = ()
+    failures: Mapping[int, AdapterFailure] = field(default_factory=dict)
+    """By version."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +65,8 @@ class ServerOperation:
     call: Call
     source: PolicySource | None = None
     """Weights to use; set for Fetch, Load and Open."""
+    adapters: tuple[WantedAdapter, ...] = ()
+    """All adapters; set for Adapt."""
 
     @property
     def version(self) -> int:
@@ -58,6 +94,8 @@ class ServerReport:
     """Version for which the gateway accepts calls; None: it accepts none."""
     asleep: bool | None = False
     """Whether the engine has released its accelerators' memory. None: a request to do so may have had an effect."""
+    adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)
+    """The adapters that its gateway knows, by name."""
 
     @property
     def is_open(self) -> bool:
@@ -121,8 +159,6 @@ class LoadOptions:
     """Settings of a ModelServer's spec for loads."""
 
     mode: TransferMode
-    adapters: bool
-    """Whether policies are LoRA adapters of the model."""
     model: str
     """Name under which it is served."""
     model_path: str

@@ -60,7 +60,7 @@ class Adapters:
     """Loading and unloading of LoRA adapters while the server runs."""
 
     load: Callable[[str, str], Request]
-    """Load an adapter under a name from a folder, in place of the one with that name."""
+    """Load an adapter under a new name from a folder."""
     unload: Callable[[str], Request]
 
 

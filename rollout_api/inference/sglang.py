@@ -88,8 +88,6 @@ SGLANG: Final = Description(
     unsupported={
         "weightTransfer.mode Push": "receives tensors by other requests than vLLM, which are not implemented here; "
         "use mode Pull",
-        "weightTransfer.pull.form Adapter": "cannot replace a LoRA adapter while calls use it (unloading waits for them); "
-        "use form Weights",
         "asleep true": "does not survive a repeated request to sleep or to wake up, and does not report which it did last",
     },
     # observability/metrics_collector.py. With priorities, a gauge has a line for each and one for all (priority="").

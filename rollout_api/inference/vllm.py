@@ -35,7 +35,7 @@ def _weights_name(answer: Answer) -> str | None:
 
 
 def _load_adapter(name: str, path: str) -> Request:
-    body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+    body = {"lora_name": name, "lora_path": path}
     return Request("POST", "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from rollout_api.inference.description import EngineType
 from rollout_api.inference.engines import DESCRIPTIONS
-from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, TransferMode
+from rollout_api.model_server import ModelServerStatus, PolicySource, TransferMode
 from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import Control
 from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.model_server.policy import decide, load_limit
-from rollout_operator.model_server.update_state import Runner, Seen
+from rollout_operator.model_server.update_state import AdapterWanted, Runner, Seen
 from rollout_operator.server_contact import LoadOptions, Server, ServerContact
 
 MODEL = "policy"
@@ -72,6 +72,10 @@ def observe(folder: Path, operations: ServerOperations) -> Seen:
         servers=servers,
         runners=[Runner(key, update) for key, update in fleet["runners"].items()],
         now=datetime.now(UTC),
+        adapters={
+            name: AdapterWanted(PolicySource.model_validate(adapter), fleet["minReady"])
+            for name, adapter in fleet.get("adapters", {}).items()
+        },
     )
 
 
@@ -87,7 +91,6 @@ async def run(folder: Path) -> None:
         decision = decide(seen)
         options = LoadOptions(
             mode=seen.mode,
-            adapters=fleet["form"] == PullForm.ADAPTER,
             model=MODEL,
             model_path=str(folder / "model"),
             fetch_seconds=TRY_SECONDS,
@@ -101,7 +104,9 @@ async def run(folder: Path) -> None:
         )
         for task in decision.tasks:
             operations.start(REF, Ask(task.operation, task.servers, options))
-        status = seen.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
+        status = seen.status.model_copy(
+            update={"policy": decision.policy, "servers": list(decision.servers), "adapters": dict(decision.adapters)}
+        )
         if status != seen.status:
             write(folder / "status.json", status.wire())
             continue

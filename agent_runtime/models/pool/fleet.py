@@ -36,6 +36,19 @@ class Directory(Protocol):
         """
 
 
+def for_adapter(status: ModelServerStatus, adapter: str) -> ModelServerStatus:
+    """Return a status as calls to an adapter see it: its version, and the servers that have loaded that."""
+    known = status.adapters.get(adapter)
+    version = 0 if known is None else known.current
+    servers = [
+        server.model_copy(update={"ready": server.ready and server.adapters.get(adapter) == version})
+        for server in status.servers
+    ]
+    return status.model_copy(
+        update={"policy": status.policy.model_copy(update={"current": version}), "servers": servers}
+    )
+
+
 CHECK_SECONDS = 0.1
 """Interval of checks of streams and gate, whose limits are seconds."""
 PROBE_SECONDS = 5.0
@@ -50,11 +63,18 @@ class Fleet:
     """Follows a directory: which servers are members, whether the gate is open, and which members are available."""
 
     def __init__(
-        self, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float
+        self,
+        directory: Directory,
+        connect: Callable[[str], Engine],
+        *,
+        me: str,
+        sample_seconds: float,
+        adapter: str | None = None,
     ) -> None:
         self.on_acknowledged: Callable[[], None] = lambda: None
         """Called when this runner acknowledges a policy update."""
-        self._places, self._gate = Places(), PolicyGate(me)
+        self._places, self._gate = Places(), PolicyGate(me, fixed=adapter is not None)
+        self._adapter = adapter
         self._capture: str | None = None
         """How all servers record token ids; None before the first check."""
         self._directory, self._connect, self._sample_seconds = directory, connect, sample_seconds
@@ -107,10 +127,11 @@ class Fleet:
             self._apply_view(view)
 
     def _apply_view(self, view: View) -> None:
+        status = view.status if self._adapter is None else for_adapter(view.status, self._adapter)
         was_open = self._gate.is_open
-        self._gate.see(view.status.policy, view.as_of)
+        self._gate.see(status.policy, view.as_of)
         self._places.is_open = is_open = self._gate.is_open
-        self._renew(view.status.servers)
+        self._renew(status.servers)
         if was_open != is_open:
             self._on_gate_change(is_open)
         if not is_open and self._shut_at is None:

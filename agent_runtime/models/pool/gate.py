@@ -5,6 +5,8 @@ events. The operator closes the gate and pauses all servers. It waits until this
 are silent, or adds it to `policy.mixed` after 10 s. Only then it loads the new policy. So tokens before the
 acknowledgement have the old version. Tokens after it have the version that is current when the gate opens again.
 
+Calls to a LoRA adapter have a version each (`fixed`): servers hold several versions of an adapter side by side.
+
 The current version never changes without a new update number, even if no server took calls and the gate stayed open.
 """
 
@@ -29,6 +31,8 @@ class CallSpans:
     """Tokens arrive as they are sampled. If they arrive all at once, their versions are unknown when a call spans an
     update.
     """
+    fixed: bool = False
+    """Every token has the version with which the call, or its present attempt, began: that of an adapter."""
     settled: list[tuple[int, int | None]] = field(default_factory=list)
     """(tokens, version)."""
     pending: int = 0
@@ -39,13 +43,21 @@ class CallSpans:
         return sum(tokens for tokens, _ in self.settled) + self.pending
 
     def settle(self, version: int | None) -> None:
-        if not self.streamed and version != self.began:
+        if self.fixed:
+            version = self.began
+        elif not self.streamed and version != self.began:
             version = None
         if self.settled and self.settled[-1][1] == version:
             self.settled[-1] = (self.settled[-1][0] + self.pending, version)
         elif self.pending:
             self.settled.append((self.pending, version))
         self.pending = 0
+
+    def begin_again(self, version: int) -> None:
+        """Begin another attempt, which may have another version if that is fixed."""
+        if self.fixed:
+            self.settle(None)
+            self.began = version
 
     def cut(self, tokens: int) -> None:
         excess = self.tokens - tokens
@@ -68,8 +80,8 @@ class CallSpans:
 class PolicyGate:
     """A runner's knowledge of its ModelServer's policy. `me` is its key in `policy.mixed`; times are of one clock."""
 
-    def __init__(self, me: str) -> None:
-        self._me = me
+    def __init__(self, me: str, *, fixed: bool = False) -> None:
+        self._me, self._fixed = me, fixed
         self._policy: PolicyStatus | None = None
         self._calls: set[CallSpans] = set()
         self._silence = SilenceTimer()
@@ -88,14 +100,14 @@ class PolicyGate:
         return 0 if self._policy is None else self._policy.current
 
     def begin(self, *, streamed: bool) -> CallSpans:
-        call = CallSpans(self.version, streamed)
+        call = CallSpans(self.version, streamed, self._fixed)
         self._calls.add(call)
         return call
 
     def arrived(self, call: CallSpans, tokens: int, now: float) -> None:
         self._silence.broken()
         call.pending += tokens
-        if now <= self.good_until and self._is_before_load():
+        if call.fixed or (now <= self.good_until and self._is_before_load()):
             call.settle(self.version)
 
     def end(self, call: CallSpans) -> list[PolicySpan]:

@@ -28,13 +28,20 @@ class ServedModel(Fleet):
     """A `Model` whose calls go to the servers in `directory`. `connect` opens the engine at a server's URL.
 
     `me` is this runner's key in `policy.mixed`; `sample_seconds` is the interval between two readings of a server's
-    metrics.
+    metrics; `adapter` is the LoRA adapter of all calls.
     """
 
     def __init__(
-        self, name: str, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float = 1.0
+        self,
+        name: str,
+        directory: Directory,
+        connect: Callable[[str], Engine],
+        *,
+        me: str,
+        sample_seconds: float = 1.0,
+        adapter: str | None = None,
     ) -> None:
-        super().__init__(directory, connect, me=me, sample_seconds=sample_seconds)
+        super().__init__(directory, connect, me=me, sample_seconds=sample_seconds, adapter=adapter)
         self.name = name
         self.token_capture = "TextOnly"
         self.resent = 0
@@ -167,6 +174,7 @@ class ServedModel(Fleet):
         if not call.spans.tokens:
             self._gate.end(call.spans)
             call.spans = self._gate.begin(streamed=engine.token_capture == "Tokens")
+        call.spans.begin_again(self._gate.version)
         call.begin_attempt(_now())
         try:
             async with asyncio.timeout(None) as stream:

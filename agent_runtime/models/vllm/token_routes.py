@@ -108,6 +108,7 @@ class VllmRoutes(TokenRoutes):
         return {
             **rendered.request,
             **fields,
+            "model": self._name,  # the answer to the render request may name another one, of an adapter
             "token_ids": list(ids),
             "sampling_params": sampling,
             "stream": True,
@@ -125,11 +126,10 @@ class VllmRoutes(TokenRoutes):
         return Chunk(ids, logprobs, choice.get("finish_reason") or "", cached, choice.get("weight_versions"))
 
     async def _max_model_len(self, options: CallOptions) -> int | None:
-        for entry in await self._models(options):
-            if entry.get("id") == self._name:
-                length = entry.get("max_model_len")
-                return length if isinstance(length, int) else None
-        return None
+        # Only the entry of the base model has the length; `self._name` may be one of its adapters.
+        lengths = {entry.get("id"): entry.get("max_model_len") for entry in await self._models(options)}
+        own = lengths.get(self._name)
+        return next((length for length in (own, *lengths.values()) if isinstance(length, int)), None)
 
     async def _fitting(self, path: str, asked: dict[str, Any], options: CallOptions) -> Any:
         try:

@@ -8,19 +8,22 @@ The gateway (`agent_runtime/serving`) listens on this port. It forwards the infe
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, TypeVar
 
 import aiohttp
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
+from rollout_api.base import ApiModel
 from rollout_api.cluster import ENGINE_PROCESS_HEADER
 from rollout_api.inference.description import Answer, Description, Request, Sleep, Transfer, Updates, version_text
 from rollout_api.inference.vllm import VLLM
-from rollout_api.model_server import PolicySource
+from rollout_api.model_server import MOST_ADAPTERS, AdapterName, PolicySource
 from rollout_api.nesting import estimated_values
 from rollout_operator import clock
-from rollout_operator.server_contact import ServerReport
+from rollout_operator.server_contact import AdapterFailure, LoadedAdapter, ServerReport, WantedAdapter
 
 OfferedT = TypeVar("OfferedT")
 
@@ -129,7 +132,16 @@ class Control:
                 "newer?"
             )
         asleep, name = split_name(name)
-        return ServerReport(clock.now(), is_paused, version_of(name), process=process, opened=opened, asleep=asleep)
+        now, adapters = clock.now(), served.get("adapters")
+        return ServerReport(
+            now,
+            is_paused,
+            version_of(name),
+            process=process,
+            opened=opened,
+            asleep=asleep,
+            adapters=_adapters(server, adapters, now) if adapters else {},
+        )
 
     async def open(self, server: Address, version: int) -> None:
         """Tell the gateway to accept calls, because this engine process was verified to serve this version."""
@@ -183,29 +195,13 @@ class Control:
         """Load weights from a folder."""
         await self._send(server, server.updates.reload(path, LOAD_SECONDS))
 
-    async def set_adapter(self, server: Address, name: str, path: str | None) -> None:
-        """Load a LoRA adapter under a name, or unload it if `path` is None, and verify the result.
-
-        Requests in progress would continue with or without an adapter, as they began. If that changes, they are aborted;
-        runners send them again.
-        """
-        adapters = _offered(server, server.updates.adapters, "LoRA adapters as policies")
-        before = await self._adapter(server, name)
-        if path is not None:
-            await self._send(server, adapters.load(name, path))
-        elif before is not None:
-            await self._send(server, adapters.unload(name))
-        if (path is None) != (before is None):
-            await self._send(server, server.updates.abort)
-        if (loaded := await self._adapter(server, name)) != path:
-            raise ControlError(f"{server.name}: GET /v1/models lists {name} from {loaded}; expected {path}")
-
-    async def _adapter(self, server: Address, name: str) -> str | None:
-        """Return the folder of the loaded adapter with this name; None if it is not loaded."""
-        listed = (await self._get(server, "/v1/models")).get("data")
-        models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
-        # `root` of an adapter is its folder (vLLM, vllm/entrypoints/openai/models/serving.py).
-        return next((str(model.get("root")) for model in models if model.get("id") == name), None)
+    async def want_adapters(self, server: Address, adapters: Sequence[WantedAdapter], seconds: float) -> None:
+        """Tell the gateway which versions of adapters it should load; the others are unloaded. It does so by itself."""
+        wanted = {
+            adapter.name: {"current": adapter.current, "versions": [source.wire() for source in adapter.sources]}
+            for adapter in adapters
+        }
+        await self._post(server, "/policy/adapters", {"adapters": wanted, "seconds": seconds})
 
     async def begin_transfer(self, server: Address, init: Mapping[str, Any] | None) -> None:
         """Prepare an engine to receive tensors."""
@@ -358,6 +354,50 @@ def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, An
         kind = type(answer).__name__
         raise ControlError(f"{server.name}: {method} {route} answered with a JSON {kind}; expected an object")
     return answer
+
+
+class ReportedFailure(ApiModel):
+    """A version that a gateway could not load."""
+
+    version: int
+    message: Annotated[str, StringConstraints(max_length=MESSAGE_CHARACTERS)]
+    fetched: bool
+    seconds: float
+    """Time since then."""
+
+
+class ReportedAdapter(ApiModel):
+    """An adapter in a gateway's report."""
+
+    current: int
+    loaded: Annotated[list[int], Field(max_length=2)]
+    loading: Annotated[list[int], Field(max_length=2)]
+    failed: Annotated[list[ReportedFailure], Field(max_length=2)]
+
+
+_REPORTED: Final = TypeAdapter(Annotated[dict[AdapterName, ReportedAdapter], Field(max_length=MOST_ADAPTERS)])
+
+
+def _adapters(server: Address, reported: Any, now: datetime) -> dict[str, LoadedAdapter]:
+    try:
+        found = _REPORTED.validate_python(reported)
+        return {
+            name: LoadedAdapter(
+                adapter.current,
+                tuple(adapter.loaded),
+                tuple(adapter.loading),
+                {
+                    failure.version: AdapterFailure(
+                        now - timedelta(seconds=failure.seconds), failure.message, failure.fetched
+                    )
+                    for failure in adapter.failed
+                },
+            )
+            for name, adapter in found.items()
+        }
+    except (ValidationError, OverflowError, ValueError) as error:
+        words = " ".join(str(error).split())[:MESSAGE_CHARACTERS]
+        raise ControlError(f"{server.name}: GET /policy/served answered adapters of another form: {words}") from error
 
 
 def split_name(name: str | None) -> tuple[bool | None, str]:

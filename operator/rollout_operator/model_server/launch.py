@@ -110,7 +110,7 @@ def _vllm_environment(spec: ModelServerSpec) -> dict[str, str]:
     return {
         # /pause, /resume, /weight_info and similar routes exist only in this mode (vLLM docs, RLHF).
         "VLLM_SERVER_DEV_MODE": "1",
-        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.weight_transfer.has_adapters else {}),
+        **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if spec.lora is not None else {}),
         # The weights are downloaded already. An engine that asks a hub could load other ones.
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_UID_LABEL, POLICY_LOADED
 from rollout_api.conditions import true_conditions
-from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
+from rollout_api.model_server import ModelServer, ModelServerStatus, Policy, PolicySource
 from rollout_api.on_cluster.model_server_problems import Parsed, parse
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -19,7 +19,7 @@ from rollout_operator.model_server.control import LOAD_SECONDS
 from rollout_operator.model_server.objects import WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
 from rollout_operator.model_server.policy import load_limit
-from rollout_operator.model_server.update_state import Runner, Seen
+from rollout_operator.model_server.update_state import AdapterWanted, Runner, Seen
 from rollout_operator.server_contact import Server, ServerContact
 from rollout_operator.world import World
 
@@ -81,10 +81,10 @@ class Observed:
 
     def policy(self, server: ModelServer) -> Seen:
         """Return the inputs of a policy update."""
-        spec, wanted = server.spec, server.spec.policy
+        spec = server.spec
         push, pull = spec.weight_transfer.push, spec.weight_transfer.pull
         return Seen(
-            wanted=PolicySource(version=wanted.version, uri=wanted.uri, digest=wanted.digest),
+            wanted=_source(spec.policy),
             asleep=spec.asleep,
             mode=spec.weight_transfer.mode,
             min_ready=spec.min_ready,
@@ -93,7 +93,15 @@ class Observed:
             servers=self.servers,
             runners=self.runners,
             now=self.now,
+            adapters={
+                name: AdapterWanted(_source(adapter), spec.min_ready_of(adapter))
+                for name, adapter in spec.adapters.items()
+            },
         )
+
+
+def _source(policy: Policy) -> PolicySource:
+    return PolicySource(version=policy.version, uri=policy.uri, digest=policy.digest)
 
 
 def observe(world: World, obj: Manifest) -> Observed:

@@ -15,7 +15,6 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from rollout_api.cluster import ADAPTER_SUFFIX
 from rollout_api.model_server import TransferMode
 from rollout_operator import clock
 from rollout_operator.actions import Ask, Ref
@@ -112,8 +111,11 @@ class ServerOperations:
                     await self._control.resume(address, sleeps=ask.options.sleeps)
                 case Call.CHECK:
                     learned = {"checked": True, "digest": await self._control.digest(address)}
-                case Call.OPEN:
-                    await self._control.open(address, operation.version)
+                case Call.OPEN | Call.ADAPT:
+                    if operation.adapters or operation.call is Call.ADAPT:
+                        await self._control.want_adapters(address, operation.adapters, ask.options.fetch_seconds)
+                    if operation.call is Call.OPEN:
+                        await self._control.open(address, operation.version)
                 case Call.FETCH | Call.LOAD:
                     path = await self._fetch(ask, address)
                     learned["fetched"] = operation.version
@@ -137,10 +139,7 @@ class ServerOperations:
     async def _load(self, ask: Ask, address: Address, path: str | None) -> None:
         version, options = ask.operation.version, ask.options
         await self._control.name_weights(address, f"{LOADING}-{version}")
-        if options.adapters:
-            await self._control.set_adapter(address, options.model + ADAPTER_SUFFIX, path)
-        else:
-            await self._reload(address, path or options.model_path, version)
+        await self._reload(address, path or options.model_path, version)
         await self._control.name_weights(address, str(version))
 
     async def _reload(self, address: Address, path: str, version: int) -> None:

@@ -156,7 +156,6 @@ def load_options(seen: Observed, server: ModelServer) -> LoadOptions:
     transfer = server.spec.weight_transfer
     return LoadOptions(
         mode=transfer.mode,
-        adapters=transfer.has_adapters,
         model=server.spec.model.name,
         model_path=weights(server, seen.config).path,
         fetch_seconds=transfer.pull.timeout_seconds,

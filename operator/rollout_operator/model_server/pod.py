@@ -208,7 +208,6 @@ def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
         "args": [
             f"--token-file={CONTROL_FOLDER}/token",
             *([f"--policy-folder={policy_folder(server)}"] if _pulls(server) else []),
-            *([f"--adapters-of={server.spec.model.name}"] if server.spec.weight_transfer.has_adapters else []),
             *([] if server.spec.engine.type is EngineType.VLLM else [f"--engine={server.spec.engine.type}"]),
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
@@ -278,7 +277,7 @@ def workload(server: ModelServer, config: OperatorConfig) -> Json:
     """Return the StatefulSet or LeaderWorkerSet, with a digest of the fields that determine its pods."""
     body = _leader_worker_set(server, config) if server.spec.parallelism.nodes > 1 else _stateful_set(server, config)
     transfer = server.spec.weight_transfer
-    how = [transfer.mode, transfer.pull.form, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
+    how = [transfer.mode, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
     of_pods = server.spec.model_dump(mode="json", by_alias=True, include=OF_PODS)
     if server.spec.engine.type is EngineType.VLLM:
         del of_pods["engine"]["type"]  # so that servers from before this field are not restarted

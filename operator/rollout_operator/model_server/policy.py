@@ -10,12 +10,21 @@ names the step, so a new operator knows what may have been done. Second, a step 
 not when a request was sent. docs/policy-updates.md has the details.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from rollout_api.model_server import Gate, PolicySource, PolicyStatus, PolicyStep, ServerStatus, TransferMode
+from rollout_api.model_server import (
+    AdapterStatus,
+    Gate,
+    PolicySource,
+    PolicyStatus,
+    PolicyStep,
+    ServerStatus,
+    TransferMode,
+)
+from rollout_operator.model_server import adapters
 from rollout_operator.model_server.update_state import (
     LOOK_AFTER_FAILURE,
     LOOK_AGAIN,
@@ -72,6 +81,7 @@ class Decision:
     message: str
     tasks: tuple[Task, ...] = ()
     requeue_seconds: float = LOOK_AGAIN.total_seconds()
+    adapters: Mapping[str, AdapterStatus] = field(default_factory=dict)
 
 
 def load_limit(seconds: float) -> timedelta:
@@ -82,7 +92,33 @@ def load_limit(seconds: float) -> timedelta:
 def decide(seen: Seen) -> Decision:
     """Decide the next step. With unchanged input, it requests only outstanding operations."""
     step = seen.status.policy.step
-    return _STEPS[step](seen) if step is not None else _at_rest(seen)
+    decision = _STEPS[step](seen) if step is not None else _at_rest(seen)
+    known = any(server.report is not None and server.report.adapters for server in seen.servers)
+    return _and_adapters(seen, decision) if known or seen.adapters or seen.status.adapters else decision
+
+
+def _and_adapters(seen: Seen, decision: Decision) -> Decision:
+    """Add what is decided about adapters. What they need is asked only while the gate is open, of servers with no other
+    task.
+    """
+    found = adapters.decide(seen, decision.servers)
+    # A gateway must know the names of adapters before it gets calls.
+    tasks = tuple(
+        replace(task, operation=replace(task.operation, adapters=found.wanted))
+        if task.operation.call is Call.OPEN
+        else task
+        for task in decision.tasks
+    )
+    decision = replace(decision, adapters=found.adapters, servers=found.servers, tasks=tasks)
+    if not decision.policy.gate is seen.status.policy.gate is Gate.OPEN:
+        return decision
+    if decision.settled and found.message:
+        reason = "AdapterFailed" if found.failed else "LoadingAdapters"
+        decision = replace(decision, settled=False, reason=reason, message=found.message)
+    busy = {server.key for task in decision.tasks for server in task.servers}
+    asked = [Task(operation, (server,)) for server, operation in found.operations if server.key not in busy]
+    soon = adapters.LOOK_AT_LOADS.total_seconds() if found.message else decision.requeue_seconds
+    return replace(decision, tasks=(*tasks, *asked), requeue_seconds=min(decision.requeue_seconds, soon))
 
 
 # One function for each step

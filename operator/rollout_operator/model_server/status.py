@@ -26,7 +26,7 @@ def invalid(seen: Observed, problems: Sequence[Problem], decision: Decision | No
     update: dict[str, Any] = {"observed_generation": seen.generation}
     if decision is not None:
         claims.append((POLICY_LOADED, decision.settled, decision.reason, decision.message))
-        update |= {"servers": list(decision.servers), "policy": decision.policy}
+        update |= {"servers": list(decision.servers), "policy": decision.policy, "adapters": dict(decision.adapters)}
     new_types = {kind for kind, *_ in claims}
     kept = [condition for condition in seen.status.conditions if condition.type not in new_types]
     status = seen.status.model_copy(update={**update, "conditions": [*kept, *_conditions(seen, claims)]})
@@ -45,6 +45,7 @@ def status_of(seen: Observed, server: ModelServer, decision: Decision, *, downlo
         url=url(server),
         servers=list(decision.servers),
         policy=decision.policy,
+        adapters=dict(decision.adapters),
         replicas=len(seen.servers),
         selector=",".join(f"{label}={value}" for label, value in selector(server).items()),
     ).wire()
@@ -69,7 +70,7 @@ def _events(seen: Observed, now: ModelServerStatus) -> Iterator[Event]:
 _WARNING_REASONS: Final = frozenset(
     (
         *("DownloadFailed", "CannotCreate", "Unschedulable", "ImagePullBackOff", "CrashLoopBackOff"),
-        *("FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers"),
+        *("FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers", "AdapterFailed"),
     )
 )
 """Condition reasons that cause an Event of type Warning. Other Events are recorded only when a condition becomes True."""

@@ -4,8 +4,8 @@ These decisions are whether a server may take calls, and which operation it need
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from rollout_api.model_server import Gate, ModelServerStatus, PolicySource, ServerState, ServerStatus, TransferMode
@@ -20,6 +20,15 @@ class Runner:
     """`<job uid>/<index>`."""
     acknowledged: int | None
     """Its `policyUpdate` field."""
+
+
+@dataclass(frozen=True)
+class AdapterWanted:
+    """An adapter in `spec.adapters`."""
+
+    source: PolicySource
+    min_ready: int
+    """Servers that must have the version before calls get it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class Seen:
     """Servers in existing pods, by name."""
     runners: Sequence[Runner]
     now: datetime
+    adapters: Mapping[str, AdapterWanted] = field(default_factory=dict)
+    """`spec.adapters`."""
 
     def entry(self, server: Server) -> ServerStatus | None:
         """Return the server's status entry; None if the entry is for another pod or an earlier start of the engine."""

@@ -283,16 +283,27 @@ REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
         {"engine": SGLANG, "weightTransfer": {"mode": "Push", "push": {"hook": "http://t"}}},
         "weightTransfer.mode Push is refused: SGLang",
     ),
-    "an SGLang with adapters as policies": (
-        {"engine": SGLANG, "weightTransfer": {"pull": {"form": "Adapter"}}, "lora": {"maxRank": 8}},
-        "weightTransfer.pull.form Adapter is refused: SGLang",
+    "an SGLang with adapters": (
+        {"engine": SGLANG, "adapters": {"red": {"version": 0}}, "lora": {"maxRank": 8}},
+        "adapters",
     ),
     "a flag of SGLang": ({"engine": SGLANG, "extraArgs": ["--tp_size=2"]}, "spec.extraArgs"),
     "a version without a version": ({"engine": SMALL["engine"] | {"version": "latest"}}, "should match"),
     "a rank that vLLM lacks": ({"lora": {"maxRank": 24}}, "Unsupported value"),
-    "an adapter without lora": (
-        {"weightTransfer": {"pull": {"form": "Adapter"}}},
-        "lora is needed for weightTransfer.pull.form Adapter",
+    "an adapter without lora": ({"adapters": {"red": {"version": 0}}}, "lora is needed for adapters"),
+    "an adapter beside another policy": (
+        {"adapters": {"red": {}}, "lora": {}, "policy": {"version": 1, "uri": "s3://p/1"}},
+        "adapters need weightTransfer.mode Pull and policy.version 0",
+    ),
+    "an adapter on CPUs": (
+        {"adapters": {"red": {}}, "lora": {}, "accelerator": {"count": 0}},
+        "adapters need accelerators",
+    ),
+    "an adapter from nowhere": ({"adapters": {"red": {"version": 1}}, "lora": {}}, "uri"),
+    "an adapter with a name that is no name": ({"adapters": {"Red@1": {}}, "lora": {}}, "adapters"),
+    "an adapter with the name of the model": (
+        {"model": {"name": "red"}, "adapters": {"red": {}}, "lora": {}},
+        "name of the model",
     ),
     "a policy from nowhere": ({"policy": {"version": 1}}, "policy.uri is needed for mode Pull"),
     "a push to nobody": ({"weightTransfer": {"mode": "Push"}}, "push is needed for mode Push"),

@@ -59,7 +59,6 @@ class Fleet:
         folder: Path,
         servers: int = 3,
         mode: str = "Pull",
-        form: str = "Weights",
         runners: int = 2,
         calls: int = 1,
         tokens_per_second: int = 100,
@@ -70,13 +69,12 @@ class Fleet:
             folder: for files that stand for the API server and for a store.
             servers: how many.
             mode: Pull or Push.
-            form: Weights or Adapter, for Pull.
             runners: how many.
             calls: of each runner on each server, at any time.
             tokens_per_second: of each call.
             most_tokens: of each call.
         """
-        self.folder, self.mode, self.form = folder, mode, form
+        self.folder, self.mode = folder, mode
         _write_weights(folder / "model", 0)
         self.calls, self.tokens_per_second, self.most_tokens = calls, tokens_per_second, most_tokens
         self.pods = [Pod(f"s-{index}", f"uid-{index}", _free_port()) for index in range(servers)]
@@ -102,8 +100,7 @@ class Fleet:
         for pod in self.pods:
             policies = Policies(self.folder / pod.name, dict(os.environ))
             engine = f"http://127.0.0.1:{pod.port}"
-            adapters_of = MODEL if self.form == "Adapter" else None
-            data, control = await serve(self._stack, TOKEN, policies, engine, 0, 0, adapters_of)
+            data, control = await serve(self._stack, TOKEN, policies, engine, 0, 0)
             pod.data, pod.control = f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}"
         await asyncio.gather(*(self.start(pod) for pod in self.pods))
         self.tell()
@@ -136,7 +133,6 @@ class Fleet:
             {
                 "policy": self.policy,
                 "mode": self.mode,
-                "form": self.form,
                 "hook": self.hook,
                 "minReady": (len(self.pods) + 1) // 2,
                 "pods": pods,

@@ -196,7 +196,6 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     target = up(server)
     options = LoadOptions(
         mode=TransferMode.PUSH,
-        adapters=False,
         model="qwen",
         model_path="/models/qwen",
         fetch_seconds=5,
@@ -232,7 +231,6 @@ async def test_end_during_a_load_counts_against_the_version_if_bad_weights_end_t
     target = up(server)
     options = LoadOptions(
         mode=TransferMode.PULL,
-        adapters=False,
         model="qwen",
         model_path="/models/qwen",
         fetch_seconds=5,

@@ -8,7 +8,6 @@ import pytest
 
 from rollout_api.model_server import Gate
 from tests.integration.model_server.fleet import LONG, Fleet
-from tests.support.policy_updater import MODEL
 
 
 async def compare(fleet: Fleet) -> list[list[int]]:
@@ -131,37 +130,6 @@ async def test_a_trainer_that_is_away_costs_an_update_and_no_server(tmp_path: Pa
         fleet.ask_for(2)
         await fleet.until_open(2)
         assert {server["name"] for server in fleet.asked_hook[-1]["servers"]} == {"s-0", "s-1"}
-
-
-async def test_calls_to_the_model_reach_the_adapter_of_its_policy(tmp_path: Path) -> None:
-    async with Fleet(tmp_path, servers=2, form="Adapter", most_tokens=100_000) as fleet:
-        await fleet.until_open(0)
-        await fleet.until_answering()
-        for version in (1, 2):
-            fleet.ask_for(version)
-            await fleet.until_open(version)
-            await fleet.until_answering()
-        versions = await compare(fleet)
-        assert {version for call in versions for version in call} == {0, 1, 2}
-        # A call that began without an adapter ends with the first one. The others see the next adapter.
-        assert [0] in versions
-        assert [1, 2] in versions
-        assert not any({0, 1} <= set(call) for call in versions)
-        for pod in fleet.pods:
-            async with fleet.http.get(f"http://127.0.0.1:{pod.port}/_standin/state") as response:
-                assert (await response.json())["adapters"] == {f"{MODEL}.policy": 2}
-
-
-async def test_an_adapter_that_too_few_load_is_unloaded_where_it_was(tmp_path: Path) -> None:
-    async with Fleet(tmp_path, servers=3, form="Adapter") as fleet:
-        await fleet.until_open(0)
-        for pod in fleet.pods[:2]:
-            await fleet.fault(pod, load_failures=3)
-        fleet.ask_for(1)
-        await fleet.until_failed(1)
-        for pod in fleet.pods:
-            async with fleet.http.get(f"http://127.0.0.1:{pod.port}/_standin/state") as response:
-                assert (await response.json())["adapters"] == {}
 
 
 async def test_a_server_that_only_names_the_version_is_found_out(tmp_path: Path) -> None:

@@ -376,49 +376,6 @@ async def test_process_serves_an_engine_on_its_loopback_until_stopped(tmp_path: 
             assert await process.wait() == 0
 
 
-async def test_a_call_to_the_model_reaches_its_adapter_once_there_is_one(tmp_path: Path) -> None:
-    bodies: list[object] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        bodies.append(json.loads(await request.read()))
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    async with AsyncExitStack() as stack:
-        runner = web.AppRunner(app)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        data, control = await serve(stack, TOKEN, None, url, 0, 0, "org/m")
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        gateway = Gateway(Engine(), f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}", http, stack, 0)
-        for version in (0, 3):
-            await open_for(gateway, version)
-            for body in ({"model": "org/m", "n": 1}, {"n": 2}, {"model": "another"}):
-                assert await status(gateway, "POST", gateway.data + CHAT, json=body) == 200
-        assert await status(gateway, "POST", gateway.data + CHAT, data=b"{") == 400
-        # The policy changes from the base model to an adapter while a body arrives.
-        changed = asyncio.Event()
-
-        async def slow_body() -> AsyncIterator[bytes]:
-            yield b'{"model": "org/m", '
-            await changed.wait()
-            yield b'"n": 3}'
-
-        await open_for(gateway, 0)
-        call = asyncio.create_task(status(gateway, "POST", gateway.data + CHAT, data=slow_body()))
-        await asyncio.sleep(0.2)
-        await open_for(gateway, 4)
-        changed.set()
-        assert await call == 200
-    policy = "org/m.policy"
-    assert bodies[:3] == [{"model": "org/m", "n": 1}, {"n": 2}, {"model": "another"}]
-    assert bodies[3:6] == [{"model": policy, "n": 1}, {"model": policy, "n": 2}, {"model": "another"}]
-    assert bodies[6:] == [{"model": policy, "n": 3}]
-
-
 async def test_control_port_refuses_a_large_body(gateway: Gateway) -> None:
     too_large = io.BytesIO(b" " * (2**20 + 1))
     assert await status(gateway, "POST", f"{gateway.control}/policy/served", data=too_large, headers=BEARER) == 413

@@ -109,5 +109,5 @@ async def server(started: SglangServer) -> SglangServer:
 @pytest.fixture
 async def served(server: SglangServer, tmp_path: Path) -> AsyncIterator[Operated]:
     """A ModelServer of the server."""
-    async with Operated(server, tmp_path, "Weights") as served:
+    async with Operated(server, tmp_path) as served:
         yield served

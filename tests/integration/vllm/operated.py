@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from agent_runtime.models.pool.fleet import CONFIRM_SECONDS, View
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
-from rollout_api.model_server import Gate, ModelServerStatus, PolicyStatus, PolicyStep
+from rollout_api.model_server import AdapterStatus, Gate, ModelServerStatus, PolicyStatus, PolicyStep
 from tests.integration.vllm.conftest import ASK_SECONDS, MODEL, REPOSITORY, InferenceServer
 from tests.integration.vllm.recorder import Recorder
 from tests.support.policy_updater import TOKEN, read_status, write
@@ -26,11 +26,12 @@ SETTLED_SECONDS = 180.0
 
 
 class Operated:
-    """`async with Operated(server, folder, form="Weights") as served`. Its runner calls through a recorder."""
+    """`async with Operated(server, folder) as served`. Its runner calls through a recorder."""
 
-    def __init__(self, server: InferenceServer, folder: Path, form: str) -> None:
-        self._server, self._folder, self._form = server, folder, form
+    def __init__(self, server: InferenceServer, folder: Path, adapters: Sequence[str] = ()) -> None:
+        self._server, self._folder = server, folder
         self._policy: dict[str, Any] = {"version": 0}
+        self._adapters: dict[str, Any] = {name: {"version": 0} for name in adapters}
         self._asleep = False
         self._stack = AsyncExitStack()
         self._acknowledged: int | None = None
@@ -42,8 +43,7 @@ class Operated:
         engine = self._server.engine
         checked = not engine.updates.survives_bad_weights
         policies = Policies(self._folder / "policies", dict(os.environ), checked=checked)
-        adapters_of = MODEL if self._form == "Adapter" else None
-        ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, adapters_of, engine)
+        ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, engine)
         data, self._control = (f"http://127.0.0.1:{port}" for port in ports)
         self.recorder = await self._stack.enter_async_context(Recorder(data).serve())
         self._tell()
@@ -51,11 +51,26 @@ class Operated:
         updater = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY)
         self._stack.push_async_callback(updater.wait)
         self._stack.callback(updater.kill)
-        self.model = ServedModel(MODEL, self, self._connect, me=ME, sample_seconds=0.2)
-        self._stack.push_async_callback(self.model.close)
+        self.model = self._model(None)
+        self.adapted = {name: self._model(name) for name in self._adapters}
         await self.until(0)
-        await self.model.check()
+        for model in (self.model, *self.adapted.values()):
+            await model.check()
         return self
+
+    def _model(self, adapter: str | None) -> ServedModel:
+        """Return the model of a job, or the adapter of one."""
+        name = adapter or MODEL
+
+        def connect(url: str) -> InferenceClient:
+            engine = self._server.engine.type
+            return InferenceClient(
+                f"{url}/v1", name, headers={}, key_origin="", call_seconds=ASK_SECONDS, engine=engine
+            )
+
+        model = ServedModel(name, self, connect, me=ME, sample_seconds=0.2, adapter=adapter)
+        self._stack.push_async_callback(model.close)
+        return model
 
     async def __aexit__(self, *details: object) -> None:
         await self._stack.aclose()
@@ -68,6 +83,24 @@ class Operated:
         """Change `spec.policy`."""
         self._policy = {"version": version} | ({} if uri is None else {"uri": uri})
         self._tell()
+
+    def patch_adapter(self, name: str, version: int, uri: str | None = None) -> None:
+        """Change one entry of `spec.adapters`."""
+        self._adapters[name] = {"version": version} | ({} if uri is None else {"uri": uri})
+        self._tell()
+
+    async def until_adapter(self, name: str, reached: Callable[[AdapterStatus], bool]) -> None:
+        """Return when the adapter's status is reached, and each server's entry has its current version."""
+
+        def is_reached(status: ModelServerStatus) -> bool:
+            found = status.adapters.get(name)
+            return (
+                found is not None
+                and reached(found)
+                and all(server.adapters.get(name) == found.current for server in status.servers)
+            )
+
+        await self._until_whole(is_reached)
 
     def lend_memory(self, asleep: bool) -> None:
         """Change `spec.asleep`, with the next patch where one follows at once."""
@@ -90,11 +123,13 @@ class Operated:
         await self._until_status(lambda policy: policy.gate is Gate.OPEN and policy.step is None and reached(policy))
 
     async def _until_status(self, reached: Callable[[PolicyStatus], bool]) -> None:
+        await self._until_whole(lambda status: reached(status.policy) and any(one.ready for one in status.servers))
+
+    async def _until_whole(self, reached: Callable[[ModelServerStatus], bool]) -> None:
         try:
             async with asyncio.timeout(SETTLED_SECONDS):
                 while True:
-                    status = self.status
-                    if reached(status.policy) and any(server.ready for server in status.servers):
+                    if reached(self.status):
                         return
                     await asyncio.sleep(0.05)
         except TimeoutError:
@@ -125,11 +160,6 @@ class Operated:
                 yield View(status, asked)
             await asyncio.sleep(0.02)
 
-    def _connect(self, url: str) -> InferenceClient:
-        return InferenceClient(
-            f"{url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS, engine=self._server.engine.type
-        )
-
     def _tell(self) -> None:
         pod = {
             "name": "s-0",
@@ -145,8 +175,8 @@ class Operated:
             {
                 **may_sleep,
                 "policy": self._policy,
+                "adapters": self._adapters,
                 "mode": "Pull",
-                "form": self._form,
                 "engine": self._server.engine.type,
                 "hook": "",
                 "minReady": 1,

@@ -11,26 +11,27 @@ import aiohttp
 import pytest
 
 from agent_runtime.models.base import ModelReply
+from agent_runtime.models.pool.model import ServedModel
 from rollout_operator.model_server.control import Address, Control
 from tests.integration.vllm.conftest import MODEL, InferenceServer
 from tests.integration.vllm.operated import Operated
 from tests.integration.vllm.test_turns import next_turn, request
 from tests.support.tiny_llama import MAX_MODEL_LEN
 
-ADAPTER = f"{MODEL}.policy"
-
 
 @pytest.fixture
 async def served(server: InferenceServer, tmp_path: Path) -> AsyncIterator[Operated]:
-    async with Operated(server, tmp_path, "Weights") as served:
+    async with Operated(server, tmp_path) as served:
         yield served
 
 
 @pytest.fixture
 async def adapted(server: InferenceServer, tmp_path: Path) -> AsyncIterator[Operated]:
-    async with Operated(server, tmp_path, "Adapter") as served:
+    async with Operated(server, tmp_path, ("red", "blue")) as served:
         yield served
-    await server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": ADAPTER})
+    for card in (await server.get("/v1/models"))["data"]:
+        if card["id"] != MODEL:
+            await server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": card["id"]})
 
 
 def uri(folder: str) -> str:
@@ -47,8 +48,15 @@ async def until_all_have_tokens(served: Operated, calls: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def first_tokens(served: Operated, content: str = "Say what 6 times 7 is.") -> list[int]:
-    reply = await served.model.complete(request(content))
+async def first_tokens(
+    served: Operated,
+    content: str = "Say what 6 times 7 is.",
+    model: ServedModel | None = None,
+    version: int | None = None,
+) -> list[int]:
+    reply = await (model or served.model).complete(request(content))
+    while version is not None and versions(reply)[-1] != str(version):  # the runner follows the status
+        reply = await (model or served.model).complete(request(content))
     assert reply.completion_token_ids is not None
     return reply.completion_token_ids
 
@@ -120,37 +128,60 @@ async def test_version_0_is_served_again_after_an_update(server: InferenceServer
     assert await first_tokens(served) == zero
 
 
-async def test_policies_as_adapters_are_loaded_replaced_and_removed(server: InferenceServer, adapted: Operated) -> None:
-    zero = await first_tokens(adapted)
-    found = [zero]
-    for version in (1, 2):
-        adapted.patch(version, uri(server.adapter(version)))
-        await adapted.until(version)
-        found.append(await first_tokens(adapted))
-        assert [card["id"] for card in (await server.get("/v1/models"))["data"]] == [MODEL, ADAPTER]
+async def test_two_adapters_are_updated_each_alone_while_calls_run(server: InferenceServer, adapted: Operated) -> None:
+    red, blue = adapted.adapted["red"], adapted.adapted["blue"]
+    base = await first_tokens(adapted)
+    assert await first_tokens(adapted, model=red) == await first_tokens(adapted, model=blue) == base
+    found = [base]
+    for name, version in (("red", 1), ("blue", 2)):
+        adapted.patch_adapter(name, version, uri(server.adapter(version)))
+        await adapted.until_adapter(name, lambda status, version=version: status.current == version)  # type: ignore[misc]
+        found.append(await first_tokens(adapted, model=adapted.adapted[name], version=version))
     assert all(one != other for one, other in itertools.combinations(found, 2))
-    ids = (await server.render(*request().messages))["token_ids"]
-    assert await server.greedy(ids, 12) == zero, "the engine's base model has changed"
-    adapted.patch(0)
-    await adapted.until(0)
-    assert await first_tokens(adapted) == zero
+    asked = request(tokens=server.long_answer, session="s-old")
+    calls = [asyncio.create_task(model.complete(asked)) for model in (red, blue, adapted.model)]
+    await until_all_have_tokens(adapted, 3)
+    update = adapted.status.policy.update
+    adapted.patch_adapter("red", 3, uri(server.adapter(2)))
+    await adapted.until_adapter("red", lambda status: status.current == 3)
+    assert {card["id"] for card in (await server.get("/v1/models"))["data"]} == {MODEL, "red@1", "red@3", "blue@2"}
+    assert not any(call.done() for call in calls)
+    # The new version is blue's adapter, and calls that run keep theirs.
+    new = await red.complete(request())
+    while set(versions(new)) == {"1"}:  # the runner follows the status
+        new = await red.complete(request())
+    assert (new.completion_token_ids, set(versions(new))) == (found[2], {"3"})
+    replies = await asyncio.gather(*calls)
+    assert [set(versions(reply)) for reply in replies] == [{"1"}, {"2"}, {"0"}]
+    for reply, start in zip(replies, (found[1], found[2], base), strict=True):
+        ids = reply.completion_token_ids or []
+        assert len(ids) == server.long_answer
+        assert ids[: len(start)] == start
+    async with asyncio.timeout(60):  # the old version is unloaded after its last call
+        while "red@1" in {card["id"] for card in (await server.get("/v1/models"))["data"]}:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert (adapted.status.policy.update, adapted.status.policy.gate) == (update, "Open")
+    adapted.patch_adapter("red", 4)
+    adapted.patch_adapter("blue", 0)
 
 
-async def test_call_on_an_adapter_is_finished_by_the_next_adapter(server: InferenceServer, adapted: Operated) -> None:
-    adapted.patch(1, uri(server.adapter(1)))
-    await adapted.until(1)
-    call = asyncio.create_task(adapted.model.complete(request(tokens=server.long_answer)))
-    await until_all_have_tokens(adapted, 1)
-    adapted.patch(2, uri(server.adapter(2)))
-    await adapted.until(2)
-    reply = await call
-    answer = adapted.recorder.sampled[-1]
-    assert len(reply.completion_token_ids or ()) == server.long_answer
-    found = versions(reply)
-    assert found == sorted(found, key=str)
-    if not adapted.mixed:
-        assert set(found) == {"1", "2"}
-    assert all(mine == theirs for mine, theirs in zip(found, answer.versions(), strict=True) if mine is not None)
+async def test_adapter_that_cannot_be_loaded_changes_nothing(
+    server: InferenceServer, adapted: Operated, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text('{"r": "no rank"}')
+    red = adapted.adapted["red"]
+    adapted.patch_adapter("red", 1, uri(server.adapter(1)))
+    await adapted.until_adapter("red", lambda status: status.current == 1)
+    one = await first_tokens(adapted, model=red, version=1)
+    adapted.patch_adapter("red", 2, broken.as_uri())
+    await adapted.until_adapter("red", lambda status: status.failed == 2)
+    assert "s-0" in (adapted.status.adapters["red"].failed_because or "")
+    assert await first_tokens(adapted, model=red, version=1) == one
+    adapted.patch_adapter("red", 3, uri(server.adapter(2)))
+    await adapted.until_adapter("red", lambda status: status.current == 3)
+    assert await first_tokens(adapted, model=red, version=3) != one
 
 
 async def test_client_that_leaves_the_gateway_ends_its_request(server: InferenceServer, served: Operated) -> None:

@@ -24,8 +24,8 @@ def spec(**changes: Any) -> ModelServerSpec:
             "weightTransfer.mode Push is refused: SGLang receives tensors by other requests",
         ),
         (
-            {"weightTransfer": {"pull": {"form": "Adapter"}}, "lora": {"maxRank": 8}},
-            "weightTransfer.pull.form Adapter is refused: SGLang cannot replace a LoRA adapter while calls use it",
+            {"adapters": {"red": {"version": 0}}, "lora": {"maxRank": 8}},
+            "adapters is refused: SGLang has no adapters of several versions here",
         ),
         ({"sleep": True, "asleep": True}, "asleep true is refused: SGLang does not survive a repeated request"),
         ({"asleep": True}, "sleep is needed for asleep; set sleep: true"),

@@ -104,6 +104,28 @@ async def test_policy_that_can_never_be_served_fails_with_the_operators_message(
         await ServedPolicy(Api(found), "lab", "qwen").update(7)
 
 
+async def test_update_of_an_adapter_changes_and_waits_for_that_alone() -> None:
+    def adapted(current: int, loaded: int, **status: Any) -> Object:
+        found = model_server()
+        found["spec"]["adapters"] = {"red": {"version": 3}, "blue": {"version": 9}}
+        found["status"]["adapters"] = {"red": {"current": current, **status}, "blue": {"current": 9}}
+        found["status"]["servers"][0]["adapters"] = {"red": loaded, "blue": 9}
+        return found
+
+    api = Api(adapted(2, 2), adapted(2, 2), adapted(3, 2), adapted(3, 3))
+    await ServedPolicy(api, "lab", "qwen", adapter="red").update(3, "s3://bucket/3")
+    assert [patch for _, patch in api.patches] == [
+        {"spec": {"adapters": {"red": {"version": 3, "uri": "s3://bucket/3", "digest": None}}}}
+    ]
+    assert not is_served(adapted(3, 2), 3, "red")
+    with pytest.raises(PolicyNotServed, match="version 3 failed: no rank; give a higher version"):
+        await ServedPolicy(Api(adapted(2, 2, failed=3, failedBecause="no rank")), "lab", "qwen", adapter="red").update(
+            3
+        )
+    with pytest.raises(PolicyNotServed, match="version 3 was requested in the meantime, instead of 2"):
+        await ServedPolicy(Api(adapted(3, 3)), "lab", "qwen", adapter="red").served(2)
+
+
 async def test_sleep_returns_when_all_memory_is_released_and_wake_when_calls_go_on() -> None:
     def asleep(step: str | None, spec: bool = True) -> Object:
         found = model_server(7, 7, gate="Open" if step is None else "Shut", step=step)

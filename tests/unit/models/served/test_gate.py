@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_runtime.models.pool.fleet import for_adapter
 from agent_runtime.models.pool.gate import LEASE_SECONDS, SILENCE_SECONDS, CallSpans, PolicyGate
-from rollout_api.model_server import Gate, PolicyStatus
+from rollout_api.model_server import AdapterStatus, Gate, ModelServerStatus, PolicyStatus, ServerStatus
 from tests.support.full import examples
 
 ME = "job-uid/0"
@@ -262,3 +263,34 @@ def test_endless_streams_are_not_the_old_version_forever() -> None:
     spans = gate.end(call)
     assert [span.version for span in spans] == ["5", None]
     assert spans[0].tokens <= 10
+
+
+def test_call_to_an_adapter_keeps_the_version_with_which_each_attempt_began() -> None:
+    gate = PolicyGate(ME, fixed=True)
+    gate.see(opened(0, 5), 0)
+    call, other = gate.begin(streamed=True), gate.begin(streamed=False)
+    gate.arrived(call, 3, 1)
+    gate.see(opened(0, 6), 2)
+    gate.arrived(call, 2, 100)  # also without a recent status
+    call.begin_again(gate.version)
+    gate.arrived(call, 4, 101)
+    gate.arrived(other, 1, 102)
+    assert [(s.tokens, s.version) for s in gate.end(call)] == [(5, "5"), (4, "6")]
+    assert [(s.tokens, s.version) for s in gate.end(other)] == [(1, "5")]
+
+
+def test_servers_without_the_current_version_of_an_adapter_get_no_calls_to_it() -> None:
+    names = ("has", "old", "none", "shut")
+    adapters: list[dict[str, int]] = [{"red": 2, "blue": 1}, {"red": 1}, {}, {"red": 2}]
+    status = ModelServerStatus(
+        servers=[
+            ServerStatus(name=name, url="http://x", ready=name != "shut", adapters=loaded)
+            for name, loaded in zip(names, adapters, strict=True)
+        ],
+        policy=opened(3, 0),
+        adapters={"red": AdapterStatus(current=2)},
+    )
+    seen = for_adapter(status, "red")
+    assert ([server.name for server in seen.servers if server.ready], seen.policy.current) == (["has"], 2)
+    assert seen.policy.update == 3
+    assert not any(server.ready for server in for_adapter(status, "green").servers)

@@ -1,0 +1,161 @@
+"""The LoRA adapters of a ModelServer: decide which versions calls get, and what servers should load. No side effects.
+
+Versions of an adapter run side by side, so an update shuts no gate: servers load the new version while calls use the old
+one. When enough servers have it, new calls get it, in one write of the status. Older calls end with the version that
+they began with.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from rollout_api.model_server import AdapterStatus, ServerStatus
+from rollout_operator.model_server.update_state import TRY_AGAIN, Seen
+from rollout_operator.server_contact import Call, LoadedAdapter, Server, ServerOperation, WantedAdapter
+
+LOOK_AT_LOADS: Final = timedelta(seconds=1)
+"""Interval of reports of a server that loads an adapter."""
+MOST_WORDS: Final = 1024
+"""Most characters of `status.adapters.*.failedBecause`."""
+
+
+@dataclass(frozen=True)
+class AdapterDecision:
+    """The part of a decision that is about adapters."""
+
+    adapters: Mapping[str, AdapterStatus]
+    servers: tuple[ServerStatus, ...]
+    wanted: tuple[WantedAdapter, ...]
+    """What every gateway should know."""
+    operations: tuple[tuple[Server, ServerOperation], ...]
+    message: str
+    """What adapters lack; empty if all have the wanted version."""
+    failed: bool
+    """Whether one of them lacks it because servers could not load it."""
+
+
+def decide(seen: Seen, entries: Sequence[ServerStatus]) -> AdapterDecision:
+    """Decide about all adapters. `entries` are the servers' new status entries."""
+    adapters = {name: _status(seen, name) for name in seen.adapters}
+    wanted = tuple(_wanted(seen, name) for name in sorted(seen.adapters))
+    missing = [words for name, status in adapters.items() if (words := _missing(seen, name, status))]
+    return AdapterDecision(
+        adapters,
+        tuple(_with_adapters(seen, entry, adapters) for entry in entries),
+        wanted,
+        tuple(_operations(seen, wanted)),
+        "; ".join(missing),
+        any(status.failed == seen.adapters[name].source.version for name, status in adapters.items()),
+    )
+
+
+def _status(seen: Seen, name: str) -> AdapterStatus:
+    """Return an adapter's new status."""
+    wanted, old = seen.adapters[name], _old(seen, name)
+    version, servers = wanted.source.version, _running(seen)
+    if version in (old.current, old.failed):
+        return old
+    have = [server for server in servers if version in _loaded(server, name).versions]
+    if version == 0 or len(have) >= min(wanted.min_ready, max(1, len(servers))):
+        return AdapterStatus(current=version, source=wanted.source if version else None)
+    failures = [_loaded(server, name).failures.get(version) for server in servers if server not in have]
+    if servers and all(failure is not None and failure.fetched for failure in failures):
+        words = f"version {version}: {len(have)} of {len(servers)} servers have it; {_why(seen, name, version)}"
+        return old.model_copy(update={"failed": version, "failed_because": words[:MOST_WORDS]})
+    return old
+
+
+def _missing(seen: Seen, name: str, status: AdapterStatus) -> str:
+    """Return why new calls do not get the wanted version; empty if they do."""
+    version, servers = seen.adapters[name].source.version, _running(seen)
+    have = sum(version in _loaded(server, name).versions for server in servers)
+    if status.failed == version:
+        return f"adapter {name}: {status.failed_because}; give it a higher version to try again"
+    if status.current == version and (version == 0 or have or not servers):
+        return ""
+    words = f"adapter {name}: version {version}: {have} of {len(servers)} servers have it"
+    why = _why(seen, name, version)
+    return f"{words}; {why}; it is retried" if why else words
+
+
+def _why(seen: Seen, name: str, version: int) -> str:
+    """Return why one server has not loaded a version; empty if none failed."""
+    for server in _running(seen):
+        if (failure := _loaded(server, name).failures.get(version)) is not None:
+            return f"{server.name}: {failure.message}"
+        if (refused := server.failures.get(Call.ADAPT)) is not None:
+            return refused.message
+    return ""
+
+
+def _with_adapters(seen: Seen, entry: ServerStatus, adapters: Mapping[str, AdapterStatus]) -> ServerStatus:
+    """Return a server's status entry with the adapters whose current version it has."""
+    server = next(server for server in seen.servers if server.name == entry.name)
+    if server.report is None:
+        old = seen.entry(server)
+        had = {} if old is None else old.adapters
+    else:
+        had = {
+            name: status.current
+            for name, status in adapters.items()
+            if status.current in _loaded(server, name).versions
+        }
+    base = {name: 0 for name, status in adapters.items() if status.current == 0}
+    return entry.model_copy(
+        update={"adapters": base | {n: v for n, v in had.items() if n in adapters and v == adapters[n].current}}
+    )
+
+
+def _operations(seen: Seen, wanted: tuple[WantedAdapter, ...]) -> Iterator[tuple[Server, ServerOperation]]:
+    """Yield what servers are asked. With unchanged input, only outstanding operations are requested."""
+    for server in _running(seen):
+        report, failed = server.report, server.failures.get(Call.ADAPT)
+        if server.busy is not None or report is None or (failed is not None and seen.now < failed.at + TRY_AGAIN):
+            continue
+        if _must_ask(seen, report.adapters, wanted):
+            yield server, ServerOperation(Call.ADAPT, adapters=wanted)
+        elif any(found.loading for found in report.adapters.values()) and seen.now >= report.at + LOOK_AT_LOADS:
+            yield server, ServerOperation(Call.LOOK)
+
+
+def _must_ask(seen: Seen, found: Mapping[str, LoadedAdapter], wanted: Sequence[WantedAdapter]) -> bool:
+    """Whether a gateway must be told which versions are wanted, or to try again what failed."""
+    if {name: loaded.current for name, loaded in found.items()} != {
+        adapter.name: adapter.current for adapter in wanted
+    }:
+        return True
+    for adapter in wanted:
+        loaded = found[adapter.name]
+        if any(version not in {s.version for s in adapter.sources} for version in (*loaded.versions, *loaded.loading)):
+            return True
+        for source in adapter.sources:
+            failure = loaded.failures.get(source.version)
+            if failure is not None and seen.now >= failure.at + TRY_AGAIN:
+                return True
+            if failure is None and source.version not in (*loaded.versions, *loaded.loading):
+                return True
+    return False
+
+
+def _wanted(seen: Seen, name: str) -> WantedAdapter:
+    """Return what the written status says: a gateway switches to a version only after it is current there."""
+    status, wanted = _old(seen, name), seen.adapters[name].source
+    sources = [status.source] if status.source is not None else []
+    if wanted.version not in (0, status.current, status.failed):
+        sources.append(wanted)
+    return WantedAdapter(name, status.current, tuple(sources))
+
+
+def _old(seen: Seen, name: str) -> AdapterStatus:
+    return seen.status.adapters.get(name) or AdapterStatus()
+
+
+def _running(seen: Seen) -> list[Server]:
+    """Return the servers whose gateways and engines answer."""
+    here = (server for server in seen.servers if server.up and not server.leaving and server.report is not None)
+    return [server for server in here if not seen.is_evicted(server)]
+
+
+def _loaded(server: Server, name: str) -> LoadedAdapter:
+    return LoadedAdapter() if server.report is None else server.report.adapters.get(name, LoadedAdapter())
