@@ -25,6 +25,8 @@ from rollout_api.tasks import Task
 
 ACT = "act"
 INVALID = "Your answer had no valid action."
+DIVERGED = "EnvironmentDiverged"
+"""Reason of an EnvironmentFailure: the same actions led to other steps."""
 _PLACEHOLDER = re.compile(r"\{(observation|turn|actionsLeft)\}|\{(feedback)\}(\n?)")
 
 
@@ -62,17 +64,17 @@ class Act:
     """After a crash, the episode is replayed up to the journaled actions, so an unjournaled action can be repeated."""
     takes_agents_time = False
 
-    def __init__(self, task: Task, host: EnvironmentHost, start: Beginning, recorded: Sequence[Record] = ()) -> None:
+    def __init__(self, task: Task, host: EnvironmentHost, start: Beginning, past: Sequence[Observation] = ()) -> None:
         assert task.environment is not None
         self.template, self.max_steps = task.prompt, task.environment.max_steps
         shown = observation_text(task.prompt, observation=start.observation, turn=1, actions_left=self.max_steps)
         self.task = task.model_copy(update={"prompt": f"{start.instruction}\n{shown}" if start.instruction else shown})
         """The task as an agent sees it: its prompt has the rules and the first observation."""
         self._host = host
-        self._past = action_results(recorded)
-        self._in_sandbox = task.environment.run_in is RunIn.SANDBOX
-        self._resumes = bool(self._past)
-        """Whether an earlier runner took the actions so far, and they were not repeated yet."""
+        self._past = list(past)
+        # In a sandbox, programs that an action runs can end or replace the episode's process.
+        in_sandbox = task.environment.run_in is RunIn.SANDBOX
+        self._fault = EnvironmentFault.DIED if in_sandbox else DIVERGED
         self._one_at_a_time = asyncio.Lock()
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -83,8 +85,7 @@ class Act:
             action: Action = arguments.get("action")
             actions = [step.data["action"] for step in self._past]
             *again, move = await self._host.take(actions, action, context.workspace)
-            self._compare(again)
-            self._resumes = False
+            require_same(self._past, again, self._fault)
             content = shortened(move.observation)
             data = _data(action, move)
             self._past.append(
@@ -96,18 +97,16 @@ class Act:
         """End the episode."""
         self._host.close()
 
-    def _compare(self, again: Sequence[Move]) -> None:
-        """Raise EnvironmentFailure if the repeated actions gave other results."""
-        for step, move in zip(self._past[len(self._past) - len(again) :], again, strict=True):
-            if (step.content, step.data["reward"]) != (shortened(move.observation), move.reward):
-                # In a sandbox, programs that an action runs can end or replace the episode's process.
-                own = self._in_sandbox and not self._resumes
-                raise EnvironmentFailure(
-                    EnvironmentFault.DIED if own else "EnvironmentDiverged",
-                    f"repeated actions had another result: action {step.data['action']!r} gave reward "
-                    f"{move.reward:g}, but "
-                    f"{step.data['reward']:g} before; an environment must be a function of its seed and its actions",
-                )
+
+def require_same(past: Sequence[Observation], again: Sequence[Move], reason: str) -> None:
+    """Raise EnvironmentFailure with that reason if the last of the past actions gave other results again."""
+    for step, move in zip(past[len(past) - len(again) :], again, strict=True):
+        if (step.content, step.data["reward"]) != (shortened(move.observation), move.reward):
+            raise EnvironmentFailure(
+                reason,
+                f"repeated actions had another result: action {step.data['action']!r} gave reward {move.reward:g}, but "
+                f"{step.data['reward']:g} before; an environment must be a function of its seed and its actions",
+            )
 
 
 def _data(action: Action, move: Move) -> dict[str, Any]:

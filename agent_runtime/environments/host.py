@@ -64,14 +64,15 @@ class Move:
 class EnvironmentHost(Protocol):
     """One episode."""
 
-    async def start(self) -> Beginning:
-        """Reset the episode. Raises EnvironmentFailure."""
+    async def start(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
+        """Reset the episode, and repeat the actions that an earlier runner took; return its start and their moves, or
+        only the last of these moves. Each action has the time of a step. Raises EnvironmentFailure.
+        """
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         """Take `action` after `past`. The last returned move is its result.
 
-        Earlier moves are those of past actions that were repeated, in a new process or after a crash. Raises
-        EnvironmentFailure.
+        Earlier moves are those of past actions that were repeated in a new process. Raises EnvironmentFailure.
         """
 
     def close(self) -> None:

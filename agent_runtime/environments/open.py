@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from agent_runtime.environments.act import Act, action_results
+from agent_runtime.environments.act import DIVERGED, Act, action_results, require_same
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentHost
 from agent_runtime.environments.pool import EnvironmentPool
@@ -24,18 +24,20 @@ async def open_environment(
 
     Raises EnvironmentFailure, and errors of a lost workspace.
     """
-    environment = task.environment
+    environment, past = task.environment, action_results(recorded)
     assert environment is not None
     host: EnvironmentHost
     if environment.run_in is RunIn.SANDBOX:
-        trial = kind_of(environment) not in pool.tried and not action_results(recorded)
+        trial = kind_of(environment) not in pool.tried and not past
         host = SandboxedEpisode(environment, task.timeouts, workspace, epoch, trial=trial)
     else:
         host = pool.episode(environment, task.timeouts)
     try:
-        start = await host.start()
+        is_over = bool(past) and past[-1].stop
+        start, again = await host.start([] if is_over else [step.data["action"] for step in past])
+        require_same(past, again, DIVERGED)
         pool.tried.add(kind_of(environment))
-        return Act(task, host, start, recorded)
+        return Act(task, host, start, past)
     except BaseException:
         host.close()
         raise

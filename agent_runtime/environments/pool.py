@@ -4,6 +4,7 @@ episodes are restarted in another process, and their actions are repeated.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -172,55 +173,43 @@ class PoolEpisode:
     def __init__(self, pool: EnvironmentPool, number: int, environment: TaskEnvironment, timeouts: Timeouts) -> None:
         self._pool, self._number, self._environment, self._timeouts = pool, number, environment, timeouts
         self._process: _Process | None = None
-        self._taken = 0
-        """Number of actions that the process has."""
 
-    async def start(self) -> Beginning:
-        reply = await self._begin([], self._timeouts.setup_seconds)
-        return beginning(reply, self._environment)
+    async def start(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
+        request = {"start": described(self._environment), "actions": []}
+        while True:
+            self._process = await self._pool.place(self._number)
+            with contextlib.suppress(_ProcessLost):  # by another episode's call
+                reply = await self._ask(request, self._timeouts.setup_seconds)
+                return beginning(reply, self._environment), [await self._step(action) for action in past]
 
     async def try_step(self) -> None:
         """Start it, and take any action. Raises EnvironmentFailure if either fails."""
-        request = {"start": described(self._environment), "actions": [], "try": True, "episode": self._number}
+        request = {"start": described(self._environment), "actions": [], "try": True}
         self._process = await self._pool.place(self._number)
         seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
-        beginning(await self._ask(self._process, request, seconds), self._environment)
+        beginning(await self._ask(request, seconds), self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
-        if self._process is not None and self._process.alive:
-            actions = [*past[self._taken :], action]
-            request = {"episode": self._number, "actions": actions}
-            try:
-                reply = await self._ask(self._process, request, self._timeouts.command_seconds)
-            except _ProcessLost:
-                pass
-            else:
-                self._taken += len(actions)
-                return moves(reply, at_most=len(actions))
-        seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
-        reply = await self._begin([*past, action], seconds)
-        self._taken = len(past) + 1
-        return moves(reply, at_most=self._taken)
+        with contextlib.suppress(_ProcessLost):
+            return [await self._step(action)]
+        _, repeated = await self.start([*past, action])
+        return repeated
 
     def close(self) -> None:
         if self._process is not None:
             self._process.episodes.discard(self._number)
             self._process.tell({"episode": self._number})
 
-    async def _begin(self, actions: Sequence[Action], seconds: float) -> dict[str, Any]:
-        """Start it, and take the actions. Retries if another episode's call ended the process first."""
-        request = {"episode": self._number, "start": described(self._environment), "actions": list(actions)}
-        while True:
-            self._process = await self._pool.place(self._number)
-            try:
-                return await self._ask(self._process, request, seconds)
-            except _ProcessLost:
-                continue
+    async def _step(self, action: Action) -> Move:
+        [move] = moves(await self._ask({"actions": [action]}, self._timeouts.command_seconds), at_most=1)
+        return move
 
-    async def _ask(self, process: _Process, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        if self._process is None:
+            raise _ProcessLost
         name = self._environment.id
         try:
-            line = await process.ask(request, seconds)
+            line = await self._process.ask({"episode": self._number, **request}, seconds)
         except _Hung:
             raise EnvironmentFailure(
                 EnvironmentFault.HUNG, f"{name} did not answer within {seconds:g} s; see timeouts.commandSeconds"

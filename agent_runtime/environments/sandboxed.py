@@ -28,6 +28,8 @@ from rollout_api.tasks import Timeouts
 FOLDER = ".agent-rollouts"
 PROGRAM = f"{FOLDER}/environment.zip"
 REPLY_BYTES = 1 << 20  # the executor's limit for one output
+LONGEST_SECONDS = 604_800
+"""A week: the limit of every time in a manifest."""
 START_TURN = 500_000
 """Turn in the keys of an episode's start. It is above all agent turns, so these keys are never acknowledged. Each epoch
 has its own turn.
@@ -59,7 +61,7 @@ class SandboxedEpisode:
         self._trial = trial
         self._key = f"{START_TURN + epoch}:environment"
 
-    async def start(self) -> Beginning:
+    async def start(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
         try:
             # Do not replace an existing program, whose modules the episode's process may be reading.
             if await self._workspace.stat(PROGRAM) is None:
@@ -68,14 +70,16 @@ class SandboxedEpisode:
             raise EnvironmentFailure(
                 EnvironmentFault.FAILED, f"{PROGRAM} cannot be written: {error.message}"
             ) from error
+        seconds = min(self._timeouts.setup_seconds + self._timeouts.command_seconds * len(past), LONGEST_SECONDS)
         result = await self._workspace.run(
             ["python3", PROGRAM],
             key=f"{self._key}-start",
-            deadline_seconds=self._timeouts.setup_seconds,
-            stdin=self._request([], trial=self._trial),
+            deadline_seconds=seconds,
+            stdin=self._request(past, trial=self._trial),
             head_bytes=REPLY_BYTES,
         )
-        return beginning(self._reply(result, self._timeouts.setup_seconds), self._environment)
+        reply = self._reply(result, seconds)
+        return beginning(reply, self._environment), moves(reply, at_most=len(past)) if past else []
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         result = await workspace.run(["python3", PROGRAM], stdin=self._request([*past, action]), head_bytes=REPLY_BYTES)

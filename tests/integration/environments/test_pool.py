@@ -4,18 +4,21 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from agent_runtime.environments.act import ACT, Act
 from agent_runtime.environments.host import EnvironmentFailure
+from agent_runtime.environments.open import open_environment
 from agent_runtime.environments.pool import EnvironmentPool, PoolEpisode
-from agent_runtime.sandboxes.base import Evidence
-from agent_runtime.tools.base import ToolWorkspace
+from agent_runtime.sandboxes.base import Evidence, Workspace
+from agent_runtime.tools.base import ToolContext, ToolWorkspace
 from rollout_api.environments import TaskEnvironment
-from rollout_api.tasks import Timeouts
+from rollout_api.records import Observation, ObservationsRecord, Record
+from rollout_api.tasks import Task, Timeouts
 
 NO_WORKSPACE = cast(ToolWorkspace, None)
 SHORT = Timeouts(command_seconds=1)
@@ -36,7 +39,7 @@ def game(pool: EnvironmentPool, timeouts: Timeouts = SHORT, **config: Any) -> Po
 
 async def test_hanging_step_ends_at_its_deadline_while_the_engine_continues(pool: EnvironmentPool) -> None:
     episode = game(pool)
-    await episode.start()
+    await episode.start([])
     hanging = asyncio.create_task(episode.take([], "hang", NO_WORKSPACE))
     beats = 0
     while not hanging.done():
@@ -50,7 +53,7 @@ async def test_hanging_step_ends_at_its_deadline_while_the_engine_continues(pool
 @pytest.mark.parametrize(("action", "reason"), [("hang", "EnvironmentHung"), ("die", "EnvironmentDied")])
 async def test_neighbours_of_a_failed_environment_continue(pool: EnvironmentPool, action: str, reason: str) -> None:
     calm, waiting, broken = game(pool), game(pool), game(pool)
-    await asyncio.gather(calm.start(), waiting.start(), broken.start())
+    await asyncio.gather(calm.start([]), waiting.start([]), broken.start([]))
     await calm.take([], "a", NO_WORKSPACE)
     breaking = asyncio.create_task(broken.take([], action, NO_WORKSPACE))
     await asyncio.sleep(0)
@@ -61,14 +64,33 @@ async def test_neighbours_of_a_failed_environment_continue(pool: EnvironmentPool
     assert [move.observation for move in await calm.take(["a"], "c", NO_WORKSPACE)] == ["a 1", "c 2"]
 
 
+async def test_resumed_episode_has_the_time_of_a_step_for_each_repeated_step(pool: EnvironmentPool) -> None:
+    environment = TaskEnvironment(id="tests.support.games:Game")
+    task = Task(name="t", prompt="{observation}", timeouts=Timeouts(command_seconds=4), environment=environment)
+    context = ToolContext(workspace=NO_WORKSPACE, task=task, call_id="c", seconds_left=60)
+
+    async def opened(recorded: Sequence[Record] = ()) -> Act:
+        return await open_environment(task, pool, cast(Workspace, None), recorded, epoch=1)
+
+    killed = await opened()
+    taken = [await killed.execute({"action": "slow"}, context) for _ in range(3)]
+    killed.close()
+    results = [Observation(call_id="c", tool=ACT, content=step.content, data=dict(step.data)) for step in taken]
+    resumed = await opened([ObservationsRecord(turn=0, time=0, results=results)])
+    assert (await resumed.execute({"action": "a"}, context)).content == "a 4"
+    results[2].data["reward"] = 2.0
+    with pytest.raises(EnvironmentFailure, match=r"EnvironmentDiverged: .* gave reward 1, but 2 before"):
+        await (await opened([ObservationsRecord(turn=0, time=0, results=results)])).execute({"action": "a"}, context)
+
+
 async def test_a_reset_that_hangs_ends_too(pool: EnvironmentPool) -> None:
     with pytest.raises(EnvironmentFailure, match="EnvironmentHung"):
-        await game(pool, Timeouts(setup_seconds=1), slow_reset=True).start()
+        await game(pool, Timeouts(setup_seconds=1), slow_reset=True).start([])
 
 
 async def test_environment_that_raises_differs_from_one_that_hangs(pool: EnvironmentPool) -> None:
     episode = game(pool)
-    await episode.start()
+    await episode.start([])
     with pytest.raises(EnvironmentFailure, match="RuntimeError: it broke") as failure:
         await episode.take([], "raise", NO_WORKSPACE)
     assert failure.value.evidence is Evidence.NOT_LOST, "its own code, and not the policy, is to blame"
@@ -78,7 +100,7 @@ async def test_a_rollout_that_is_cancelled_in_a_step_leaves_the_answers_of_other
     pool: EnvironmentPool,
 ) -> None:
     one, other = game(pool, Timeouts()), game(pool, Timeouts())
-    await asyncio.gather(one.start(), other.start())
+    await asyncio.gather(one.start([]), other.start([]))
     cancelled = asyncio.create_task(one.take([], "a", NO_WORKSPACE))
     await asyncio.sleep(0)
     cancelled.cancel()
@@ -90,7 +112,7 @@ async def test_episodes_are_spread_over_processes_up_to_the_most() -> None:
     pool = EnvironmentPool(2)
     try:
         episodes = [game(pool, Timeouts(), drift=True) for _ in range(4)]
-        await asyncio.gather(*(episode.start() for episode in episodes))
+        await asyncio.gather(*(episode.start([]) for episode in episodes))
         moves = [(await episode.take([], "a", NO_WORKSPACE))[-1].observation for episode in episodes]
     finally:
         await pool.close()

@@ -47,6 +47,26 @@ def test_an_answer_always_has_its_own_move_and_fits_into_one_output() -> None:
     assert latest([{"observation": "x" * 900_000}]) == [{"observation": "x" * 900_000}]
 
 
+async def test_the_start_of_a_resumed_episode_has_time_for_its_repeated_steps() -> None:
+    asked: dict[str, Any] = {}
+
+    class Alive:
+        async def stat(self, _path: str) -> bool:
+            return True
+
+        async def run(self, _command: object, **options: object) -> CommandResult:
+            asked.update(options)
+            move = {"observation": "b", "reward": 1.0, "terminated": False, "truncated": False, "valid": True}
+            reply = json.dumps({"start": {"observation": "a", "instruction": ""}, "moves": [move]}).encode()
+            return CommandResult(0, None, None, 0.1, reply, b"", len(reply), 0)
+
+    environment, timeouts = TaskEnvironment.model_validate({"id": "solo:Game"}), Timeouts(command_seconds=5)
+    episode = SandboxedEpisode(environment, timeouts, cast(Any, Alive()), 2, trial=False)
+    start, moves = await episode.start(["go"] * 20)
+    assert asked["deadline_seconds"] == timeouts.setup_seconds + 100
+    assert (start.observation, [move.observation for move in moves]) == ("a", ["b"])
+
+
 async def test_a_step_that_cannot_be_started_is_a_failure_of_the_sandbox() -> None:
     class Full:
         async def run(self, _command: object, **_options: object) -> CommandResult:
