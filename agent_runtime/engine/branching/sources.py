@@ -92,7 +92,7 @@ class _Run:
         return None if path is None else str(path.absolute())
 
     async def branched(self, entry: TaskBranch) -> Task:
-        """Return the task of an entry, with its sandbox completed from this run's job. Raises ValueError."""
+        """Return the task of an entry, under the name of its branches. Raises ValueError."""
         spec = self.reader.job.spec
         if spec.agent.is_program:
             raise ValueError(
@@ -105,10 +105,7 @@ class _Run:
         if task.environment is not None or task.steps:
             what = "acts in an environment" if task.environment is not None else "has steps"
             raise ValueError(f"its task {what}, so that a branch cannot continue in the middle; branch other tasks")
-        sandbox = task.sandbox.apply(spec.sandbox)
-        own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
-        name = f"{task.name[:150]}@{entry.index}.{entry.turn}"
-        return task.model_copy(update={"sandbox": SandboxOverrides(**own), "name": name})
+        return task.model_copy(update={"name": f"{task.name[:150]}@{entry.index}.{entry.turn}"})
 
     async def origin(self, entry: TaskBranch, task: Task, *, keeps_ids: bool) -> Origin:
         """Return the origin of its branches, as recorded at this moment. Raises ValueError."""
@@ -129,7 +126,10 @@ class _Run:
             raise ValueError(f"turn {entry.turn} is not recorded: it has {known}")
         changed = next((r.task for r in reversed(records) if isinstance(r, AttemptRecord) and r.task is not None), None)
         if changed is not None:  # a plugin of that job changed the task
-            task = changed.model_copy(update={"sandbox": task.sandbox, "name": task.name})
+            task = changed.model_copy(update={"name": task.name})
+        sandbox = task.sandbox.apply(reader.job.spec.sandbox)
+        own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
+        task = task.model_copy(update={"sandbox": SandboxOverrides(**own)})
         taken = [r for r in records if isinstance(r, SnapshotRecord) and r.layers and r.turn <= entry.turn]
         earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
         return Origin(

@@ -109,10 +109,10 @@ class Searcher:
         return " | ".join(seen)
 
 
-async def done(folder: Path, manifest: Mapping[str, Any]) -> RunReader:
+async def done(folder: Path, manifest: Mapping[str, Any], *plugins: object) -> RunReader:
     """The finished run of a job."""
     parsed = RolloutJob.model_validate(manifest)
-    summary = await run_job(parsed, base_dir=folder, environ=os.environ)
+    summary = await run_job(parsed, base_dir=folder, environ=os.environ, plugins=plugins)
     assert summary.completed
     return await open_run(Store.open(str(folder / "out"), {}), parsed.metadata.name)
 

@@ -24,6 +24,8 @@ from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.records import BranchRecord, Message, Outcome, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import EnvVar, SandboxOverrides
+from rollout_api.tasks import Task
 from tests.integration.engine.branching import TURNS, bash, branching, counting, done, run_of, searching
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
@@ -99,6 +101,22 @@ async def test_a_branch_can_be_branched_and_needs_its_source_no_more(tmp_path: P
     script["task"] = "count@0.1@0.2"
     second = await done(tmp_path, again)
     assert (await observed(second, 1))[-2] == "0\n1\nb\nc\n[exit code 0]"
+
+
+class Variable:
+    """Plugin that gives each task a variable of the sandbox, and its own folder."""
+
+    def modify_task(self, task: Task) -> Task:
+        sandbox = SandboxOverrides(working_dir="/own", env=[EnvVar(name="WHO", value="plugin")])
+        return task.model_copy(update={"sandbox": sandbox})
+
+
+@pytest.mark.parametrize("sandbox", [{}, {"snapshotEveryTurns": 1}], ids=["again", "restored"])
+async def test_branch_has_the_sandbox_that_a_plugin_gave_its_source(tmp_path: Path, sandbox: dict[str, Any]) -> None:
+    show = "echo $WHO $PWD >> log.txt; cat log.txt"
+    source = await done(tmp_path, counting(commands=[show] * 2, sandbox=sandbox), Variable())
+    branched = await done(tmp_path, branching(run_of(source), 1, count=1, strict=True, then=show))
+    assert (await observed(branched, 0))[-2] == "plugin /own\n" * 3 + "[exit code 0]"
 
 
 def run_until_first_workspace(folder: Path, manifest: Mapping[str, Any]) -> None:
