@@ -27,7 +27,7 @@ from agent_runtime.engine.attempt.grading import (
 from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.attempt.results import build_result, first_record, last_record
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots
-from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS, StepwiseAgent, verdict_of_steps
+from agent_runtime.engine.attempt.steps import StepwiseAgent, steps_problem, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.context import RunContext, grading_spec, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
@@ -277,9 +277,9 @@ class Attempt:
     ) -> tuple[Turns | Program, Coroutine[Any, Any, tuple[StopReason, str]]]:
         """Create the agent and run it; return why it stopped."""
         task = self._rollout.task
+        if (problem := steps_problem(task, self._context.job.spec.agent)) is not None:
+            raise SetupFailed(f"task {task.name} {problem}")
         if self._program is not None:
-            if task.steps:
-                raise SetupFailed(f"task {task.name} {NOT_FOR_PROGRAMS}")
             program = self._make_program(self._program, workspace, recorded)
             return program, program.run()
         make_agent = self._context.make_agent

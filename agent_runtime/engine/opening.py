@@ -14,7 +14,7 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
-from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS
+from agent_runtime.engine.attempt.steps import steps_problem
 from agent_runtime.engine.branching.sources import Origin, fix_origins
 from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.context import RunContext, workspace_spec
@@ -87,10 +87,12 @@ async def check_tasks(
 
     `has_own_model`: the job's own model is not used. Raises TaskSourceError with all problems.
     """
-    problems: list[TaskProblem] = []
     agent, model = job.spec.agent, job.spec.model
-    if agent.is_program:
-        problems += [TaskProblem(f"task {task.name}", None, NOT_FOR_PROGRAMS) for task in tasks if task.steps]
+    problems = [
+        TaskProblem(f"task {task.name}", None, problem)
+        for task in tasks
+        if (problem := steps_problem(task, agent)) is not None
+    ]
     if (
         model is not None
         and model.scripted is not None

@@ -1,8 +1,11 @@
 """What a task in steps is worth, and where its steps are taken."""
 
+import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
@@ -13,13 +16,16 @@ from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots, SnapshotStore
 from agent_runtime.engine.attempt.steps import StepwiseAgent, grading_leftovers, missed_minimum, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
+from agent_runtime.engine.opening import check_tasks
+from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
+from agent_runtime.tasks import TaskSourceError
 from rollout_api.model import Sampling
 from rollout_api.records import AttemptRecord, StepRecord, StopReason, Verdict
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.rollout_job import RolloutJobSpec
+from rollout_api.rollout_job import RolloutJob, RolloutJobSpec
 from rollout_api.tasks import Task, TaskStep
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace
 from tests.unit.engine.test_turns import MemoryJournal
@@ -141,3 +147,32 @@ async def test_a_slow_store_between_two_steps_takes_none_of_the_agents_time(tmp_
     turns = stepped(await dummy(str(tmp_path)), journal, agent_seconds=1)
     ended = await turns.run_agent(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1))
     assert ended == (StopReason.FINISHED, "took 2 steps")
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "server", "is_refused"),
+    [
+        ([VERIFIER, VERIFIER], {"command": ["serve"]}, True),
+        ([None, VERIFIER], {"command": ["serve"]}, False),
+        ([VERIFIER, VERIFIER], {"url": "http://tools.example/mcp"}, False),
+    ],
+)
+async def test_servers_that_the_grading_of_a_step_would_end_are_refused(
+    verifiers: list[Any], server: dict[str, Any], is_refused: bool
+) -> None:
+    steps = [{"name": f"s{n}", "prompt": "p", "verifier": verifier} for n, verifier in enumerate(verifiers)]
+    task = Task.model_validate({"name": "t", "prompt": "p", "steps": steps})
+    agent = {"mcpServers": [{"name": "time", **server}]}
+    spec = {
+        "mode": "Eval",
+        "tasks": {"stream": {}},
+        "agent": agent,
+        "output": {"uri": "out"},
+        "model": {"function": "m:f"},
+    }
+    job = RolloutJob.model_validate(
+        {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "metadata": {"name": "j"}, "spec": spec}
+    )
+    refused = pytest.raises(TaskSourceError, match=r"task t: has steps, .* agent.mcpServers time would not answer")
+    with refused if is_refused else contextlib.nullcontext():
+        await check_tasks(job, [task], EnvironmentPool())
