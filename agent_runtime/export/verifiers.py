@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_runtime.export.parquet import json_text
 from agent_runtime.recording.atif import reasoning_of, text_of
-from agent_runtime.recording.messages import Turn, fold
+from agent_runtime.recording.messages import Turn, fold, last_made
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Message, Outcome, Result
 
@@ -21,7 +21,8 @@ async def rollout_output(run: RunReader, index: int) -> list[dict[str, Any]]:
     """
     result = run.seals[index].result
     turns = fold(await run.records(index))
-    conversation = turns[-1].conversation() if turns else []
+    last = last_made(turns)
+    conversation = last.conversation() if last else []
     prompt = list(takewhile(lambda message: message["role"] != "assistant", conversation))
     return [
         {
@@ -36,7 +37,7 @@ async def rollout_output(run: RunReader, index: int) -> list[dict[str, Any]]:
             ),
             "stop_condition": result.stop_reason,
             "metrics": {**result.rewards, "num_turns": float(result.turns), "num_tool_calls": float(result.tool_calls)},
-            "tool_defs": [_tool(tool) for tool in turns[-1].tools] if turns else [],
+            "tool_defs": [_tool(tool) for tool in last.tools] if last else [],
             "token_usage": {
                 "input_tokens": float(result.usage.prompt_tokens),
                 "output_tokens": float(result.usage.completion_tokens),
@@ -84,7 +85,7 @@ def _timing(result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
     started, ended = result.started or 0.0, result.ended or 0.0
     calls = [turn.response for turn in turns if turn.response is not None]
     setup_end = turns[0].time if turns else started
-    generation_end = calls[-1].time if calls else setup_end
+    generation_end = max((call.time for call in calls), default=setup_end)
     graded = result.seconds.get("verifier", 0.0) if result.reward is not None else 0.0
     return {
         "start_time": started,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.recording.atif import reasoning_of, text_of
-from agent_runtime.recording.messages import Turn, fold, last_of_each_branch
+from agent_runtime.recording.messages import Turn, fold, last_made, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Message, Outcome, ResponseRecord, Result, StopReason
 from rollout_api.rollout_job import Mode
@@ -39,7 +39,7 @@ async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
     task = {"type": "Task", "data": {"idx": result.group, "name": result.task}, "key": result.task}
     ok, errors = result.outcome is Outcome.COMPLETED, _errors(result)
     stopped = STOP_CONDITIONS.get(result.stop_reason, result.stop_reason.value) if result.stop_reason else "error"
-    graph = _Graph.of(turns)
+    graph, last = _Graph.of(turns), last_made(turns)
     name, uid = run.job.metadata.name, run.job_file.uid
     trace = {
         "version": TRACE_VERSION,
@@ -47,7 +47,7 @@ async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
         "verifiers": {"version": VERIFIERS_VERSION},
         "task": task,
         "agent": {"config": {}, "name": run.job.spec.agent.type, "trainable": result.mode == Mode.TRAIN},
-        "tools": [_tool(tool) for tool in turns[-1].tools] if turns else [],
+        "tools": [_tool(tool) for tool in last.tools] if last else [],
         "nodes": graph.nodes,
         "calls": graph.calls,
         "rewards": {"reward": None if result.reward is None else {"score": result.reward}},
@@ -165,7 +165,7 @@ def _timing(result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
     started, ended = result.started or 0.0, result.ended or 0.0
     calls = [turn.response for turn in turns if turn.response is not None]
     setup_end = turns[0].time if turns else started
-    agent = _span(setup_end, calls[-1].time) if calls else _span(0.0, 0.0)
+    agent = _span(setup_end, max(call.time for call in calls)) if calls else _span(0.0, 0.0)
     model = min(sum(call.seconds for call in calls), agent["end"] - agent["start"])
     graded = result.seconds.get("verifier", 0.0) if result.reward is not None else 0.0
     return {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.recording.messages import fold
+from agent_runtime.recording.messages import fold, last_made
 from rollout_api.records import Message, Observation, Record, Result, Verdict
 from rollout_api.tasks import Task
 
@@ -55,8 +55,8 @@ class FinishedRollout:
     @property
     def messages(self) -> list[Message]:
         """Return the final conversation in OpenAI's format."""
-        turns = fold(self.records)
-        return turns[-1].conversation() if turns else []
+        last = last_made(fold(self.records))
+        return last.conversation() if last else []
 
     @property
     def tool_uses(self) -> list[ToolUse]:

@@ -108,6 +108,13 @@ def results_by_turn(records: Sequence[Record]) -> dict[int, list[Observation]]:
     return dict(found)
 
 
+def last_made(turns: Sequence[Turn]) -> Turn | None:
+    """Return the turn that was made last; None without turns. Turns of sub-agents follow those of their agent, and were
+    made before its last one.
+    """
+    return max(turns, key=lambda turn: turn.number, default=None)
+
+
 def last_of_each_branch(turns: Sequence[Turn]) -> list[Turn]:
     """Return the last turn of each branch: its conversation includes all earlier ones of the branch."""
     return [turn for _, turn in sorted({turn.branch: turn for turn in turns}.items())]

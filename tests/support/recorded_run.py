@@ -1,6 +1,7 @@
 """A small run, recorded without an engine, with what exports must tell apart: branches, tools, tokens, lost rollouts."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,23 @@ ROLLOUTS: list[tuple[Result, list[Record]]] = [
 """One that failed, one with two branches that passed, one lost in the midst, one lost before the first call."""
 
 
-async def record_run(folder: Path) -> RunReader:
+DELEGATED: list[Record] = [
+    *BEGUN,
+    asked(1, 0, OTHER, time=102.2, conversation=1, tools=TOOLS[1:]),
+    _answer(1, {"role": "assistant", "content": "Done in part."}, [7], [8]),
+    gave(0, ("call-0", "a.txt"), time=103.1),
+    asked(2, 3, FOUND, time=103.2, conversation=0, parent=0),
+    _answer(2, DONE, [5], [6], keep=4),
+]
+"""The agent starts a sub-agent in its first turn, and answers after it."""
+
+
+async def record_run(folder: Path, rollouts: Sequence[tuple[Result, list[Record]]] = ROLLOUTS) -> RunReader:
     """Write it into a folder, and open it."""
     store = Store.open(str(folder), {})
     job = RolloutJob.model_validate(json.loads(json.dumps(MANIFEST)))
     record = await JobRecord.open(store, job, job.spec.tasks.inline or [])
-    for result, records in ROLLOUTS:
+    for result, records in rollouts:
         journal = await Journal.claim(record, result.index, 0)
         await journal.begin()
         if records:

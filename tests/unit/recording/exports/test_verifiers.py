@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.export.formats import Format, export
-from tests.support.recorded_run import ASK, OTHER, SYSTEM, record_run
+from tests.support.recorded_run import ASK, DELEGATED, OTHER, ROLLOUTS, SYSTEM, TOOLS, record_run
 
 Lines = list[dict[str, Any]]
 
@@ -47,3 +47,13 @@ def test_times_are_those_of_the_rollout(lines: Lines) -> None:
     assert timing["scoring"] == {"start": 108.0, "end": 110.0, "duration": 2.0}
     assert timing["model"]["duration"] == 2.0
     assert lines[3]["timing"]["scoring"]["end"] == 0
+
+
+async def test_conversation_tools_and_end_are_those_of_the_agent_and_not_of_its_sub_agent(tmp_path: Path) -> None:
+    run = await record_run(tmp_path / "out", [(ROLLOUTS[0][0], DELEGATED)])
+    [line] = [json.loads(line) async for line in export(run, Format.VERIFIERS)]
+    [traces] = [json.loads(line) async for line in export(run, Format.VERIFIERS_TRACES)]
+    assert line["completion"][-1]["content"] == "There is a.txt."
+    assert line["timing"]["generation"]["end"] == traces["traces"][0]["timing"]["agent"]["end"] == 104.0
+    assert [tool["name"] for tool in line["tool_defs"]] == [tool["function"]["name"] for tool in TOOLS]
+    assert len(traces["traces"][0]["tools"]) == len(TOOLS)
