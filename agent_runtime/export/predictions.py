@@ -37,11 +37,13 @@ async def prediction(run: RunReader, index: int) -> list[dict[str, Any]]:
 async def _patch(run: RunReader, records: list[Record]) -> bytes:
     async with open_artifacts(run.store, records) as archive:
         member = next((entry for entry in archive or () if entry.name == PATCH_NAME), None)
-        if archive is None or member is None or member.size > PATCH_BYTES:
+        if archive is None or member is None:
             return b""
         try:
             content = archive.extractfile(member)
         # the policy may have stored a link to itself, or to a missing file
         except (KeyError, RecursionError):
             return b""
-        return b"" if content is None else content.read()
+        # The size of a link is not that of the file that it names.
+        patch = b"" if content is None else content.read(PATCH_BYTES + 1)
+        return patch if len(patch) <= PATCH_BYTES else b""

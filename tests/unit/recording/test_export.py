@@ -110,12 +110,16 @@ async def test_tool_call_with_odd_arguments_ends_no_export(
         assert await write(await open_run(folder, "fix"), tmp_path / form) == 1
 
 
-@pytest.mark.parametrize("target", ["nowhere", "model.patch"])
+@pytest.mark.parametrize("target", ["nowhere", "model.patch", "large"])
 async def test_link_in_place_of_a_patch_ends_no_export(
-    target: str, folder: Store, record: JobRecord, make_result: MakeResult
+    target: str, folder: Store, record: JobRecord, make_result: MakeResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent_runtime.export.predictions.PATCH_BYTES", 1000)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
+        large = tarfile.TarInfo(f"{PATCH_NAME.partition('/')[0]}/large")
+        large.size = 1001
+        tar.addfile(large, io.BytesIO(bytes(1001)))
         member = tarfile.TarInfo(PATCH_NAME)
         member.type, member.linkname = tarfile.SYMTYPE, target
         tar.addfile(member)
