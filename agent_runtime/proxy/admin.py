@@ -190,17 +190,17 @@ class Admin:
         if await self._sessions.store.is_completed(settings):
             # An earlier reply may have been lost, so this one says the same.
             records = await self._sessions.store.folder(settings).records()
-            failure = last_failure(failed_calls(records), History(records).calls)
+            turn, failure = last_failure(failed_calls(records), History(records).calls)
         else:
             while not isinstance(found := await self._sessions.find(name, None), Session):
                 if (reply := await found.forward(request)) is not None:
                     return reply
             await self._sessions.complete(found)
-            settings, failure = found.settings, found.failure
+            settings, (turn, failure) = found.settings, found.last_failure
         if delete:
             await self._sessions.store.delete(settings)
-        said = None if failure is None else str(failure)
-        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete, "failure": said})
+        said = {"failure": None if failure is None else str(failure), "failed_turn": turn}
+        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete, **said})
 
 
 def _no_such(name: str) -> Refused:

@@ -72,10 +72,12 @@ def failed_calls(records: Sequence[Record]) -> dict[int, ModelError]:
     }
 
 
-def last_failure(failures: Mapping[int, Exception], calls: Sequence[IntentRecord]) -> Exception | None:
-    """Return the latest of these errors by turn; None if the callers of all have continued."""
+def last_failure(
+    failures: Mapping[int, Exception], calls: Sequence[IntentRecord]
+) -> tuple[int, Exception] | tuple[None, None]:
+    """Return the latest of these errors and its turn; None if the callers of all have continued."""
     turns = given_up(failures, calls)
-    return failures[turns[-1]] if turns else None
+    return (turns[-1], failures[turns[-1]]) if turns else (None, None)
 
 
 class History:

@@ -178,6 +178,11 @@ class Session:
         """The error of model or storage because of which a call got no answer; None if callers have continued since. If
         an agent gives up while this is set, the model failed, not the agent.
         """
+        return self.last_failure[1]
+
+    @property
+    def last_failure(self) -> tuple[int, Exception] | tuple[None, None]:
+        """See `failure`; with its turn."""
         return last_failure(self._failures, self._history.calls)
 
     @property

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
@@ -19,7 +19,7 @@ from agent_runtime.integrations.harbor_server.client import SHOWN, TrialLost
 from agent_runtime.integrations.harbor_server.plan import SessionUrl
 from agent_runtime.integrations.harbor_server.runs import SessionModel
 from agent_runtime.integrations.harbor_server.settings import RemoteSettings
-from agent_runtime.models.base import ModelConfigError, ModelReply, ModelRequest, RequestRefused
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key
 from agent_runtime.proxy.keys import session_of
@@ -35,7 +35,8 @@ class ModelAccess:
     """Base URL, up to `/v1`, with the key in its path."""
     key: str
     failure: str | None = None
-    """Set when the session ends: why the agent's latest call got no answer, if this process has no other information.
+    """Set when the session ends: why the agent's latest call got no answer, if the proxy failed and not the trial's own
+    session, which knows its failures.
     """
 
 
@@ -127,13 +128,22 @@ ASK_SECONDS: Final = 30.0
 _TOKENS: Final = {"logprobs": True, "return_token_ids": True}
 
 
+@dataclass
+class _Trial:
+    """A trial's own session, as the model of its session at the proxy."""
+
+    model: SessionModel
+    failed: set[int] = field(default_factory=set)
+    """Turns at the proxy that the own session did not answer. It decides whether the policy caused that."""
+
+
 class TrialSessions:
     """A `Model`: each session at the proxy is answered by the trial that it belongs to."""
 
     name, token_capture = "trials", "Tokens"
 
     def __init__(self) -> None:
-        self.open: dict[str, SessionModel] = {}
+        self.open: dict[str, _Trial] = {}
         """Trials by the name of their session at the proxy."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -145,9 +155,13 @@ class TrialSessions:
                 "TrialEnded", f"session {request.session} does not belong to a running trial; its trial has ended"
             )
         try:
-            return await trial.complete(request, _TOKENS, tries=1)
+            return await trial.model.complete(request, _TOKENS, tries=1)
         except ModelConfigError as error:
             raise RequestRefused(error.reason, error.message) from error
+        except (ModelError, asyncio.CancelledError) as error:
+            if not (isinstance(error, ModelError) and error.reason == "Unreachable"):
+                trial.failed.add(request.turn)
+            raise
 
     async def check(self) -> None:
         """Do nothing: each trial has a checked model."""
@@ -195,8 +209,9 @@ class RelayedModelRouter(ModelRouter):
         """
         await self._wait_for_proxy()
         name = f"{self._name}-{secrets.token_hex(8)}"
-        answering = SessionModel(SessionUrl(f"{self.url}/{key}/v1", model, key))
-        self._sessions.open[name] = answering
+        # Errors quote the URL to the agent, so the key is not part of it.
+        trial = _Trial(SessionModel(SessionUrl(f"{self.url}/v1", model, key)))
+        self._sessions.open[name] = trial
         while_connected = asyncio.timeout(None)
         try:
             async with while_connected:
@@ -215,7 +230,9 @@ class RelayedModelRouter(ModelRouter):
                         await self._ask("DELETE", name)
                     raise
                 # From now on the key is invalid, so that late calls do not reach the model.
-                access.failure = (await self._ask("DELETE", name)).get("failure")
+                ended = await self._ask("DELETE", name)
+                if ended.get("failed_turn") not in trial.failed:
+                    access.failure = ended.get("failure")
         except TimeoutError:
             if not while_connected.expired():
                 raise
@@ -223,7 +240,7 @@ class RelayedModelRouter(ModelRouter):
         finally:
             self._scopes.discard(while_connected)
             del self._sessions.open[name]
-            await answering.close()
+            await trial.model.close()
 
     async def _wait_for_proxy(self) -> None:
         if self._working is None:

@@ -346,6 +346,47 @@ async def test_failure_that_only_the_proxy_sees_is_not_graded_as_zero(tmp_path: 
     assert member.result.message.startswith("the agent's last call at the proxy failed"), member.result.message
 
 
+async def test_policy_whose_request_fails_behind_the_proxy_is_graded(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    told: list[str] = []
+
+    class Chokes(Policy):
+        """Fails at one request, and answers all others."""
+
+        async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+            if "choke" in "".join(map(chr, prompt_ids)):
+                raise RuntimeError("the tool parser cannot read it")
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+
+    class GivesUp(ForeignServer):
+        """Its agent ends with the request at which the model fails."""
+
+        async def run(self, request: web.Request) -> web.Response:
+            answer = await super().run(request)
+            body = {"model": "verl", "messages": [{"role": "user", "content": "choke"}]}
+            url = f"{self.asked[-1]['agent']['llm_proxy_url']}/chat/completions"
+            async with ClientSession() as http, http.post(url, json=body) as reply:
+                assert reply.status == 502
+                told.append(await reply.text())
+            return answer
+
+    failed = {"status": "error", "rewards": {"reward": 0.0}, "error": "NonZeroAgentExitCodeError: exit code 1"}
+    foreign = GivesUp(failed, failed, failed, is_asking=True)
+    store = str(tmp_path / "store")
+    async with (
+        rolloutctl("proxy", "--relay", "--keyless", "--model", "any", "--port", "0", "--store", store) as proxy,
+        foreign as harbor,
+    ):
+        environ = {"PROXY_SERVER_URL": await url_of(proxy)}
+        (member,) = await play(
+            tmp_path, Chokes(), environ=environ, agent_name="a", harbor_server_url=harbor, max_retries=3
+        )
+
+    assert (member.result.outcome, member.result.reward) == ("Completed", 0.0), member.result.message
+    assert len(foreign.asked) == 2, "as without a proxy"
+    assert "sk-rollout" not in "".join(told), "the key of the trial's own session"
+
+
 @pytest.mark.parametrize("keys", [{ADMIN_KEY_VARIABLE: "x" * 20}, {}])
 async def test_trainer_that_the_proxy_refuses_fails_before_the_first_trial(
     tmp_path: Path, keys: dict[str, str]
