@@ -96,7 +96,7 @@ class _Worker:
         """Send a message. Raises _WorkerLost, and RequestRefused if the message is too large for a frame."""
         text = json.dumps(message, separators=(",", ":"))
         # JSON in ASCII, so its length is in bytes.
-        if len(text) > schemas.FRAME_BYTES:
+        if len(text) >= schemas.FRAME_BYTES:
             # No other worker accepts a message of this size either, so this is the client's error.
             raise RequestRefused(
                 "TooLarge",

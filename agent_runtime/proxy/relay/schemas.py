@@ -37,7 +37,7 @@ from rollout_api.records import Message, PolicySpan, Usage
 PATH: Final = "/ws/worker"
 
 FRAME_BYTES: Final = 100 << 20
-"""Most bytes of one message, as in PR #83."""
+"""Messages are shorter, as in PR #83: aiohttp ends the connection of one with this many bytes."""
 
 BROKEN: Final = 4000
 """Close code: the received data is not a message of the relay, or there was no hello. The codes 4000 to 4002 are PR

@@ -193,7 +193,7 @@ class _Connection:
             _LOG.exception("A request could not be answered.")
             response = schemas.error_message(id, ModelError("WorkerFailed", f"{type(error).__name__} in the worker"))
         text = json.dumps(response, separators=(",", ":"))
-        if len(text) > schemas.FRAME_BYTES:
+        if len(text) >= schemas.FRAME_BYTES:
             large = ModelError(
                 "TooLarge", f"the answer has {len(text)} bytes; a message is limited to {schemas.FRAME_BYTES}"
             )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -318,6 +319,21 @@ async def test_request_too_large_for_the_relay_is_not_a_model_failure(
         assert (status, "limited to 10000" in body) == (400, True), body
         async with relay.client.post(f"{relay.url}/sessions/s/complete", headers=BEARER) as reply:
             assert (await reply.json())["failure"] is None, "a trial would be masked, by what its policy asked"
+
+
+async def test_request_with_the_most_bytes_of_a_message_does_not_disconnect_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as relay:
+        monkeypatch.setattr(schemas, "FRAME_BYTES", 10_000)
+        await relay.start(NamedModel())
+        _, body = await relay.ask("x" * 10_000)
+        said = re.search("the request has ([0-9]+) bytes", body)
+        assert said is not None
+        status, body = await relay.ask("x" * (20_000 - int(said[1])))
+        assert (status, "has 10000 bytes" in body) == (400, True), body
+        status, body = await relay.ask("x" * (19_999 - int(said[1])))
+        assert status == 200, body
 
 
 class PromptingModel(NamedModel):
