@@ -191,7 +191,7 @@ def rewards_of(result: RunResult) -> dict[str, float]:
         return {"reward": 0.0}
     if result.status != RunStatus.COMPLETED:
         raise TrialLost("TrialFailed", f"the server reports {result.status}: {result.error or 'no reason given'}")
-    if not result.rewards:
+    if result.rewards is None:  # an empty reward file is the policy's, like one that cannot be read
         raise TrialLost(
             "NoReward", "the trial was completed, but the server returned no reward; check that the task has a verifier"
         )

@@ -123,7 +123,11 @@ def test_trial_is_graded_0_when_policy_can_cause_its_error(error: str) -> None:
 def test_a_reward_is_the_sum_that_pr_83_trains_with() -> None:
     assert rewards_of(RunResult(run_id="r", status="completed", rewards={"a": 0.5, "b": 0.25}))["reward"] == 0.75
     with pytest.raises(SandboxFailure):
-        rewards_of(RunResult(run_id="r", status="completed", rewards={}))
+        rewards_of(RunResult(run_id="r", status="completed", rewards=None))
+
+
+def test_policy_cannot_discard_its_trial_by_a_reward_file_without_rewards() -> None:
+    assert rewards_of(RunResult(run_id="r", status="completed", rewards={})) == {"reward": 0.0}
 
 
 @pytest.mark.parametrize(("told", "reward"), [(1.5, 1.0), (-9.0, -1.0), (math.inf, 1.0), (math.nan, 0.0)])
