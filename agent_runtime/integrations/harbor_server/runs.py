@@ -28,10 +28,12 @@ from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
 from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
 from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
+from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.store import StorageUnavailable
 from agent_runtime.sandboxes.images.store import place_of
 from agent_runtime.tasks import TaskSourceError, load_tasks
+from rollout_api.records import FailedRecord, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
 
@@ -329,6 +331,8 @@ class Runs:
                     await session.submit(planned.task)
                 await session.close()
                 (result,) = (await anext(session)).results
+                if model is not None and (lost := await _lost_attempt(session, result)) is not None:
+                    return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"AttemptLost: {lost}")
                 seal = (await session.seals())[result.index]
                 return result_of(run_id, result, seal.verdict, await session.records(result), session.uri)
             except asyncio.CancelledError:
@@ -351,6 +355,20 @@ class Runs:
     def _ended(self, run_id: str) -> _Ended | None:
         path = self._folder / run_id / _RESULT
         return _Ended.model_validate_json(path.read_bytes()) if _is_run(run_id) and path.exists() else None
+
+
+async def _lost_attempt(session: RolloutSession, result: Result) -> str | None:
+    """Return why an earlier attempt was lost whose answers are in the client's session, too; None without one.
+
+    The client would train on the answers of both. Losses that the policy may have caused do not count: the policy must
+    not be able to discard its run.
+    """
+    for number in range(result.attempt):
+        records = await session.records(result.model_copy(update={"attempt": number}))
+        failed = next((record for record in records if isinstance(record, FailedRecord)), None)
+        if failed is not None and failed.unexplained is None and has_own_answer(records):
+            return f"{failed.reason}: {failed.message}"
+    return None
 
 
 @contextlib.asynccontextmanager

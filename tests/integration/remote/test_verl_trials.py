@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from agent_runtime.engine.program.program import Program
+from agent_runtime.engine.program.program_rules import Ended
 from agent_runtime.integrations.harbor_server.rows import HarborRows, with_remote_agent
 from agent_runtime.integrations.harbor_server.settings import read_settings
-from agent_runtime.integrations.harbor_server.trials import make_trials
+from agent_runtime.integrations.harbor_server.trials import Trial, make_trials
 from agent_runtime.integrations.verl.job import Kind
 from agent_runtime.integrations.verl.model import LLMClientModel
 from agent_runtime.integrations.verl.rollouts import Member, Rollouts
@@ -114,6 +116,30 @@ async def test_prompt_is_trained_with_its_tools_and_the_engines_tokens(tmp_path:
         trained = [chr(token) for token, mask in zip(sample.response_ids, sample.response_mask, strict=True) if mask]
         assert "".join(trained) == "okok"
         assert sample.logprobs[0] == -1.0
+
+
+async def test_answers_of_an_attempt_that_the_server_lost_are_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    run_program = Program._run
+    lost: list[bool] = []
+
+    async def lose_the_first(program: Program) -> Ended:
+        ended = await run_program(program)
+        if not isinstance(program._workspace, Trial) and not lost:
+            lost.append(True)
+            raise SandboxFailure("NodeLost", "the server's node is gone")
+        return ended
+
+    monkeypatch.setattr(Program, "_run", lose_the_first)
+    served = job("mini", asking(turns=2), attempts={"limit": 3, "backoffSeconds": 0})
+    async with harbor_server(tmp_path / "server", served) as (url, _):
+        (member,) = await play(tmp_path, Policy(), agent_name="mini", harbor_server_url=url)
+
+    assert lost
+    assert (member.result.outcome, member.result.reward, member.result.turns) == ("Completed", 1.0, 2)
+    assert len(member.samples) == 1
 
 
 async def test_a_local_trial_is_the_same_task_run_by_this_engine(tmp_path: Path) -> None:
