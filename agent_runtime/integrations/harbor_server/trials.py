@@ -6,12 +6,14 @@ runs the trial, and the verifier's reward file has the server's rewards.
 """
 
 import base64
+import contextlib
 import hmac
 import json
 import math
 import re
 import secrets
 import socket
+import tomllib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -39,9 +41,10 @@ from agent_runtime.sandboxes.base import (
     WorkspaceSpec,
 )
 from agent_runtime.sandboxes.no_sandbox import NoSandbox, NoSandboxes
+from agent_runtime.tasks.harbor import VERIFIER_SECONDS
 
 GRACE_SECONDS: Final = 1800.0
-"""Time of a trial in addition to the agent's, for building images (Harbor's default is 600 s) and grading."""
+"""Time of a trial in addition to the agent's and the verifier's, for building images (Harbor's default is 600 s)."""
 
 GRADED_ERRORS: Final = re.compile(
     "AgentTimeoutError|AgentSafetyRefusalError|ContextWindowExceededError|OutputTokenExceededError"
@@ -118,7 +121,7 @@ class Trial(NoSandbox):
         model = variables["OPENAI_MODEL"]
         async with self._front.session(variables["OPENAI_API_KEY"], model) as access:
             metadata = trial_request(self._settings, self._folder, access, model)
-            seconds = self._settings.harbor_timeout + GRACE_SECONDS
+            seconds = self._settings.harbor_timeout + GRACE_SECONDS + verifier_seconds(self._folder)
             result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
         if result.status != RunStatus.COMPLETED and access.failure is not None:
             raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {access.failure}")
@@ -152,6 +155,18 @@ class Trial(NoSandbox):
     async def missed_requests(self) -> int:
         """Return 0: missed requests are not counted here."""
         return 0
+
+
+def verifier_seconds(folder: Path) -> float:
+    """Return the time limit of a task's gradings, after which its server grades it 0. A trial is only lost later, because
+    the policy's code may use up that time.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):  # the server reports a bad file
+        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        own = config.get("verifier", {}).get("timeout_sec", VERIFIER_SECONDS)
+        limits = [step.get("verifier", {}).get("timeout_sec", own) for step in config.get("steps", [])]
+        return float(sum(limits or [own]))
+    return VERIFIER_SECONDS
 
 
 def trial_request(settings: RemoteSettings, folder: Path, access: ModelAccess, model: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from aiohttp import ClientSession, web
 
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program_rules import Ended
+from agent_runtime.integrations.harbor_server import trials
 from agent_runtime.integrations.harbor_server.rows import HarborRows, with_remote_agent
 from agent_runtime.integrations.harbor_server.settings import read_settings
 from agent_runtime.integrations.harbor_server.trials import Trial, make_trials
@@ -238,6 +239,29 @@ async def test_a_policy_that_makes_its_agent_fail_is_neither_tried_again_nor_mas
 
     assert (member.result.outcome, member.result.reward) == ("Completed", 0.0)
     assert len(foreign.asked) == 1
+
+
+async def test_policy_that_makes_a_slow_verifier_time_out_is_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello_world(tmp_path / "tasks" / "hello", "\n[verifier]\ntimeout_sec = 60.0\n")
+    monkeypatch.setattr(trials, "GRACE_SECONDS", 0.5)
+
+    class Slow(ForeignServer):
+        """Its verifier runs until its time limit, which is longer than the time for building an image."""
+
+        async def run(self, request: web.Request) -> web.Response:
+            answer = await super().run(request)
+            await asyncio.sleep(2)
+            return answer
+
+    foreign = Slow({"status": "error", "rewards": None, "error": "VerifierTimeoutError: 60 s"}, is_asking=True)
+    async with foreign as url:
+        (member,) = await play(
+            tmp_path, Policy(), agent_name="a", harbor_server_url=url, harbor_timeout=1, max_retries=1
+        )
+
+    assert (member.result.outcome, member.result.reward) == ("Completed", 0.0), member.result.message
 
 
 async def test_trial_whose_agent_never_reached_the_model_has_no_reward(tmp_path: Path) -> None:
