@@ -22,6 +22,7 @@ from agent_runtime.engine.events import (
 from agent_runtime.engine.scheduling.completion_rules import LOST
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.runner.report import ShardTally
+from rollout_api.listener import limited_listener
 from rollout_api.records import Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -187,7 +188,7 @@ async def serve_metrics(exposition: Callable[[], bytes], port: int) -> AsyncIter
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, port=port).start()
+        await web.SockSite(runner, limited_listener(port)).start()
         yield
     finally:
         await runner.cleanup()

@@ -5,9 +5,11 @@ reports the same problems.
 """
 
 import asyncio
+import contextlib
 import logging
+import ssl
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import kopf
@@ -15,6 +17,7 @@ from aiohttp import web
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from rollout_api.base import API_VERSION
+from rollout_api.listener import limited_listener
 from rollout_api.on_cluster.model_server_problems import parse
 from rollout_api.on_cluster.objects import EXCESS, size_problem
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -38,6 +41,9 @@ MOST_REQUESTS: Final = 4 * MOST_PER_ADDRESS
 
 READ_SECONDS: Final = 2
 """Longest time that a request may take to arrive."""
+
+RELOAD_SECONDS: Final = 60
+"""Interval at which the certificate is read again, because an upgrade may replace it."""
 
 
 def _of_rollout_job(body: Body, config: OperatorConfig) -> list[str]:
@@ -101,6 +107,28 @@ class Server(kopf.WebhookServer):
         self._turn = asyncio.Lock()
         """Held while a request is parsed and checked, because nested lists take 50 times their length in memory."""
 
+    async def __call__(self, fn: Any) -> AsyncIterator[Any]:
+        """Serve until cancelled. Unlike kopf's own loop, it limits connections, which are idle until a request arrives."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(str(self.certfile), self.pkeyfile)
+
+        async def serve(request: web.Request) -> web.Response:
+            return await self._serve(fn, request)
+
+        app = web.Application()
+        app.add_routes([web.post("/{id}", serve)])
+        runner = web.AppRunner(app, handle_signals=False, access_log=None)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, limited_listener(self.port or 0), ssl_context=context).start()
+            yield {}  # The chart creates the webhook's configuration.
+            while True:
+                await asyncio.sleep(RELOAD_SECONDS)
+                with contextlib.suppress(OSError, ssl.SSLError):  # read between the writes of its two files
+                    context.load_cert_chain(str(self.certfile), self.pkeyfile)
+        finally:
+            await runner.cleanup()
+
     async def _serve(self, fn: Any, request: web.Request) -> web.Response:  # type: ignore[override]
         source = request.remote
         if self._requests.total() >= MOST_REQUESTS or self._requests[source] >= MOST_PER_ADDRESS:
@@ -133,7 +161,7 @@ def register(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, c
     folder = config.admission.certificates
     settings.execution.max_workers = 1
     settings.admission.server = Server(
-        port=config.admission.port, certfile=folder / "tls.crt", pkeyfile=folder / "tls.key", cafile=folder / "ca.crt"
+        port=config.admission.port, certfile=folder / "tls.crt", pkeyfile=folder / "tls.key"
     )
 
     def check(*, resource: kopf.Resource, body: kopf.Body, **more: Any) -> None:

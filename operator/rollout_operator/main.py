@@ -17,6 +17,7 @@ import kopf
 from aiohttp import web
 from prometheus_client import disable_created_metrics
 
+from rollout_api.listener import limited_listener
 from rollout_api.on_cluster.objects import KINDS
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator import admission, model_server, nodes, rollout_job, sandbox
@@ -118,7 +119,7 @@ class Operator:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, port=self.config.metrics_port).start()
+        await web.SockSite(runner, limited_listener(self.config.metrics_port)).start()
 
 
 def login() -> kopf.ConnectionInfo:

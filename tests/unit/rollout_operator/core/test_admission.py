@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from rollout_api.listener import MOST_OF_ADDRESS
 from rollout_api.on_cluster.objects import MOST_CHARACTERS, TOO_DEEP
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator import admission
@@ -179,6 +182,32 @@ async def test_requests_that_do_not_arrive_hold_no_place(monkeypatch: pytest.Mon
             assert b" 408 " in await reader.readline()
             writer.close()
         assert (await client.post("/sandboxes", json={})).status == 200
+
+
+async def test_idle_connections_of_a_pod_end_before_they_fill_the_memory(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a"
+    command = ["openssl", *made.split(), "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+
+    async def answer(_: Any, *, webhook: str, **more: Any) -> Any:
+        return {"webhook": webhook}
+
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    async with Server(port=port, certfile=certificate, pkeyfile=key) as server:
+        await anext(server(answer))
+        idle = [await asyncio.open_connection("127.0.0.2", port) for _ in range(4 * MOST_OF_ADDRESS)]
+        async with asyncio.timeout(10):
+            for reader, _ in idle[:-MOST_OF_ADDRESS]:
+                assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in idle[-MOST_OF_ADDRESS:])
+        async with aiohttp.ClientSession() as api_server:
+            url = f"https://127.0.0.1:{port}/sandboxes"
+            async with api_server.post(url, json={}, ssl=False) as reply:
+                assert await reply.json() == {"webhook": "sandboxes"}
+        for _, writer in idle:
+            writer.close()
 
 
 def test_kopf_serves_nothing_unless_the_configuration_says_so(tmp_path: Path) -> None:
