@@ -104,10 +104,13 @@ class PolicyGate:
         self._calls.add(call)
         return call
 
-    def arrived(self, call: CallSpans, tokens: int, now: float) -> None:
+    def arrived(self, call: CallSpans, tokens: int, now: float, *, is_known: bool = True) -> None:
+        """Process new tokens. `is_known`: the last status is that of their server too."""
         self._silence.broken()
         call.pending += tokens
-        if call.fixed or (now <= self.good_until and self._is_before_load()):
+        if call.fixed or not is_known:
+            call.settle(None)
+        elif now <= self.good_until and self._is_before_load():
             call.settle(self.version)
 
     def end(self, call: CallSpans) -> list[PolicySpan]:

@@ -169,7 +169,9 @@ class ServedModel(Fleet):
             now = _now()
             call.heard(now)
             server.pulse.beat()
-            self._gate.arrived(call.spans, count, now)
+            # A server that has left may still send tokens of the version before the status without it.
+            is_member = self._places.servers.get(server.name) is server
+            self._gate.arrived(call.spans, count, now, is_known=is_member)
 
         if not call.spans.tokens:
             self._gate.end(call.spans)

@@ -91,6 +91,34 @@ async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_token
     assert 0 < health.lost_seconds < 5
 
 
+async def test_tokens_from_a_server_that_has_just_left_are_not_of_the_version_that_came_with_it(
+    fleet: FakeFleet,
+) -> None:
+    model, go_on = await fleet.open(*SERVERS), asyncio.Event()
+
+    async def send_more(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        await say(engine, progress, on_tokens, upto=2)
+        await go_on.wait()
+        progress.ids += WHOLE[2:4]
+        progress.logprobs += [-0.5, -0.5]
+        on_tokens(2)
+        await asyncio.Event().wait()
+
+    fleet.engine(ORDER[0]).behaviour = send_more
+    call = asyncio.create_task(model.complete(request()))
+    await until(lambda: fleet.engine(ORDER[0]).asked)
+    await asyncio.sleep(0.02)
+    # The event loop finds the status and the tokens at the same time. The last server that took calls drains, so the
+    # version has changed without the gate.
+    telling = asyncio.create_task(fleet.tell(ORDER[1], current=1, target=1, update=1))
+    await asyncio.sleep(0)
+    go_on.set()
+    await telling
+    reply = await asyncio.wait_for(call, 10)
+    assert reply.completion_token_ids == WHOLE
+    assert versions(reply) == [(2, "0"), (2, None), (2, "1")]
+
+
 @pytest.mark.parametrize("told_by", ["status", "metrics"])
 async def test_answers_of_a_restarted_engine_with_unknown_weights_are_dropped(
     fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, told_by: str
