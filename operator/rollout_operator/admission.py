@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
@@ -41,6 +42,11 @@ MOST_REQUESTS: Final = 4 * MOST_PER_ADDRESS
 
 READ_SECONDS: Final = 2
 """Longest time that a request may take to arrive."""
+
+BUFFER_BYTES: Final = 2**14
+"""Buffer of a connection with TLS. asyncio's are 2**18 bytes, before the handshake too. Python collects those of failed
+handshakes only with its oldest garbage, so that connections of one pod could fill the operator's memory.
+"""
 
 RELOAD_SECONDS: Final = 60
 """Interval at which the certificate is read again, because an upgrade may replace it."""
@@ -109,6 +115,7 @@ class Server(kopf.WebhookServer):
 
     async def __call__(self, fn: Any) -> AsyncIterator[Any]:
         """Serve until cancelled. Unlike kopf's own loop, it limits connections, which are idle until a request arrives."""
+        SSLProtocol.max_size = BUFFER_BYTES
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(str(self.certfile), self.pkeyfile)
 

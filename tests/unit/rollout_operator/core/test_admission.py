@@ -2,8 +2,10 @@
 
 import asyncio
 import copy
+import gc
 import socket
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +186,7 @@ async def test_requests_that_do_not_arrive_hold_no_place(monkeypatch: pytest.Mon
         assert (await client.post("/sandboxes", json={})).status == 200
 
 
-async def test_idle_connections_of_a_pod_end_before_they_fill_the_memory(tmp_path: Path) -> None:
+async def test_connections_of_a_pod_end_before_they_fill_the_memory(tmp_path: Path) -> None:
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a"
     command = ["openssl", *made.split(), "-keyout", str(key), "-out", str(certificate)]
@@ -208,6 +210,17 @@ async def test_idle_connections_of_a_pod_end_before_they_fill_the_memory(tmp_pat
                 assert await reply.json() == {"webhook": "sandboxes"}
         for _, writer in idle:
             writer.close()
+        gc.disable()  # Python seldom collects the oldest garbage of a large process.
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                _, writer = await asyncio.open_connection("127.0.0.2", port)
+                writer.close()
+                await writer.wait_closed()
+            assert tracemalloc.get_traced_memory()[1] < 100 * 2**16
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 def test_kopf_serves_nothing_unless_the_configuration_says_so(tmp_path: Path) -> None:
