@@ -6,12 +6,16 @@ arrives. So idle connections of one pod could use up a server's descriptors or m
 
 import contextlib
 import socket
+import time
+from collections.abc import Callable
 from typing import Final
 
 MOST_CONNECTIONS: Final = 128
 """Most open connections of a listener. Scrapers, probes and API servers need a few each."""
 MOST_OF_ADDRESS: Final = 32
 """Most open connections of one address."""
+PAGE_SECONDS: Final = 1.0
+"""Time for which a page of metrics is used again. Scrapers read one every few seconds."""
 
 
 class LimitedListener(socket.socket):
@@ -50,3 +54,18 @@ def limited_listener(port: int) -> LimitedListener:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     listener.bind(("", port))
     return listener
+
+
+def page_of(make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return a function that returns the page of `make`, made at most once in PAGE_SECONDS: it takes tens of milliseconds of
+    the event loop, and other tenants' pods may request it any number of times.
+    """
+    page, until = b"", 0.0
+
+    def current() -> bytes:
+        nonlocal page, until
+        if (now := time.monotonic()) >= until:
+            page, until = make(), now + PAGE_SECONDS
+        return page
+
+    return current

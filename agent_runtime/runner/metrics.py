@@ -22,7 +22,7 @@ from agent_runtime.engine.events import (
 from agent_runtime.engine.scheduling.completion_rules import LOST
 from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.runner.report import ShardTally
-from rollout_api.listener import limited_listener
+from rollout_api.listener import limited_listener, page_of
 from rollout_api.records import Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -176,9 +176,10 @@ def infra_failure_fraction(outcomes: Mapping[str, int]) -> float:
 @contextlib.asynccontextmanager
 async def serve_metrics(exposition: Callable[[], bytes], port: int) -> AsyncIterator[None]:
     """Serve the metrics on all addresses. `/healthz` responds if the event loop, which all rollouts share, works."""
+    page = page_of(exposition)
 
     async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

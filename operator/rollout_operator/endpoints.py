@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from yarl import URL
 
 from rollout_api.cluster import MODEL_CONTROL_PORT
+from rollout_api.listener import page_of
 from rollout_api.model_server import ModelServer, ServerState, ServerStatus
 from rollout_api.on_cluster.objects import Manifest
 from rollout_operator.cache import read_as, uid_of
@@ -95,8 +96,10 @@ def application(
         tokens: tokens of the control ports, by uid of the ModelServer.
     """
 
+    page = page_of(lambda: generate_latest(registry))
+
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")
+        return web.Response(body=page(), content_type="text/plain", charset="utf-8")
 
     async def ready(_: web.Request) -> web.Response:
         waiting = unsynced()

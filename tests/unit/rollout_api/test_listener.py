@@ -2,12 +2,13 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from rollout_api.listener import MOST_CONNECTIONS, MOST_OF_ADDRESS, limited_listener
+from rollout_api.listener import MOST_CONNECTIONS, MOST_OF_ADDRESS, limited_listener, page_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,18 @@ async def test_idle_connections_are_limited_and_lock_out_nobody(addresses: int, 
             assert await reply.text() == "ok"
             # Its connection stays open for further requests.
         assert len(runner.server.connections) <= most + 1
+
+
+def test_page_that_is_requested_again_and_again_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made = 5.0, 0
+    monkeypatch.setattr("rollout_api.listener.time", SimpleNamespace(monotonic=lambda: now))
+
+    def make() -> bytes:
+        nonlocal made
+        made += 1
+        return b"%d" % made
+
+    page = page_of(make)
+    assert [page(), page()] == [b"1", b"1"]
+    now += 1
+    assert [page(), page()] == [b"2", b"2"]
