@@ -3,7 +3,8 @@
 If a request overlaps with an update, vLLM does not report the policy of each token, so it is derived from the order of
 events. The operator closes the gate and pauses all servers. It waits until this runner acknowledges that its streams
 are silent, or adds it to `policy.mixed` after 10 s. Only then it loads the new policy. So tokens before the
-acknowledgement have the old version. Tokens after it have the version that is current when the gate opens again.
+acknowledgement have the old version. Tokens after it have the version that is current when the gate opens again. If a
+runner has missed an update, all later tokens of its running streams are unknown: they may have waited in their sockets.
 
 Calls to a LoRA adapter have a version each (`fixed`): servers hold several versions of an adapter side by side.
 
@@ -33,6 +34,8 @@ class CallSpans:
     """
     fixed: bool = False
     """Every token has the version with which the call, or its present attempt, began: that of an adapter."""
+    is_lost: bool = False
+    """An update was missed during this attempt. What it delivers may have waited in its socket since before that."""
     settled: list[tuple[int, int | None]] = field(default_factory=list)
     """(tokens, version)."""
     pending: int = 0
@@ -55,6 +58,7 @@ class CallSpans:
 
     def begin_again(self, version: int) -> None:
         """Begin another attempt, which may have another version if that is fixed."""
+        self.is_lost = False
         if self.fixed:
             self.settle(None)
             self.began = version
@@ -108,7 +112,7 @@ class PolicyGate:
         """Process new tokens. `is_known`: the last status is that of their server too."""
         self._silence.broken()
         call.pending += tokens
-        if call.fixed or not is_known:
+        if call.fixed or call.is_lost or not is_known:
             call.settle(None)
         elif now <= self.good_until and self._is_before_load():
             call.settle(self.version)
@@ -127,6 +131,9 @@ class PolicyGate:
             self.acknowledged = over
         # The runner has missed an update, or the ModelServer was replaced by another one with this name.
         unseen = over > self.acknowledged or policy.update < before.update
+        if unseen:
+            for call in self._calls:
+                call.is_lost = True
         if unseen or (self._me in policy.mixed and policy.update > self.acknowledged):
             self._settle_all(None)
         elif policy.gate is Gate.OPEN or policy.update > self.acknowledged:
