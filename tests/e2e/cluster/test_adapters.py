@@ -4,17 +4,7 @@ from collections.abc import Callable
 
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.model_server import NAME, Server, upload_weights
-from tests.support.served_jobs import (
-    MEMBERS,
-    Truth,
-    endless_model,
-    let_end,
-    remember,
-    results_of,
-    served_job,
-    versions_in,
-    wait_tokens,
-)
+from tests.support.served_jobs import MEMBERS, endless_model, let_end, results_of, served_job, versions_in, wait_tokens
 
 ACCELERATOR = "test.rollout.dev/accelerator"
 
@@ -38,8 +28,6 @@ def test_two_policies_share_servers_and_every_token_has_the_version_of_its_own(
     wait_tokens(server, MEMBERS)
     update_of(server, "solver", 1)
     update_of(server, "critic", 3)
-    truth: Truth = {}
-    remember(server, f"{NAME}-0", truth)
     cluster.kubectl("delete", "pod", f"{NAME}-0", "-n", namespace, "--force", "--grace-period=0")
     server.wait_ready(2)
     wait_adapter(server, "critic", 3)
@@ -49,13 +37,12 @@ def test_two_policies_share_servers_and_every_token_has_the_version_of_its_own(
     let_end(server)
     for job, first, last in zip(jobs, (0, 0), (2, 3), strict=True):
         job.wait("Succeeded")
-        for entry in server.ready:
-            remember(server, entry["name"], truth)
         reader, results = results_of(job)
         assert len(results) == MEMBERS
         for result in results:
             assert result.failed_attempts == []
-            versions = versions_in(reader, result, truth)
+            # The two jobs have sessions of the same names, so tokens are only compared with the marks of their weights.
+            versions = versions_in(reader, result, truth={})
             assert (versions[0], versions[-1]) == (first, last)
             assert result.policy_versions == sorted({str(version) for version in versions})
     wrong = "model.adapter: ModelServer policy has no adapter nobody (it has: critic, solver)"
