@@ -193,7 +193,6 @@ class _Fleet:
         fleet = {
             "policy": self._policy,
             "mode": "Pull",
-            "form": "Weights",
             "hook": "",
             "minReady": (SERVERS + 1) // 2,
             "pods": self._pods,

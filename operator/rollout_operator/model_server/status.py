@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
-from rollout_api.model_server import ModelServer, ModelServerStatus
+from rollout_api.model_server import ModelServer, ModelServerStatus, PolicyStep
 from rollout_operator.actions import Event
 from rollout_operator.conditions import condition, find, with_timestamps
 from rollout_operator.model_server.objects import download_name, selector, url
@@ -101,6 +101,8 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
     words = f"{ready} of {wanted} servers are ready"
     if wanted == 0:
         return False, "NoReplicas", "spec.replicas is 0"
+    if decision.policy.step in (PolicyStep.SLEEPING, PolicyStep.ASLEEP, PolicyStep.WAKING):
+        return False, "Asleep", "its servers release their memory while spec.asleep is true; calls wait"
     reason = "ServersStarting"
     if seen.start_problems:
         name, (reason, message) = min(seen.start_problems.items())

@@ -353,3 +353,23 @@ def test_servers_are_updated_by_a_spec_that_became_too_large_to_be_kept() -> Non
     assert [task for task in plan(seen).actions if isinstance(task, Ask)], "its servers are not asked"
     cluster.settle()
     assert cluster.condition("Invalid")["message"].endswith("spec: has 70000 characters")
+
+
+def test_servers_that_sleep_are_not_ready() -> None:
+    cluster = running(SMALL)
+    pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
+
+    def report(asleep: bool) -> ServerContact:
+        state = ServerReport(at=cluster.now, paused=asleep, version=0, checked=True, opened=0, asleep=asleep)
+        return ServerContact(report=state)
+
+    cluster.asked[pod, 0] = report(False)
+    cluster.spec(sleep=True)
+    cluster.settle()
+    assert cluster.condition("Ready")["status"] == "True"
+    cluster.asked[pod, 0] = report(True)
+    cluster.spec(asleep=True)
+    cluster.settle()
+    assert cluster.server["status"]["policy"]["step"] == "Asleep"
+    ready = cluster.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Asleep")
