@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rollout_api.model_server import AdapterStatus, ServerStatus
+from rollout_api.model_server import AdapterStatus, PolicySource, ServerStatus
 from rollout_operator.model_server.update_state import TRY_AGAIN, Seen
 from rollout_operator.server_contact import Call, LoadedAdapter, Server, ServerOperation, WantedAdapter
 
@@ -37,9 +37,11 @@ class AdapterDecision:
 
 def decide(seen: Seen, entries: Sequence[ServerStatus]) -> AdapterDecision:
     """Decide about all adapters. `entries` are the servers' new status entries."""
-    adapters = {name: _status(seen, name) for name in seen.adapters}
+    ready = {entry.name for entry in entries if entry.ready}
+    servers = [server for server in seen.servers if server.name in ready]
+    adapters = {name: _status(seen, name, servers) for name in seen.adapters}
     wanted = tuple(_wanted(seen, name) for name in sorted(seen.adapters))
-    missing = [words for name, status in adapters.items() if (words := _missing(seen, name, status))]
+    missing = [words for name, status in adapters.items() if (words := _missing(seen, name, status, servers))]
     return AdapterDecision(
         adapters,
         tuple(_with_adapters(seen, entry, adapters) for entry in entries),
@@ -50,25 +52,26 @@ def decide(seen: Seen, entries: Sequence[ServerStatus]) -> AdapterDecision:
     )
 
 
-def _status(seen: Seen, name: str) -> AdapterStatus:
-    """Return an adapter's new status."""
+def _status(seen: Seen, name: str, servers: Sequence[Server]) -> AdapterStatus:
+    """Return an adapter's new status. `servers` get calls; those without a report may have loaded anything."""
     wanted, old = seen.adapters[name], _old(seen, name)
-    version, servers = wanted.source.version, _running(seen)
+    version, needed = wanted.source.version, min(wanted.min_ready, max(1, len(servers)))
     if version in (old.current, old.failed):
         return old
-    have = [server for server in servers if version in _loaded(server, name).versions]
-    if version == 0 or len(have) >= min(wanted.min_ready, max(1, len(servers))):
-        return AdapterStatus(current=version, source=wanted.source if version else None)
-    failures = [_loaded(server, name).failures.get(version) for server in servers if server not in have]
-    if servers and all(failure is not None and failure.fetched for failure in failures):
-        words = f"version {version}: {len(have)} of {len(servers)} servers have it; {_why(seen, name, version)}"
+    have = sum(version in _loaded(server, name).versions for server in servers)
+    if version == 0 or have >= needed:
+        return _at(wanted.source)
+    failures = (_loaded(server, name).failures.get(version) for server in servers)
+    refused = sum(failure is not None and failure.fetched for failure in failures)
+    if servers and len(servers) - refused < needed:
+        words = f"version {version}: {have} of {len(servers)} servers have it; {_why(seen, name, version)}"
         return old.model_copy(update={"failed": version, "failed_because": words[:MOST_WORDS]})
     return old
 
 
-def _missing(seen: Seen, name: str, status: AdapterStatus) -> str:
+def _missing(seen: Seen, name: str, status: AdapterStatus, servers: Sequence[Server]) -> str:
     """Return why new calls do not get the wanted version; empty if they do."""
-    version, servers = seen.adapters[name].source.version, _running(seen)
+    version = seen.adapters[name].source.version
     have = sum(version in _loaded(server, name).versions for server in servers)
     if status.failed == version:
         return f"adapter {name}: {status.failed_because}; give it a higher version to try again"
@@ -91,20 +94,14 @@ def _why(seen: Seen, name: str, version: int) -> str:
 
 def _with_adapters(seen: Seen, entry: ServerStatus, adapters: Mapping[str, AdapterStatus]) -> ServerStatus:
     """Return a server's status entry with the adapters whose current version it has."""
-    server = next(server for server in seen.servers if server.name == entry.name)
-    if server.report is None:
-        old = seen.entry(server)
-        had = {} if old is None else old.adapters
+    server, old = next((server, seen.entry(server)) for server in seen.servers if server.name == entry.name)
+    # A gateway that does not know an adapter's name passes it to the engine, which answers 404.
+    if server.report is not None:
+        known = {name: (0, *loaded.versions) for name, loaded in server.report.adapters.items()}
     else:
-        had = {
-            name: status.current
-            for name, status in adapters.items()
-            if status.current in _loaded(server, name).versions
-        }
-    base = {name: 0 for name, status in adapters.items() if status.current == 0}
-    return entry.model_copy(
-        update={"adapters": base | {n: v for n, v in had.items() if n in adapters and v == adapters[n].current}}
-    )
+        known = {} if old is None else {name: (version,) for name, version in old.adapters.items()}
+    have = {name: status.current for name, status in adapters.items() if status.current in known.get(name, ())}
+    return entry.model_copy(update={"adapters": have})
 
 
 def _operations(seen: Seen, wanted: tuple[WantedAdapter, ...]) -> Iterator[tuple[Server, ServerOperation]]:
@@ -148,7 +145,12 @@ def _wanted(seen: Seen, name: str) -> WantedAdapter:
 
 
 def _old(seen: Seen, name: str) -> AdapterStatus:
-    return seen.status.adapters.get(name) or AdapterStatus()
+    """Return the written status. A new adapter has its first version from the start: calls wait until it is loaded."""
+    return seen.status.adapters.get(name) or _at(seen.adapters[name].source)
+
+
+def _at(source: PolicySource) -> AdapterStatus:
+    return AdapterStatus(current=source.version, source=source if source.version else None)
 
 
 def _running(seen: Seen) -> list[Server]:

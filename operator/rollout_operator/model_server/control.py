@@ -362,7 +362,7 @@ class ReportedFailure(ApiModel):
     version: int
     message: Annotated[str, StringConstraints(max_length=MESSAGE_CHARACTERS)]
     fetched: bool
-    seconds: float
+    seconds: Annotated[float, Field(ge=0)]
     """Time since then."""
 
 

@@ -135,6 +135,13 @@ async def test_control_keeps_nothing_large_of_a_hostile_report(port: tuple[Port,
     answers.answers["/policy/served"] = [web.json_response({"engine": "abc", "version": [[] for _ in range(1000)]})]
     with pytest.raises(ControlError, match="expected a version or null"):
         await control.server_report(server)
+    failed = {"version": 1, "message": "", "fetched": False, "seconds": -2.5e11}  # a time 8000 years ahead
+    red = {"current": 0, "loaded": [], "loading": [], "failed": [failed]}
+    answers.answers["/policy/served"] = [web.json_response({"engine": "abc", "version": 0, "adapters": {"red": red}})]
+    answers.answers["/is_paused"] = [web.json_response({"is_paused": False})]
+    answers.answers["/weight_info"] = [web.json_response({"weight_version": "0"})]
+    with pytest.raises(ControlError, match="adapters of another form"):
+        await control.server_report(server)
     answers.answers["/policy/digest"] = [web.json_response({"digest": "0" * 100_000})]
     with pytest.raises(ControlError, match="expected a SHA-256"):
         await control.digest(server)

@@ -185,6 +185,7 @@ def test_adapter_that_no_server_can_load_is_given_up_and_the_other_one_goes_on()
 
 def test_files_that_cannot_be_fetched_are_fetched_again() -> None:
     fleet = Fleet(2)
+    fleet.settle()
     fleet.unreachable.add("red")
     fleet.ask_for("red", 1)
     decision = fleet.settle()
@@ -205,6 +206,59 @@ def test_server_that_has_restarted_gets_no_calls_to_an_adapter_until_it_has_it_a
     assert [entry.adapters.get("red") for entry in fleet.status.servers] == [None, 1]
     fleet.settle()
     assert [entry.adapters.get("red") for entry in fleet.status.servers] == [1, 1]
+
+
+def test_server_gets_calls_to_an_adapter_only_when_its_gateway_knows_the_name() -> None:
+    """Its engine would answer 404, which ends a run."""
+    fleet = Fleet(2)
+    del fleet.wanted["blue"]
+    fleet.settle()
+    fleet.ask_for("blue", 0)
+    fleet.round()
+    assert [entry.adapters.get("blue") for entry in fleet.status.servers] == [None, None]
+    fleet.round()
+    assert [entry.adapters.get("blue") for entry in fleet.status.servers] == [0, 0]
+
+
+def test_new_adapter_gets_no_calls_before_its_first_version_is_loaded() -> None:
+    fleet = Fleet(1)
+    fleet.ask_for("red", 4)
+    fleet.round()
+    fleet.round()
+    assert (fleet.current("red"), fleet.status.servers[0].adapters) == (4, {"blue": 0})
+    fleet.load()
+    fleet.round()
+    assert fleet.status.servers[0].adapters == {"blue": 0, "red": 4}
+
+
+def test_first_report_after_a_restart_of_the_operator_decides_for_no_other_server() -> None:
+    fleet = Fleet(4)
+    fleet.settle()
+    fleet.ask_for("red", 1)
+    fleet.round()
+    fleet.gateways[0].load(fleet.now, bad={("red", 1)}, unreachable=set())
+    fleet.gateways[1].load(fleet.now, bad=set(), unreachable=set())
+    seen = fleet.seen()
+    for first in (0, 1):
+        servers = [
+            server if index == first else replace(server, report=None) for index, server in enumerate(seen.servers)
+        ]
+        status = decide(replace(seen, servers=servers)).adapters["red"]
+        assert (status.current, status.failed) == (0, None)
+
+
+def test_server_that_gets_no_calls_does_not_count_as_one_that_has_a_version() -> None:
+    fleet = Fleet(2)
+    fleet.settle()
+    fleet.ask_for("red", 1)
+    fleet.round()
+    fleet.load(1)
+    seen = fleet.seen()
+    first, second = seen.servers
+    assert second.report is not None
+    paused = replace(second, report=replace(second.report, paused=True))
+    assert decide(replace(seen, servers=[first, paused])).adapters["red"].current == 0
+    assert decide(seen).adapters["red"].current == 1
 
 
 def test_operator_that_has_just_started_keeps_what_is_written() -> None:
@@ -253,6 +307,7 @@ ACTIONS = st.sampled_from(
 @given(servers=st.integers(1, 4), actions=st.lists(st.tuples(ACTIONS, st.integers(0, 3)), max_size=40))
 def test_whatever_happens_all_adapters_arrive_in_the_end(servers: int, actions: list[tuple[str, int]]) -> None:
     fleet = Fleet(servers)
+    fleet.settle()
     asked = 0
     for action, number in actions:
         index = number % servers
