@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ VERSION: Final = re.compile("[0-9]{1,16}")
 LINGER_SECONDS = 10.0
 """Time for which a version that is no longer wanted gets calls. Runners know of a new version after 3 s."""
 MESSAGE_CHARACTERS: Final = 500
+GATE_SECONDS: Final = 0.2
+"""Interval of checks whether the engine may have calls."""
 
 Key = tuple[str, int]
 """Name and version of an adapter."""
@@ -81,9 +83,12 @@ class Adapters:
         # Several servers may share the volume, and the engine may read an adapter again until it is unloaded.
         self._folder = folder / "adapters" / socket.gethostname()
         self._wanted: Mapping[str, WantedAdapter] = {}
+        self._names: set[str] = set()
+        """All names that were wanted since this gateway started."""
         self._process: str | None = None
-        self._loaded: dict[Key, PolicyRequest | None] = {}
-        """Loaded versions with their source; None: an earlier gateway loaded it."""
+        self._loaded: set[Key] = set()
+        self._sources: dict[Key, PolicyRequest] = {}
+        """Sources of all versions that this process has loaded: it keeps cached values of those that were unloaded."""
         self._failed: dict[Key, Failure] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         """Loads and unloads in progress."""
@@ -93,7 +98,7 @@ class Adapters:
     @property
     def exist(self) -> bool:
         """Whether calls may name an adapter."""
-        return bool(self._wanted or self._loaded)
+        return bool(self._names or self._loaded)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -108,20 +113,23 @@ class Adapters:
             if process != self._process:
                 await self.close()  # these tasks are of an engine that has ended
                 found = await self._listed()
-                self._process, self._loaded = process, dict.fromkeys(found)
+                self._process, self._loaded = process, found
+                self._sources.clear()
             self._wanted = wanted.adapters
+            self._names.update(self._wanted)
             self._failed.clear()
+            keys = {(name, version.version) for name, adapter in self._wanted.items() for version in adapter.versions}
+            await asyncio.to_thread(self._remove_folders_except, keys | self._loaded | self._tasks.keys())
             for name, adapter in self._wanted.items():
                 for version in adapter.versions:
                     key = name, version.version
-                    if key not in self._loaded:
-                        self._start(key, self._load(key, version, wanted.seconds))
-                    elif self._loaded[key] not in (None, version):
-                        words = f"version {version.version} of {name} is loaded from another place; give it a higher version"
+                    if self._sources.get(key, version) != version:
+                        words = f"version {version.version} of {name} came from another place; give it a higher version"
                         self._fail(key, words, fetched=True)
+                    elif key not in self._loaded:
+                        self._start(key, self._load(key, version, wanted.seconds))
             for key in self._loaded:
-                if not self._is_wanted(key):
-                    self._start(key, self._retire(key))
+                self._retire_unused(key)
 
     def report(self) -> dict[str, Any]:
         """Return the state of each wanted adapter in this process of the engine, for GET /policy/served."""
@@ -157,6 +165,8 @@ class Adapters:
         name, _, pinned = str(asked.get("model")).partition(SEPARATOR)
         adapter = self._wanted.get(name)
         if adapter is None:
+            if name in self._names:
+                raise NotLoaded(f"adapter {name} was removed")
             yield None
             return
         wanted = pinned if version is None else version
@@ -176,8 +186,7 @@ class Adapters:
             self._calls[key] -= 1
             if not self._calls[key]:
                 del self._calls[key]
-                if key in self._loaded and not self._is_wanted(key):
-                    self._start(key, self._retire(key))
+                self._retire_unused(key)
 
     def _fail(self, key: Key, message: str, *, fetched: bool) -> None:
         now = asyncio.get_running_loop().time()
@@ -193,41 +202,58 @@ class Adapters:
             return
         task = asyncio.create_task(work)
         self._tasks[key] = task
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._tasks[key]
+            if not task.cancelled():
+                self._retire_unused(key)  # it may have become unused meanwhile
+
+        task.add_done_callback(ended)
+
+    def _retire_unused(self, key: Key) -> None:
+        if key in self._loaded and not self._is_wanted(key) and not self._calls[key]:
+            self._start(key, self._retire(key))
 
     async def _load(self, key: Key, wanted: PolicyRequest, seconds: float) -> None:
         name, version = key
         process, folder = self._process, self._folder / name / str(version)
-        fetched = False
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             async with asyncio.timeout(seconds), open_source(wanted.uri, None, self._environ) as source:
                 await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
-            fetched = True
+            while self._engine.version is None and self._engine.process == process:  # noqa: ASYNC110
+                await asyncio.sleep(GATE_SECONDS)  # the engine may sleep, without memory for the adapter
             await self._send(self._requests.load(_engine_name(key), str(folder)))
         except Exception as error:  # noqa: BLE001 - the operator must get the error
             words = f"the fetch took more than {seconds:.0f} s" if isinstance(error, TimeoutError) else str(error)
             log.warning("adapter %s from %s: %s", _engine_name(key), wanted.uri, words)
+            sent = isinstance(error, CallFailed)
             # A repeated request may have failed because the first one succeeded.
-            if not (fetched and self._engine.process == process and key in await self._listed_or_none()):
-                self._fail(key, words, fetched=fetched)
+            if not (sent and self._engine.process == process and key in await self._listed_or_none()):
+                self._fail(key, words, fetched=isinstance(error, CallFailed) and 400 <= error.status < 500)
                 return
         if self._engine.process == process == self._process:
-            self._loaded[key] = wanted
-            if not self._is_wanted(key):
-                asyncio.get_running_loop().call_soon(lambda: self._start(key, self._retire(key)))
+            self._loaded.add(key)
+            self._sources[key] = wanted
 
     async def _retire(self, key: Key) -> None:
-        """Unload a version, unless it has calls or is wanted again."""
+        """Unload a version after a while, unless it has calls or is wanted again."""
         await asyncio.sleep(LINGER_SECONDS)
         if self._calls[key] or self._is_wanted(key) or self._process != self._engine.process or key not in self._loaded:
             return
-        del self._loaded[key]
+        self._loaded.remove(key)
         try:
             await self._send(self._requests.unload(_engine_name(key)))
         except CallFailed as error:
             log.warning("unloading adapter %s: %s", _engine_name(key), error)
         await asyncio.to_thread(shutil.rmtree, self._folder / key[0] / str(key[1]), ignore_errors=True)
+
+    def _remove_folders_except(self, kept: Collection[Key]) -> None:
+        names = {(name, str(version)) for name, version in kept}
+        for path in self._folder.glob("*/*"):
+            # The folder of a version, or the temporary one of its fetch: `.VERSION.HOST`.
+            if (path.parent.name, path.name.lstrip(".").split(".")[0]) not in names:
+                shutil.rmtree(path, ignore_errors=True)
 
     async def _listed(self) -> set[Key]:
         """Return the adapters that the engine has. Raises CallFailed."""

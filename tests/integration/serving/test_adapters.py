@@ -178,3 +178,62 @@ async def test_gateway_that_has_just_started_does_not_pass_names_to_the_engine_t
     await gateway.start(is_open=False)
     for path in ("/v1/chat/completions", "/v1/chat/completions/render"):
         assert (await gateway.ask("POST", gateway.data + path, body))[0] == 503
+
+
+async def test_version_that_is_no_longer_wanted_when_it_is_loaded_is_unloaded(gateway: Gateway) -> None:
+    gateway.engine.weights.load_seconds = 0.3
+    await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
+    await asyncio.sleep(0.1)
+    await gateway.want()
+    await until(lambda: set(gateway.engine.weights.adapters) == {"red@1"})
+    await until(lambda: not gateway.engine.weights.adapters)
+
+
+async def test_engine_that_fails_has_not_refused_the_files(gateway: Gateway) -> None:
+    """A refused version is not tried again."""
+    gateway.engine.faults.load_failures = 1
+    await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
+    found = await gateway.until_loaded(red=[])
+    assert [failure["fetched"] for failure in found["red"]["failed"]] == [False]
+
+
+async def test_files_of_versions_that_failed_are_removed(gateway: Gateway) -> None:
+    await gateway.want(red={"current": 0, "versions": [gateway.version(1, broken=True)]})
+    await gateway.until_loaded(red=[])
+    (folder,) = gateway.folder.glob("policies/adapters/*/red")
+    (folder / f".2.{folder.parent.name}").mkdir()  # a fetch that was interrupted
+    await gateway.want(red={"current": 0, "versions": [gateway.version(3)]})
+    await gateway.until_loaded(red=[3])
+    assert [path.name for path in folder.iterdir()] == ["3"]
+
+
+async def test_calls_to_an_adapter_that_was_removed_are_sent_elsewhere(gateway: Gateway) -> None:
+    """The engine would answer 404, which ends a run whose runner does not know of the removal yet."""
+    await gateway.want(red={"current": 0, "versions": []})
+    await gateway.want()
+    assert (await gateway.call("red", 0))[0] == 503
+    assert (await gateway.call(MODEL, 0))[0] == 200
+
+
+async def test_version_is_loaded_from_one_place_only_while_the_engine_runs(gateway: Gateway) -> None:
+    """The engine keeps cached values of a version after it was unloaded."""
+    await gateway.want(red={"current": 1, "versions": [gateway.version(1)]})
+    await gateway.until_loaded(red=[1])
+    await gateway.want()
+    await until(lambda: not gateway.engine.weights.adapters)
+    await gateway.want(red={"current": 1, "versions": [gateway.version(2) | {"version": 1}]})
+    found = await gateway.until_loaded(red=[])
+    assert "give it a higher version" in found["red"]["failed"][0]["message"]
+
+
+async def test_adapter_is_loaded_only_while_the_engine_may_have_calls(gateway: Gateway) -> None:
+    """It may sleep otherwise, without the memory for it."""
+    async with gateway.http.post(f"{gateway.control}/pause?mode=keep", headers=BEARER) as response:
+        assert response.status == 200
+    await gateway.want(red={"current": 1, "versions": [gateway.version(1)]})
+    await asyncio.sleep(0.5)
+    assert gateway.engine.weights.adapters == {}
+    assert (await gateway.served())["adapters"]["red"]["loading"] == [1]
+    await gateway.ask("POST", f"{gateway.control}/resume")
+    await gateway.open()
+    await gateway.until_loaded(red=[1])
