@@ -56,9 +56,11 @@ def _status(seen: Seen, name: str, servers: Sequence[Server]) -> AdapterStatus:
     """Return an adapter's new status. `servers` get calls; those without a report may have loaded anything."""
     wanted, old = seen.adapters[name], _old(seen, name)
     version, needed = wanted.source.version, min(wanted.min_ready, max(1, len(servers)))
-    if version in (old.current, old.failed):
-        return old
     have = sum(version in _loaded(server, name).versions for server in servers)
+    if version == old.current and (version == 0 or have):
+        return old.model_copy(update={"failed": None, "failed_because": None})
+    if version == old.failed:
+        return old
     if version == 0 or have >= needed:
         return _at(wanted.source)
     failures = (_loaded(server, name).failures.get(version) for server in servers)

@@ -183,6 +183,18 @@ def test_adapter_that_no_server_can_load_is_given_up_and_the_other_one_goes_on()
     assert fleet.current("red") == 2
 
 
+def test_trainer_learns_that_the_first_version_of_a_new_adapter_is_refused() -> None:
+    fleet = Fleet(2)
+    fleet.bad.add(("red", 4))
+    fleet.ask_for("red", 4)
+    fleet.settle()
+    assert (fleet.current("red"), fleet.status.adapters["red"].failed) == (4, 4)
+    assert not any("red" in entry.adapters for entry in fleet.status.servers)
+    fleet.bad.clear()
+    fleet.settle()
+    assert (fleet.current("red"), fleet.status.adapters["red"].failed) == (4, None)
+
+
 def test_files_that_cannot_be_fetched_are_fetched_again() -> None:
     fleet = Fleet(2)
     fleet.settle()
