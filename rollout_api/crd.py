@@ -120,6 +120,10 @@ def _adapter_rules() -> Iterator[Schema]:
         ),
         (f"{each}name != self.model.name)", "an adapter has the name of the model; choose another one"),
         (
+            "!has(self.lora) || self.lora.maxAdapters > self.adapters.size()",
+            "lora.maxAdapters must be one more than adapters, because an update runs two versions of one",
+        ),
+        (
             f"{each}!(name in oldSelf.adapters) || self.adapters[name] == oldSelf.adapters[name] || "
             "self.adapters[name].version > oldSelf.adapters[name].version)",
             "an adapter's version must grow with every change: versions identify sampled tokens",

@@ -334,6 +334,11 @@ class ModelServerSpec(ApiModel):
                 )
             if name == self.model.name:
                 raise ValueError(f"adapters.{name} has the name of the model; choose another one")
+        if self.lora.max_adapters <= len(self.adapters):
+            raise ValueError(
+                f"lora.maxAdapters is {self.lora.max_adapters}, expected {len(self.adapters) + 1} or more: one more than "
+                "adapters, because an update runs two versions of one"
+            )
 
     @property
     def weights_uri(self) -> str:

@@ -36,6 +36,9 @@ VERSION: Final = re.compile("[0-9]{1,16}")
 LINGER_SECONDS = 10.0
 """Time for which a version that is no longer wanted gets calls. Runners know of a new version after 3 s."""
 MESSAGE_CHARACTERS: Final = 500
+TRIES: Final = 3
+TRY_SECONDS = 1.0
+"""Attempts of a load, and the pause after the first one, as for other loads (the operator's control.py)."""
 GATE_SECONDS: Final = 0.2
 """Interval of checks whether the engine may have calls."""
 
@@ -223,18 +226,31 @@ class Adapters:
                 await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
             while self._engine.version is None and self._engine.process == process:  # noqa: ASYNC110
                 await asyncio.sleep(GATE_SECONDS)  # the engine may sleep, without memory for the adapter
-            await self._send(self._requests.load(_engine_name(key), str(folder)))
+            await self._send_load(self._requests.load(_engine_name(key), str(folder)))
         except Exception as error:  # noqa: BLE001 - the operator must get the error
             words = f"the fetch took more than {seconds:.0f} s" if isinstance(error, TimeoutError) else str(error)
             log.warning("adapter %s from %s: %s", _engine_name(key), wanted.uri, words)
             sent = isinstance(error, CallFailed)
             # A repeated request may have failed because the first one succeeded.
             if not (sent and self._engine.process == process and key in await self._listed_or_none()):
-                self._fail(key, words, fetched=isinstance(error, CallFailed) and 400 <= error.status < 500)
+                self._fail(key, words, fetched=isinstance(error, CallFailed) and error.status > 0)
                 return
         if self._engine.process == process == self._process:
             self._loaded.add(key)
             self._sources[key] = wanted
+
+    async def _send_load(self, request: Request) -> None:
+        """Load an adapter. vLLM answers 500 both for files that it cannot use and for failures that may pass, so these are
+        tried again. Raises CallFailed.
+        """
+        for number in range(1, TRIES + 1):
+            try:
+                await self._send(request)
+                return
+            except CallFailed as error:
+                if error.status < 500 or number == TRIES:
+                    raise
+            await asyncio.sleep(TRY_SECONDS * 2 ** (number - 1))
 
     async def _retire(self, key: Key) -> None:
         """Unload a version after a while, unless it has calls or is wanted again."""

@@ -299,6 +299,10 @@ REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapters": {"red": {}}, "lora": {}, "accelerator": {"count": 0}},
         "adapters need accelerators",
     ),
+    "more adapters than slots": (
+        {"adapters": {"red": {}, "blue": {}}, "lora": {"maxAdapters": 2}},
+        "one more than adapters",
+    ),
     "an adapter from nowhere": ({"adapters": {"red": {"version": 1}}, "lora": {}}, "uri"),
     "an adapter with a name that is no name": ({"adapters": {"Red@1": {}}, "lora": {}}, "adapters"),
     "an adapter with the name of the model": (

@@ -189,12 +189,27 @@ async def test_version_that_is_no_longer_wanted_when_it_is_loaded_is_unloaded(ga
     await until(lambda: not gateway.engine.weights.adapters)
 
 
-async def test_engine_that_fails_has_not_refused_the_files(gateway: Gateway) -> None:
-    """A refused version is not tried again."""
-    gateway.engine.faults.load_failures = 1
+@pytest.mark.parametrize(("failures", "loaded"), [(2, [1]), (3, [])])
+async def test_load_that_the_engine_answers_with_500_is_tried_three_times(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, failures: int, loaded: list[int]
+) -> None:
+    """vLLM answers so for files that it cannot use, and for failures that may pass."""
+    monkeypatch.setattr(adapters, "TRY_SECONDS", 0.01)
+    gateway.engine.faults.load_failures = failures
     await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
-    found = await gateway.until_loaded(red=[])
-    assert [failure["fetched"] for failure in found["red"]["failed"]] == [False]
+    found = await gateway.until_loaded(red=loaded)
+    assert [failure["fetched"] for failure in found["red"]["failed"]] == ([] if loaded else [True])
+
+
+async def test_engine_that_ends_has_not_refused_the_files(gateway: Gateway) -> None:
+    """A refused version is not tried again."""
+    gateway.engine.faults.load_hangs = True
+    await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
+    await asyncio.sleep(0.2)
+    await gateway.engine.stop()
+    await gateway.engine.start()
+    await gateway.open()
+    assert (await gateway.served())["adapters"] == {}
 
 
 async def test_files_of_versions_that_failed_are_removed(gateway: Gateway) -> None:
