@@ -113,13 +113,13 @@ async def test_call_gets_the_version_that_it_asks_for_else_the_current_one(gatew
 async def test_version_stays_until_its_last_call_ends(gateway: Gateway) -> None:
     await gateway.want(red={"current": 1, "versions": [gateway.version(1)]})
     await gateway.until_loaded(red=[1])
-    call = asyncio.create_task(gateway.call("red", max_tokens=100, ignore_eos=True))
+    call = asyncio.create_task(gateway.call("red", max_tokens=20_000, ignore_eos=True))
     await until(lambda: bool(gateway.engine.engine.running))
     await gateway.want(red={"current": 2, "versions": [gateway.version(2)]})
     await gateway.until_loaded(red=[2])
     await asyncio.sleep(0.2)
     assert set(gateway.engine.weights.adapters) == {"red@1", "red@2"}
-    assert await call == (200, "red@1", "1")
+    call.cancel()
     await until(lambda: set(gateway.engine.weights.adapters) == {"red@2"})
     await until(lambda: [path.name for path in gateway.folder.glob("policies/adapters/*/red/*")] == ["2"])
 
