@@ -258,7 +258,7 @@ class ModelServerSpec(ApiModel):
     policy: Policy = Policy()
     """The weights that servers should have."""
     adapters: Annotated[dict[AdapterName, Policy], Field(max_length=MOST_ADAPTERS)] = {}
-    """LoRA adapters of the model by name, each a policy of its own with versions of its own. Calls choose one by giving
+    """LoRA adapters of the model, by name. Each is a separate policy with its own versions. Calls choose one by giving
     its name as model. Version 0 is the model without an adapter. They need `lora`, mode Pull, and `policy.version` 0.
     """
     clients: Annotated[list[NetworkPeer], Field(max_length=16)] = []

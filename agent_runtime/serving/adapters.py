@@ -1,5 +1,5 @@
-"""LoRA adapters in an engine. Each version has a name of its own there, `NAME@VERSION`, so calls of two versions run side by
-side, and a call keeps the version with which it began.
+"""LoRA adapters in an engine. Each version is loaded under the name `NAME@VERSION`, so that calls of two versions can run at
+the same time, and a call keeps the version with which it began.
 
 The operator says which versions are wanted. The others are unloaded when their last call has ended.
 """
@@ -101,7 +101,7 @@ class Adapters:
     @property
     def exist(self) -> bool:
         """Whether calls may name an adapter."""
-        return bool(self._names or self._loaded)
+        return bool(self._names)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

@@ -11,13 +11,11 @@ from datetime import timedelta
 from typing import Final
 
 from rollout_api.model_server import AdapterStatus, PolicySource, ServerStatus
-from rollout_operator.model_server.update_state import TRY_AGAIN, Seen
+from rollout_operator.model_server.update_state import MOST_WORDS, TRY_AGAIN, Seen
 from rollout_operator.server_contact import Call, LoadedAdapter, Server, ServerOperation, WantedAdapter
 
 LOOK_AT_LOADS: Final = timedelta(seconds=1)
 """Interval of reports of a server that loads an adapter."""
-MOST_WORDS: Final = 1024
-"""Most characters of `status.adapters.*.failedBecause`."""
 
 
 @dataclass(frozen=True)

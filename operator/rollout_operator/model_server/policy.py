@@ -29,6 +29,7 @@ from rollout_operator.model_server.update_state import (
     LOOK_AFTER_FAILURE,
     LOOK_AGAIN,
     MISMATCH,
+    MOST_WORDS,
     Seen,
     entry_at_rest,
     entry_behind_gate,
@@ -57,8 +58,6 @@ BEHIND_GATE_SECONDS = 1.0
 """Interval between plans while the gate is shut. Responses and acknowledgements cause further ones."""
 MOST_MIXED = 1024
 """Most entries of `status.policy.mixed`."""
-MOST_WORDS = 1024
-"""Most characters of `status.policy.failedBecause`."""
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,9 @@ TRY_AGAIN = timedelta(seconds=30)
 LOOK_AFTER_FAILURE = timedelta(seconds=2)
 """Pause after a failed Look. It is short because requests are cheap, and an engine that starts should be found soon."""
 
+MOST_WORDS = 1024
+"""Most characters of a `failedBecause`."""
+
 _CHANGES = (Call.WAKE, Call.LOAD, Call.RESUME, Call.CHECK)
 MISMATCH = "its weights differ from those of the other servers, although it reports the same version"
 

@@ -33,7 +33,7 @@ def test_two_policies_share_servers_and_every_token_has_the_version_of_its_own(
     wait_adapter(server, "critic", 3)
     update_of(server, "solver", 2)
     assert [job.sealed() for job in jobs] == [0, 0], "all of it happened under the rollouts"
-    assert server.policy["update"] == 0, "nobody was paused"
+    assert server.policy["update"] == 0, "no call was paused"
     let_end(server)
     for job, first, last in zip(jobs, (0, 0), (2, 3), strict=True):
         job.wait("Succeeded")
@@ -45,8 +45,8 @@ def test_two_policies_share_servers_and_every_token_has_the_version_of_its_own(
             versions = versions_in(reader, result, truth={})
             assert (versions[0], versions[-1]) == (first, last)
             assert result.policy_versions == sorted({str(version) for version in versions})
-    wrong = "model.adapter: ModelServer policy has no adapter nobody (it has: critic, solver)"
-    job = new_job(served_job("nobody", {"serverRef": NAME, "adapter": "nobody"}, tasks=1, runners=1)).apply()
+    wrong = "model.adapter: ModelServer policy has no adapter absent (it has: critic, solver)"
+    job = new_job(served_job("absent", {"serverRef": NAME, "adapter": "absent"}, tasks=1, runners=1)).apply()
     eventually(lambda: True if wrong in str(job.describe()) else None, 120, job.describe)
 
 

@@ -22,7 +22,7 @@ MODEL = "policy"
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not reached():  # noqa: ASYNC110 - the engine is another task, and tells nobody
+        while not reached():  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0.01)
 
 
