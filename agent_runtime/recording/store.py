@@ -4,6 +4,7 @@ succeeds, even if responses are lost.
 """
 
 import asyncio
+import atexit
 import contextlib
 import errno
 import hashlib
@@ -25,9 +26,11 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import LocalStore, MemoryStore
 
-from agent_runtime.recording import local_files
+from agent_runtime.recording import local_files, obstore_threads
 from agent_runtime.recording.remote_objects import SCHEMES, RemoteObjects, remote_objects
 from rollout_api.records import ObjectDigest
+
+atexit.register(obstore_threads.leave_python)
 
 Objects = RemoteObjects | LocalStore | MemoryStore
 T = TypeVar("T")

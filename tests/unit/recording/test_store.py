@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,20 @@ def test_settings_come_from_the_given_environment_and_unknown_ones_do_no_harm(
         store = Store.open(uri, environ)
         assert store.prefix.endswith("prefix/")
         assert store.below("run").uri == f"{uri}/run"
+
+
+EXITS_AT_ONCE = """
+import asyncio, sys
+from agent_runtime.recording.store import Store
+sys.setswitchinterval(100)  # No other thread gets the GIL unless the main thread releases it.
+async def main():
+    store = Store.open(sys.argv[1], {})
+    await asyncio.gather(*(store.folders() for _ in range(16)))
+asyncio.run(main())
+"""
+
+
+async def test_a_program_that_ends_right_after_a_request_exits_with_0(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXITS_AT_ONCE]
+    programs = [await asyncio.create_subprocess_exec(*command, str(tmp_path / str(place))) for place in range(16)]
+    assert [await program.wait() for program in programs] == [0] * 16
