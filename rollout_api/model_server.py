@@ -221,6 +221,26 @@ class DisruptionBudget(ApiModel):
     """Most unavailable servers, or pods if a server spans several nodes. With 0, drains evict none."""
 
 
+class EndpointPicker(ApiModel):
+    """The Service of an endpoint picker, in the namespace of the servers."""
+
+    name: ObjectName
+    """Name of the Service."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 9002
+    """Its port for Envoy's external processing."""
+    failure_mode: Literal["FailOpen", "FailClose"] = "FailClose"
+    """What the Gateway does if the picker does not answer. `FailOpen`: it chooses a server itself. `FailClose`: it
+    refuses the request.
+    """
+
+
+class InferencePool(ApiModel):
+    """A pool of the servers for Gateways: `InferencePool` in version v1 of the Gateway API Inference Extension."""
+
+    endpoint_picker: EndpointPicker
+    """The program that chooses a server for each request of a Gateway."""
+
+
 class ModelServerSpec(ApiModel):
     """The model to serve, and its resources."""
 
@@ -264,6 +284,8 @@ class ModelServerSpec(ApiModel):
     clients: Annotated[list[NetworkPeer], Field(max_length=16)] = []
     """Further clients besides runners of the same namespace: peers as in a NetworkPolicy. Sandboxes can never connect.
     """
+    inference_pool: InferencePool | None = None
+    """Lets a Gateway forward requests of further clients to the servers. Runners do not use it."""
     pod_disruption_budget: DisruptionBudget | None = None
     """Protection from node drains; none when left out."""
     pod_template: dict[str, Any] | None = None

@@ -54,7 +54,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept |= {"spec": _pick(obj["spec"], "suspend"), "status": obj.get("status", {})}
         case "StatefulSet" | "LeaderWorkerSet":
             kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
-        case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget":
+        case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget" | "InferencePool":
             pass
         case "RolloutShard":
             status = obj.get("status")

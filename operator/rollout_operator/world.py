@@ -21,13 +21,14 @@ MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED_BY.it
 OWNED = (
     *("Pod", "Job", "NetworkPolicy", "RolloutShard"),
     *("StatefulSet", "LeaderWorkerSet", "Service", "PersistentVolumeClaim", "PodDisruptionBudget"),
+    "InferencePool",
 )
 WATCHED = {"Sandbox": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dict.fromkeys(OWNED, MANAGED_SELECTOR)
 """Kinds in the cache, with the label selector of each watch."""
 
-OPTIONAL = frozenset({"Node", "LeaderWorkerSet"})
+OPTIONAL = frozenset({"Node", "LeaderWorkerSet", "InferencePool"})
 """Kinds that may be unavailable. An operator limited to some namespaces may lack the right to read cluster-scoped
-kinds. LeaderWorkerSet is an optional addition that only multi-node servers need.
+kinds. LeaderWorkerSet and InferencePool are optional additions that only some servers need.
 """
 
 NOT_SANDBOX: Json = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_ROLE]}

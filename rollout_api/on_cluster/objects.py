@@ -43,6 +43,7 @@ KINDS = {
     "Job": Kind("batch/v1", "jobs"),
     "StatefulSet": Kind("apps/v1", "statefulsets"),
     "LeaderWorkerSet": Kind("leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
+    "InferencePool": Kind("inference.networking.k8s.io/v1", "inferencepools"),
     "Service": Kind("v1", "services"),
     "PersistentVolumeClaim": Kind("v1", "persistentvolumeclaims"),
     "PodDisruptionBudget": Kind("policy/v1", "poddisruptionbudgets"),

@@ -37,6 +37,8 @@ DIGEST: Final = f"{API_GROUP}/digest"
 """Annotation with the digest of the data that an object is built from. If the digest changes, the object is replaced."""
 
 WORKLOAD_KINDS: Final = ("StatefulSet", "LeaderWorkerSet")
+REFUSABLE_KINDS: Final = (*WORKLOAD_KINDS, "InferencePool")
+"""Kinds whose refusal a condition reports: a quota may refuse them, or the cluster may lack them."""
 
 
 def api_name(server: str) -> str:
@@ -107,8 +109,25 @@ def services(server: ModelServer) -> list[Json]:
     return [front] if server.spec.parallelism.nodes > 1 else [headless, front]
 
 
-def disruption_budget(server: ModelServer) -> Json | None:
-    """Return the PodDisruptionBudget if the spec requests one."""
+def optional_objects(server: ModelServer) -> dict[str, Json | None]:
+    """Return by kind the objects that a change of the spec can remove, or None. They have the server's name."""
+    return {"PodDisruptionBudget": _disruption_budget(server), "InferencePool": _inference_pool(server)}
+
+
+def _inference_pool(server: ModelServer) -> Json | None:
+    pool = server.spec.inference_pool
+    if pool is None:
+        return None
+    picker = pool.endpoint_picker
+    spec = {
+        "selector": {"matchLabels": selector(server)},
+        "targetPorts": [{"number": MODEL_PORT}],
+        "endpointPickerRef": {"name": picker.name, "port": {"number": picker.port}, "failureMode": picker.failure_mode},
+    }
+    return with_digest(owned(server, "InferencePool", server.metadata.name, spec=spec))
+
+
+def _disruption_budget(server: ModelServer) -> Json | None:
     budget = server.spec.pod_disruption_budget
     if budget is None:
         return None

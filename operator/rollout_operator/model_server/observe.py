@@ -16,7 +16,7 @@ from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, reports_of, uid_of, users
 from rollout_operator.conditions import start_problem
 from rollout_operator.model_server.control import LOAD_SECONDS
-from rollout_operator.model_server.objects import WORKLOAD_KINDS, api_name, claim_name, download_name
+from rollout_operator.model_server.objects import REFUSABLE_KINDS, WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
 from rollout_operator.model_server.policy import load_limit
 from rollout_operator.model_server.update_state import AdapterWanted, Runner, Seen
@@ -34,9 +34,9 @@ def secret_fact(uid: str) -> Fact:
     return ("control-secret-exists", uid)
 
 
-def workload_refused(uid: str) -> Fact:
-    """Fact: the API server refused the StatefulSet or LeaderWorkerSet of a ModelServer."""
-    return ("workload-refused", uid)
+def refused(uid: str, kind: str) -> Fact:
+    """Fact: the API server refused to create the ModelServer's object of that kind."""
+    return ("object-refused", f"{uid} {kind}")
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Observed:
     """Why pods do not start, as reason and message, by name of the pod."""
     runners: tuple[Runner, ...]
     """Active runners that use it."""
-    refusal: str | None
-    """The API server's message when it refused the StatefulSet or LeaderWorkerSet."""
+    refusals: Mapping[str, str]
+    """The API server's messages when it refused to create objects, by kind."""
     config: OperatorConfig
     now: datetime
 
@@ -127,7 +127,7 @@ def observe(world: World, obj: Manifest) -> Observed:
             pod["metadata"]["name"]: found for pod in pods if (found := start_problem(pod.get("status") or {}))
         },
         runners=tuple(_runners(world, ref)),
-        refusal=world.recall(workload_refused(uid)),
+        refusals={kind: said for kind in REFUSABLE_KINDS if (said := world.recall(refused(uid, kind))) is not None},
         config=world.config,
         now=world.now,
     )
@@ -157,7 +157,7 @@ def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) 
 
 def _owned_objects(world: World, ref: Ref, uid: str) -> Iterator[tuple[str, Manifest]]:
     names = {
-        **dict.fromkeys((*WORKLOAD_KINDS, "PodDisruptionBudget"), (ref.name,)),
+        **dict.fromkeys((*WORKLOAD_KINDS, "PodDisruptionBudget", "InferencePool"), (ref.name,)),
         "Service": (ref.name, api_name(ref.name)),
         "NetworkPolicy": (ref.name, download_name(ref.name)),
         "PersistentVolumeClaim": (claim_name(ref.name),),

@@ -29,17 +29,18 @@ from rollout_operator.cache import uid_of
 from rollout_operator.conditions import timestamp
 from rollout_operator.model_server import policy
 from rollout_operator.model_server.objects import (
+    REFUSABLE_KINDS,
     WORKLOAD_KINDS,
     claim,
-    disruption_budget,
     download_job,
     noted_digest,
+    optional_objects,
     owned,
     policies,
     services,
     weights,
 )
-from rollout_operator.model_server.observe import Observed, secret_fact, workload_refused
+from rollout_operator.model_server.observe import Observed, refused, secret_fact
 from rollout_operator.model_server.pod import workload
 from rollout_operator.model_server.policy import Decision
 from rollout_operator.model_server.status import events_of, invalid, status_of
@@ -48,9 +49,7 @@ from rollout_operator.server_contact import LoadOptions
 SECRET_SECONDS: Final = 60
 """Interval between checks that the Secret exists, while servers start that need it."""
 REFUSED_SECONDS: Final = 60
-"""Pause before a refused StatefulSet or LeaderWorkerSet is created again. By then a quota may have been raised, or
-LeaderWorkerSet installed.
-"""
+"""Pause before a refused object is created again. By then a quota may have been raised, or its kind installed."""
 
 
 def plan(seen: Observed) -> Plan:
@@ -110,11 +109,11 @@ def is_downloaded(seen: Observed, server: ModelServer) -> bool:
 def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[Action]:
     for body in (*services(server), *policies(server, seen.config)):
         yield from _create_or_replace(seen, body)
-    budget = disruption_budget(server)
-    if budget is not None:
-        yield from _create_or_replace(seen, budget)
-    elif (old := seen.objects.get(("PodDisruptionBudget", seen.ref.name))) is not None:
-        yield Delete(Ref("PodDisruptionBudget", seen.ref.namespace, seen.ref.name), uid_of(old))
+    for kind, optional in optional_objects(server).items():
+        if optional is not None:
+            yield from _create_or_replace(seen, optional)
+        elif (old := seen.objects.get((kind, seen.ref.name))) is not None:
+            yield Delete(Ref(kind, seen.ref.namespace, seen.ref.name), uid_of(old))
     # A claim and a Job are immutable, and so are the fields that they are built from.
     for fixed in (claim(server), download_job(server, seen.config)):
         if fixed is not None and not downloaded and _found(seen, fixed) is None:
@@ -126,11 +125,8 @@ def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[
 def _workload(seen: Observed, server: ModelServer) -> Iterator[Action]:
     body = workload(server, seen.config)
     found = _found(seen, body)
-    if found is None:
-        if seen.refusal is None:
-            yield Create(body, if_refused=Remember(workload_refused(seen.uid), "", REFUSED_SECONDS))
-    elif noted_digest(found) != noted_digest(body):
-        yield _replace(body, found)
+    if found is None or noted_digest(found) != noted_digest(body):
+        yield from _create_or_replace(seen, body)
     elif found["spec"].get("replicas") != server.spec.replicas:
         yield Patch(Ref(body["kind"], seen.ref.namespace, seen.ref.name), {"spec": {"replicas": server.spec.replicas}})
 
@@ -181,8 +177,11 @@ def _policy_loaded(seen: Observed, ready: bool, state: ServerState) -> dict[str,
 def _create_or_replace(seen: Observed, body: dict[str, Any]) -> Iterator[Action]:
     """Create the object, or replace it if it has changed."""
     found = _found(seen, body)
+    kind = body["kind"]
     if found is None:
-        yield Create(body)
+        if kind not in seen.refusals:
+            fact = Remember(refused(seen.uid, kind), "", REFUSED_SECONDS)
+            yield Create(body, if_refused=fact if kind in REFUSABLE_KINDS else None)
     elif noted_digest(found) != noted_digest(body):
         yield _replace(body, found)
 

@@ -8,11 +8,12 @@ from rollout_api.manifest import Problem
 from rollout_api.model_server import ModelServer, ModelServerStatus, PolicyStep
 from rollout_operator.actions import Event
 from rollout_operator.conditions import condition, find, with_timestamps
-from rollout_operator.model_server.objects import download_name, selector, url
+from rollout_operator.model_server.objects import WORKLOAD_KINDS, download_name, selector, url
 from rollout_operator.model_server.observe import Download, Observed
 from rollout_operator.model_server.policy import Decision
 
 INVALID, DOWNLOADED, POLICY_LOADED, READY = "Invalid", "Downloaded", "PolicyLoaded", "Ready"
+INFERENCE_POOL = "InferencePool"
 
 Claim = tuple[str, bool, str, str]
 """Type, whether it is true, reason, message."""
@@ -39,6 +40,8 @@ def status_of(seen: Observed, server: ModelServer, decision: Decision, *, downlo
         (POLICY_LOADED, decision.settled, decision.reason, decision.message),
         (READY, *_ready(seen, server, decision, downloaded)),
     ]
+    if server.spec.inference_pool is not None:
+        claims.append((INFERENCE_POOL, *_inference_pool(seen)))
     return ModelServerStatus(
         observed_generation=seen.generation,
         conditions=_conditions(seen, claims),
@@ -111,9 +114,17 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
         return True, "ServersReady", words
     if not downloaded:
         return False, *_downloaded(seen, server, downloaded)[1:]
-    if seen.refusal is not None:
-        return False, "CannotCreate", f"its pods cannot be created: {seen.refusal}"
+    if refusals := [seen.refusals[kind] for kind in WORKLOAD_KINDS if kind in seen.refusals]:
+        return False, "CannotCreate", f"its pods cannot be created: {refusals[0]}"
     return False, reason, words
+
+
+def _inference_pool(seen: Observed) -> tuple[bool, str, str]:
+    if (INFERENCE_POOL, seen.ref.name) in seen.objects:
+        return True, "Created", ""
+    if (refusal := seen.refusals.get(INFERENCE_POOL)) is not None:
+        return False, "CannotCreate", f"the InferencePool cannot be created: {refusal}"
+    return False, "Creating", ""
 
 
 def _conditions(seen: Observed, claims: Sequence[Claim]) -> list[Condition]:

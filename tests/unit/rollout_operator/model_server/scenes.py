@@ -1,7 +1,7 @@
 """ModelServers, and what a cluster makes of a plan, for the tests of this folder."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Cluster:
         self.objects: dict[tuple[str, str], Json] = {}
         self.memory, self.keys = Memory(), dict[str, str]()
         self.asked: dict[tuple[str, int], ServerContact] = {}
-        self.refuses_workloads = False
+        self.refused_kinds: Sequence[str] = ()
         self.versions = 0
 
     # The operator
@@ -85,7 +85,7 @@ class Cluster:
                     return
                 case Create(body):
                     kind = body["kind"]
-                    if kind in ("StatefulSet", "LeaderWorkerSet") and self.refuses_workloads:
+                    if kind in self.refused_kinds:
                         assert action.if_refused is not None
                         self.memory.learn(action.if_refused, self.now.timestamp())
                         return

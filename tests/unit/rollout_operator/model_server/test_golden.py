@@ -20,7 +20,7 @@ def manifests(name: str) -> list[dict[str, Any]]:
         control_secret(server),
         *objects.services(server),
         *objects.policies(server, CONFIG),
-        objects.disruption_budget(server),
+        *objects.optional_objects(server).values(),
         objects.claim(server),
         objects.download_job(server, CONFIG),
         pod.workload(server, CONFIG),

@@ -12,7 +12,7 @@ from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
 from rollout_api.on_cluster.model_server_problems import parse
 from rollout_api.on_cluster.objects import EXCESS
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
-from rollout_operator.model_server.objects import policies
+from rollout_operator.model_server.objects import REFUSABLE_KINDS, WORKLOAD_KINDS, policies
 from rollout_operator.model_server.plan import needs_spec, plan
 from rollout_operator.model_server.status import events_of
 from rollout_operator.model_server.update_state import Runner
@@ -113,13 +113,33 @@ def test_another_image_makes_new_pods() -> None:
     assert engine["image"] == "vllm:next"
 
 
-def test_a_budget_that_is_not_asked_for_any_more_goes() -> None:
+@pytest.mark.parametrize(
+    ("field", "kind"), [("podDisruptionBudget", "PodDisruptionBudget"), ("inferencePool", "InferencePool")]
+)
+def test_optional_object_is_deleted_when_the_spec_no_longer_has_it(field: str, kind: str) -> None:
     cluster = running(CACHED)
-    cluster.spec(podDisruptionBudget=None)
+    assert f"{kind}/qwen" in kinds(cluster)
+    cluster.spec(**{field: None})
     [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
     assert isinstance(action, Delete)
     cluster.settle()
-    assert "PodDisruptionBudget/qwen" not in kinds(cluster)
+    assert f"{kind}/qwen" not in kinds(cluster)
+
+
+def test_cluster_without_inference_pools_is_reported_and_the_servers_start() -> None:
+    cluster = Cluster(SMALL | {"inferencePool": {"endpointPicker": {"name": "picker"}}})
+    cluster.refused_kinds = ("InferencePool",)
+    cluster.settle()
+    assert cluster.condition("InferencePool")["reason"] == "CannotCreate"
+    assert "StatefulSet/qwen" in kinds(cluster)
+    cluster.refused_kinds = ()
+    cluster.wait(61)
+    cluster.settle()
+    assert cluster.condition("InferencePool")["status"] == "True"
+    cluster.spec(inferencePool={"endpointPicker": {"name": "picker", "port": 9003, "failureMode": "FailOpen"}})
+    cluster.settle()
+    picker = {"name": "picker", "port": {"number": 9003}, "failureMode": "FailOpen"}
+    assert cluster.objects["InferencePool", "qwen"]["spec"]["endpointPickerRef"] == picker
 
 
 def test_invalid_change_is_reported_and_running_servers_continue() -> None:
@@ -184,10 +204,10 @@ def test_a_name_that_cannot_be_a_service_or_is_derived_from_another_is_refused(n
 
 def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> None:
     cluster = Cluster(SPECS["claimed-weights"])
-    cluster.refuses_workloads = True
+    cluster.refused_kinds = WORKLOAD_KINDS
     cluster.settle()
     assert cluster.condition("Ready")["reason"] == "CannotCreate"
-    cluster.refuses_workloads = False
+    cluster.refused_kinds = ()
     cluster.now += timedelta(seconds=61)
     cluster.settle()
     assert "StatefulSet/qwen" in kinds(cluster)
@@ -271,6 +291,8 @@ CHANGES: list[dict[str, Any]] = [
     {"engine": {"image": "vllm:next", "version": "0.27.0"}},
     {"podDisruptionBudget": {"maxUnavailable": 2}},
     {"podDisruptionBudget": None},
+    {"inferencePool": {"endpointPicker": {"name": "picker"}}},
+    {"inferencePool": None},
     {"clients": [{"podSelector": {"matchLabels": {"app": "x"}}}]},
     {"policy": {"version": 9, "uri": "s3://p/9"}},
     {"podTemplate": {"spec": {"hostPID": True}}},
@@ -281,7 +303,7 @@ HAPPENINGS = [
     "download fails",
     "pods start",
     "pod goes",
-    "workload refused",
+    "objects refused",
     "lost object",
     "time passes",
 ]
@@ -308,15 +330,15 @@ def test_any_story_comes_to_rest_and_nothing_is_made_twice(
                 cluster.start_pods()
             case "pod goes":
                 cluster.objects.pop(("Pod", "qwen-0"), None)
-            case "workload refused":
-                cluster.refuses_workloads = not cluster.refuses_workloads
+            case "objects refused":
+                cluster.refused_kinds = () if cluster.refused_kinds else REFUSABLE_KINDS
             case "lost object":
                 cluster.objects.pop(("Service", "qwen-api"), None)
             case "time passes":
                 cluster.wait(45)
         if look_between:
             cluster.carry_out(cluster.look())
-    cluster.refuses_workloads = False
+    cluster.refused_kinds = ()
     cluster.wait(120)
     cluster.settle()
     if cluster.condition("Invalid"):
