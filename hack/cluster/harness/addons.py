@@ -1,4 +1,4 @@
-"""Optional additions of a cluster, for the tests that need them: devices to claim, and LeaderWorkerSet."""
+"""Optional additions of a cluster, for the tests that need them: devices to claim, LeaderWorkerSet, and InferencePools."""
 
 import contextlib
 import subprocess
@@ -10,8 +10,10 @@ from .api import Api, ApiError
 from .archives import write_archive
 from .cluster import Say
 from .layout import Layout, State
+from .recipes import ENDPOINT_PICKER
 
 LWS_IMAGE, LWS_NAMESPACE = "localhost/lws:1", "lws-system"
+POOLS = "inferencepools.inference.networking.k8s.io"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
@@ -23,7 +25,7 @@ class AddonError(Exception):
 class Addon:
     """How an addition is installed and removed."""
 
-    start: Callable[[State], None]
+    start: Callable[[State, Say], None]
     stop: Callable[[Layout], None]
 
 
@@ -31,7 +33,7 @@ def start(name: str, addon: str, say: Say) -> None:
     """Installs an addition if missing; it works when this returns. Raises AddonError, ClusterError and NodeError."""
     state = cluster.existing(name)
     try:
-        ADDONS[addon].start(state)
+        ADDONS[addon].start(state, say)
     except BaseException:
         # Incomplete add-ons would make the cluster look unhealthy.
         ADDONS[addon].stop(state.layout)
@@ -45,7 +47,7 @@ def stop(name: str, addon: str, say: Say) -> None:
     say(f"{addon} is removed")
 
 
-def _start_devices(state: State) -> None:
+def _start_devices(state: State, say: Say) -> None:
     layout = state.layout
     for index in state.nodes:
         node = layout.node(index)
@@ -71,7 +73,7 @@ def _slices(api: Api) -> list[str]:
     return [item["metadata"]["name"] for item in api.request("GET", f"{SLICES}?{query}")["items"]]
 
 
-def _start_lws(state: State) -> None:
+def _start_lws(state: State, say: Say) -> None:
     layout, programs = state.layout, build.programs_folder()
     archive = layout.state / "lws.tar"
     # The chart runs the program at this path.
@@ -117,10 +119,32 @@ def _stop_lws(layout: Layout) -> None:
 
 def _helm(layout: Layout, *arguments: str) -> None:
     place = [f"--kubeconfig={layout.kubeconfig}", f"--namespace={LWS_NAMESPACE}"]
-    command = [str(build.programs_folder() / "helm"), *arguments, *place]
+    _run([str(build.programs_folder() / "helm"), *arguments, *place], f"helm {arguments[0]}")
+
+
+def _start_pools(state: State, say: Say) -> None:
+    program = build.build_one(ENDPOINT_PICKER.name, say)
+    _kubectl(state.layout, "apply", "-f", str(program.parent.parent / "share" / ENDPOINT_PICKER.name))
+    _kubectl(state.layout, "wait", "--for=condition=Established", "--timeout=60s", f"crd/{POOLS}")
+
+
+def _stop_pools(layout: Layout) -> None:
+    _kubectl(layout, "delete", "crd", POOLS, "--ignore-not-found", "--wait=true")
+
+
+def _kubectl(layout: Layout, *arguments: str) -> None:
+    command = [str(build.programs_folder() / "kubectl"), f"--kubeconfig={layout.kubeconfig}", *arguments]
+    _run(command, f"kubectl {arguments[0]}")
+
+
+def _run(command: list[str], name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise AddonError(f"helm {arguments[0]} failed with exit code {done.returncode}: {done.stderr[-2000:]}")
+        raise AddonError(f"{name} failed with exit code {done.returncode}: {done.stderr[-2000:]}")
 
 
-ADDONS = {"devices": Addon(_start_devices, _stop_devices), "leader-worker-set": Addon(_start_lws, _stop_lws)}
+ADDONS = {
+    "devices": Addon(_start_devices, _stop_devices),
+    "leader-worker-set": Addon(_start_lws, _stop_lws),
+    "inference-pools": Addon(_start_pools, _stop_pools),
+}

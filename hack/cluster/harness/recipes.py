@@ -37,6 +37,7 @@ class Recipe:
 VERSITYGW = "github.com/versity/versitygw"
 KUBECONFORM = "github.com/yannh/kubeconform"
 LEADER_WORKER_SET = "sigs.k8s.io/lws"
+INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
 # The version of the modules that Kubernetes' own repository holds.
 STAGING = "0" + KUBERNETES.removeprefix("1")
 
@@ -119,6 +120,15 @@ RECIPES = (
         ),
     ),
     Recipe("kubeconform", KUBECONFORM, "0.8.0", {"kubeconform": f"{KUBECONFORM}/cmd/kubeconform"}),
+)
+
+# The program that chooses a server for each request of a Gateway. Only few tests need it, so `addon` builds it.
+ENDPOINT_PICKER = Recipe(
+    "endpoint-picker",
+    INFERENCE_EXTENSION,
+    "1.5.0",
+    {"endpoint-picker": f"{INFERENCE_EXTENSION}/cmd/epp"},
+    share=("config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",),
 )
 
 # The pause container holds a pod's namespaces open, reaps orphans, and ends on a signal.

@@ -8,6 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from tests.support.vllm_server.prefix_cache import BLOCK
+
 if TYPE_CHECKING:
     from tests.support.vllm_server.engine import Engine
 
@@ -54,6 +56,8 @@ def exposition(engine: Engine, model_name: str) -> str:
     lines.append(
         f'vllm:lora_requests_info{{max_lora="8",running_lora_adapters="{running}",loaded_lora_adapters="{adapters}"}} 1.0'
     )
+    lines.append("# TYPE vllm:cache_config_info gauge")
+    lines.append(f'vllm:cache_config_info{{engine="0",block_size="{BLOCK}",num_gpu_blocks="{engine.kv_blocks}"}} 1.0')
     return "\n".join([*lines, ""])
 
 
