@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rollout_api.records import Outcome, Result
 from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalization
@@ -37,6 +38,47 @@ def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
     centre = statistics.fmean(values)
     sums = (math.fsum(value - centre for value in group) for group in filled)
     return math.sqrt(math.fsum(total**2 for total in sums) * len(filled) / (len(filled) - 1)) / len(values)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two runs' mean rewards over their common tasks."""
+
+    before: float
+    after: float
+    standard_error: float | None
+    """None with fewer than two tasks."""
+
+    @property
+    def mean(self) -> float:
+        """Return the mean difference."""
+        return self.after - self.before
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the normal 95 % confidence interval; None without a standard error."""
+        if self.standard_error is None:
+            return None
+        return self.mean - 1.96 * self.standard_error, self.mean + 1.96 * self.standard_error
+
+
+def paired_difference(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Difference | None:
+    """Return the difference between two runs from each task's rewards in both, each task with equal weight; None
+    without tasks.
+
+    Paired by task as in Miller 2024 (arXiv 2411.00640, section 4.2): the difficulty of the tasks, which is common to
+    both runs, is not in the error.
+    """
+    if not tasks:
+        return None
+    means = [(statistics.fmean(before), statistics.fmean(after)) for before, after in tasks]
+    changes = [after - before for before, after in means]
+    deviation = sample_std(changes)
+    return Difference(
+        before=statistics.fmean(before for before, _ in means),
+        after=statistics.fmean(after for _, after in means),
+        standard_error=None if deviation is None else deviation / math.sqrt(len(changes)),
+    )
 
 
 def pass_at_k(graded: int, passed: int, k: int) -> float:

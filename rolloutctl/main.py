@@ -39,7 +39,9 @@ COMMANDS = [
     "images",
     "run",
     "submit",
+    "ls",
     "results",
+    "diff",
     "show",
     "report",
     "export",
@@ -133,8 +135,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"rolloutctl {version('agent-rollouts')}")
+        raise typer.Exit
+
+
 @app.callback(help="Agentic rollouts: run a job and show its results.")
 def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", case_sensitive=False, help="Level of log messages on standard error.")

@@ -1,13 +1,19 @@
 """Read manifests for commands, with readable errors and the command line's options applied."""
 
+import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from rollout_api.manifest import ManifestError, load_manifest
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import TaskFormat, Tasks
 from rolloutctl.errors import CommandError, did_you_mean
+
+_NAME_COLUMNS: Final = {TaskFormat.SWE_BENCH: "instance_id", TaskFormat.R2E: "instance_id"}
+"""Columns with the task's name, where it is not `name`."""
 
 
 def read_manifest(path: Path) -> RolloutJob:
@@ -43,6 +49,8 @@ def with_options(
     model_url: str | None = None,
     model_name: str | None = None,
     api_key_env: str | None = None,
+    tasks: Sequence[str] = (),
+    limit: int | None = None,
 ) -> RolloutJob:
     """Return the job with the command line's options applied. Raises CommandError that names an invalid option."""
     document = job.wire()
@@ -52,11 +60,33 @@ def with_options(
         spec["output"]["uri"] = output if "://" in output else str(Path(output).resolve())
     if model_url or model_name or api_key_env:
         spec["model"] = _model(spec.get("model") or {}, model_url, model_name, api_key_env)
+    if tasks or limit is not None:
+        spec["tasks"] = _fewer(job.spec.tasks, spec["tasks"], tasks, limit)
     try:
         return RolloutJob.model_validate(document)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
         raise CommandError(f"the manifest is invalid with these options: {problems}") from error
+
+
+def _fewer(tasks: Tasks, spec: dict[str, Any], names: Sequence[str], limit: int | None) -> dict[str, Any]:
+    """Return `spec.tasks` with only the tasks of these names, and at most `limit` of them. Raises CommandError."""
+    if tasks.from_ is not None:
+        source = dict(spec["from"])
+        if names:
+            column = _NAME_COLUMNS.get(tasks.from_.format, "name")
+            source["filter"] = {**source.get("filter", {}), tasks.from_.columns.get(column, column): list(names)}
+        if limit is not None:
+            source["limit"] = min(limit, source.get("limit", limit))
+        return {**spec, "from": source}
+    if tasks.inline is None:
+        raise CommandError("--task and --limit select from tasks.inline or tasks.from, and the manifest has neither")
+    known = [task["name"] for task in spec["inline"]]
+    for name in names:
+        if not fnmatch.filter(known, name):
+            raise CommandError(f"--task {name}: no task in tasks.inline has that name.{did_you_mean(name, known)}")
+    chosen = [t for t in spec["inline"] if not names or any(fnmatch.fnmatchcase(t["name"], name) for name in names)]
+    return {**spec, "inline": chosen[:limit]}
 
 
 def _model(model: dict[str, Any], url: str | None, name: str | None, key_env: str | None) -> dict[str, Any]:

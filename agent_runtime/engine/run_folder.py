@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +69,17 @@ def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
                             os.rmdir(folder)
 
 
+def holder(uid: str) -> str | None:
+    """Return the process of this user on this machine that works on a run, with its host and start; None without one."""
+    for path in sorted(_path(uid).glob("shard-*.lock")):
+        with contextlib.suppress(FileNotFoundError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read() or "unknown"
+    return None
+
+
 def start_lock(uri: str, name: str, shard: int) -> contextlib.AbstractContextManager[None]:
     """Lock the first start of a job against others of this machine until its run has an id. Raises RunInProgress."""
     return run_lock(hashlib.sha256(f"{uri}/{name}".encode()).hexdigest(), shard, name)
@@ -105,11 +117,15 @@ def _locked(uid: str, shard: int, name: str) -> tuple[Path, TextIO, contextlib.E
         with contextlib.suppress(FileNotFoundError, FileExistsError), contextlib.ExitStack() as opened:
             path = run_folder(uid) / f"shard-{shard}.lock"
             file = opened.enter_context(path.open("a+"))
-            try:
-                opened.enter_context(process_lock(file.fileno()))
-            except BlockingIOError:
-                file.seek(0)
-                raise RunInProgress(name, file.read()) from None
+            for is_last in (False, True):
+                try:
+                    opened.enter_context(process_lock(file.fileno()))
+                    break
+                except BlockingIOError:
+                    if is_last:
+                        file.seek(0)
+                        raise RunInProgress(name, file.read()) from None
+                    time.sleep(0.05)  # `holder` locks the file for a moment
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return path, file, opened.pop_all()
 

@@ -197,7 +197,7 @@ class JobRecord:
             return None
         stats = await self._write_results()
         verdicts = await self.store.get_all([f"shards/{shard}.json" for shard in range(shards)])
-        for_groups = [_parsed_json("shards", data or b"{}").get("plugins") or {} for data in verdicts]
+        for_groups = [parsed_json("shards", data or b"{}").get("plugins") or {} for data in verdicts]
         stats = with_groups(stats, for_groups)
         await self.store.put("stats.json", stats_json(stats))
         return stats
@@ -270,7 +270,7 @@ async def read_job_file(store: Store, folder: str) -> JobFile | None:
 async def read_abort(store: Store) -> dict[str, Any] | None:
     """Return `{reason, message, time}` of an aborted run from its own store; None if it was not aborted."""
     data = await store.get("abort.json")
-    return None if data is None else _parsed_json("abort.json", data)
+    return None if data is None else parsed_json("abort.json", data)
 
 
 async def read_attempt_numbers(store: Store, index: int) -> list[int]:
@@ -309,7 +309,7 @@ def task_list(tasks: Sequence[Task]) -> TaskList:
     return TaskList(count=len(tasks), digest=digest.hexdigest(), names=[task.name for task in tasks])
 
 
-def _parsed_json(key: str, data: bytes) -> dict[str, Any]:
+def parsed_json(key: str, data: bytes) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(data)
     except ValueError as error:

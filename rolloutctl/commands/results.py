@@ -8,11 +8,11 @@ from agent_runtime.recording.seals import SealedResults
 from agent_runtime.statistics import with_advantages
 from rollout_api.records import Result
 from rolloutctl.runs import NewestJobArgument, find_run_folder
-from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_table, number, out
+from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_table, number, out, percent
 from rolloutctl.ui.figures import GroupFigures, group_figures, overall_figures
 
 GROUPS = 50
-"""Most rows of the table. For runs with more tasks, use the report or JSON."""
+"""Most rows of the table, the worst groups. For runs with more tasks, use the report or JSON."""
 
 
 async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
@@ -31,24 +31,22 @@ def print_results(name: str, ended: Collection[Result], total: int | None, group
     overall = overall_figures(ended, groups)
     k = group_size
     columns = ["task", "graded", "mean", "std", "pass@1", *([f"pass@{k}"] if k > 1 else []), "ended"]
-    rows = [_row(group, k) for group in groups[:GROUPS]]
-    answer_table(name, columns, rows, right=columns[1:-1])
+    worst_first = sorted(groups, key=lambda group: -1.0 if group.mean is None else group.mean)
+    rows = [_row(group, k) for group in worst_first[:GROUPS]]
+    answer_table(name, columns, rows, right=columns[1:-1], optional=("std", "graded", "pass@1", f"pass@{k}"))
     if len(groups) > GROUPS:
-        out.print(f"… and {len(groups) - GROUPS} more groups; `-o json` and `rolloutctl report` have them all.")
+        better = len(groups) - GROUPS
+        out.print(f"… and {better} better groups; `-o json` and `rolloutctl report` have them all.", soft_wrap=True)
     done = f"{len(ended)} of {total}" if total is not None else str(len(ended))
     error = "" if overall.standard_error is None else f" ± {number(overall.standard_error, 3)}"
     line = f"{done} rollouts, mean reward {number(overall.mean, 3)}{error}"
-    line += f", pass@1 {_percent(overall.pass_at_1)}"
-    line += f", pass@{k} {_percent(overall.pass_at_k)}" if k > 1 else ""
+    line += f", pass@1 {percent(overall.pass_at_1)}"
+    line += f", pass@{k} {percent(overall.pass_at_k)}" if k > 1 else ""
     out.print(line + (f", {overall.masked} masked" if overall.masked else ""), soft_wrap=True)
     out.print()
 
 
 def _row(group: GroupFigures, k: int) -> list[str]:
-    rates = [_percent(group.pass_at_1), *([_percent(group.pass_at_k)] if k > 1 else [])]
+    rates = [percent(group.pass_at_1), *([percent(group.pass_at_k)] if k > 1 else [])]
     ended = ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in group.outcomes.items())
     return [group.task, str(group.graded), number(group.mean), number(group.std), *rates, ended]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}%"

@@ -42,6 +42,11 @@ async def run(
     api_key_env: Annotated[
         str | None, typer.Option("--api-key-env", help="Environment variable that holds the endpoint's key.")
     ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="Run only the task of this name; `*` and `?` match as in file names. Repeatable."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Run at most this many tasks.")] = None,
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", help="Write scalars for TensorBoard below this folder.")
     ] = None,
@@ -52,7 +57,13 @@ async def run(
 ) -> None:
     """Run a job on this machine, or resume its last run."""
     job = with_options(
-        read_manifest(manifest), output=output, model_url=model_url, model_name=model_name, api_key_env=api_key_env
+        read_manifest(manifest),
+        output=output,
+        model_url=model_url,
+        model_name=model_name,
+        api_key_env=api_key_env,
+        tasks=task or (),
+        limit=limit,
     )
     with (
         display_for(err) as display,
@@ -158,5 +169,5 @@ def _say_next_commands(summary: JobSummary) -> None:
     in_default = Path(DEFAULT_OUTPUT).resolve() / summary.folder
     name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
     say(f"Everything is recorded in {summary.uri}")
-    say(f"  rolloutctl show {name} 0    show one rollout")
+    say(f"  rolloutctl show {name} 0    show one rollout, by its index or as TASK/MEMBER")
     say(f"  rolloutctl report {name}    write all rollouts as one HTML file")

@@ -11,7 +11,7 @@ from rich.text import Text
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Outcome, PluginReport, Result, Verdict
 from rollout_api.tasks import VerifierMode
-from rolloutctl.errors import CommandError
+from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.runs import JobArgument, find_run
 from rolloutctl.ui.console import Form, FormOption, answer_json, duration, harmless, number, out
 from rolloutctl.ui.figures import how_it_ended
@@ -20,12 +20,18 @@ from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 LINES = 40
 """Most lines shown of one tool result; `--full` shows all."""
 
+_HINT = "`rolloutctl results` lists the tasks. A task without a finished rollout is known by its index only."
 _ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}
 
 
 async def show(
     job: JobArgument,
-    index: Annotated[int, typer.Argument(help="Index of the rollout: task × groupSize + member.", min=0)],
+    rollout: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK/MEMBER", help="The rollout, such as fix-median/0; or its index: task × groupSize + member."
+        ),
+    ],
     full: Annotated[
         bool, typer.Option("--full", help=f"Show whole tool results, not only their first {LINES} lines.")
     ] = False,
@@ -33,6 +39,7 @@ async def show(
 ) -> None:
     """Show one rollout: messages, tool calls, results and verdict. With -o json, print the ATIF trajectory."""
     run = await find_run(job, os.environ)
+    index = int(rollout) if rollout.isdecimal() else _index_of(run, rollout)
     if run.total is not None and index >= run.total:
         raise CommandError(f"{run.folder} has no rollout {index}; its rollouts are 0 to {run.total - 1}")
     seal = run.seals.get(index)
@@ -49,6 +56,22 @@ async def show(
         _print_verdict(seal.verdict, full)
     if seal is not None:
         _print_plugins(seal.result.plugins, full)
+
+
+def _index_of(run: RunReader, rollout: str) -> int:
+    """Return the index of the rollout TASK/MEMBER. Raises CommandError."""
+    task, _, member = rollout.rpartition("/")
+    if not task or not member.isdecimal():
+        raise CommandError(f"{rollout!r} is neither TASK/MEMBER nor an index", hint=_HINT)
+    size = run.job.spec.group_size
+    if int(member) >= size:
+        raise CommandError(f"{rollout}: groupSize is {size}, so members are 0 to {size - 1}")
+    groups = {result.task: result.group for result in run.results()}
+    if task not in groups:
+        raise CommandError(
+            f"{run.folder} has no finished rollout of task {task!r}.{did_you_mean(task, groups)}", hint=_HINT
+        )
+    return groups[task] * size + int(member)
 
 
 def _print_head(run: RunReader, index: int, result: Result | None) -> None:

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
 
 import typer
+from rich.box import HEAVY_HEAD, Box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 200
 """Width of tables in a file or a pipe, which have no width of their own; COLUMNS overrides it."""
+MOST_WIDTH = 100_000
+"""Width in which every table fits."""
 
 
 class Form(StrEnum):
@@ -92,22 +96,48 @@ def answer_json_list(values: Iterable[Any]) -> None:
 
 
 def answer_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    right: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """Print a table. Columns in `right` hold numbers. Control characters in cells are escaped."""
+    """Print a table. Columns in `right` hold numbers. Control characters in cells are escaped. Where it is wider than
+    the terminal, the frame and then the `optional` columns are left out, the least important ones first.
+    """
     if title:
         out.print(Text(title, "bold"))
-    table = Table(header_style="bold")
+    cells = [[cell if isinstance(cell, Text) else Text(harmless(cell)) for cell in row] for row in rows]
+    table, left_out = _table(columns, cells, right, HEAVY_HEAD), list[str]()
+    for column in (None, *optional):
+        if Measurement.get(out, out.options.update(max_width=MOST_WIDTH), table).maximum <= out.width:
+            break
+        left_out += [] if column is None else [column]
+        kept = [position for position, name in enumerate(columns) if name not in left_out]
+        shown = [[row[position] for position in kept] for row in cells]
+        table = _table([columns[position] for position in kept], shown, right, None)
+    out.print(table)
+    if left_out:
+        say(f"Not shown in {out.width} columns: {', '.join(reversed(left_out))}")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[str], frame: Box | None) -> Table:
+    table = Table(header_style="bold", box=frame, pad_edge=frame is not None)
     for position, column in enumerate(columns):
         table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=position == 0)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(harmless(cell)) for cell in row))
-    out.print(table)
+        table.add_row(*row)
+    return table
 
 
 def number(value: float | None, digits: int = 2) -> str:
     """Format a number: `0.5`, `1`, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}".rstrip("0").rstrip(".") or "0"
+
+
+def percent(share: float | None) -> str:
+    """Format a share: `45%`, or a dash."""
+    return "-" if share is None else f"{100 * share:.0f}%"
 
 
 def duration(seconds: float | None) -> str:

@@ -140,6 +140,57 @@ def test_a_rollout_can_be_read(finished: Shell) -> None:
     assert "\x1b" not in shown
 
 
+def test_rollout_is_found_by_task_and_member(finished: Shell) -> None:
+    assert finished("show", "starter", "fix-add/1").stdout == finished("show", "starter", "1").stdout
+    for wrong, said in (
+        ("fix-ad/1", "has no finished rollout of task 'fix-ad'. Did you mean 'fix-add'?"),
+        ("fix-add/3", "groupSize is 3, so members are 0 to 2"),
+        ("fix-add", "is neither TASK/MEMBER nor an index"),
+    ):
+        answer = finished("show", "starter", wrong)
+        assert answer.returncode == 2
+        assert said in answer.stderr
+
+
+def test_runs_are_listed_with_state_and_rewards(finished: Shell) -> None:
+    [run] = json.loads(finished("ls", "-o", "json").stdout)
+    assert (run["state"], run["sealed"], run["total"], run["masked"]) == ("finished", 6, 6, 0)
+    wide, narrow = (finished("ls", environ={"COLUMNS": columns}) for columns in ("120", "50"))
+    for table in (wide.stdout, narrow.stdout):
+        assert run["folder"] in table
+        assert "6 of 6" in table
+        assert "0.667 ± 0" in table
+    assert "100" not in narrow.stdout
+    assert "Not shown in 50 columns: started, pass@1, masked" in narrow.stderr
+    assert max(map(len, narrow.stdout.splitlines())) <= 50
+
+
+def test_two_runs_are_compared_by_task(finished: Shell, tmp_path: Path) -> None:
+    job = yaml.safe_load((finished.folder / "job.yaml").read_text())
+    job["metadata"]["name"], job["spec"]["groupSize"] = "smaller", 2
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    shell = Shell(finished.program, tmp_path)
+    assert shell("run", "job.yaml", "--task", "fix-add").returncode == 0
+    answer = shell("diff", str(finished.folder / "out"), "smaller")
+    assert answer.returncode == 0, answer.stderr
+    assert "1 tasks in both runs: 1 better, 0 worse, 0 equal." in answer.stdout
+    assert "Mean reward 0.667 → 1: +0.333" in answer.stdout
+    assert "spec.groupSize: 3 → 2" in answer.stdout
+    found = json.loads(shell("diff", str(finished.folder / "out"), "smaller", "-o", "json").stdout)
+    assert found["onlyAfter"] == []
+    assert len(found["onlyBefore"]) == 1
+
+
+def test_part_of_the_tasks_can_be_run(finished: Shell, tmp_path: Path) -> None:
+    shutil.copy(finished.folder / "job.yaml", tmp_path)
+    shell = Shell(finished.program, tmp_path)
+    run = shell("run", "job.yaml", "--task", "fix-*", "--limit", "1", "-o", "json")
+    assert json.loads(run.stdout)["total"] == 3, run.stderr
+    wrong = shell("run", "job.yaml", "--task", "fix-ad")
+    assert wrong.returncode == 2
+    assert "--task fix-ad: no task in tasks.inline has that name. Did you mean 'fix-add'?" in wrong.stderr
+
+
 def test_a_job_is_found_by_name_manifest_folder_and_uri(finished: Shell) -> None:
     (folder,) = (finished.folder / "out").iterdir()
     uri = folder.as_uri()
@@ -361,11 +412,14 @@ def test_an_unfinished_rollout_can_be_read(shell: Shell) -> None:
     process = shell.start("run", "slow.yaml")
     wait_for(process, shell.folder, "out/slow-*/attempts/0/0/1-1.jsonl.zst")
     shown = shell("show", "slow", "0")
+    [listed] = json.loads(shell("ls", "-o", "json").stdout)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert shown.returncode == 0, shown.stderr
     assert "fix" in shown.stdout or "calc.py" in shown.stdout
+    assert listed["state"] == "running"
+    assert json.loads(shell("ls", "-o", "json").stdout)[0]["state"] == "unfinished"
 
 
 # ---------------------------------------------------------------- mistakes
@@ -487,7 +541,7 @@ def test_every_broken_line_of_a_task_file_is_named(shell: Shell) -> None:
         (["report", "starter", "-o", "missing/report.html"], "missing"),
         (["run", "job.yaml", "--api-key-env", "KEY"], "--model-url"),
         (["gc"], "--older-than-days"),
-        (["show", "starter"], "index"),
+        (["show", "starter"], "TASK/MEMBER"),
         (["reslts"], "reslts"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
+from agent_runtime.statistics import mean, paired_difference, pass_at_k, sample_std, standard_error
 
 rewards = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=8)
 
@@ -38,3 +38,17 @@ def test_standard_error_does_not_shrink_when_each_reward_is_counted_again(values
     once = standard_error([[value] for value in values])
     assert standard_error([[value] * times for value in values]) == pytest.approx(once)
     assert standard_error([[], *([value] for value in values)]) == once
+
+
+def test_difference_of_two_runs_is_paired_by_task() -> None:
+    found = paired_difference([([0, 1], [1]), ([0, 0], [0.5, 0.5]), ([1, 1], [1])])
+    assert found is not None
+    assert [found.before, found.after] == pytest.approx([0.5, 5 / 6])
+    assert found.mean == pytest.approx(1 / 3)
+    assert found.standard_error == pytest.approx(1 / 6)  # changes 0.5, 0.5, 0: deviation 0.2887 over the root of 3
+    assert found.interval is not None
+    assert list(found.interval) == pytest.approx([1 / 3 - 1.96 / 6, 1 / 3 + 1.96 / 6])
+    assert paired_difference([]) is None
+    one = paired_difference([([0], [1])])
+    assert one is not None
+    assert one.interval is None
