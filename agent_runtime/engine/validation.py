@@ -1,5 +1,6 @@
-"""Validate names, keys and locations in a manifest against this machine, and report all problems at once."""
+"""Validate names, keys, the model and the storage of a manifest from this machine, and report all problems at once."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,8 +9,9 @@ from typing import Final
 
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.attempt.mcp import server_keys
+from agent_runtime.engine.opening import refuse_text_only
 from agent_runtime.extensions import ExtensionError
-from agent_runtime.models.base import ModelConfigError
+from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import output_uri
@@ -19,14 +21,21 @@ from rollout_api.manifest import Location
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 
 STORAGE_SECONDS: Final = 5.0
+MODEL_SECONDS: Final = 60.0
+"""Time limit of the model's test call: as long as a server may take to answer behind other requests."""
+
+_IF_ELSEWHERE: Final = "If only a cluster reaches it, use `rolloutctl validate --offline`"
 
 Found = tuple[Location, str]
 """A field and its problem."""
 
 
-async def wrong_fields(job: RolloutJob, base_dir: Path, environ: Mapping[str, str]) -> list[Found]:
-    """Return the fields that cannot be used on this machine, without running or writing anything. Secrets and
-    ModelServers are not checked, because they exist only in a cluster.
+async def wrong_fields(
+    job: RolloutJob, base_dir: Path, environ: Mapping[str, str], *, offline: bool = False
+) -> list[Found]:
+    """Return the fields that cannot be used on this machine. Unless `offline`, the model is called, and an object is
+    written to remote storage and deleted. Secrets and ModelServers are not checked, because they exist only in a
+    cluster.
     """
     found: list[Found] = []
     for location, check in _checks(job, environ):
@@ -35,7 +44,16 @@ async def wrong_fields(job: RolloutJob, base_dir: Path, environ: Mapping[str, st
         except (ExtensionError, ModelConfigError) as error:
             if str(error) not in {message for _, message in found}:
                 found.append((("spec", *location), str(error)))
-    if job.spec.output.secret_ref is None and (problem := await _storage_problem(output_uri(job, base_dir), environ)):
+    is_open = not any(location[1] == "model" for location, _ in found)
+    if not offline and is_open and (problem := await _model_problem(job, environ)):
+        found.append((("spec", "model"), problem))
+    uri = output_uri(job, base_dir)
+    if (folder := local_folder(uri)) is not None:
+        problem = _folder_problem(folder)
+    else:
+        skipped = offline or job.spec.output.secret_ref is not None
+        problem = None if skipped else await _storage_problem(uri, environ)
+    if problem is not None:
         found.append((("spec", "output", "uri"), problem))
     return found
 
@@ -53,24 +71,50 @@ def _checks(job: RolloutJob, environ: Mapping[str, str]) -> list[tuple[Location,
             checks.append((("agent", "mcpServers", n), partial(server_keys, alone, environ)))
     checks += [(("plugins", n), partial(Plugins.open, [use])) for n, use in enumerate(job.spec.plugins)]
     checks.append((("plugins",), partial(Plugins.open, job.spec.plugins)))
-    if model is not None and agent.type not in AGENTS_WITHOUT_MODEL:
-        key = model.endpoint.api_key_from if model.endpoint else None
-        if not (model.server or model.server_ref or (key and key.secret_key_ref)):
-            checks.append((("model",), partial(open_model, model, environ)))
+    if model is not None and _can_open_model(job):
+        checks.append((("model",), partial(open_model, model, environ)))
     return checks
 
 
-async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:
-    if (folder := local_folder(uri)) is not None:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-        return None if usable else f"{existing} is not a writable folder; change its permissions or the URI"
+def _can_open_model(job: RolloutJob) -> bool:
+    """Whether the job calls a model that can be reached from here."""
+    model = job.spec.model
+    if model is None or job.spec.agent.type in AGENTS_WITHOUT_MODEL:
+        return False
+    key = model.endpoint.api_key_from if model.endpoint else None
+    return not (model.server or model.server_ref or (key and key.secret_key_ref))
+
+
+async def _model_problem(job: RolloutJob, environ: Mapping[str, str]) -> str | None:
+    if job.spec.model is None or not _can_open_model(job):
+        return None
+    model = open_model(job.spec.model, environ)
     try:
-        await Store.open(uri, environ, patience_seconds=STORAGE_SECONDS).get("job.json")
+        async with asyncio.timeout(MODEL_SECONDS):
+            await model.check()
+        refuse_text_only(job, model)
+    except TimeoutError:
+        return f"the model did not answer a test call within {MODEL_SECONDS:g} s. {_IF_ELSEWHERE}"
+    except ModelError as error:
+        return f"{error}. {_IF_ELSEWHERE}"
+    finally:
+        await model.close()
+    return None
+
+
+def _folder_problem(folder: Path) -> str | None:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return None if usable else f"{existing} is not a writable folder; change its permissions or the URI"
+
+
+async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:
+    try:
+        await Store.open(uri, environ, patience_seconds=STORAGE_SECONDS).probe()
     except StorageError as error:
         answer = str(error).rpartition("The last answer: ")[2]
         return (
-            f"{uri} cannot be read: {answer}. Set the store's credentials in the environment, such as "
+            f"{uri} cannot be used: {answer}. Set the store's credentials in the environment, such as "
             "AWS_ACCESS_KEY_ID. "
             "For a cluster, name the Secret that holds them in output.secretRef"
         )

@@ -32,8 +32,17 @@ ProviderOption = Annotated[
 ]
 
 
-def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
-    """Check a manifest and its tasks, and whether their verifiers can start. No rollout is run.
+def validate(
+    manifest: ManifestArgument,
+    provider: ProviderOption = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Make no test call of the model, and write nothing to storage.")
+    ] = False,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Check all that a run needs: manifest, tasks, agent, tools, plugins, keys, model, storage, verifiers.
+
+    No rollout is run.
 
     Prints every problem as `file:line: field: message`.
     """
@@ -43,7 +52,7 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
     except ManifestError as error:
         answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
         raise typer.Exit(Exit.BAD_INPUT) from None
-    fields = locate_problems(manifest, asyncio.run(wrong_fields(job, base_dir, os.environ)))
+    fields = locate_problems(manifest, asyncio.run(wrong_fields(job, base_dir, os.environ, offline=offline)))
     stream, loaded, in_tasks = job.spec.tasks.stream is not None, LoadedTasks([]), TaskSourceError([])
     try:
         if job.spec.tasks.branch is not None:

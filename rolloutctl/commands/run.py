@@ -155,8 +155,8 @@ async def _report(summary: JobSummary) -> None:
     if remarks:
         out.print()
     for traceback, count in summary.tracebacks.items():
-        say(f"The agent's own code raised in {count} of {len(results)} rollouts (AgentError):", "bold red")
-        out.print(Text(harmless(traceback)))
+        raised = traceback.strip().splitlines()[-1]
+        say(f"The agent's own code raised in {count} of {len(results)} rollouts (AgentError): {raised}", "bold red")
     if summary.aborted is not None:
         say(f"Aborted: {summary.aborted}", "bold red")
         say("Fix the cause, then start a new run with --new.")

@@ -93,6 +93,8 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
     if result.message:
         reason = f"{result.reason}: " if result.reason else ""
         _line(Text(harmless(reason + result.message)))
+    if result.traceback:
+        _line(Text(harmless(result.traceback.rstrip()), "red"))
     if (own := result.program_trajectory) is not None:
         _line(Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim"))
     for failed in result.failed_attempts:

@@ -115,6 +115,10 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         none = "no call was answered in this time" if event.has_answered else "no call has been answered yet"
         hint = "Check the server's log; the run continues as soon as it answers."
         return [(f"{waits} for {duration(event.seconds)} for an answer of {event.place}; {none}. {hint}", "yellow")]
+    if isinstance(event, RolloutSealed) and event.result.traceback is not None:
+        result = event.result
+        head = f"The agent's own code raised in {result.task}/{result.member} (AgentError):"
+        return [(head, "bold red"), (result.traceback or "", "")]
     if isinstance(event, PluginFailed):
         return [(f"Plugin {event.plugin} failed in {event.hook} of {event.key}: {event.message}", "yellow")]
     return []
@@ -129,6 +133,8 @@ class Display:
         self._console, self._tally = console, Tally(clock)
         self._failures: Counter[str] = Counter()
         self._is_silent = False
+        self._has_raised = False
+        """Whether an agent's own code has raised."""
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +151,10 @@ class Display:
             was_silent, self._is_silent = self._is_silent, event.calls > 0
             if was_silent and self._is_silent:
                 return  # printed at the start; the tally continues
+        if isinstance(event, RolloutSealed):
+            if self._has_raised or event.result.traceback is None:
+                return  # later ones are counted at the end of the run
+            self._has_raised = True
         many, further = "", ""
         if isinstance(event, AttemptFailed) and event.retry:
             many, further = event.reason, f"attempts lost to {event.reason}"

@@ -228,7 +228,7 @@ def test_kubectl_and_rolloutctl_name_the_same_field_and_rule(
     assert applied.returncode != 0
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(CommandError) as refused:
-        validate(tmp_path / "job.yaml", None, Form.TEXT)
+        validate(tmp_path / "job.yaml", offline=True, form=Form.TEXT)
     for said, words in zip((applied.stderr, refused.value.message), RULES[rule], strict=True):
         assert re.search(rf"(?<![\w.]){re.escape(field)}(?!\.?\w)", said), said
         assert re.search(words, said), said

@@ -771,4 +771,19 @@ def test_run_shows_a_traceback_once_and_fails_when_the_agents_own_code_raised(sh
     assert ran.returncode == 1, ran.stderr
     said = ran.stdout + ran.stderr
     assert said.count("context.task.prompt.uper()") == 1
-    assert "'str' object has no attribute 'uper'" in said
+    raised = "AttributeError: 'str' object has no attribute 'uper'"
+    assert f"raised in 6 of 6 rollouts (AgentError): {raised}" in said
+    assert ran.stderr.index("context.task.prompt.uper()") < ran.stderr.index("raised in 6 of 6")
+    assert "context.task.prompt.uper()" in shell("show", "slow", "0").stdout
+
+
+def test_validate_calls_the_model_unless_offline(shell: Shell) -> None:
+    path = slow_job(shell.folder, 0)
+    job = yaml.safe_load(path.read_text())
+    job["spec"]["model"] = {"endpoint": {"baseURL": "http://127.0.0.1:9/v1", "name": "m"}}
+    path.write_text(yaml.safe_dump(job))
+    wrong = shell("validate", path.name)
+    assert wrong.returncode == 2
+    assert "spec.model: Unreachable" in wrong.stderr
+    assert "use `rolloutctl validate --offline`" in wrong.stderr
+    assert shell("validate", path.name, "--offline").returncode == 0
