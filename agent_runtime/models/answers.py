@@ -22,6 +22,9 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 LEAST_LOGPROB = -9999.0
 """Replaces -inf, which JSON cannot represent; vLLM sends the same value."""
 
+LARGEST_LOGPROB = 1e-3
+"""Rounding error of a server that computes in half precision: a probability is at most 1."""
+
 LARGEST_ID = 1 << 31
 """Token ids are smaller: inference servers and trainers store them in 32 bits."""
 
@@ -67,7 +70,7 @@ def storable(reply: ModelReply) -> ModelReply:
 
 
 def check_tokens(ids: Sequence[Any], logprobs: Iterable[float] = ()) -> None:
-    """Raise ValueError for a token id that is not one, and for a logprob that is NaN or positive infinity."""
+    """Raise ValueError for a token id that is not one, and for a logprob that is NaN or of a probability above 1."""
     # A prompt may have 100,000 ids in each turn, so the usual case is decided without a loop in Python.
     usual = not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < LARGEST_ID)
     for id in () if usual else ids:
@@ -78,7 +81,7 @@ def check_tokens(ids: Sequence[Any], logprobs: Iterable[float] = ()) -> None:
         if not known:
             raise ValueError(f"a token id is {id!r:.100}, expected a whole number from 0 to {LARGEST_ID - 1}")
     for value in logprobs:
-        if not value < math.inf:
+        if not value <= LARGEST_LOGPROB:
             raise ValueError(f"a logprob is {value}, expected a number of at most 0")
 
 

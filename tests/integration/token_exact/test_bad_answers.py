@@ -126,7 +126,7 @@ async def test_event_of_another_form_names_the_server(route: str) -> None:
 
 
 @ROUTES
-@pytest.mark.parametrize("logprob", [math.nan, math.inf])
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, 0.5])
 async def test_logprob_that_is_no_number_is_a_bad_response(route: str, logprob: float) -> None:
     error = await refusal(route, events(piece(route, [5, 6], [-1.0, logprob], "stop")))
     assert (error.reason, f"a logprob is {logprob}" in error.message) == ("BadResponse", True)
