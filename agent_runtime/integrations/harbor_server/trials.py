@@ -51,8 +51,8 @@ GRADED_ERRORS: Final = re.compile(
     # The agent's program failed. Harbor derives the exception from the program's output, which the policy controls.
     "|Api[A-Za-z]*Error|UnknownApiError|NonZeroAgentExitCodeError|AgentAuthenticationError|ModelNotFoundError"
     "|NetworkConnectionError|UnsupportedModelParametersError"
-    # The verifier failed, which the policy's files can cause.
-    "|VerifierTimeoutError|VerifierOutputParseError|RewardFileNotFoundError|RewardFileEmptyError"
+    # The verifier failed, which the policy's files can cause. ValidationError: rewards that are no object.
+    "|VerifierTimeoutError|VerifierOutputParseError|RewardFileNotFoundError|RewardFileEmptyError|ValidationError"
     "|MemoryLimitExceededError|SandboxLikelyOutOfMemoryError"
 )
 """Exceptions of Harbor 0.26 that a policy can cause. Such a trial gets reward 0, unless a model call failed at the proxy, or

@@ -113,7 +113,7 @@ def test_what_a_server_did_not_complete_is_never_a_reward_of_zero(rewards: Any, 
     [
         "NonZeroAgentExitCodeError", "ApiRateLimitError", "UnknownApiError", "NetworkConnectionError",
         "VerifierTimeoutError", "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError",
-        "SandboxLikelyOutOfMemoryError",
+        "SandboxLikelyOutOfMemoryError", "ValidationError",
     ],
 )  # fmt: skip
 def test_trial_is_graded_0_when_policy_can_cause_its_error(error: str) -> None:
