@@ -1,6 +1,7 @@
 """Converts exceptions into messages for the user. Imported only after an exception, because it imports the whole engine."""
 
 from agent_runtime.engine.run_folder import RunInProgress
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.export.parquet import PyarrowMissing
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelConfigError, ModelError
@@ -34,6 +35,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (FileError, Exit.BAD_INPUT, ""),
     (StorageError, Exit.STORAGE, ""),
     (RecordCorrupt, Exit.STORAGE, ""),
+    (AgentBroken, Exit.INTERRUPTED, ""),
     (Superseded, Exit.INTERRUPTED, TAKEN_OVER),
     (Fenced, Exit.INTERRUPTED, TAKEN_OVER),
     (OSError, Exit.BAD_INPUT, ""),

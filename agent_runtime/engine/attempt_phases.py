@@ -250,13 +250,15 @@ class Attempt:
         )
         reason, message = await running
         self._work.policy_lag.refuse_if_stale()
-        return StopRecord(
+        stop = StopRecord(
             time=time.time(),
             stop_reason=reason,
             message=message,
             traceback=self._work.traceback,
             agent_seconds=self._work.agent_seconds,
         )
+        await self._context.first_ends.ended(stop.traceback)
+        return stop
 
     async def _prepare_work(self) -> Workspace:
         """Return the workspace. Open the environment if the task has one, and copy the source's turns for a branch."""

@@ -12,6 +12,7 @@ from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
 from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.first_ends import FirstEnds
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.pool import EnvironmentPool
@@ -55,6 +56,7 @@ class RunContext:
     drain: Drain = field(default_factory=Drain)
     watch: ModelWatch = field(default_factory=ModelWatch)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
+    first_ends: FirstEnds = field(default_factory=FirstEnds)
     jitter: random.Random = field(default_factory=random.Random)
     plugins: Plugins = field(default_factory=Plugins)
     batches: dict[int, str | None] = field(default_factory=dict)

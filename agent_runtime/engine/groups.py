@@ -176,7 +176,8 @@ class Groups:
         # Register the job only now, because an asyncio task that is cancelled before it begins never runs.
         group.running[member] = at_work
         try:
-            result = await self._result_of(group, member, run)
+            with self._context.first_ends.running():
+                result = await self._result_of(group, member, run)
             group.results[member] = result
             await self._context.results.add(result)
             self._context.observer(RolloutSealed(result))

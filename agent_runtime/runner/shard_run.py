@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from agent_runtime.engine.events import Event, JobStarted, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.kube.api import ApiError
@@ -52,6 +53,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
     (TaskSourceUnavailable, Exit.STORAGE),
     (TaskSourceError, Exit.BAD_JOB),
     (ExtensionError, Exit.BAD_JOB),
+    (AgentBroken, Exit.BAD_JOB),
     (ManifestChanged, Exit.BAD_JOB),
     (NameTaken, Exit.BAD_JOB),
     (ModelError, Exit.MODEL),

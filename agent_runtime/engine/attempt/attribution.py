@@ -10,6 +10,7 @@ from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt.attempt_log import NotReplayable
 from agent_runtime.engine.attempt.snapshots import NoSuchCheckpoint
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
 from agent_runtime.grading.grade import VerifierUnavailable
@@ -143,7 +144,7 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
             return _used_up(str(error), situation, is_gone=False)
         case SpoolFull():
             return _retry("RunnerDiskFull", str(error), situation)
-        case Fenced() | Superseded() | StorageError() | RecordCorrupt():
+        case AgentBroken() | Fenced() | Superseded() | StorageError() | RecordCorrupt():
             return Decision(Action.END_RUN, type(error).__name__, str(error))
         case ModelError():
             return _of_model(error, situation)

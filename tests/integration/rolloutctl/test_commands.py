@@ -777,6 +777,25 @@ def test_run_shows_a_traceback_once_and_fails_when_the_agents_own_code_raised(sh
     assert "context.task.prompt.uper()" in shell("show", "slow", "0").stdout
 
 
+def test_run_whose_agent_always_raises_stops_and_goes_on_with_corrected_code(shell: Shell) -> None:
+    typo = shell.folder / "typo.py"
+    typo.write_text("class Typo:\n    async def run(self, context):\n        return context.task.prompt.uper()\n")
+    job = slow_job(shell.folder, 0, groupSize=8, runners={"concurrency": 16})
+    document = yaml.safe_load(job.read_text())
+    document["spec"]["agent"] = {"type": "typo:Typo"}
+    job.write_text(yaml.safe_dump(document))
+    environ = {"PYTHONPATH": str(shell.folder)}
+    broken = shell("run", str(job), environ=environ)
+    assert broken.returncode == 130
+    assert "raised the same exception in each of the first 8 rollouts" in broken.stderr
+    assert broken.stderr.count("context.task.prompt.uper()") == 1
+    assert json.loads(shell("ls", "-o", "json").stdout)[0]["sealed"] == 0
+    typo.write_text(typo.read_text().replace("uper", "upper"))
+    resumed = json.loads(shell("run", str(job), "-o", "json", environ=environ).stdout)
+    assert resumed["outcomes"]["Completed"] == resumed["total"] == 16
+    assert resumed["tracebacks"] == {}
+
+
 def test_validate_calls_the_model_unless_offline(shell: Shell) -> None:
     path = slow_job(shell.folder, 0)
     job = yaml.safe_load(path.read_text())

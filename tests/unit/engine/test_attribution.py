@@ -22,6 +22,7 @@ from agent_runtime.engine.attempt.attribution import (
 )
 from agent_runtime.engine.attempt.snapshots import NoSuchCheckpoint
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.grading.grade import VerifierUnavailable
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
@@ -137,6 +138,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("A budget is used up, or a tool ended the rollout", Stop(StopReason.MAX_TURNS), SHARED, COMPLETE, StopReason.MAX_TURNS),
     ("The agent's time is used up", OutOfTime("m"), SHARED, COMPLETE, StopReason.AGENT_TIMEOUT),
     ("The agent's own code raised", AgentRaised(KeyError("x")), FIRST_CALL, COMPLETE, ERROR),
+    ("It raised the same in each of the first 8 rollouts", AgentBroken("t"), FIRST_CALL, END, None),
     ("It raised an error of the sandbox or of storage itself", AgentRaised(StorageError("x")), SHARED, COMPLETE, ERROR),
     ("A file could not be written, and the agent did not handle it", FileError("x", "m"), SHARED, COMPLETE, ERROR),
     ("An unknown checkpoint, not handled", AgentRaised(NoSuchCheckpoint("x")), SHARED, COMPLETE, ERROR),

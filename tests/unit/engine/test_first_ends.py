@@ -1,0 +1,67 @@
+"""A run stops when its agent's code raises the same in all of the first rollouts, and only then."""
+
+import asyncio
+
+import pytest
+
+from agent_runtime.engine.scheduling import first_ends
+from agent_runtime.engine.scheduling.first_ends import FIRST, AgentBroken, FirstEnds
+
+
+def raised(line: int, words: str = "'str' object has no attribute 'uper'") -> str:
+    return f'Traceback (most recent call last):\n  File "own.py", line {line}, in run\n    x\nAttributeError: {words}\n'
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_ends, "LOOK_SECONDS", 0.01)
+
+
+async def play(*tracebacks: str | None, seen: FirstEnds | None = None) -> list[BaseException | None]:
+    """The outcome of each rollout, all running at once; each ends a moment after the one before."""
+    seen = seen or FirstEnds()
+    started = asyncio.Event()
+
+    async def rollout(number: int, traceback: str | None) -> None:
+        with seen.running():
+            await started.wait()
+            await asyncio.sleep(number / 1000)
+            await seen.ended(traceback)
+
+    tasks = [asyncio.create_task(rollout(number, traceback)) for number, traceback in enumerate(tracebacks)]
+    await asyncio.sleep(0)
+    started.set()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_same_exception_in_all_of_the_first_rollouts_stops_them_all() -> None:
+    # The messages differ, because an answer of the policy may be part of them.
+    outcomes = await play(*(raised(3, f"message {number}") for number in range(FIRST)))
+    assert all(isinstance(outcome, AgentBroken) for outcome in outcomes)
+    assert 'File "own.py", line 3' in str(outcomes[0])
+
+
+@pytest.mark.parametrize("other", [None, raised(4)], ids=["ends well", "raises elsewhere"])
+@pytest.mark.parametrize("position", [0, 3, FIRST - 1])
+async def test_one_other_end_is_enough_to_go_on(other: str | None, position: int) -> None:
+    ends: list[str | None] = [raised(3)] * FIRST
+    ends[position] = other
+    assert await play(*ends, raised(3), raised(3)) == [None] * (FIRST + 2)
+
+
+async def test_few_rollouts_that_raise_are_graded_when_no_other_is_running() -> None:
+    seen = FirstEnds()
+    assert await play(*[raised(3)] * (FIRST - 1), seen=seen) == [None] * (FIRST - 1)
+    [outcome] = await play(raised(3), seen=seen)
+    assert isinstance(outcome, AgentBroken), "those before it raised the same"
+
+
+async def test_rollout_waits_only_for_a_while_for_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_ends, "HOLD_SECONDS", 0.05)
+    seen = FirstEnds()
+    with seen.running():
+        assert await play(raised(3), seen=seen) == [None]
+
+
+async def test_run_that_had_a_good_end_before_is_never_stopped() -> None:
+    assert await play(*[raised(3)] * (FIRST + 1), seen=FirstEnds(is_over=True)) == [None] * (FIRST + 1)
