@@ -37,6 +37,8 @@ class Exit(IntEnum):
     """Another runner works on this shard."""
     UNREPORTED = 8
     """The shard has its verdict, but the API server refuses the report."""
+    AGENT = 9
+    """The agent's own code raises in every rollout."""
     CANCELLED = 10
     """The RolloutJob was deleted."""
     DRAINED = 11

@@ -3,6 +3,7 @@
 import pytest
 
 from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.recording.job_record import ManifestChanged
@@ -33,6 +34,7 @@ def test_only_a_verdict_completes_the_index() -> None:
         (StorageUnavailable("away"), Exit.STORAGE),
         (StorageError("refused"), Exit.STORAGE),
         (TaskSourceUnavailable([TaskProblem("s3://b/tasks.jsonl", None, "cannot be read")]), Exit.STORAGE),
+        (AgentBroken("Traceback"), Exit.AGENT),
         (ModelError("Unreachable", "refused"), Exit.MODEL),
         (ModelConfigError("NoKey", "the Secret has none"), Exit.MODEL),
         (SandboxFailure("ProviderUnavailable", "no rights"), Exit.SANDBOXES),
