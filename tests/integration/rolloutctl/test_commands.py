@@ -232,7 +232,7 @@ def test_exports_are_json_lines(finished: Shell) -> None:
 
 
 def test_exports_to_a_file_say_how_much_is_in_it_and_need_its_name(finished: Shell) -> None:
-    for form, what in (("parquet", "6 rows"), ("verl", "6 rows"), ("verl-tokens", "0 rows"), ("harbor", "6 trials")):
+    for form, what in (("parquet", "6 rows"), ("verl", "6 rows"), ("harbor", "6 trials")):
         refused = finished("export", "starter", "--format", form)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "with -o" in refused.stderr
@@ -246,6 +246,15 @@ def test_exports_to_a_file_say_how_much_is_in_it_and_need_its_name(finished: She
     elsewhere = finished("export", "starter", "--format", "parquet", "-o", "nowhere/run.parquet")
     assert elsewhere.returncode == 2
     assert "nowhere" in elsewhere.stderr
+
+
+@pytest.mark.parametrize("form", ["tokens", "verl-tokens", "program-atif"])
+def test_export_without_content_says_why_and_keeps_the_existing_file(finished: Shell, form: str) -> None:
+    (finished.folder / form).write_text("of an earlier export\n")
+    empty = finished("export", "starter", "--format", form, "-o", form)
+    assert empty.returncode == 1
+    assert "nothing was exported: no rollout" in empty.stderr
+    assert (finished.folder / form).read_text() == "of an earlier export\n"
 
 
 def test_failed_export_keeps_the_existing_file(finished: Shell, tmp_path: Path) -> None:
