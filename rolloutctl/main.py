@@ -42,7 +42,9 @@ COMMANDS = [
     "ls",
     "results",
     "diff",
+    "watch",
     "show",
+    "logs",
     "report",
     "export",
     "convert",
@@ -57,7 +59,7 @@ COMMANDS = [
     "stream",
 ]
 # Commands that are not in a module of their name.
-ELSEWHERE = {"validate": "check", "proxy-worker": "proxy"}
+ELSEWHERE = {"validate": "check", "logs": "watch", "proxy-worker": "proxy"}
 
 
 class Commands(TyperGroup):

@@ -9,7 +9,7 @@ import yaml
 from rich.text import Text
 
 from agent_runtime.recording.reader import RunReader
-from rollout_api.records import Outcome, PluginReport, Result, Verdict
+from rollout_api.records import Outcome, PluginReport, Result, Seal, Verdict
 from rollout_api.tasks import VerifierMode
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.runs import JobArgument, find_run
@@ -21,17 +21,18 @@ LINES = 40
 """Most lines shown of one tool result; `--full` shows all."""
 
 _HINT = "`rolloutctl results` lists the tasks. A task without a finished rollout is known by its index only."
+RolloutArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK/MEMBER", help="The rollout, such as fix-median/0; or its index: task × groupSize + member."
+    ),
+]
 _ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}
 
 
 async def show(
     job: JobArgument,
-    rollout: Annotated[
-        str,
-        typer.Argument(
-            metavar="TASK/MEMBER", help="The rollout, such as fix-median/0; or its index: task × groupSize + member."
-        ),
-    ],
+    rollout: RolloutArgument,
     full: Annotated[
         bool, typer.Option("--full", help=f"Show whole tool results, not only their first {LINES} lines.")
     ] = False,
@@ -39,9 +40,7 @@ async def show(
 ) -> None:
     """Show one rollout: messages, tool calls, results and verdict. With -o json, print the ATIF trajectory."""
     run = await find_run(job, os.environ)
-    index = int(rollout) if rollout.isdecimal() else _index_of(run, rollout)
-    if run.total is not None and index >= run.total:
-        raise CommandError(f"{run.folder} has no rollout {index}; its rollouts are 0 to {run.total - 1}")
+    index = index_of(run, rollout)
     seal = run.seals.get(index)
     if form is Form.JSON:
         answer_json(await run.trajectory(index))
@@ -49,17 +48,19 @@ async def show(
     records = await run.records(index)
     _print_head(run, index, seal.result if seal else None)
     for step in steps(records):
-        _print_step(step, full)
+        print_step(step, full)
     if seal is None:
         _line(Text("The rollout is not finished; this is the record so far.", "bold yellow"))
-    elif seal.verdict is not None:
-        _print_verdict(seal.verdict, full)
-    if seal is not None:
-        _print_plugins(seal.result.plugins, full)
+    else:
+        print_end(seal, full)
 
 
-def _index_of(run: RunReader, rollout: str) -> int:
-    """Return the index of the rollout TASK/MEMBER. Raises CommandError."""
+def index_of(run: RunReader, rollout: str) -> int:
+    """Return the index of the rollout that the argument names. Raises CommandError."""
+    if rollout.isdecimal():
+        if run.total is not None and int(rollout) >= run.total:
+            raise CommandError(f"{run.folder} has no rollout {rollout}; its rollouts are 0 to {run.total - 1}")
+        return int(rollout)
     task, _, member = rollout.rpartition("/")
     if not task or not member.isdecimal():
         raise CommandError(f"{rollout!r} is neither TASK/MEMBER nor an index", hint=_HINT)
@@ -101,7 +102,8 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
         _line(Text(harmless(f"Attempt {failed.attempt} was lost: {failed.reason}: {failed.message}"), "dim"))
 
 
-def _print_step(step: Step, full: bool) -> None:
+def print_step(step: Step, full: bool) -> None:
+    """Print one step of a transcript; long results are cut unless `full`."""
     if step.role == "note":
         _line(Text(harmless(step.text), "dim italic"))
         return
@@ -115,6 +117,13 @@ def _print_step(step: Step, full: bool) -> None:
         _line(Text(harmless(step.text)))
     for call in step.calls:
         _print_call(call, full)
+
+
+def print_end(seal: Seal, full: bool) -> None:
+    """Print the verdict of a finished rollout, and what plugins did."""
+    if seal.verdict is not None:
+        _print_verdict(seal.verdict, full)
+    _print_plugins(seal.result.plugins, full)
 
 
 def _print_call(call: Call, full: bool) -> None:

@@ -14,7 +14,7 @@ from agent_runtime.tasks import read_rows
 from rolloutctl.client import RunAborted
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.job_stream import JobStream
-from rolloutctl.ui.console import Form, FormOption, answer_stream, json_text, number, out, say
+from rolloutctl.ui.console import Form, FormOption, answer_json_line, answer_stream, number, out, say
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Submit tasks to an open job, and follow its results."
@@ -76,8 +76,7 @@ async def close(job: JobArgument) -> None:
 
 def _print(group: FinishedGroup, form: Form) -> None:
     if form is Form.JSON:
-        answer_stream().write(json_text(_wire(group)) + "\n")
-        answer_stream().flush()
+        answer_json_line(_wire(group))
     else:
         rewards = [result.reward for result in group.results if result.reward is not None]
         label = f" [{group.label}]" if group.label else ""

@@ -86,6 +86,12 @@ def answer_json(value: Any) -> None:
     answer_stream().write(json_text(value, indent=2) + "\n")
 
 
+def answer_json_line(value: Any) -> None:
+    """Print a line of JSON at once, for programs that follow."""
+    answer_stream().write(json_text(value) + "\n")
+    answer_stream().flush()
+
+
 def answer_json_list(values: Iterable[Any]) -> None:
     """Print a list like `answer_json`, with one item in memory at a time."""
     stream, before = answer_stream(), "["

@@ -416,6 +416,24 @@ def test_second_run_of_a_live_job_is_refused_and_a_killed_one_is_resumed(shell: 
     resumed.communicate(timeout=60)
 
 
+def test_run_and_rollout_are_followed_to_their_ends(shell: Shell) -> None:
+    slow_job(shell.folder, 0.3)
+    process = shell.start("run", "slow.yaml")
+    wait_for(process, shell.folder, "out/slow-*/job.json")
+    following = shell.start("logs", "slow", "1")
+    watched = shell("watch", "slow", "-o", "json")
+    results = [json.loads(line) for line in watched.stdout.splitlines()]
+    assert sorted(result["index"] for result in results) == list(range(6)), watched.stderr
+    shown, _ = following.communicate(timeout=60)
+    assert following.returncode == 0
+    assert shown.count("sed -i 's/a - b/a + b/' calc.py") == 1
+    assert "verdict: reward 1" in shown
+    process.communicate(timeout=60)
+    again = shell("watch", "slow")
+    assert "fix-add/1  Finished, reward 1  (2/6, mean 1)" in again.stdout
+    assert "is finished" in again.stderr
+
+
 def test_an_unfinished_rollout_can_be_read(shell: Shell) -> None:
     slow_job(shell.folder, 3600, first=0)
     process = shell.start("run", "slow.yaml")
