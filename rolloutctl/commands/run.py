@@ -20,7 +20,7 @@ from rolloutctl.commands.results import print_results
 from rolloutctl.errors import Exit
 from rolloutctl.manifest import read_manifest, with_options
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
-from rolloutctl.ui.console import Form, FormOption, answer_json, err, harmless, out, say
+from rolloutctl.ui.console import Form, FormOption, answer_json, duration, err, harmless, out, say
 from rolloutctl.ui.figures import notes
 from rolloutctl.ui.progress import Display, display_for
 from rolloutctl.ui.scalars import ScalarLog
@@ -162,6 +162,8 @@ async def _report(summary: JobSummary) -> None:
         say("Fix the cause, then start a new run with --new.")
     elif summary.resumable:
         say(f"Stopped with {len(results)} of {summary.total} rollouts done. Resume with: {resume_command()}", "bold")
+        stay = duration(run.job.spec.sandbox.idle_seconds)
+        say(f"Workspaces of unfinished rollouts stay for {stay} (sandbox.idleSeconds); after that they begin anew.")
     _say_next_commands(summary)
 
 
