@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.recording.job_record import JobFile, parsed_json, read_job_file
+from agent_runtime.recording.job_record import JobFile, parsed_json, read_abort, read_job_file
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.segments import RecordCorrupt
@@ -27,6 +27,8 @@ class Overview:
     """Why it was aborted."""
     stats: Mapping[str, Any]
     """As in `stats.json`, of the rollouts that are sealed so far."""
+    damaged: str | None = None
+    """Which object cannot be read; `stats` is empty then."""
 
     @property
     def name(self) -> str:
@@ -47,30 +49,39 @@ class Overview:
 
 
 async def overviews(store: Store) -> list[Overview]:
-    """Return all runs, newest first. A folder without a readable `job.json` is ignored. Raises RecordCorrupt."""
+    """Return all runs, newest first. A folder without a readable `job.json` is ignored."""
     found = []
     for folder in await store.folders():
-        with contextlib.suppress(RecordCorrupt):
+        try:
             job_file = await read_job_file(store, folder)
-            if job_file is not None:
-                found.append(await _overview(store.below(folder), folder, job_file))
+        except RecordCorrupt:
+            continue
+        if job_file is not None:
+            found.append(await _overview(store.below(folder), folder, job_file))
     return sorted(found, key=lambda run: (run.job_file.created, run.folder), reverse=True)
 
 
 async def _overview(store: Store, folder: str, job_file: JobFile) -> Overview:
     job = RolloutJob.model_validate(job_file.manifest)
-    stored, aborted = [await store.get(key) for key in ("stats.json", "abort.json")]
-    if stored is not None:
-        stats = parsed_json("stats.json", stored)
-    else:
-        with contextlib.closing(SealedResults(store)) as sealed:
-            await sealed.load()
-            stats = statistics_of(sealed.values())
+    stored, aborted = await store.get("stats.json"), await read_abort(store)
+    stats: Mapping[str, Any] = statistics_of(())
+    damaged = None
+    try:
+        stats = await _sealed_statistics(store) if stored is None else parsed_json("stats.json", stored)
+    except RecordCorrupt as error:
+        damaged = str(error)
     return Overview(
         folder=folder,
         job_file=job_file,
         total=None if job.spec.tasks.stream else job_file.tasks.count * job.spec.group_size,
         finished=stored is not None,
-        aborted=None if aborted is None else parsed_json("abort.json", aborted)["message"],
+        aborted=None if aborted is None else aborted["message"],
         stats=stats,
+        damaged=damaged,
     )
+
+
+async def _sealed_statistics(store: Store) -> Mapping[str, Any]:
+    with contextlib.closing(SealedResults(store)) as sealed:
+        await sealed.load()
+        return statistics_of(sealed.values())

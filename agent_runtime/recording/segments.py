@@ -106,7 +106,8 @@ def validated(key: str, parse: Callable[[bytes], T], data: bytes, where: str = "
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in problem["loc"])
-        raise RecordCorrupt(key, f"{where}{field or 'it'}: {problem['msg']}") from error
+        at = f"{where}{field}"
+        raise RecordCorrupt(key, f"{at}: {problem['msg']}" if at else problem["msg"]) from error
 
 
 Place = tuple[int, int]

@@ -37,12 +37,17 @@ async def ls(
     columns = {name: [cell(run) for run in runs] for name, cell in _CELLS.items()}
     rows = zip(*columns.values(), strict=True)
     answer_table("", list(columns), rows, right=list(columns)[2:-1], optional=("masked", "pass@1", "started", "state"))
+    for run in runs:
+        if run.damaged is not None:
+            say(f"{run.folder} is damaged: {run.damaged}", "red")
     if not runs:
         say(f"{place.uri} contains no run.")
 
 
 def _state(run: Overview) -> str:
     """Return `running` only for a process on this machine: elsewhere, a run may go on without a trace here."""
+    if run.damaged is not None:
+        return "damaged"
     if run.aborted is not None:
         return "aborted"
     if run.finished:
@@ -91,4 +96,5 @@ def _json(run: Overview) -> dict[str, object]:
         "passAt1": run.stats["passAtK"].get("1"),
         "masked": _masked(run),
         "aborted": run.aborted,
+        "damaged": run.damaged,
     }

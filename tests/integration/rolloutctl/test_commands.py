@@ -687,6 +687,16 @@ def test_damaged_records_are_a_storage_error_that_names_the_object(shell: Shell)
     assert "seals/2.json" in answer.stderr
 
 
+def test_damaged_run_is_listed_with_the_object(finished: Shell, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder / "out", tmp_path / "out")
+    (run,) = (tmp_path / "out").iterdir()
+    (run / "stats.json").write_text('{"a')
+    listed = Shell(finished.program, tmp_path)("ls")
+    assert listed.returncode == 0
+    assert "damaged" in listed.stdout
+    assert f"{run.name} is damaged: stats.json: it is not JSON" in listed.stderr
+
+
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "unfinished"])
 def test_truncated_segment_is_reported_by_name_wherever_it_is_read(shell: Shell, sealed: bool) -> None:
     slow_job(shell.folder, 0)
