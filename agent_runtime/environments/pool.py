@@ -97,7 +97,7 @@ class _Process:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def end(self, first: Exception) -> None:
-        """Kill it. Its current call raises `first`; the others raise _ProcessLost."""
+        """Kill the process. Its current call raises `first`, and calls that wait for it raise _ProcessLost."""
         self.alive = False
         if self.timer is not None:
             self.timer.cancel()

@@ -249,7 +249,7 @@ class Session:
         return StoredAnswer(answer, self._history.conversation(turn)[:-1], turn.tools)
 
     def forget(self, id: str) -> None:
-        """Let this process find the answer no more. Its record stays."""
+        """Make an answer unavailable for clients of this process. Its record is kept."""
         if (turn := self._turn(id)) is not None:
             self._forgotten.add(turn.intent.turn)
 

@@ -130,7 +130,9 @@ async def delete_run(store: Store, run: Run) -> bool:
 
 
 async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: float) -> list[ObjectMeta]:
-    """Return layers that only `leaving` runs name, and that were written long enough ago."""
+    """Return the layers to delete: those that no run names, except runs that are being deleted (`leaving`). Layers
+    written within SPARED_SECONDS are kept, because the run that needs them may not name them yet.
+    """
     folders = set(await store.folders()) - {FOLDER, *(run.folder for run in leaving)}
     named = {meta.key.rsplit("/", 1)[-1] for folder in folders for meta in await store.list(f"{folder}/{FOLDER}")}
     return [

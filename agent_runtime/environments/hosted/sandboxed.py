@@ -119,8 +119,8 @@ def ask(request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Run either side, in the folder of the program. Modules of the working directory, which contains that folder, can
-    be imported.
+    """Serve the environment with the argument `serve`; without it, send the request on standard input to that server and
+    write its answer. Both run in the folder of this program. Modules of the folder that contains it can be imported.
     """
     program = os.path.abspath(sys.argv[0])
     os.chdir(os.path.dirname(program))

@@ -118,7 +118,9 @@ def _run_zygote(end: socket.socket) -> NoReturn:
 
 @dataclass
 class _Spare:
-    """A spare: a process that waits to become a workspace's init, and its layer. `process` is its pid descriptor."""
+    """A process in reserve, which becomes the init of the next workspace, and the layer of that workspace. `process` is
+    its pid descriptor.
+    """
 
     pid: int
     process: int

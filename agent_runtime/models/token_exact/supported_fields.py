@@ -21,7 +21,9 @@ ONLY_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
 def fields_without_effect(
     extra: Mapping[str, Any], taken: Container[str], allowed: Mapping[str, tuple[Any, ...]] = ONLY_DEFAULTS
 ) -> list[str]:
-    """Return the fields that are not `taken`, unless their value is `allowed`."""
+    """Return the names of fields in `extra` that a server would ignore: those that it does not take (`taken`), except
+    values that change nothing (`allowed`, by field).
+    """
     return [
         name
         for name, value in extra.items()
