@@ -1,5 +1,6 @@
 """Exceptions that reach your code."""
 
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelError
 from agent_runtime.recording.reader import NoSuchRun
@@ -12,6 +13,7 @@ from rolloutctl.client import RunAborted
 from rolloutctl.policy import PolicyNotServed
 
 __all__ = [
+    "AgentBroken",
     "ExtensionError",
     "FileError",
     "ManifestError",
