@@ -87,7 +87,8 @@ class RunResult(BaseModel):
     run_id: str
     status: str
     """A RunStatus; other servers have further values (`error`)."""
-    rewards: dict[str, float] | None = None
+    rewards: dict[str, float | None] | None = None
+    """A number without a value is one that JSON lacks, NaN or infinite: servers with FastAPI write null for it."""
     rollout_details: list[RolloutDetail] | None = None
     error: str | None = None
     result_uri: str | None = None

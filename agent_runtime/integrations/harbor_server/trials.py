@@ -212,8 +212,9 @@ def rewards_of(result: RunResult) -> dict[str, float]:
         )
     # Limit the sum instead of refusing it, because the policy may have written it, and must not be able to discard its
     # trial.
-    total = sum(result.rewards.values())
-    return {**result.rewards, "reward": 0.0 if math.isnan(total) else min(max(total, LOWEST), HIGHEST)}
+    rewards = {name: math.nan if reward is None else reward for name, reward in result.rewards.items()}
+    total = sum(rewards.values())
+    return {**rewards, "reward": 0.0 if math.isnan(total) else min(max(total, LOWEST), HIGHEST)}
 
 
 def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:

@@ -135,6 +135,13 @@ def test_a_policy_cannot_discard_its_trial_by_a_reward_out_of_range(told: float,
     assert rewards_of(RunResult(run_id="r", status="completed", rewards={"a": told}))["reward"] == reward
 
 
+@pytest.mark.parametrize("rewards", ['{"reward": null}', '{"reward": 0.5, "style": null}', '{"reward": NaN}'])
+def test_policy_cannot_discard_its_trial_by_a_reward_that_json_lacks(rewards: str) -> None:
+    """FastAPI writes null for NaN."""
+    result = RunResult.model_validate_json(f'{{"run_id": "r", "status": "completed", "rewards": {rewards}}}')
+    assert rewards_of(result)["reward"] == 0.0
+
+
 def test_a_models_name_is_what_litellm_asks_for() -> None:
     assert [without_provider(name) for name in ("openai/qwen", "hosted_vllm/org/m", "org/m")] == [
         "qwen",
