@@ -172,19 +172,19 @@ def _summary(error: Exception) -> str:
 
 def _spans(pieces: Sequence[TokenOutput]) -> list[PolicySpan]:
     """Return the weight version of each token: verl's training step at which they were loaded. Empty if no server
-    reports it.
+    reports any. Tokens that a client joined over a weight update have None, so they are not trained.
     """
-    versions = [_version(piece.extra_fields) for piece in pieces]
-    if not any(versions):
+    steps = [_steps(piece.extra_fields) for piece in pieces]
+    if not any(steps):
         return []
     return [
-        PolicySpan(tokens=len(piece.token_ids), version=version)
-        for piece, version in zip(pieces, versions, strict=True)
+        PolicySpan(tokens=len(piece.token_ids), version=str(*reported) if len(reported) == 1 else None)
+        for piece, reported in zip(pieces, steps, strict=True)
         if piece.token_ids
     ]
 
 
-def _version(extra_fields: Mapping[str, Any]) -> str | None:
+def _steps(extra_fields: Mapping[str, Any]) -> set[int]:
+    """Return the first and the last step whose weights sampled a piece; empty if its server reports none."""
     step = extra_fields.get("global_steps")
-    oldest, newest = extra_fields.get("min_global_steps", step), extra_fields.get("max_global_steps", step)
-    return None if step is None or oldest != newest else str(step)
+    return {extra_fields.get(name, step) for name in ("min_global_steps", "max_global_steps")} - {None}

@@ -10,6 +10,8 @@ import pytest
 from agent_runtime.integrations.verl import model as verl_model
 from agent_runtime.integrations.verl.model import LLMClientModel
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelRequest, TokenPrefix
+from agent_runtime.models.token_history import answer_record
+from agent_runtime.recording.branches import token_branches
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan
 
@@ -96,10 +98,14 @@ async def test_answer_cut_by_a_weight_update_continues_with_a_version_for_each_p
     assert asked.health.held_seconds == pytest.approx(0.02)
 
 
-async def test_tokens_joined_over_an_update_have_no_version() -> None:
+async def test_tokens_joined_over_an_update_have_no_version_and_are_not_trained() -> None:
     joined = piece(1, 2, version=6, min_global_steps=5, max_global_steps=6)
 
-    assert (await model(Server(joined)).complete(request())).policy_spans == []
+    reply = await model(Server(joined)).complete(request())
+
+    assert reply.policy_spans == [PolicySpan(tokens=2, version=None)]
+    [branch] = token_branches([answer_record(reply, turn=0, seconds=0, known=[])])
+    assert branch.mask == [0] * (len(PROMPT) + 2)
 
 
 async def test_a_server_that_says_no_version_leaves_its_tokens_trainable() -> None:
