@@ -100,9 +100,16 @@ class ServedPolicy:
         await self._wait("not all servers have released their memory", is_asleep)
 
     async def wake(self) -> None:
-        """Let the servers continue with the version that they had. Release the memory before. Raises PolicyNotServed."""
+        """Let the servers continue with the version that they had, or load the one that was set meanwhile. Release the
+        memory before. Raises PolicyNotServed.
+        """
         found = await self._change({"asleep": None})
-        await self.served(_wanted(found, self.adapter))
+        version, status = _wanted(found, self.adapter), _status(found, self.adapter)
+        if status.get("failed") == version:
+            # It failed before the servers slept, so they continue with the version before it.
+            await self._wait("calls do not continue", lambda found: _serves(found, status["current"], self.adapter))
+        else:
+            await self.served(version)
 
     async def _change(self, spec: JsonObject) -> JsonObject:
         change = partial(
@@ -149,9 +156,7 @@ def is_served(found: JsonObject, version: int, adapter: str | None = None) -> bo
     PolicyNotServed if it cannot any more.
     """
     name, wanted = found["metadata"]["name"], _wanted(found, adapter)
-    status = found.get("status", {})
-    gate = status.get("policy", {}).get("gate")
-    policy = status.get("policy", {}) if adapter is None else status.get("adapters", {}).get(adapter, {})
+    policy = _status(found, adapter)
     if wanted > version:
         raise PolicyNotServed(
             f"ModelServer {name}: version {wanted} was requested in the meantime, instead of {version}"
@@ -161,11 +166,18 @@ def is_served(found: JsonObject, version: int, adapter: str | None = None) -> bo
         raise PolicyNotServed(
             f"ModelServer {name}: version {version} failed: {why}; give a higher version to try again"
         )
+    return _serves(found, version, adapter)
+
+
+def _serves(found: JsonObject, version: int, adapter: str | None) -> bool:
+    """Whether calls get a version now, whichever one is wanted. Raises PolicyNotServed for an Invalid ModelServer."""
     _refuse_invalid(found)
+    status = found.get("status", {})
     ready = [server for server in status.get("servers", []) if server.get("ready")]
     if adapter is not None:
         ready = [server for server in ready if server.get("adapters", {}).get(adapter) == version]
-    return bool(ready) and policy.get("current") == version and gate == "Open"
+    is_open = status.get("policy", {}).get("gate") == "Open"
+    return bool(ready) and is_open and _status(found, adapter).get("current") == version
 
 
 def is_asleep(found: JsonObject) -> bool:
@@ -184,6 +196,13 @@ def _wanted(found: JsonObject, adapter: str | None) -> int:
     spec = found["spec"]
     policy = spec.get("policy", {}) if adapter is None else spec.get("adapters", {}).get(adapter, {})
     return int(policy.get("version", 0))
+
+
+def _status(found: JsonObject, adapter: str | None) -> JsonObject:
+    """Return the status of the policy, or of an adapter."""
+    status = found.get("status", {})
+    policy: JsonObject = status.get("policy", {}) if adapter is None else status.get("adapters", {}).get(adapter, {})
+    return policy
 
 
 def _condition(status: JsonObject, kind: str) -> JsonObject:

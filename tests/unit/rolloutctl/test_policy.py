@@ -140,6 +140,22 @@ async def test_sleep_returns_when_all_memory_is_released_and_wake_when_calls_go_
     assert [patch for _, patch in api.patches] == [{"spec": {"asleep": None}}]
 
 
+@pytest.mark.parametrize("adapter", [None, "red"])
+async def test_wake_continues_with_the_version_before_a_failed_one(adapter: str | None) -> None:
+    def failed(step: str | None) -> Object:
+        found = model_server(
+            8, 7, gate="Open" if step is None else "Shut", step=step, failed=8, failedBecause="no shard"
+        )
+        found["spec"]["adapters"] = {"red": {"version": 8}}
+        found["status"]["adapters"] = {"red": {"current": 7, "failed": 8}}
+        found["status"]["servers"][0]["adapters"] = {"red": 7}
+        return found
+
+    api = Api(failed("Asleep"), failed("Asleep"), failed("Waking"), failed("Resuming"), failed(None))
+    await ServedPolicy(api, "lab", "qwen", adapter=adapter).wake()
+    assert await api.get_namespaced_custom_object() == failed(None), "it returned before calls go on"
+
+
 async def test_servers_that_cannot_sleep_are_reported_at_once() -> None:
     with pytest.raises(PolicyNotServed, match=r"ModelServer qwen: spec\.lora is wrong"):
         await ServedPolicy(Api(model_server(7, 7, invalid=4)), "lab", "qwen").sleep()
