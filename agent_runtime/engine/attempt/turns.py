@@ -31,7 +31,7 @@ from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.token_history import answer_record, recorded_answer
-from agent_runtime.recording.branches import has_own_answer
+from agent_runtime.recording.branches import branch_of, has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool, openai_definition
@@ -59,6 +59,10 @@ _REPLAY = object()
 """Reason for which the agent's clock stops while its calls are answered from the journal."""
 T = TypeVar("T")
 Rerun = Callable[[ObservationsRecord, Sequence[ToolCall], Mapping[str, Tool]], Awaitable[None]]
+
+
+class RecordEnded(Exception):
+    """The agent made a call that is not recorded, in a rerun of the recorded ones."""
 
 
 class Turns:
@@ -92,6 +96,7 @@ class Turns:
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
         self._drain, self.policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
         self._situation = oversight.situation
+        self._branch = branch_of(log.recorded)
         self._clock = AgentClock(task.timeouts.agent_seconds, agent_seconds_of(log.recorded))
         self._states = WorkspaceStates(workspace, log, self._clock, keeping)
         self._tool_runner = ToolRunner(self._index, self._states, log, self._clock, oversight)
@@ -231,15 +236,14 @@ class Turns:
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside any turn (see AgentContext). Repeated after a crash, it gives the same result."""
-        if self._rerun is not None:
-            self.fault = NotReplayable("the agent runs commands outside of its turns, whose results are not recorded")
-            raise self.fault
+        self._require_own_turns("runs commands")
         self.exposed = True
         key, seconds = self._next_key("command"), self._clock.seconds
         return await self._guarded(self._states.workspace.run(command, key=key, deadline_seconds=seconds))
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
         """Write files outside any turn (see AgentContext)."""
+        self._require_own_turns("writes files")
         key = self._next_key("files")
         for number, file in enumerate(files):
             await self._guarded(
@@ -312,6 +316,17 @@ class Turns:
                 "concurrent calls could not be replayed in the same order after a crash"
             )
 
+    def _require_own_turns(self, what: str) -> None:
+        """Raise NotReplayable during the copied turns of a branch, and in a rerun of them: their workspace may be a
+        restored one, which includes such work or not.
+        """
+        is_copied = self._branch is not None and self.turn <= self._branch.turn
+        if self._rerun is not None or is_copied:
+            self.fault = NotReplayable(
+                f"the agent {what} outside of its turns, which is not recorded, so its rollouts cannot be branched"
+            )
+            raise self.fault
+
     def _require_turns_alone(self) -> None:
         if self._commands or self._states.keeping is None:
             raise RuntimeError(
@@ -364,6 +379,8 @@ class Turns:
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> ResponseRecord:
         """Call the model while the unwritten records are written; return the durable answer."""
+        if self._rerun is not None:
+            raise RecordEnded
         self._clock.end_wait(_REPLAY)
         writing = self._log.begin_write()
         try:
@@ -401,6 +418,8 @@ class Turns:
         first = self._calls_since_answer
         self._calls_since_answer += len(calls)
         self._unacknowledged += len(calls)
+        if record is None and self._rerun is not None:
+            raise RecordEnded
         if record is None:
             self.exposed = self.exposed or bool(calls)
             turn = self.turn if conversation.turn is None else conversation.turn

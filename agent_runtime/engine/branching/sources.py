@@ -48,10 +48,23 @@ class Origin(ApiModel):
     """Absolute path of the file or folder that lists the task, if it is on this machine. It has hidden files."""
     snapshot: SnapshotRecord | None
     """The latest snapshot at or before the turn."""
+    snapshot_results: int | None = None
+    """Number of records of tool results in `prefix` whose calls the snapshot includes. None in origins of earlier
+    versions: those of its turn and of earlier ones.
+    """
     layers_uri: str
     """Output of the source, which has the snapshot's layers until `fix_origins` has copied them."""
     prefix: list[Record]
     """Copies of the source's model calls and tool results up to the turn."""
+
+    @property
+    def restored_results(self) -> int:
+        """Return the number of records of tool results whose calls need not run again."""
+        if self.snapshot is None:
+            return 0
+        if self.snapshot_results is not None:
+            return self.snapshot_results
+        return sum(record.turn <= self.snapshot.turn for record in results_in(self.prefix))
 
 
 class _Run:
@@ -130,7 +143,7 @@ class _Run:
         sandbox = task.sandbox.apply(reader.job.spec.sandbox)
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
         task = task.model_copy(update={"sandbox": SandboxOverrides(**own)})
-        taken = [r for r in records if isinstance(r, SnapshotRecord) and r.layers and r.turn <= entry.turn]
+        snapshot, snapshot_results = latest_snapshot(records, entry.turn)
         earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
         return Origin(
             job=reader.store.uri,
@@ -140,7 +153,8 @@ class _Run:
             strict=entry.strict,
             task=task,
             task_file=self._task_file() if earlier is None else earlier.task_file,
-            snapshot=max(taken, key=lambda record: record.turn, default=None),
+            snapshot=snapshot,
+            snapshot_results=snapshot_results,
             layers_uri=self.output.uri,
             prefix=copied(records, entry.turn, keeps_ids=keeps_ids),
         )
@@ -240,7 +254,9 @@ def last_turn(records: Sequence[Record]) -> int:
     """Return the last turn from which an agent can continue: its tool results are recorded, and none of them ended the
     rollout.
     """
-    ended = {record.turn for record in records if isinstance(record, ObservationsRecord) and not _stops(record)}
+    results = results_in(records)
+    # Calls of a turn may have been run one by one, with a record each.
+    ended = {record.turn for record in results} - {record.turn for record in results if _stops(record)}
     # A turn without tool calls has no results. It is complete because another turn followed.
     begun = [record.turn for record in records if isinstance(record, IntentRecord)]
     return max((*ended, max(begun, default=0) - 1))
@@ -248,6 +264,27 @@ def last_turn(records: Sequence[Record]) -> int:
 
 def _stops(record: ObservationsRecord) -> bool:
     return any(result.stop for result in record.results)
+
+
+def results_in(records: Sequence[Record]) -> list[ObservationsRecord]:
+    return [record for record in records if isinstance(record, ObservationsRecord)]
+
+
+def latest_snapshot(records: Sequence[Record], turn: int) -> tuple[SnapshotRecord | None, int]:
+    """Return the latest snapshot for branches of a turn, and the number of records of tool results before it.
+
+    Their turns do not say which calls a snapshot includes: an agent may run a turn's calls one by one, and after turns
+    of a sub-agent.
+    """
+    copies = len(results_in(copied(records, turn, keeps_ids=False)))
+    found: tuple[SnapshotRecord | None, int] = None, 0
+    results = 0
+    for record in records:
+        if isinstance(record, ObservationsRecord):
+            results += 1
+        elif isinstance(record, SnapshotRecord) and record.layers and record.turn <= turn and results <= copies:
+            found = record, results
+    return found
 
 
 def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Record]:

@@ -15,10 +15,10 @@ from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollo
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.snapshots import restore_layers
 from agent_runtime.engine.attempt.tool_calls import KeyedWorkspace
-from agent_runtime.engine.attempt.turns import Turns
-from agent_runtime.engine.branching.sources import Origin
+from agent_runtime.engine.attempt.turns import RecordEnded, Turns
+from agent_runtime.engine.branching.sources import Origin, results_in
 from agent_runtime.extensions import contained
-from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.plugins import call_that_ran
 from agent_runtime.recording.layers import Layers
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace, WorkspaceLimit, WorkspaceSpec
@@ -59,11 +59,11 @@ class Branching:
             # A layer over an image cannot be applied to a `Plain` root, nor the reverse, so all calls run again.
             snapshot = None
             await prepare(workspace, dataclasses.replace(spec, start=None))
-        restored = None if snapshot is None else snapshot.turn
+        restored = 0 if snapshot is None else self.origin.restored_results
         found: list[str] = []
-        if restored is None or restored < self.origin.turn:
+        if restored < len(results_in(self.origin.prefix)):
             await workspace.enter("agent", key=f"{LIFECYCLE_TURN}:rerun-network")
-            found = await self._run_again(workspace, -1 if restored is None else restored)
+            found = await self._run_again(workspace, restored)
         if found and self.origin.strict:
             raise SandboxFailure(
                 "BranchDiffers",
@@ -71,7 +71,7 @@ class Branching:
                 f"{found[0]}",
             )
         name = str(workspace.handle["workspace"])
-        self._differences[name], self._restored[name] = found, restored
+        self._differences[name], self._restored[name] = found, None if snapshot is None else snapshot.turn
 
     def record(self, workspace: Workspace) -> BranchRecord:
         """Return the record of a branch in that workspace."""
@@ -92,14 +92,16 @@ class Branching:
         except (FileError, WorkspaceLimit) as error:
             raise SandboxFailure("RestoreFailed", f"the snapshot of turn {snapshot.turn}: {error.message}") from error
 
-    async def _run_again(self, workspace: Workspace, after: int) -> list[str]:
-        """Repeat the tool calls after that turn; return the differences from the record. Raises SandboxFailure."""
-        origin, rerun = self.origin, Rerun(self.origin.task, workspace, after)
+    async def _run_again(self, workspace: Workspace, restored: int) -> list[str]:
+        """Repeat the tool calls, except those of the first `restored` records; return the differences from the record.
+        Raises SandboxFailure.
+        """
+        origin, rerun = self.origin, Rerun(self.origin.task, workspace, restored)
         again = Rollout(index=origin.index, group=0, member=0, task=origin.task, seed=0)
         turns = Turns(
             Assignment(again, self._job.spec.agent, Sampling()),
             tools=self._tools,
-            model=_End,
+            model=lambda: None,
             workspace=workspace,
             log=AttemptLog(_NoJournal(), origin.prefix),
             oversight=Oversight(),
@@ -117,34 +119,10 @@ class Branching:
             turns.fault = turns.fault or error
         if isinstance(turns.fault, SandboxFailure):
             raise turns.fault
-        if not isinstance(turns.fault, _Reached):
+        if not isinstance(turns.fault, RecordEnded):
             why = f"{turns.fault}" if turns.fault is not None else "the agent ended before that turn"
             raise SandboxFailure("RerunFailed", f"turn {origin.turn} was not reached again: {why}")
         return rerun.differences
-
-
-class _Reached(ModelError):
-    """The agent's call goes beyond the copied turns. It is a ModelError, because other errors of a model are converted."""
-
-    def __init__(self) -> None:
-        super().__init__("Reached", "the turn to branch from is reached")
-
-
-class _End:
-    """Implements Model: marks the end of the copied turns."""
-
-    name = "none"
-    token_capture = "TextOnly"
-
-    async def complete(self, request: ModelRequest) -> ModelReply:
-        """See Model."""
-        raise _Reached
-
-    async def check(self) -> None:
-        """See Model."""
-
-    async def close(self) -> None:
-        """See Model."""
 
 
 class _NoJournal:
@@ -153,18 +131,20 @@ class _NoJournal:
 
 
 class Rerun:
-    """Repeats the tool calls of replayed turns after a given turn, and compares them with the record."""
+    """Repeats the tool calls of replayed turns, except those of the first `restored` records, and compares them with the
+    record.
+    """
 
-    def __init__(self, task: Task, workspace: Workspace, after: int) -> None:
+    def __init__(self, task: Task, workspace: Workspace, restored: int) -> None:
         self.differences: list[str] = []
-        self._task, self._workspace, self._after = task, workspace, after
-        self._times = 0
+        self._task, self._workspace = task, workspace
+        self._times = -restored
 
     async def run(self, record: ObservationsRecord, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> None:
         """Repeat the calls of one record. Calls that ran in the runner did not change the workspace, and are skipped."""
-        if record.turn <= self._after:
-            return
         self._times += 1
+        if self._times <= 0:
+            return
         # By position: two calls of one answer may have the same id.
         for position, (asked, before) in enumerate(zip(calls, record.results, strict=False)):
             call = call_that_ran(asked, before)

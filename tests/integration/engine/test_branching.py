@@ -7,25 +7,26 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_runtime.agents.base import AgentContext, SubTask
+from agent_runtime.agents.base import Agent, AgentContext, SubTask
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.engine.events import Event, WorkspaceAcquired
 from agent_runtime.engine.run import run_job
+from agent_runtime.models.base import ToolCall
 from agent_runtime.recording import gc
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
-from rollout_api.records import BranchRecord, Message, Outcome, SnapshotRecord
+from rollout_api.records import BranchRecord, Message, Observation, Outcome, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import EnvVar, SandboxOverrides
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskFile
 from tests.integration.engine.branching import TURNS, bash, branching, counting, done, run_of, searching
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
@@ -281,22 +282,45 @@ class Delegating:
         return "done"
 
 
-async def delegated(folder: Path, manifest: dict[str, Any]) -> RunReader:
+async def done_by(agent: Callable[[], Agent], folder: Path, manifest: Mapping[str, Any]) -> RunReader:
+    """The finished run of a job with that agent."""
     job = RolloutJob.model_validate(manifest)
-    assert (await run_job(job, base_dir=folder, environ=os.environ, agent=Delegating)).completed
+    assert (await run_job(job, base_dir=folder, environ=os.environ, agent=agent)).completed
     return await open_run(Store.open(str(folder / "out"), {}), job.metadata.name)
 
 
+class OneByOne(ToolCalling):
+    """Runs the calls of an answer separately, so that each has a record of its own."""
+
+    async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        return [result for call in calls for result in await self.context.call_tools([call])]
+
+
+async def test_branch_makes_the_calls_of_its_turn_that_the_source_did_not_end(tmp_path: Path) -> None:
+    manifest = counting(commands=["echo 0 >> log.txt", "echo b >> log.txt"])
+    manifest["spec"]["tasks"]["inline"][0]["timeouts"] = {"agentSeconds": 3}
+    turns = manifest["spec"]["model"]["scripted"]["tasks"][0]["members"][0]["turns"]
+    turns[1]["toolCalls"] += bash("echo late >> log.txt; sleep 60")["toolCalls"]
+    source = await done_by(OneByOne, tmp_path, manifest)
+    assert [result.stop_reason for result in source.results()] == ["AgentTimeout"]
+    branched = await done_by(OneByOne, tmp_path, branching(run_of(source), 1, count=1, attempts={"limit": 1}))
+    (result,) = branched.results()
+    assert (result.stop_reason, result.reward) == ("AgentTimeout", 1.0)
+
+
 @pytest.mark.parametrize("turn", range(4))
-async def test_branch_continues_from_any_turn_of_an_agent_with_sub_agents(tmp_path: Path, turn: int) -> None:
+@pytest.mark.parametrize("sandbox", [{}, {"snapshotEveryTurns": 1}, {"snapshotEveryTurns": 3}], ids=["again", "1", "3"])
+async def test_branch_continues_from_any_turn_of_an_agent_with_sub_agents(
+    tmp_path: Path, turn: int, sandbox: dict[str, Any]
+) -> None:
     commands = [f"echo {number} >> log.txt; cat log.txt" for number in range(TURNS)]
-    source = await delegated(tmp_path, counting(commands=commands))
+    source = await done_by(Delegating, tmp_path, counting(commands=commands, sandbox=sandbox))
     # Turns 2 and 3 are the helper's, before the tools of turn 1.
     lines = "0\n2\n3\n1\n4\n"
     assert lines in "".join(await observed(source, 0))
     again = branching(run_of(source), turn, count=1)
     again["spec"]["model"]["scripted"]["tasks"][0]["members"] = [{"turns": [*map(bash, commands)]}]
-    branched = await delegated(tmp_path, again)
+    branched = await done_by(Delegating, tmp_path, again)
     (result,) = branched.results()
     assert (result.outcome, result.message) == (Outcome.COMPLETED, "done")
     assert result.branched_from is not None
@@ -322,3 +346,23 @@ async def test_branch_does_not_see_the_task_file_of_its_source(tmp_path: Path) -
             shown = (await observed(reader, 0))[-2]
             assert "content of seen" in shown
             assert "when.txt" not in shown, "the setup is in the task file, beside the hidden tests"
+
+
+class RunsCommands(ToolCalling):
+    async def run(self, context: AgentContext) -> str | None:
+        await context.run_command("echo prepared >> log.txt")
+        return await super().run(context)
+
+
+class WritesFiles(ToolCalling):
+    async def run(self, context: AgentContext) -> str | None:
+        await context.put_files([TaskFile(path="log.txt", content="prepared")])
+        return await super().run(context)
+
+
+@pytest.mark.parametrize("agent", [RunsCommands, WritesFiles])
+async def test_branch_fails_if_its_agent_worked_outside_its_turns(tmp_path: Path, agent: type[ToolCalling]) -> None:
+    source = await done_by(agent, tmp_path, counting(sandbox={"snapshotEveryTurns": 1}))
+    branched = await done_by(agent, tmp_path, branching(run_of(source), 1, count=1, attempts={"limit": 1}))
+    (result,) = branched.results()
+    assert (result.outcome, result.reason) == (Outcome.INFRA_FAILED, "AgentNotReplayable")

@@ -17,7 +17,7 @@ from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.results import summarise
 from agent_runtime.engine.attempt.snapshots import WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, CallsOfTurn, ToolRunner
-from agent_runtime.engine.branching.sources import copied, last_turn, same_tokens
+from agent_runtime.engine.branching.sources import copied, last_turn, latest_snapshot, same_tokens
 from agent_runtime.engine.branching.state import Rerun
 from agent_runtime.engine.scheduling.completion_rules import versions_of
 from agent_runtime.models.base import ToolCall
@@ -31,11 +31,13 @@ from rollout_api.model import ModelSpec
 from rollout_api.records import (
     BranchRecord,
     IntentRecord,
+    Layer,
     Observation,
     ObservationsRecord,
     PolicySpan,
     Record,
     ResponseRecord,
+    SnapshotRecord,
     Usage,
 )
 from rollout_api.rollout_job import RolloutJob
@@ -163,12 +165,35 @@ def intent(turn: int) -> IntentRecord:
         ([intent(0), observations(0), intent(1)], 0),
         ([intent(0), intent(1)], 0),  # turn 0 called no tool
         ([intent(0), observations(0), intent(1), observations(1, stop=True)], 0),
+        ([intent(0), observations(0), intent(1), observations(1), observations(1, stop=True)], 0),
     ],
 )
 def test_a_turn_can_be_branched_once_its_results_are_recorded_and_it_ended_nothing(
     records: list[Record], last: int
 ) -> None:
     assert last_turn(records) == last
+
+
+@pytest.mark.parametrize(
+    ("turn", "found"),
+    [
+        (0, (None, 0)),  # the snapshot has the results of calls that ran after a sub-agent's turn 1
+        (1, (0, 1)),
+        (2, (0, 1)),
+        (3, (3, 4)),
+    ],
+)
+def test_a_branch_begins_with_a_snapshot_that_includes_no_later_calls(turn: int, found: tuple[int | None, int]) -> None:
+    layers = [Layer(digest="0" * 64, bytes=1)]
+    taken = {number: SnapshotRecord(turn=number, time=0, layers=layers) for number in (0, 3)}
+    records: list[Record] = [
+        *(intent(0), intent(1)),
+        *(observations(0), taken[0], intent(2)),
+        *(observations(1), observations(2), intent(3)),
+        *(observations(3), taken[3], intent(4)),
+    ]
+    snapshot, results = latest_snapshot(records, turn)
+    assert (snapshot and snapshot.turn, results) == found
 
 
 TASK = Task(name="t", prompt="p")
@@ -193,7 +218,7 @@ class Bash:
 
 
 async def run_again(calls: Sequence[ToolCall], results: Sequence[Observation], bash: Bash) -> list[str]:
-    rerun = Rerun(TASK, WORKSPACE, -1)
+    rerun = Rerun(TASK, WORKSPACE, 0)
     record = ObservationsRecord(turn=4, time=0, results=list(results))
     await rerun.run(record, calls, {"bash": bash})
     return rerun.differences
