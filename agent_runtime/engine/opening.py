@@ -249,7 +249,7 @@ async def _open_provider(
         provider = NoSandboxes()
     if provider is None or isinstance(provider, Provider):
         placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
-        private = (*run_environment.private, *(Path(origin.task_file) for origin in origins if origin.task_file))
+        private = (*run_environment.private, *(path for origin in origins for path in origin.private))
         provider = open_provider(
             placed, run_folder(record.uid), provider, base_dir=run_environment.base_dir, private=private
         )

@@ -43,9 +43,8 @@ def open_provider(
     if wanted is Provider.LOCAL:
         # Only existing paths can be masked; a run creates its output folder before it opens its provider.
         output = local_path(job.output.uri, base_dir)
-        branched = (local_path(each.job, base_dir) for each in job.tasks.branch or ())
         tasks = SourcePlace(job.tasks.from_, base_dir, {}).local_path if job.tasks.from_ else None
-        hidden = [path for path in (output, tasks, *branched, *private) if path is not None and path.exists()]
+        hidden = [path for path in (output, tasks, *private) if path is not None and path.exists()]
         return LocalProvider(run_dir, job.sandbox, places=places, private=hidden, base_dir=base_dir)
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(

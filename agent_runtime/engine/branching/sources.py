@@ -12,7 +12,7 @@ from agent_runtime.recording.job_record import JobRecord, task_list
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes, validated
-from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.recording.store import StorageError, Store, local_folder
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
 from agent_runtime.tasks.place import SourcePlace
@@ -38,6 +38,8 @@ class Origin(ApiModel):
 
     job: str
     """URI of the source's run."""
+    earlier_jobs: list[str] = []
+    """URIs of the runs that the source's own rollouts were branched from."""
     index: int
     attempt: int
     turn: int
@@ -56,6 +58,13 @@ class Origin(ApiModel):
     """Output of the source, which has the snapshot's layers until `fix_origins` has copied them."""
     prefix: list[Record]
     """Copies of the source's model calls and tool results up to the turn."""
+
+    @property
+    def private(self) -> list[Path]:
+        """Return what has the task with its hidden files on this machine."""
+        folders = (local_folder(uri) for uri in (self.job, *self.earlier_jobs))
+        files = [Path(self.task_file)] if self.task_file else []
+        return [*files, *(folder for folder in folders if folder is not None)]
 
     @property
     def restored_results(self) -> int:
@@ -147,6 +156,7 @@ class _Run:
         earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
         return Origin(
             job=reader.store.uri,
+            earlier_jobs=[] if earlier is None else [earlier.job, *earlier.earlier_jobs],
             index=entry.index,
             attempt=attempt,
             turn=entry.turn,

@@ -348,6 +348,25 @@ async def test_branch_does_not_see_the_task_file_of_its_source(tmp_path: Path) -
             assert "when.txt" not in shown, "the setup is in the task file, beside the hidden tests"
 
 
+async def test_branch_does_not_see_the_runs_of_its_sources(tmp_path: Path) -> None:
+    sandbox = {"workspaces": {"mode": "Overlay"}}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # workspaces have another /tmp
+        show = f"cat {name}/*/*/job.json"
+        await done(Path(name), counting(sandbox=sandbox))
+        branch = branching("out/source", 1, count=1, then=show, sandbox=sandbox)
+        branch["spec"]["output"]["uri"] = "./second"
+        again = branching("second/branch", 1, count=1, name="again", then=show, sandbox=sandbox)
+        again["spec"]["model"]["scripted"]["tasks"][0]["task"] = "count@0.1@0.1"
+        again["spec"]["output"]["uri"] = "./third"
+        for manifest in (branch, again):
+            job = RolloutJob.model_validate(manifest)
+            summary = await run_job(job, base_dir=Path(name), environ=os.environ)
+            reader = await open_run(Store.open(str(Path(name) / job.spec.output.uri), {}), job.metadata.name)
+            assert summary.completed
+            shown = (await observed(reader, 0))[-2]
+            assert "when.txt" not in shown, "the setup is in the source's job.json, beside the hidden tests"
+
+
 class RunsCommands(ToolCalling):
     async def run(self, context: AgentContext) -> str | None:
         await context.run_command("echo prepared >> log.txt")
