@@ -34,6 +34,15 @@ from agent_rollouts.models import ToolCall
 from agent_rollouts.plugins import Refuse
 
 
+async def one_turn(context, messages):
+    """Return whether the model called tools."""
+    reply = await context.call_model(list(messages))
+    messages.append(reply.message)
+    for observation in await context.call_tools(reply.tool_calls) if reply.tool_calls else []:
+        messages.append({"role": "tool", "tool_call_id": observation.call_id, "content": observation.content})
+    return bool(reply.tool_calls)
+
+
 class Explorer:
     """Goes back to a checkpoint after each second turn, up to three times."""
 
@@ -41,12 +50,8 @@ class Explorer:
         messages = [{"role": "user", "content": context.task.prompt}]
         start = await context.checkpoint()
         for turn in range(20):
-            reply = await context.call_model(list(messages))
-            messages.append(reply.message)
-            if not reply.tool_calls:
+            if not await one_turn(context, messages):
                 return "no calls"
-            for observation in await context.call_tools(reply.tool_calls):
-                messages.append({"role": "tool", "tool_call_id": observation.call_id, "content": observation.content})
             if turn % 2 and turn < 6:
                 await context.go_back(start)
                 start = await context.checkpoint()
@@ -64,13 +69,9 @@ class Delegates:
 class Loop:
     async def run(self, context):
         messages = [{"role": "user", "content": context.task.prompt}]
-        while True:
-            reply = await context.call_model(list(messages))
-            messages.append(reply.message)
-            if not reply.tool_calls:
-                return "no calls"
-            for observation in await context.call_tools(reply.tool_calls):
-                messages.append({"role": "tool", "tool_call_id": observation.call_id, "content": observation.content})
+        while await one_turn(context, messages):
+            pass
+        return "no calls"
 
 
 class Edits:
