@@ -188,15 +188,16 @@ def _lstat(place: str) -> os.stat_result | None:
 
 
 def _may_be_unchanged(member: tarfile.TarInfo, existing: os.stat_result) -> bool:
-    """Whether the existing file belongs to another user and has the same size and time. It then stays if its content is
-    the same too.
+    """Whether the existing file has the same owner, mode, size and time. It then stays if its content is the same too, so
+    that prepared files take no disk space of the grading, and other users' files stay theirs.
 
     The agent may have moved another file there. All files of an image layer may have the same time, and its unit is
     seconds.
     """
-    known = (member.isreg(), member.uid, member.size, time_of(member))
-    found = (stat.S_ISREG(existing.st_mode), existing.st_uid, existing.st_size, existing.st_mtime_ns)
-    return existing.st_uid != os.geteuid() and known == found
+    known = (member.isreg(), member.uid, member.gid, stat.S_IMODE(member.mode), member.size, time_of(member))
+    mode = existing.st_mode
+    found = (stat.S_ISREG(mode), existing.st_uid, existing.st_gid, stat.S_IMODE(mode), existing.st_size)
+    return known == (*found, existing.st_mtime_ns)
 
 
 class _Compared:

@@ -486,6 +486,25 @@ def test_a_file_of_another_user_moved_over_one_like_it_is_carried(tmp_path: Path
     assert (grading.graded / "c").stat().st_uid == 1234  # what was not changed stays that user's
 
 
+def test_only_what_the_agent_changed_takes_space_in_the_grading(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {name: f"content of {name}" for name in ("same", "bytes", "mode", "time", "linked")})
+    for place in (*grading.agent.iterdir(), *grading.graded.iterdir()):
+        os.utime(place, (1_700_000_000, 1_700_000_000))
+    before = {place.name: place.stat().st_ino for place in grading.graded.iterdir()}
+    (grading.agent / "bytes").write_text("CONTENT of bytes")
+    os.utime(grading.agent / "bytes", (1_700_000_000, 1_700_000_000))
+    (grading.agent / "mode").chmod(0o755)
+    os.utime(grading.agent / "time", (1_600_000_000, 1_600_000_000))
+    (grading.agent / "linked").unlink()
+    os.link(grading.agent / "bytes", grading.agent / "linked")
+    grading.carry()
+    kept = {place.name for place in grading.graded.iterdir() if place.stat().st_ino == before[place.name]}
+    assert kept == {"same"}
+    assert (grading.text("bytes"), grading.text("linked")) == ("CONTENT of bytes",) * 2
+    assert (grading.graded / "mode").stat().st_mode & 0o777 == 0o755
+    assert (grading.graded / "time").stat().st_mtime == 1_600_000_000
+
+
 def test_a_hard_link_to_an_unchanged_protected_file_is_carried(tmp_path: Path) -> None:
     grading = Grading(tmp_path, {"conftest.py": "same", "z/conftest.py": "same", "pkg/a.py": "same"})
     (grading.agent / "pkg/a.py").unlink()
