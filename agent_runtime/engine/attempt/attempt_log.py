@@ -99,6 +99,8 @@ class Conversation:
         """The latest call. No call follows before it is answered, because an agent may cancel a call."""
         self.turn: int | None = None
         """Latest answered turn."""
+        self.calls = 0
+        """Tool calls since then. Sub-agents may have worked between two of them."""
 
     def intent(
         self,
@@ -137,5 +139,6 @@ class Conversation:
     def answered(self, message: Message) -> int:
         """Add the answer; return the number of messages."""
         self.turn, self._messages, self._tools = self._asked
+        self.calls = 0
         self._messages.append(as_recorded(message))
         return len(self._messages)

@@ -16,7 +16,7 @@ from agent_runtime.extensions import contained
 from agent_runtime.grading.grade import CommandWatch
 from agent_runtime.grading.reward_file import FOLDER, TESTS_FOLDER
 from agent_runtime.sandboxes.base import WORKSPACE_USER, SetupFailed, Workspace, WorkspaceLimit
-from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
+from rollout_api.records import CommandVerdict, Record, StepRecord, StopReason, TestVerdict, Verdict
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
@@ -36,6 +36,22 @@ def steps_problem(task: Task, agent: AgentSpec) -> str | None:
             f"{', '.join(servers)} would not answer in the next step; serve them at a url, or remove them"
         )
     return None
+
+
+class _CommandsOfStep:
+    """Implements CommandWatch: numbers the commands of all steps' verifiers, so that each has another key."""
+
+    def __init__(self, watch: CommandWatch, earlier: Sequence[TaskStep]) -> None:
+        self._watch = watch
+        self._first = sum(len(step.verifier.commands) for step in earlier if step.verifier is not None)
+
+    async def before_verifier_command(self, number: int, command: str) -> None:
+        """See CommandWatch."""
+        await self._watch.before_verifier_command(self._first + number, command)
+
+    async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
+        """See CommandWatch."""
+        await self._watch.after_verifier_command(self._first + number, result)
 
 
 class StepwiseAgent:
@@ -110,8 +126,9 @@ class StepwiseAgent:
 
     async def _grade_and_clear(self, workspace: Workspace, number: int, task: Task, is_first: bool) -> Verdict:
         rules = self._spec.verifier_of(task)
+        watch = None if self._watch is None else _CommandsOfStep(self._watch, task.steps[:number])
         verdict = await grade_in_place(
-            task, rules, workspace, epoch=self._epoch, is_first=is_first, step=number, watch=self._watch
+            task, rules, workspace, epoch=self._epoch, is_first=is_first, step=number, watch=watch
         )
         key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
         try:

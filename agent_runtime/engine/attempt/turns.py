@@ -107,8 +107,6 @@ class Turns:
         self._talking = [Conversation()]
         """The agent's conversation, then those of running sub-agents, each started by the previous one."""
         self._tools_may_have_run = False
-        self._calls_since_answer = 0
-        """Number of tool calls, used in their idempotency keys."""
         self._unacknowledged = 0
         """Tool calls whose keys the executor still remembers."""
         self._observed_turn = -1
@@ -370,7 +368,7 @@ class Turns:
         else:
             _check_replay(replayed, intent)
         answer = None if replayed is None else self._log.next(ResponseRecord, self.turn)
-        self._tools_may_have_run, self._calls_since_answer = answer is not None, 0
+        self._tools_may_have_run = answer is not None
         if answer is None:
             answer = await self._ask(conversation, messages, tools)
         return self._answered(conversation, answer, replayed=self._tools_may_have_run)
@@ -415,8 +413,8 @@ class Turns:
         self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
     ) -> list[Observation]:
         record = self._log.next(ObservationsRecord, self.turn)
-        first = self._calls_since_answer
-        self._calls_since_answer += len(calls)
+        first = conversation.calls
+        conversation.calls += len(calls)
         self._unacknowledged += len(calls)
         if record is None and self._rerun is not None:
             raise RecordEnded

@@ -22,7 +22,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from rollout_api.records import AttemptRecord, Message, Observation, Record, Result, Usage
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskStep, TaskVerifier
 from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
 worlds = itertools.count()
@@ -109,6 +109,21 @@ async def run(
         plugins=plugins,
     )
     return Ran(folder, summary.folder, events)
+
+
+async def test_each_command_of_all_steps_verifiers_has_its_own_key(tmp_path: Path) -> None:
+    keys: list[str] = []
+
+    class Sees:
+        def before_verifier_command(self, key: str) -> None:
+            keys.append(key)
+
+    job = a_job(tmp_path, group_size=1)
+    steps = [TaskStep(name=name, prompt="p", verifier=TaskVerifier(commands=["grade"] * 2)) for name in ("one", "two")]
+    stepped = Task(name="stepped", prompt="p", steps=steps)
+    spec = job.spec.model_copy(update={"tasks": job.spec.tasks.model_copy(update={"inline": [stepped]})})
+    ran = await run(tmp_path, Sees(), job=job.model_copy(update={"spec": spec}))
+    assert keys == [f"{ran.name}/rollout-0-0:verifier-{number}" for number in range(4)]
 
 
 async def test_all_hooks_are_called_in_order_with_their_own_keys(tmp_path: Path) -> None:

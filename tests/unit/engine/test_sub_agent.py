@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from agent_runtime.agents.base import AgentContext, SubTask
 from agent_runtime.agents.tool_calling import ToolCalling
+from agent_runtime.engine.attempt.assignment import Oversight
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
+from agent_runtime.plugins.base import RolloutInfo
+from agent_runtime.plugins.plugins import Plugins, RolloutPlugins
 from agent_runtime.recording.branches import token_branches, token_forks
 from agent_runtime.recording.messages import fold, last_of_each_branch, linear
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.records import Message, Observation, Record, StopReason, Usage
+from rollout_api.tasks import Task
 from tests.unit.engine.test_turns import Count, CountingModel, Crash, MemoryJournal, _content, turns_of
 
 DELEGATED = 2
@@ -148,3 +152,27 @@ async def test_no_two_tool_calls_of_a_rollout_have_the_same_key() -> None:
     await turns.run_agent(Leading())
     assert len(keys) == len(set(keys)) == DELEGATED + 2 * DELEGATED
     assert [int(key.split(":")[0]) for key in keys] == sorted(int(key.split(":")[0]) for key in keys)
+
+
+async def test_plugins_get_another_key_for_each_tool_call_of_a_rollout() -> None:
+    class Around(Leading):
+        """Makes its own calls twice before its sub-agents, too."""
+
+        async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
+            await self.context.call_tools([call for call in calls if call.name == "count"] * 2)
+            return await super().execute_tool_call(calls)
+
+    keys: list[str] = []
+
+    class Sees:
+        def before_tool_call(self, key: str) -> None:
+            keys.append(key)
+
+    plugins = Plugins.open([], [Sees()])
+    info = RolloutInfo(0, 0, 0, 0, 0, Task(name="t", prompt="p"))
+    turns = leading(MemoryJournal(), [], oversight=Oversight(plugins=RolloutPlugins(plugins, info, "run")))
+    await turns.run_agent(Around())
+    plugins.close()
+    assert len(keys) == len(set(keys))
+    first = [key for key in keys if ":turn-0:" in key]
+    assert first == [f"run/rollout-0-0:turn-0:call-{number}" for number in range(3)]

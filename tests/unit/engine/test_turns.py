@@ -153,13 +153,14 @@ def turns_of(
     tools = {"count": spec.pop("tool", None) or Count(log), "finish_it": Finish(log)}
     timeouts = Timeouts(agent_seconds=spec.pop("agent_seconds", 60))
     task = Task(name="t", prompt="count", timeouts=timeouts)
+    oversight = spec.pop("oversight", Oversight())
     return Turns(
         Assignment(Rollout(index=0, group=0, member=0, task=task, seed=1), AgentSpec(**spec), Sampling()),
         tools=tools,
         model=lambda: model,
         workspace=NoWorkspace(),  # type: ignore[arg-type]
         log=AttemptLog(journal, replay),
-        oversight=Oversight(),
+        oversight=oversight,
     )
 
 
