@@ -115,7 +115,9 @@ def token_forks(records: Sequence[Record]) -> int:
     """Count the prompts whose ids did not extend the previous ids although their messages and tools did.
 
     An agent that rewrites its history or changes its tools also begins a branch, but without encoding any token again.
+    Turns copied from another rollout do not count.
     """
+    copied = copied_turn(records)
     forks = branch = seen = 0
     rewritten = True
     for record in records:
@@ -125,7 +127,7 @@ def token_forks(records: Sequence[Record]) -> int:
         elif isinstance(record, ResponseRecord):
             if record.prompt_token_ids is None or record.completion_token_ids is None:
                 continue
-            forks += not rewritten and record.prompt_keep < seen
+            forks += record.turn > copied and not rewritten and record.prompt_keep < seen
             seen = record.prompt_keep + len(record.prompt_token_ids) + len(record.completion_token_ids)
             rewritten = False
     return forks

@@ -24,7 +24,7 @@ from agent_runtime.models.base import ToolCall
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.plugins.plugins import Plugins, RolloutPlugins
 from agent_runtime.recording import atif
-from agent_runtime.recording.branches import token_branches
+from agent_runtime.recording.branches import token_branches, token_forks
 from agent_runtime.sandboxes.base import Workspace
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import ModelSpec
@@ -109,6 +109,7 @@ def test_what_was_copied_is_counted_to_its_source_alone(records: list[Record], t
         prompt_tokens=10 * count, completion_tokens=2 * count, cached_tokens=3 * count, reasoning_tokens=count
     )
     assert fields["branched_from"].turn == turn
+    assert fields["token_forks"] == token_forks(records) - token_forks(copied(records, turn, keeps_ids=True))
     # A policy that made only copied tokens makes no rollout stale.
     assert versions_of(branched(records, turn)) == [record.turn for record in own]
 
