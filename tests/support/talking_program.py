@@ -81,3 +81,23 @@ def exported(branch: Branch) -> list[tuple[int, int, float]]:
     """(id, mask, logprob) of a sample, as a trainer gets it."""
     assert branch.logprobs is not None
     return list(zip(branch.token_ids, branch.mask, branch.logprobs, strict=True))
+
+
+def check_tokens(served: Sequence[Served], branches: Sequence[Branch]) -> None:
+    """Every answer is in exactly one sample, behind the prompt that the server saw, and nothing else is trained.
+
+    Where the same was asked again, the last answer counts: those before it broke off.
+    """
+    samples = [exported(branch) for branch in branches]
+    requests = {tuple(request.prompt_ids): request for request in served}.values()
+    for request in requests:
+        begin, end = len(request.prompt_ids), len(request.prompt_ids) + len(request.ids)
+        wanted = [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]
+        found = [
+            sample
+            for sample in samples
+            if sample[begin:end] == wanted and [token for token, _, _ in sample[:begin]] == list(request.prompt_ids)
+        ]
+        assert len(found) == 1, (len(found), begin, end)
+    trained = sum(mask for sample in samples for _, mask, _ in sample)
+    assert trained == sum(len(request.ids) for request in requests)

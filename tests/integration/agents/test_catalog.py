@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,12 @@ import yaml
 
 from agent_runtime.agents.catalog import CATALOG
 from agent_runtime.export.formats import Format, export
-from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import CATALOG_AGENTS
 from tests.support.coding_agents import LAST_WORDS, agent_environment, answer, is_main, manifest, turn_of, turns
 from tests.support.own_environment import run_killed
-from tests.support.talking_program import Served, exported
+from tests.support.talking_program import check_tokens
 from tests.support.vllm_server import Answer, Prompt, VllmStandIn
 
 pytestmark = pytest.mark.full
@@ -69,23 +67,3 @@ async def test_agent_fixes_a_bug_and_every_token_is_recorded_once_when_its_runne
     for step in steps[:-1]:
         answered = [result["source_call_id"] for result in step["observation"]["results"]]
         assert answered == [call["tool_call_id"] for call in step["tool_calls"]]
-
-
-def check_tokens(served: Sequence[Served], branches: Sequence[Branch]) -> None:
-    """Every answer is in exactly one sample, behind the prompt that the server saw, and nothing else is trained.
-
-    Where the same was asked again, the last answer counts: those before it broke off.
-    """
-    samples = [exported(branch) for branch in branches]
-    requests = {tuple(request.prompt_ids): request for request in served}.values()
-    for request in requests:
-        begin, end = len(request.prompt_ids), len(request.prompt_ids) + len(request.ids)
-        wanted = [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]
-        found = [
-            sample
-            for sample in samples
-            if sample[begin:end] == wanted and [token for token, _, _ in sample[:begin]] == list(request.prompt_ids)
-        ]
-        assert len(found) == 1, (len(found), begin, end)
-    trained = sum(mask for sample in samples for _, mask, _ in sample)
-    assert trained == sum(len(request.ids) for request in requests)
