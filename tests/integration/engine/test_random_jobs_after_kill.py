@@ -24,8 +24,8 @@ from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 JOBS = 40 if FULL else 1
 KILLS = 2
 CHECKED_SEED = 13
-"""An own agent with checkpoints and snapshots, whose tool calls a plugin changes, in `Overlay` and graded apart. Only the full
-lane looks for combinations that nobody has seen.
+"""An own agent with checkpoints and snapshots, whose tool calls a plugin changes, in `Overlay` and graded apart. Only the
+full lane looks for combinations that nobody has seen.
 """
 NAME = "random"
 ROLLOUTCTL = [sys.executable, "-m", "rolloutctl.main", "run", "job.yaml", "-o", "json"]
