@@ -231,8 +231,8 @@ class Task(ApiModel):
     steps: Annotated[
         list[TaskStep], Field(max_length=32), distinct("name", "two steps are named {!r}; names must differ")
     ] = []
-    """Steps in one workspace, instead of `prompt`, `solution` and `verifier`. Each is graded in the agent's workspace
-    (mode Shared).
+    """Steps in one workspace, instead of `solution` and `verifier`. Agents get their prompts instead of the task's. Each is
+    graded in the agent's workspace (mode Shared).
     """
     step_reward: StepReward = StepReward.MEAN
     """How the steps' rewards are combined."""
