@@ -26,7 +26,17 @@ TOOL_CALLING_AGENTS = ("ToolCalling", "Coding", "SWE")
 """Built-in agents that use the model's native tool calls; ReAct writes calls as text."""
 COMMAND_AGENT = "Command"
 """The agent whose program the manifest names."""
-CATALOG_AGENTS = ("ClaudeCode", "Codex", "QwenCode", "Pi", "OpenCode", "GeminiCLI", "MiniSWEAgent", "Aider")
+CATALOG_AGENTS = (
+    "ClaudeCode",
+    "Codex",
+    "QwenCode",
+    "Pi",
+    "OpenCode",
+    "GeminiCLI",
+    "MiniSWEAgent",
+    "Aider",
+    "OpenHands",
+)
 """Agents that are published programs; `agent_runtime/agents/catalog` has the facts about each."""
 PROGRAM_AGENTS = (COMMAND_AGENT, *CATALOG_AGENTS)
 """Agents that are programs in the sandbox."""
@@ -37,7 +47,7 @@ ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A
 class TrajectoryFormat(StrEnum):
     """`MiniSWEAgent`: its JSON. `SWEAgent`: its `.traj`. `ATIF`: Agent Trajectory Interchange Format.
     `ClaudeCode`, `Codex`, `QwenCode`, `Pi`, `GeminiCLI`: the session file of that agent. `OpenCode`: the output of
-    `opencode export`.
+    `opencode export`. `OpenHands`: the files of a conversation, one a line, its state first.
     """
 
     MINI_SWE_AGENT = "MiniSWEAgent"
@@ -58,6 +68,8 @@ class TrajectoryFormat(StrEnum):
     """The output of `opencode export`, JSON."""
     GEMINI_CLI = "GeminiCLI"
     """The chat file of Gemini CLI, JSON or JSON lines."""
+    OPEN_HANDS = "OpenHands"
+    """The files of a conversation of OpenHands, JSON lines: its state, then its events."""
 
 
 class AgentTrajectory(ApiModel):

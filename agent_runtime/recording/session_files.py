@@ -22,6 +22,8 @@ def form_of_lines(lines: Sequence[Json]) -> TrajectoryFormat | None:
             return TrajectoryFormat.PI
         if "projectHash" in line and "sessionId" in line:
             return TrajectoryFormat.GEMINI_CLI
+        if "llm_message" in line and line.get("kind") == "MessageEvent":
+            return TrajectoryFormat.OPEN_HANDS
         if isinstance(line.get("messages"), list) and isinstance(info, dict) and "slug" in info:
             return TrajectoryFormat.OPEN_CODE
         if "sessionId" in line and isinstance(message, dict):
@@ -206,6 +208,34 @@ def _from_open_code(lines: Sequence[Json]) -> Json:
     return trajectory_of(name="OpenCode", version=version, model=model, steps=talk.finish())
 
 
+def _from_open_hands(lines: Sequence[Json]) -> Json:
+    talk, model, usages = Conversation(), None, dict[str, Json]()
+    for line in lines:
+        kind, when = line.get("kind"), line.get("timestamp")
+        answer_id, call_id = str(line.get("llm_response_id")), line.get("tool_call_id")
+        if "usage_to_metrics" in (line.get("stats") or {}):
+            for usage in (line["stats"]["usage_to_metrics"].get("agent") or {}).get("token_usages") or []:
+                usages[str(usage.get("response_id"))] = usage
+                model = str(usage.get("model")).removeprefix("openai/")
+        elif kind == "SystemPromptEvent":
+            prompts = [line.get("system_prompt"), line.get("dynamic_context")]
+            talk.message("system", text_of([part for part in prompts if part]), when)
+        elif kind == "MessageEvent" and line.get("source") != "agent":
+            talk.message("user", text_of((line.get("llm_message") or {}).get("content")), when)
+        elif kind in ("ActionEvent", "MessageEvent"):
+            step = talk.answer(when, answer_id)
+            message = line.get("llm_message") or {"content": line.get("thought"), **line}
+            talk.say(step, text_of(message.get("reasoning_content")), "reasoning_content")
+            talk.say(step, text_of(message.get("content")).removesuffix("\n"))
+            if kind == "ActionEvent":
+                talk.call(step, call_id, line.get("tool_name"), (line.get("tool_call") or {}).get("arguments"))
+            step |= _usage_of(usages.get(answer_id) or {}, ("prompt_tokens",), "completion_tokens")
+        elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
+            found = (line.get("observation") or {}).get("content") or line.get("error") or line.get("rejection_reason")
+            talk.result(call_id, text_of(found))
+    return trajectory_of(name="OpenHands", version=None, model=model, steps=talk.finish())
+
+
 def _usage_of(usage: Mapping[str, Any], prompt: Sequence[str], completion: str) -> Json:
     """Return the metrics of an answer whose prompt is counted in parts."""
     return metrics_of(sum(usage.get(name) or 0 for name in prompt), usage.get(completion))
@@ -248,4 +278,5 @@ SESSION_FILES: Final[Mapping[TrajectoryFormat, Callable[[Sequence[Json]], Json]]
     TrajectoryFormat.PI: _from_pi,
     TrajectoryFormat.OPEN_CODE: _from_open_code,
     TrajectoryFormat.GEMINI_CLI: _from_gemini_cli,
+    TrajectoryFormat.OPEN_HANDS: _from_open_hands,
 }

@@ -3,7 +3,7 @@ untrusted.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from agent_runtime.recording.atif import SCHEMA_VERSION, given, timestamp, tool_call
@@ -138,10 +138,12 @@ def _money(**fields: object) -> Json:
 
 
 def time_of(seconds: object) -> Json:
-    """Return the time of a step, given in Unix seconds or as an ISO 8601 text. Raises ValueError."""
+    """Return the time of a step, given in Unix seconds or as an ISO 8601 text, in UTC if the text has no time zone.
+    Raises ValueError.
+    """
     if isinstance(seconds, str):
-        datetime.fromisoformat(seconds)  # raises ValueError
-        return {"timestamp": seconds}
+        time = datetime.fromisoformat(seconds)  # raises ValueError
+        return {"timestamp": seconds if time.tzinfo else time.replace(tzinfo=UTC).isoformat()}
     if not isinstance(seconds, int | float):
         return {}
     return {"timestamp": timestamp(seconds)}

@@ -102,6 +102,20 @@ TOOLS: Mapping[str, Tools] = {
         lambda command: _call("bash", command=command),
         _call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ),
+    "OpenHands": Tools(
+        '"name": "terminal"',
+        lambda: _call("file_editor", command="view", path=FILE, security_risk="LOW", summary="Read it"),
+        lambda old, new: _call(
+            "file_editor",
+            command="str_replace",
+            path=FILE,
+            old_str=old,
+            new_str=new,
+            security_risk="LOW",
+            summary="Edit it",
+        ),
+        lambda command: _call("terminal", command=command, security_risk="LOW", summary="Run it"),
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from agent_runtime.agents.catalog.entry import Entry
 from agent_runtime.agents.catalog.gemini_cli import GEMINI_CLI
 from agent_runtime.agents.catalog.mini_swe_agent import MINI_SWE_AGENT
 from agent_runtime.agents.catalog.open_code import OPEN_CODE
+from agent_runtime.agents.catalog.open_hands import OPEN_HANDS
 from agent_runtime.agents.catalog.pi import PI
 from agent_runtime.agents.catalog.qwen_code import QWEN_CODE
 
@@ -26,5 +27,6 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "GeminiCLI": GEMINI_CLI,
     "MiniSWEAgent": MINI_SWE_AGENT,
     "Aider": AIDER,
+    "OpenHands": OPEN_HANDS,
 }
 """Entries by `agent.type`."""

@@ -173,6 +173,7 @@ SESSIONS = {
     "pi.jsonl": (TrajectoryFormat.PI, "Pi", "unknown"),
     "open-code.json": (TrajectoryFormat.OPEN_CODE, "OpenCode", "1.18.33"),
     "gemini-cli.jsonl": (TrajectoryFormat.GEMINI_CLI, "Gemini CLI", "unknown"),
+    "open-hands.jsonl": (TrajectoryFormat.OPEN_HANDS, "OpenHands", "unknown"),
 }
 """Files that the agents wrote in tests/integration/agents/test_catalog.py, cut to three answers."""
 
