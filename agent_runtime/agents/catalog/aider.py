@@ -21,5 +21,5 @@ AIDER = Entry(
     ],
     protocol="OpenAI chat completions",
     env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    exit_codes={1: "an error, such as wrong arguments"},
+    exit_codes={1: "an error", 2: "the arguments are wrong"},
 )  # fmt: skip

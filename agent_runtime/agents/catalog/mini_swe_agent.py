@@ -25,5 +25,5 @@ MINI_SWE_AGENT = Entry(
     },
     trajectory="mini.traj.json",
     format=TrajectoryFormat.MINI_SWE_AGENT,
-    exit_codes={1: "an error, such as when the model could not be called"},
+    exit_codes={1: "an error, such as when the model could not be called", 2: "the arguments are wrong"},
 )  # fmt: skip
