@@ -1,6 +1,6 @@
 """An agent that nobody wrote for us: a program that talks to its model, and what of that is to be recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from agent_runtime.recording.branches import Branch
@@ -84,12 +84,13 @@ def exported(branch: Branch) -> list[tuple[int, int, float]]:
 
 
 def check_tokens(served: Sequence[Served], branches: Sequence[Branch]) -> None:
-    """Every answer is in exactly one sample, behind the prompt that the server saw, and nothing else is trained.
+    """As `check_answers`. Where the same was asked again, the last answer counts: those before it broke off."""
+    check_answers({tuple(request.prompt_ids): request for request in served}.values(), branches)
 
-    Where the same was asked again, the last answer counts: those before it broke off.
-    """
+
+def check_answers(requests: Collection[Served], branches: Sequence[Branch]) -> None:
+    """Every answer is in exactly one sample, behind the prompt that the server saw, and nothing else is trained."""
     samples = [exported(branch) for branch in branches]
-    requests = {tuple(request.prompt_ids): request for request in served}.values()
     for request in requests:
         begin, end = len(request.prompt_ids), len(request.prompt_ids) + len(request.ids)
         wanted = [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]
