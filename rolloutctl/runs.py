@@ -23,11 +23,19 @@ DEFAULT_OUTPUT = "out"
 PATIENCE_SECONDS = 20
 """Time limit for storage in commands, where a user waits. A runner waits for minutes."""
 
-_HELP = "A run: a name in ./out, a manifest (its output.uri), or the folder or URI of a run."
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=_HELP)]
+RUN_HELP = "A run: a name in ./out, a manifest (its output.uri), or the folder or URI of a run."
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=RUN_HELP)]
 NewestJobArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help=f"{_HELP} The newest run in ./out when left out.", show_default=False),
+    typer.Argument(metavar="[JOB]", help=f"{RUN_HELP} The newest run in ./out when left out.", show_default=False),
+]
+
+WhereArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[WHERE]",
+        help="Folder or URI with runs. Or one run, a manifest or a job's name, to consider only its runs.",
+    ),
 ]
 
 _RUN_FOLDER = re.compile(r"(?P<name>.+)-[0-9a-f]{8}")
@@ -57,7 +65,7 @@ def place_of(reference: str | None) -> Place:
         job = read_manifest(path)
         return Place(output_uri(job, path.resolve().parent), job.metadata.name, job)
     if "/" in reference:
-        raise CommandError(f"{reference}: no such file or folder", hint=_HELP)
+        raise CommandError(f"{reference}: no such file or folder", hint=RUN_HELP)
     return Place(DEFAULT_OUTPUT, reference)
 
 
@@ -94,7 +102,7 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         return await find_folder(store, place.name)
     folders = await _runs_by_job(store)
     if not folders:
-        raise CommandError(f"{place.uri} contains no run", hint=_HELP)
+        raise CommandError(f"{place.uri} contains no run", hint=RUN_HELP)
     if place.name is not None and place.name not in folders:
         raise CommandError(
             f"{place.uri} contains no run of {place.name!r}, only of {_shortened_list(sorted(folders))}."
@@ -102,7 +110,7 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         )
     if place.name is None and len(folders) > 1 and is_named:
         raise CommandError(
-            f"{place.uri} contains runs of {_shortened_list(sorted(folders))}; name one of them", hint=_HELP
+            f"{place.uri} contains runs of {_shortened_list(sorted(folders))}; name one of them", hint=RUN_HELP
         )
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [
@@ -112,7 +120,7 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
         if (job_file := await read_job_file(store, folder))
     ]
     if not begun:  # all folders are rests of interrupted deletions
-        raise CommandError(f"{place.uri} contains no run", hint=_HELP)
+        raise CommandError(f"{place.uri} contains no run", hint=RUN_HELP)
     return await find_folder(store, max(begun)[2])
 
 
@@ -136,6 +144,6 @@ def open_existing(uri: str, environ: Mapping[str, str]) -> Store:
     folder = local_folder(uri)
     if folder is not None and not folder.is_dir():
         raise CommandError(
-            f"the folder {uri} does not exist", hint=f"Run a job first, or give the place of its runs. {_HELP}"
+            f"the folder {uri} does not exist", hint=f"Run a job first, or give the place of its runs. {RUN_HELP}"
         )
     return Store.open(uri, environ, patience_seconds=PATIENCE_SECONDS)

@@ -18,6 +18,7 @@ from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.store import StorageError, Store, local_folder
 from agent_runtime.tools.registry import open_tools
 from rollout_api.manifest import Location
+from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 
 STORAGE_SECONDS: Final = 5.0
@@ -59,7 +60,7 @@ async def wrong_fields(
 
 
 def _checks(job: RolloutJob, environ: Mapping[str, str]) -> list[tuple[Location, Callable[[], object]]]:
-    agent, model = job.spec.agent, job.spec.model
+    agent = job.spec.agent
     checks: list[tuple[Location, Callable[[], object]]] = []
     if not agent.is_program:
         checks.append((("agent", "type"), partial(find_agent, agent.type)))
@@ -71,24 +72,24 @@ def _checks(job: RolloutJob, environ: Mapping[str, str]) -> list[tuple[Location,
             checks.append((("agent", "mcpServers", n), partial(server_keys, alone, environ)))
     checks += [(("plugins", n), partial(Plugins.open, [use])) for n, use in enumerate(job.spec.plugins)]
     checks.append((("plugins",), partial(Plugins.open, job.spec.plugins)))
-    if model is not None and _can_open_model(job):
+    if (model := _reachable_model(job)) is not None:
         checks.append((("model",), partial(open_model, model, environ)))
     return checks
 
 
-def _can_open_model(job: RolloutJob) -> bool:
-    """Whether the job calls a model that can be reached from here."""
+def _reachable_model(job: RolloutJob) -> ModelSpec | None:
+    """Return the model that the job calls; None if it calls none, or one that only a cluster can reach."""
     model = job.spec.model
     if model is None or job.spec.agent.type in AGENTS_WITHOUT_MODEL:
-        return False
+        return None
     key = model.endpoint.api_key_from if model.endpoint else None
-    return not (model.server or model.server_ref or (key and key.secret_key_ref))
+    return None if model.server or model.server_ref or (key and key.secret_key_ref) else model
 
 
 async def _model_problem(job: RolloutJob, environ: Mapping[str, str]) -> str | None:
-    if job.spec.model is None or not _can_open_model(job):
+    if (spec := _reachable_model(job)) is None:
         return None
-    model = open_model(job.spec.model, environ)
+    model = open_model(spec, environ)
     try:
         async with asyncio.timeout(MODEL_SECONDS):
             await model.check()

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent_runtime.recording.job_record import is_copy, read_job_file
+from agent_runtime.recording.job_record import is_copy, job_files
 from agent_runtime.recording.layers import DELETION_SECONDS, FOLDER, SPARED_SECONDS, SUFFIX, marker_of
-from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import READS_AT_ONCE, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
@@ -60,13 +59,7 @@ class Plan:
 async def list_runs(store: Store) -> list[Run]:
     """Return all runs, oldest first. A folder without a readable `job.json` is not a run and is ignored."""
     runs = []
-    for folder in await store.folders():
-        try:
-            job_file = await read_job_file(store, folder)
-        except RecordCorrupt:
-            continue
-        if job_file is None:
-            continue
+    async for folder, job_file in job_files(store):
         objects = await store.list(folder)
         runs.append(
             Run(

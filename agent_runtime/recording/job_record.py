@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -253,6 +253,16 @@ async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
     # A folder without a job.json remains from an interrupted deletion.
     runs = [(folder, job_file) for folder, job_file in job_files if job_file and not is_copy(folder, job_file)]
     return max(runs, key=lambda run: (run[1].created, run[0]), default=None)
+
+
+async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile]]:
+    """Yield the folder and `job.json` of each run. A folder without a readable `job.json` is not a run."""
+    for folder in await store.folders():
+        job_file = None
+        with contextlib.suppress(RecordCorrupt):
+            job_file = await read_job_file(store, folder)
+        if job_file is not None:
+            yield folder, job_file
 
 
 async def read_job_file(store: Store, folder: str) -> JobFile | None:

@@ -1,8 +1,8 @@
 """Lets obstore's threads leave Python before the interpreter ends.
 
-obstore completes an operation on a thread of its own, which calls into Python and needs the GIL once more to return. If
-the interpreter ends first, CPython up to 3.13 ends that thread inside Rust code, and the process aborts with SIGABRT
-after all its work was done (https://docs.python.org/3/c-api/init.html#c.PyGILState_Ensure).
+When an operation is complete, obstore's own thread calls a Python function, and must take the GIL again before it can
+leave it. If the interpreter ends in between, CPython up to 3.13 ends that thread inside Rust code. The process then aborts
+with SIGABRT, although its work is done (https://docs.python.org/3/c-api/init.html#c.PyGILState_Ensure).
 """
 
 import sys
@@ -18,8 +18,9 @@ _LIMIT_SECONDS: Final = 2.0
 
 
 def leave_python() -> None:
-    """Wait until only threads of the `threading` module run Python code, two times in a row: the thread of a cancelled
-    operation may enter Python after the first."""
+    """Wait until only threads of the `threading` module run Python code. Looks twice, because the thread of a cancelled
+    operation may enter Python after the first look.
+    """
     end = time.monotonic() + _LIMIT_SECONDS
     quiet = 0
     while quiet < 2 and time.monotonic() < end:

@@ -2,38 +2,38 @@
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.recording.job_record import JobFile, parsed_json, read_abort, read_job_file
+from agent_runtime.recording.job_record import job_files, parsed_json, read_abort
+from agent_runtime.recording.reader import RunFolder
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
-from rollout_api.rollout_job import RolloutJob
+
+Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Overview:
+class Overview(RunFolder):
     """A run's progress and statistics."""
 
-    folder: str
-    job_file: JobFile
-    total: int | None
-    """Number of rollouts; None for an open stream."""
-    finished: bool
-    """Its results are written."""
-    aborted: str | None
-    """Why it was aborted."""
-    stats: Mapping[str, Any]
-    """As in `stats.json`, of the rollouts that are sealed so far."""
-    damaged: str | None = None
-    """Which object cannot be read; `stats` is empty then."""
+    def __init__(
+        self, run: RunFolder, *, ended: float | None, aborted: str | None, damaged: str | None, stats: Json
+    ) -> None:
+        super().__init__(run.store, run.folder, run.job_file)
+        self.ended = ended
+        """Unix time at which its results were written; None if they are not."""
+        self.aborted = aborted
+        """Why it was aborted."""
+        self.damaged = damaged
+        """Which object cannot be read; `stats` is empty then."""
+        self.stats = stats
+        """As in `stats.json`, of the rollouts that are sealed so far."""
 
     @property
-    def name(self) -> str:
-        """Return the name of its job."""
-        return str(self.job_file.manifest["metadata"]["name"])
+    def finished(self) -> bool:
+        """Return whether its results are written."""
+        return self.ended is not None
 
     @property
     def mean(self) -> float | None:
@@ -49,39 +49,28 @@ class Overview:
 
 
 async def overviews(store: Store) -> list[Overview]:
-    """Return all runs, newest first. A folder without a readable `job.json` is ignored."""
-    found = []
-    for folder in await store.folders():
-        try:
-            job_file = await read_job_file(store, folder)
-        except RecordCorrupt:
-            continue
-        if job_file is not None:
-            found.append(await _overview(store.below(folder), folder, job_file))
-    return sorted(found, key=lambda run: (run.job_file.created, run.folder), reverse=True)
+    """Return all runs, newest first."""
+    runs = [RunFolder(store.below(folder), folder, job_file) async for folder, job_file in job_files(store)]
+    newest_first = sorted(runs, key=lambda run: (run.job_file.created, run.folder), reverse=True)
+    return [await overview(run) for run in newest_first]
 
 
-async def _overview(store: Store, folder: str, job_file: JobFile) -> Overview:
-    job = RolloutJob.model_validate(job_file.manifest)
+async def overview(run: RunFolder) -> Overview:
+    """Read the progress and statistics of a run."""
+    store = run.store
     stored, aborted = await store.get("stats.json"), await read_abort(store)
-    stats: Mapping[str, Any] = statistics_of(())
+    ended = None if stored is None else await store.modified("stats.json")
+    stats: Json = statistics_of(())
     damaged = None
     try:
         stats = await _sealed_statistics(store) if stored is None else parsed_json("stats.json", stored)
     except RecordCorrupt as error:
         damaged = str(error)
-    return Overview(
-        folder=folder,
-        job_file=job_file,
-        total=None if job.spec.tasks.stream else job_file.tasks.count * job.spec.group_size,
-        finished=stored is not None,
-        aborted=None if aborted is None else aborted["message"],
-        stats=stats,
-        damaged=damaged,
-    )
+    reason = None if aborted is None else aborted["message"]
+    return Overview(run, ended=ended, aborted=reason, damaged=damaged, stats=stats)
 
 
-async def _sealed_statistics(store: Store) -> Mapping[str, Any]:
+async def _sealed_statistics(store: Store) -> Json:
     with contextlib.closing(SealedResults(store)) as sealed:
         await sealed.load()
         return statistics_of(sealed.values())

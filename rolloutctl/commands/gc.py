@@ -10,20 +10,14 @@ import typer
 
 from agent_runtime.recording.gc import Plan, Run, collect
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import DEFAULT_OUTPUT, open_place
+from rolloutctl.runs import DEFAULT_OUTPUT, WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, say
 
 DAY_SECONDS = 24 * 3600.0
 
 
 def gc(
-    where: Annotated[
-        str,
-        typer.Argument(
-            metavar="[WHERE]",
-            help="Folder or URI with runs. Or one run, a manifest or a job's name, to consider only its runs.",
-        ),
-    ] = DEFAULT_OUTPUT,
+    where: WhereArgument = DEFAULT_OUTPUT,
     older_than_days: Annotated[
         float | None, typer.Option("--older-than-days", min=0, help="Delete runs whose last write is longer ago.")
     ] = None,

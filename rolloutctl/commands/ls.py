@@ -3,32 +3,19 @@
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated
-
-import typer
 
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.overview import Overview, overviews
+from rollout_api.records import Outcome
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import DEFAULT_OUTPUT, open_place
+from rolloutctl.runs import DEFAULT_OUTPUT, WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, number, percent, say
 
-MASKED = ("InfraFailed", "VerifierFailed", "Cancelled")
 
-
-async def ls(
-    where: Annotated[
-        str,
-        typer.Argument(
-            metavar="[WHERE]",
-            help="Folder or URI with runs. Or one run, a manifest or a job's name, to list only its runs.",
-        ),
-    ] = DEFAULT_OUTPUT,
-    form: FormOption = Form.TEXT,
-) -> None:
+async def ls(where: WhereArgument = DEFAULT_OUTPUT, form: FormOption = Form.TEXT) -> None:
     """List runs, newest first: state, finished rollouts, mean reward ± its standard error, pass@1."""
     store, place = await open_place(where, os.environ)
-    runs = [run for run in await overviews(store) if place.name in (None, run.folder, run.name)]
+    runs = [run for run in await overviews(store) if place.name in (None, run.folder, run.job.metadata.name)]
     if place.name is not None and not runs:
         raise CommandError(f"{place.uri} contains no run of {place.name!r}; `rolloutctl ls {place.uri}` lists all")
     if form is Form.JSON:
@@ -65,7 +52,8 @@ def _mean(run: Overview) -> str:
 
 
 def _masked(run: Overview) -> int:
-    return sum(run.stats["outcomes"].get(outcome, 0) for outcome in MASKED)
+    masked: int = run.stats["rollouts"] - run.stats["outcomes"].get(Outcome.COMPLETED, 0)
+    return masked
 
 
 def _started(run: Overview) -> str:
@@ -86,7 +74,7 @@ _CELLS: dict[str, Callable[[Overview], str]] = {
 def _json(run: Overview) -> dict[str, object]:
     return {
         "folder": run.folder,
-        "name": run.name,
+        "name": run.job.metadata.name,
         "state": _state(run),
         "created": run.job_file.created,
         "total": run.total,

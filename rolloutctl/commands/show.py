@@ -13,7 +13,7 @@ from rollout_api.records import Outcome, PluginReport, Result, Seal, Verdict
 from rollout_api.tasks import VerifierMode
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.runs import JobArgument, find_run
-from rolloutctl.ui.console import Form, FormOption, answer_json, duration, harmless, number, out
+from rolloutctl.ui.console import Form, FormOption, answer_json, answer_text, duration, harmless, number
 from rolloutctl.ui.figures import how_it_ended
 from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 
@@ -50,7 +50,7 @@ async def show(
     for step in steps(records):
         print_step(step, full)
     if seal is None:
-        _line(Text("The rollout is not finished; this is the record so far.", "bold yellow"))
+        answer_text(Text("The rollout is not finished; this is the record so far.", "bold yellow"))
     else:
         print_end(seal, full)
 
@@ -75,14 +75,19 @@ def index_of(run: RunReader, rollout: str) -> int:
     return groups[task] * size + int(member)
 
 
+def ending(result: Result) -> Text:
+    """Return how a rollout ended, and its reward."""
+    style = "green" if result.passed else "yellow" if result.outcome is Outcome.COMPLETED else "red"
+    reward = "" if result.reward is None else f", reward {number(result.reward, 3)}"
+    return Text(f"{how_it_ended(result)}{reward}", style)
+
+
 def _print_head(run: RunReader, index: int, result: Result | None) -> None:
     if result is None:
-        _line(Text(f"Rollout {index} of {run.folder}", "bold"))
+        answer_text(Text(f"Rollout {index} of {run.folder}", "bold"))
         return
-    style = "green" if result.passed else "yellow" if result.outcome is Outcome.COMPLETED else "red"
-    _line(Text(harmless(f"Rollout {index}: {result.task}, member {result.member}"), "bold"))
-    reward = "" if result.reward is None else f", reward {number(result.reward, 3)}"
-    _line(Text(harmless(f"{how_it_ended(result)}{reward}"), style))
+    answer_text(Text(harmless(f"Rollout {index}: {result.task}, member {result.member}"), "bold"))
+    answer_text(ending(result))
     counts = [
         f"{result.turns} turns",
         f"{result.tool_calls} tool calls",
@@ -90,31 +95,33 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
         duration(result.seconds.get("total")),
         f"attempt {result.attempt}",
     ]
-    _line(Text(", ".join(counts), "dim"))
+    answer_text(Text(", ".join(counts), "dim"))
     if result.message:
         reason = f"{result.reason}: " if result.reason else ""
-        _line(Text(harmless(reason + result.message)))
+        answer_text(Text(harmless(reason + result.message)))
     if result.traceback:
-        _line(Text(harmless(result.traceback.rstrip()), "red"))
+        answer_text(Text(harmless(result.traceback.rstrip()), "red"))
     if (own := result.program_trajectory) is not None:
-        _line(Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim"))
+        answer_text(
+            Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim")
+        )
     for failed in result.failed_attempts:
-        _line(Text(harmless(f"Attempt {failed.attempt} was lost: {failed.reason}: {failed.message}"), "dim"))
+        answer_text(Text(harmless(f"Attempt {failed.attempt} was lost: {failed.reason}: {failed.message}"), "dim"))
 
 
 def print_step(step: Step, full: bool) -> None:
     """Print one step of a transcript; long results are cut unless `full`."""
     if step.role == "note":
-        _line(Text(harmless(step.text), "dim italic"))
+        answer_text(Text(harmless(step.text), "dim italic"))
         return
     title = step.role if step.turn is None or step.role != "assistant" else f"assistant, turn {step.turn + 1}"
     right = f"  {duration(step.seconds)}, {step.tokens[1]} tokens" if step.role == "assistant" else ""
     head = Text(harmless(title), _ROLE_STYLES.get(step.role, "bold")).append(right, "dim not bold")
-    _line(Text("\n── ", "dim").append_text(head))
+    answer_text(Text("\n── ", "dim").append_text(head))
     if step.reasoning:
-        _line(Text(harmless(step.reasoning), "dim italic"))
+        answer_text(Text(harmless(step.reasoning), "dim italic"))
     if step.text:
-        _line(Text(harmless(step.text)))
+        answer_text(Text(harmless(step.text)))
     for call in step.calls:
         _print_call(call, full)
 
@@ -132,7 +139,7 @@ def _print_call(call: Call, full: bool) -> None:
         head.append(f"  {duration(call.seconds)}", "dim")
     if call.error:
         head.append("  error", "bold red")
-    _line(head)
+    answer_text(head)
     for name, value in readable_arguments(call.arguments) if call.arguments else []:
         _print_block(f"{name}: {value}" if name else value, "cyan", full)
     if call.result is None:
@@ -145,32 +152,32 @@ def _print_block(text: str, style: str, full: bool) -> None:
     lines = harmless(text).rstrip("\n").split("\n")
     hidden = 0 if full else max(0, len(lines) - LINES)
     shown = lines[: len(lines) - hidden]
-    _line(Text("\n".join(f"    {line}" for line in shown), style))
+    answer_text(Text("\n".join(f"    {line}" for line in shown), style))
     if hidden:
-        _line(Text(f"    … {hidden} more lines; --full shows them", "dim"))
+        answer_text(Text(f"    … {hidden} more lines; --full shows them", "dim"))
 
 
 def _print_verdict(verdict: Verdict, full: bool) -> None:
     style = "bold green" if verdict.passed else "bold red"
-    _line(Text("\n── ", "dim").append(f"verdict: reward {number(verdict.reward, 3)}", style))
+    answer_text(Text("\n── ", "dim").append(f"verdict: reward {number(verdict.reward, 3)}", style))
     if verdict.message:
-        _line(Text(harmless(verdict.message)))
+        answer_text(Text(harmless(verdict.message)))
     if verdict.mode is VerifierMode.SHARED:
-        _line(Text("Graded in the agent's own workspace (Shared): the agent could have forged it.", "yellow"))
+        answer_text(Text("Graded in the agent's own workspace (Shared): the agent could have forged it.", "yellow"))
     if verdict.dropped:
-        _line(Text("Not carried into the grading, because these files could change the verdict:", "yellow"))
+        answer_text(Text("Not carried into the grading, because these files could change the verdict:", "yellow"))
         _print_block("\n".join(verdict.dropped), "yellow", full)
     failed = [test for test in verdict.tests if not test.passed]
     if verdict.tests:
-        _line(Text(f"{len(verdict.tests) - len(failed)} of {len(verdict.tests)} tests passed"))
+        answer_text(Text(f"{len(verdict.tests) - len(failed)} of {len(verdict.tests)} tests passed"))
     for test in failed:
-        _line(Text(harmless(f"✗ {test.name}"), "red"))
+        answer_text(Text(harmless(f"✗ {test.name}"), "red"))
         if test.message:
             _print_block(test.message, "", full)
     for command in verdict.commands:
         end = f"ended by {command.cause}" if command.cause else f"exit {command.exit_code}"
         line = Text(harmless(f"$ {command.command}"), "cyan").append(f"  {end}, {duration(command.seconds)}", "dim")
-        _line(line)
+        answer_text(line)
         if command.output:
             _print_block(command.output, "", full)
 
@@ -179,20 +186,15 @@ def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
     for name, report in plugins.items():
         did = [f"{count} {what}" for what, count in (("refused", report.refused), ("changed", report.changed)) if count]
         calls = f"{report.calls} calls, {duration(report.seconds)}"
-        _line(
+        answer_text(
             Text("\n── ", "dim")
             .append(f"plugin {harmless(name)}", "bold")
             .append(f"  {', '.join([calls, *did])}", "dim")
         )
         if report.failed:
-            _line(Text(harmless(f"failed {report.failed} times; the first error: {report.error}"), "red"))
+            answer_text(Text(harmless(f"failed {report.failed} times; the first error: {report.error}"), "red"))
         for score, value in report.scores.items():
-            _line(Text(harmless(f"{score}: {number(value, 3)}")))
+            answer_text(Text(harmless(f"{score}: {number(value, 3)}")))
         if report.analysis:
             text = yaml.safe_dump(report.analysis, sort_keys=False, allow_unicode=True, width=120)
             _print_block(text, "", full)
-
-
-def _line(text: Text) -> None:
-    """Print a line. The terminal wraps it, so that copied text has no padding."""
-    out.print(text, soft_wrap=True)

@@ -14,12 +14,11 @@ from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.reader import RunFolder, RunReader
 from agent_runtime.recording.seals import SealedResults
-from rollout_api.records import Outcome, Result
-from rolloutctl.commands.show import RolloutArgument, index_of, print_end, print_step
+from rollout_api.records import Result
+from rolloutctl.commands.show import RolloutArgument, ending, index_of, print_end, print_step
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.runs import JobArgument, NewestJobArgument, find_run_folder
-from rolloutctl.ui.console import Form, FormOption, answer_json_line, harmless, number, out, say
-from rolloutctl.ui.figures import how_it_ended
+from rolloutctl.ui.console import Form, FormOption, answer_json_line, answer_text, harmless, number, say
 from rolloutctl.ui.transcript import steps
 
 LOOK_SECONDS = 1.0
@@ -68,10 +67,8 @@ async def _pause(began: float) -> None:
 
 
 def _print(result: Result, progress: str) -> None:
-    style = "green" if result.passed else "yellow" if result.outcome is Outcome.COMPLETED else "red"
-    reward = "" if result.reward is None else f", reward {number(result.reward, 3)}"
-    line = Text(harmless(f"{result.task}/{result.member}  ")).append(f"{how_it_ended(result)}{reward}", style)
-    out.print(line.append(f"  ({progress})", "dim"), soft_wrap=True)
+    line = Text(harmless(f"{result.task}/{result.member}  ")).append_text(ending(result))
+    answer_text(line.append(f"  ({progress})", "dim"))
 
 
 async def logs(

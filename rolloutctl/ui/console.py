@@ -101,6 +101,11 @@ def answer_json_list(values: Iterable[Any]) -> None:
     stream.write("\n]\n" if before == "," else "[]\n")
 
 
+def answer_text(text: Text | str) -> None:
+    """Print a line of the answer. The terminal wraps it, so that copied text has no padding."""
+    out.print(text if isinstance(text, Text) else Text(harmless(text)), soft_wrap=True)
+
+
 def answer_table(
     title: str,
     columns: Sequence[str],

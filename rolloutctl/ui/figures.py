@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
@@ -65,7 +65,7 @@ def group_figures(results: Iterable[Result], k: int) -> list[GroupFigures]:
 
 
 def _group(members: Sequence[Result], k: int) -> GroupFigures:
-    graded = _with_reward(members)
+    graded = list(with_reward(members))
     rewards = [result.reward or 0.0 for result in graded]
     passed = sum(result.passed is True for result in graded)
     return GroupFigures(
@@ -88,7 +88,7 @@ def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -
     for result in results:
         masked += result.outcome is not Outcome.COMPLETED
         outcomes[how_it_ended(result)] += 1
-        for graded in _with_reward([result]):
+        for graded in with_reward([result]):
             by_group.setdefault(graded.group, []).append(graded.reward or 0.0)
     rewards = [reward for group in by_group.values() for reward in group]
     return Figures(
@@ -108,13 +108,14 @@ def batch_figures(results: Iterable[Result]) -> list[BatchFigures]:
     for result in results:
         if result.batch is not None:
             first[result.batch] = min(result.group, first.get(result.batch, result.group))
-            rewards.setdefault(result.batch, []).extend(graded.reward or 0.0 for graded in _with_reward([result]))
+            rewards.setdefault(result.batch, []).extend(graded.reward or 0.0 for graded in with_reward([result]))
     ordered = sorted(rewards, key=lambda label: first[label])
     return [BatchFigures(label, len(rewards[label]), mean(rewards[label])) for label in ordered]
 
 
-def _with_reward(results: Sequence[Result]) -> list[Result]:
-    return [result for result in results if result.outcome is Outcome.COMPLETED and result.reward is not None]
+def with_reward(results: Iterable[Result]) -> Iterator[Result]:
+    """Yield the Completed results with a reward."""
+    return (result for result in results if result.outcome is Outcome.COMPLETED and result.reward is not None)
 
 
 def _outcomes(results: Sequence[Result]) -> dict[str, int]:

@@ -136,6 +136,7 @@ def build_result(
         rewards=graded.rewards if graded else {},
         passed=graded.passed if graded else None,
         forgeable=graded.forgeable if graded else False,
+        dropped=len(graded.dropped) if graded else 0,
         attempt=attempt,
         failed_attempts=[
             AttemptSummary(attempt=number, reason=failure.reason, message=failure.message)

@@ -50,9 +50,9 @@ class Origin(ApiModel):
     """Absolute path of the file or folder that lists the task, if it is on this machine. It has hidden files."""
     snapshot: SnapshotRecord | None
     """The latest snapshot at or before the turn."""
-    snapshot_results: int | None = None
-    """Number of records of tool results in `prefix` whose calls the snapshot includes. None in origins of earlier
-    versions: those of its turn and of earlier ones.
+    snapshot_results: int
+    """Number of records of tool results in `prefix` whose calls the snapshot includes, and that need not run again; 0
+    without a snapshot.
     """
     layers_uri: str
     """Output of the source, which has the snapshot's layers until `fix_origins` has copied them."""
@@ -65,15 +65,6 @@ class Origin(ApiModel):
         folders = (local_folder(uri) for uri in (self.job, *self.earlier_jobs))
         files = [Path(self.task_file)] if self.task_file else []
         return [*files, *(folder for folder in folders if folder is not None)]
-
-    @property
-    def restored_results(self) -> int:
-        """Return the number of records of tool results whose calls need not run again."""
-        if self.snapshot is None:
-            return 0
-        if self.snapshot_results is not None:
-            return self.snapshot_results
-        return sum(record.turn <= self.snapshot.turn for record in results_in(self.prefix))
 
 
 class _Run:

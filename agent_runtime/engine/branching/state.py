@@ -59,7 +59,7 @@ class Branching:
             # A layer over an image cannot be applied to a `Plain` root, nor the reverse, so all calls run again.
             snapshot = None
             await prepare(workspace, dataclasses.replace(spec, start=None))
-        restored = 0 if snapshot is None else self.origin.restored_results
+        restored = 0 if snapshot is None else self.origin.snapshot_results
         found: list[str] = []
         if restored < len(results_in(self.origin.prefix)):
             await workspace.enter("agent", key=f"{LIFECYCLE_TURN}:rerun-network")

@@ -37,6 +37,8 @@ DIGEST: Final = f"{API_GROUP}/digest"
 """Annotation with the digest of the data that an object is built from. If the digest changes, the object is replaced."""
 
 WORKLOAD_KINDS: Final = ("StatefulSet", "LeaderWorkerSet")
+OPTIONAL_KINDS: Final = ("PodDisruptionBudget", "InferencePool")
+"""Kinds of `optional_objects`."""
 REFUSABLE_KINDS: Final = (*WORKLOAD_KINDS, "InferencePool")
 """Kinds whose refusal a condition reports: a quota may refuse them, or the cluster may lack them."""
 
@@ -111,7 +113,7 @@ def services(server: ModelServer) -> list[Json]:
 
 def optional_objects(server: ModelServer) -> dict[str, Json | None]:
     """Return by kind the objects that a change of the spec can remove, or None. They have the server's name."""
-    return {"PodDisruptionBudget": _disruption_budget(server), "InferencePool": _inference_pool(server)}
+    return dict(zip(OPTIONAL_KINDS, (_disruption_budget(server), _inference_pool(server)), strict=True))
 
 
 def _inference_pool(server: ModelServer) -> Json | None:

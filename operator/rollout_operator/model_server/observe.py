@@ -16,7 +16,14 @@ from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, reports_of, uid_of, users
 from rollout_operator.conditions import start_problem
 from rollout_operator.model_server.control import LOAD_SECONDS
-from rollout_operator.model_server.objects import REFUSABLE_KINDS, WORKLOAD_KINDS, api_name, claim_name, download_name
+from rollout_operator.model_server.objects import (
+    OPTIONAL_KINDS,
+    REFUSABLE_KINDS,
+    WORKLOAD_KINDS,
+    api_name,
+    claim_name,
+    download_name,
+)
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
 from rollout_operator.model_server.policy import load_limit
 from rollout_operator.model_server.update_state import AdapterWanted, Runner, Seen
@@ -157,7 +164,7 @@ def server_of(pod: Manifest, contacts: Mapping[tuple[str, int], ServerContact]) 
 
 def _owned_objects(world: World, ref: Ref, uid: str) -> Iterator[tuple[str, Manifest]]:
     names = {
-        **dict.fromkeys((*WORKLOAD_KINDS, "PodDisruptionBudget", "InferencePool"), (ref.name,)),
+        **dict.fromkeys((*WORKLOAD_KINDS, *OPTIONAL_KINDS), (ref.name,)),
         "Service": (ref.name, api_name(ref.name)),
         "NetworkPolicy": (ref.name, download_name(ref.name)),
         "PersistentVolumeClaim": (claim_name(ref.name),),

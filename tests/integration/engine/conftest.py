@@ -1,6 +1,8 @@
 """A real S3 server, and one that is slow and fails now and then: for tests whose runs are processes of their own."""
 
 import asyncio
+import os
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -8,6 +10,13 @@ import pytest
 
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3 import S3, serve_s3
+
+
+@pytest.fixture
+def environ() -> Iterator[dict[str, str]]:
+    """Variables for a runner: TMPDIR is a new folder with a short path, because paths of sockets are limited."""
+    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
+        yield dict(os.environ, TMPDIR=temporary)
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,11 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from agent_runtime.recording.store import Store
@@ -26,13 +24,6 @@ ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml"
 KILLS = 20 if FULL else 2
 SEGMENTS = range(2, 8)
 """So many segments of the journal after a start a kill comes."""
-
-
-@pytest.fixture
-def environ() -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
-        yield dict(os.environ, TMPDIR=temporary)
 
 
 def killed_until_done(folder: Path, environ: dict[str, str], manifest: Mapping[str, Any], kills: int) -> int:

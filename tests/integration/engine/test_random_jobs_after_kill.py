@@ -1,13 +1,12 @@
-"""Random combinations of features, killed at random moments: each run goes on, and gives what an undisturbed one gives."""
+"""Jobs with random combinations of features are killed at random moments. Each is resumed, and its records equal those of an
+undisturbed run."""
 
 import asyncio
 import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 JOBS = 40 if FULL else 1
 KILLS = 2
 CHECKED_SEED = 13
-"""An own agent with checkpoints and snapshots, whose tool calls a plugin changes, in `Overlay` and graded apart. Only the
-full lane looks for combinations that nobody has seen.
+"""An own agent with checkpoints and snapshots, in `Overlay`, graded in `Separate`; a plugin changes its tool calls. The full
+lane uses new seeds instead.
 """
 NAME = "random"
 ROLLOUTCTL = [sys.executable, "-m", "rolloutctl.main", "run", "job.yaml", "-o", "json"]
@@ -63,7 +62,7 @@ class Explorer:
 
 
 class Delegates:
-    """A sub-agent makes the first turns, then its own loop goes on."""
+    """Lets a sub-agent make the first two turns, and then makes its own."""
 
     async def run(self, context):
         await context.delegate(Loop(), SubTask(prompt="First part.", max_turns=2))
@@ -203,14 +202,6 @@ def job(rng: random.Random) -> dict[str, Any]:
             "output": {"uri": "./out"},
         },
     }
-
-
-@pytest.fixture
-def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
-        path = os.pathsep.join([".", *filter(None, sys.path)])
-        yield dict(os.environ, TMPDIR=temporary, PYTHONPATH=path)
 
 
 def start(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -5,9 +5,7 @@ import asyncio
 import os
 import random
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +116,6 @@ def manifest(rng: random.Random, seed: int, url: str) -> dict[str, Any]:
             "output": {"uri": "./out"},
         },
     }
-
-
-@pytest.fixture
-def environ() -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
-        yield dict(os.environ, TMPDIR=temporary, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
 
 
 async def run_killed(folder: Path, environ: dict[str, str], rng: random.Random) -> Store:

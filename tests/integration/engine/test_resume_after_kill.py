@@ -7,9 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +64,6 @@ def job(output: str) -> dict[str, Any]:
             "output": {"uri": output},
         },
     }
-
-
-@pytest.fixture
-def environ() -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
-        yield dict(os.environ, TMPDIR=temporary)
 
 
 def start(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
