@@ -56,6 +56,19 @@ class Endpoint(ApiModel):
     """Deadline of one model call, retries included."""
 
 
+class Prices(ApiModel):
+    """Prices of a model's tokens, with which results show the cost of a run."""
+
+    prompt: Annotated[float, Field(ge=0, le=1e6)]
+    """Price of a million prompt tokens."""
+    completion: Annotated[float, Field(ge=0, le=1e6)]
+    """Price of a million completion tokens."""
+    cached: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """Price of a million prompt tokens from the server's cache. When left out, that of prompt tokens."""
+    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = "USD"
+    """Currency as a code of ISO 4217."""
+
+
 class ScriptedToolCall(ApiModel):
     """A tool call of a scripted turn."""
 
@@ -124,6 +137,8 @@ class ModelSpec(ApiModel):
     """A scripted model with fixed turns."""
     function: Annotated[str, StringConstraints(pattern=r"^[\w.]+:\w+$", max_length=512)] | None = None
     """`module:name` of `async f(messages, max_tokens, temperature, **kw)`."""
+    prices: Prices | None = None
+    """Prices of its tokens, with which the cost of a run is shown."""
     allow_text_only: bool = False
     """Allow a job of mode Train to use a model that returns no token ids."""
     max_policy_lag: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

@@ -514,6 +514,8 @@ class Result(ApiModel):
     rewards: dict[str, float] = {}
     passed: bool | None = None
     forgeable: bool = False
+    dropped: int = 0
+    """Number of the verdict's `dropped` files: an agent may have tried to cheat."""
     attempt: int
     """Number of the sealed attempt."""
     failed_attempts: list[AttemptSummary] = []

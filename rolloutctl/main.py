@@ -45,6 +45,7 @@ COMMANDS = [
     "watch",
     "show",
     "logs",
+    "view",
     "report",
     "export",
     "convert",
@@ -104,8 +105,8 @@ class Commands(TyperGroup):
 def _end_process(code: object) -> NoReturn:
     """End the process without finalising the interpreter.
 
-    During finalisation, a thread of obstore that returns a result aborts the process with exit code 134, in a third of all
-    short commands (PyO3/pyo3-async-runtimes#40). Everything that must be closed is closed before.
+    Finalising waits for threads that user code has started, and for those of obstore (recording/obstore_threads.py).
+    Everything that must be closed is closed before.
     """
     for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader of a pipe, such as head or less, has ended

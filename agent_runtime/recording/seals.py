@@ -105,7 +105,15 @@ class SealedResults(_Rows[Result]):
             self._insert(rows)
             unread.difference_update(row[0] for row in rows)
         async for key, data in _objects(self._store, [f"seals/{index}.json" for index in sorted(unread)]):
-            await self.add(parse_seal(key, data).result)
+            try:
+                result = parse_seal(key, data).result
+            except RecordCorrupt as error:
+                self._report_damage(error)
+            else:
+                await self.add(result)
+
+    def _report_damage(self, error: RecordCorrupt) -> None:
+        raise error
 
     async def add(self, result: Result) -> None:
         """Add a result whose seal is written. Writes an object of the index when there are enough."""

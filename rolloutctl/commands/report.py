@@ -1,6 +1,7 @@
 """`rolloutctl report`: write a run as one HTML file."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import Annotated
 import typer
 
 from agent_runtime.export.whole_file import whole_file
-from agent_runtime.recording.job_record import read_abort
-from agent_runtime.recording.reader import RunReader
-from rollout_api.records import Seal
+from agent_runtime.recording.segments import RecordCorrupt
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import JobArgument, find_run
-from rolloutctl.ui import page
+from rolloutctl.runs import JobArgument, find_run_folder
 from rolloutctl.ui.console import Form, answer_json, err, named_file, say
+from rolloutctl.viewer import export
+from rolloutctl.viewer.library import OpenRun
+from rolloutctl.viewer.rollout import Rollout, damaged
 
 
 async def report(
@@ -39,44 +40,32 @@ async def report(
 
 
 async def _report(reference: str, file: Path | None) -> Path:
-    run = await find_run(reference, os.environ)
-    path = file or Path(f"{run.folder}.html")
+    run = OpenRun(await find_run_folder(reference, os.environ))
+    path = file or Path(f"{run.run.folder}.html")
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
         raise CommandError(f"-o {path}: {problem}", hint="Name a file in an existing folder.")
-    with whole_file(path) as partial, partial.open("w", encoding="utf-8") as html, err.status("Reading transcripts…"):
-        aborted = await read_abort(run.store)
-        html.write(page.head(_facts(run, aborted["message"] if aborted else None), run.results()))
-        for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):
-            html.write(page.group(await asyncio.gather(*(_rollout(run, seal) for seal in members))))
-        html.write(page.tail())
+    with err.status("Reading transcripts…"):
+        async with contextlib.aclosing(run):
+            await write_report(run, path)
     return path
 
 
-async def _rollout(run: RunReader, seal: Seal) -> page.Rollout:
-    return page.Rollout(seal.result, await run.records(seal.result.index), seal.verdict)
+async def write_report(run: OpenRun, path: Path) -> None:
+    """Write a run as one HTML file, a group at a time. What is damaged is told in it."""
+    with whole_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        await run.read()
+        rows = run.table.rows(limit=len(run.table))
+        file.write(export.head(run.summary(), rows))
+        for number, members in itertools.groupby(rows, key=lambda row: int(row["group"])):
+            indexes = [row["index"] for row in members]
+            found = await asyncio.gather(*(_page(run, index) for index in indexes))
+            file.write(export.group(number, dict(zip(indexes, found, strict=True))))
+        file.write(export.tail())
 
 
-def _facts(run: RunReader, aborted: str | None) -> page.JobFacts:
-    spec = run.job.spec
-    return page.JobFacts(
-        name=run.job.metadata.name,
-        location=run.store.uri,
-        mode=spec.mode.value,
-        model=_model_name(run),
-        agent=spec.agent.type,
-        group_size=spec.group_size,
-        total=run.total if run.total is not None else len(run.seals),
-        aborted=aborted,
-    )
-
-
-def _model_name(run: RunReader) -> str:
-    model = run.job.spec.model
-    if model is None:
-        return ""
-    if model.endpoint is not None:
-        return model.endpoint.name
-    if model.server is not None:
-        return model.server.model.name
-    return model.server_ref or model.function or "scripted"
+async def _page(run: OpenRun, index: int) -> Rollout:
+    try:
+        return await run.rollout(index)
+    except RecordCorrupt as error:
+        return damaged(str(error))

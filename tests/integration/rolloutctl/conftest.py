@@ -1,4 +1,4 @@
-"""A real browser on a real file, spoken to through its DevTools protocol."""
+"""A real browser, controlled through its DevTools protocol."""
 
 import asyncio
 import contextlib
@@ -52,12 +52,18 @@ class Page:
         return reply["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true. While it raises, it is not."""
         await self.run(
-            "new Promise((done, fail) => { const end = Date.now() + 30000; const look = () => "
-            f"({condition}) ? done(true) : Date.now() > end ? fail(new Error({condition!r} + ' never came true'))"
+            "new Promise((done, fail) => { const end = Date.now() + 30000; "
+            f"const holds = () => {{ try {{ return {condition}; }} catch {{ return false; }} }}; const look = () => "
+            f"holds() ? done(true) : Date.now() > end ? fail(new Error({condition!r} + ' never came true'))"
             " : setTimeout(look, 20); look(); })"
         )
+
+    async def go(self, url: str) -> None:
+        """Open another address, and wait until it is loaded."""
+        await self.call("Page.navigate", url=url)
+        await self.until(f"document.readyState === 'complete' && location.href.startsWith({url.split('#')[0]!r})")
 
     async def press(self, key: str) -> None:
         """A key, as the keyboard sends it."""
@@ -88,10 +94,11 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def open_in_browser(file: Path) -> AsyncIterator[Page]:
-    """The file in a fresh browser."""
+async def open_in_browser(file: Path | str) -> AsyncIterator[Page]:
+    """A file, or a URL, in a fresh browser."""
+    url = file if isinstance(file, str) else file.resolve().as_uri()
     program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    assert program, f"the report is tested in a real browser: install one of {', '.join(BROWSERS)}"
+    assert program, f"pages are tested in a real browser: install one of {', '.join(BROWSERS)}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -110,8 +117,7 @@ async def open_in_browser(file: Path) -> AsyncIterator[Page]:
                     page = Page(socket)
                     for domain in ("Runtime", "Log", "Page", "Network"):
                         await page.call(f"{domain}.enable")
-                    await page.call("Page.navigate", url=file.resolve().as_uri())
-                    await page.until("document.readyState === 'complete' && location.protocol === 'file:'")
+                    await page.go(url)
                     yield page
                     await page.close()
         finally:
@@ -128,8 +134,8 @@ async def _port(file: Path) -> int:
 
 
 @pytest.fixture
-def browser() -> Callable[[Path], AbstractAsyncContextManager[Page]]:
-    """Opens a file in a fresh browser."""
+def browser() -> Callable[[Path | str], AbstractAsyncContextManager[Page]]:
+    """Opens a file or a URL in a fresh browser."""
     return open_in_browser
 
 

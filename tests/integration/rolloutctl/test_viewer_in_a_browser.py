@@ -1,229 +1,313 @@
-"""The report in a real browser: it must be readable offline, searchable, and deaf to what models wrote into it."""
+"""The viewer's pages, and the report that is made of them, in a real browser."""
 
-import importlib.util
+import base64
+import contextlib
+import importlib.resources
 import json
-from collections.abc import Callable
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rolloutctl.ui import page
+from agent_runtime.recording.store import Store
+from rolloutctl.commands.report import write_report
+from rolloutctl.viewer.library import Library, OpenRun
+from rolloutctl.viewer.rollout import Rollout
+from rolloutctl.viewer.server import serving
+from tests.support.full import FULL
+from tests.support.made_up_runs import HOSTILE, made_up_rollout, write_bare_run, write_rollout, write_run
 
-_samples = importlib.util.spec_from_file_location(
-    "samples", Path(__file__).parents[2] / "unit" / "rolloutctl" / "conftest.py"
+Browser = Callable[[Path | str], AbstractAsyncContextManager[Any]]
+
+EXPRESSIONS = [
+    'reward < 0.5 and tag == "hard"',
+    "not (reward < 0.5)",
+    "ended == MaxTurns or outcome != Completed",
+    '"parser" in task and member >= 4',
+    "PARSER passed == true",
+    "reward == none",
+    "dropped > 0",
+    'tag != "hard" seconds > 20',
+    '"node" in message',
+]
+ROWS = (
+    "JSON.stringify([...document.querySelectorAll('.virtual tbody tr:not(.space) td:first-child')]"
+    ".map((e) => Number(e.textContent)))"
 )
-assert _samples is not None
-assert _samples.loader is not None
-samples = importlib.util.module_from_spec(_samples)
-_samples.loader.exec_module(samples)
-
-GROUP_SIZE = 8
-Browser = Callable[[Path], AbstractAsyncContextManager[Any]]
+IMAGES = Path(__file__).parents[3] / "docs" / "images"
 
 
-def write_report(file: Path, count: int, **changes: Any) -> list[page.Rollout]:
-    rollouts = [samples.made_up_rollout(index, GROUP_SIZE) for index in range(count)]
-    facts: dict[str, Any] = {
-        "name": "night-run",
-        "location": "out/night-run-1",
-        "mode": "Train",
-        "model": "</title><script>window.hacked = 3</script>",
-        "agent": "ToolCalling",
-        "group_size": GROUP_SIZE,
-        "total": count,
-    }
-    groups = [rollouts[start : start + GROUP_SIZE] for start in range(0, count, GROUP_SIZE)]
-    head = page.head(page.JobFacts(**facts | changes), [rollout.result for rollout in rollouts])
-    file.write_text(head + "".join(map(page.group, groups)) + page.tail(), encoding="utf-8")
-    return rollouts
+@contextlib.asynccontextmanager
+async def served(output: Path) -> AsyncIterator[str]:
+    """The URL of a viewer of these runs."""
+    async with serving(Library(Store.open(str(output), {})), host="127.0.0.1", port=0, token="t0ken") as url:
+        yield url
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> tuple[Path, list[page.Rollout]]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: with hostile text, a later one of the same tasks that stopped, and one that did not start."""
+    output = tmp_path_factory.mktemp("runs")
+    write_run(output, "night-run", [made_up_rollout(index) for index in range(48)])
+    better = [made_up_rollout(index, hostile=False) for index in range(40)]
+    write_run(output, "second", list(map(_better, better)), created=1_760_000_100.0, total=64, finished=False)
+    write_run(output, "broken", [], created=1_760_000_200.0, total=8, finished=False, aborted="half of it was lost")
+    return output
+
+
+def _better(rollout: Rollout) -> Rollout:
+    result = rollout.result
+    assert result is not None
+    reward = None if result.reward is None else min(1.0, result.reward + 0.2)
+    changed = result.model_copy(update={"reward": reward, "batch": f"step-{result.group}"})
+    return Rollout(rollout.records, changed, rollout.verdict)
+
+
+def folder_of(runs: Path, name: str) -> str:
+    return next(path.name for path in runs.iterdir() if path.name.startswith(name))
+
+
+async def filtered(tab: Any, expression: str) -> list[int]:
+    """The rollouts that the table shows for a filter."""
+    await tab.until("document.querySelector('.virtual') !== null")
+    await tab.run(
+        "{ const e = document.querySelector('#filter'); e.value = "
+        + json.dumps(expression)
+        + "; e.dispatchEvent(new Event('input', {bubbles: true})); e.form.requestSubmit(); }"
+    )
+    want = json.dumps(expression)
+    await tab.until(f"new URLSearchParams(location.hash.split('?')[1]).get('where') === {want}")
+    await tab.until(f"!document.querySelector('.wrong') && document.querySelector('.virtual').dataset.where === {want}")
+    found: list[int] = json.loads(await tab.run(ROWS))
+    return found
+
+
+async def test_all_runs_are_listed_and_two_can_be_compared(browser: Browser, runs: Path) -> None:
+    async with served(runs) as url, browser(url) as tab:
+        await tab.until("document.querySelectorAll('#runs tbody tr').length === 3")
+        states = await tab.run("[...document.querySelectorAll('#runs .state')].map((e) => e.textContent).join()")
+        assert states == "failed to start,stopped,finished"
+        for name in ("night-run", "second"):
+            await tab.run(f"document.querySelector('input[aria-label^=\"Compare {name}\"]').click()")
+        await tab.until("document.querySelector('a.button') !== null")
+        await tab.run("document.querySelector('a.button').click()")
+        await tab.until("document.querySelectorAll('#tasks tbody tr').length > 0")
+        text = await tab.run("document.querySelector('main').textContent")
+        assert "95 % interval" in text
+        assert "Worse0" in text
+        assert tab.problems == []
+        assert all(request.startswith(url) for request in tab.requests)
+
+
+async def test_filters_give_the_same_rollouts_in_the_viewer_and_in_the_report(
+    browser: Browser, runs: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "report.html"
-    return file, write_report(file, 48)
-
-
-async def test_it_loads_without_errors_and_asks_for_nothing_else(
-    browser: Browser, report: tuple[Path, list[page.Rollout]]
-) -> None:
-    file, rollouts = report
+    run = OpenRun(await Library(Store.open(str(runs), {})).folder(folder_of(runs, "night-run")))
+    async with contextlib.aclosing(run):
+        await write_report(run, file)
+    async with served(runs) as url, browser(f"{url}#/run/{folder_of(runs, 'night-run')}") as tab:
+        shown = [await filtered(tab, expression) for expression in EXPRESSIONS]
+        assert tab.problems == []
+        await tab.run(f"location.hash = '/run/{folder_of(runs, 'night-run')}?where=rewrad%20%3C%201'")
+        await tab.until("document.querySelector('.wrong').textContent.startsWith('rewrad is not a field')")
     async with browser(file) as tab:
-        assert await tab.run("document.querySelectorAll('#list tbody tr').length") == len(rollouts)
-        assert await tab.run("document.querySelectorAll('#groups tbody tr').length") == len(rollouts) // GROUP_SIZE
-        assert tab.requests == [file.resolve().as_uri()]
+        assert [await filtered(tab, expression) for expression in EXPRESSIONS] == shown
+        assert tab.requests == [file.resolve().as_uri()], "a report asks for nothing"
+        assert tab.problems == []
+    results = [made_up_rollout(index).result for index in range(48)]
+    assert shown[5] == [result.index for result in results if result and result.reward is None]
+    assert shown[6] == [result.index for result in results if result and result.dropped]
+    assert all(shown), "each expression finds something"
+
+
+async def test_a_rollout_is_read_with_the_keyboard(browser: Browser, runs: Path) -> None:
+    night = folder_of(runs, "night-run")
+    async with served(runs) as url, browser(f"{url}#/run/{night}/rollout/5?where=%22cache%22%20in%20task") as tab:
+        await tab.until("document.querySelectorAll('.step').length > 4")
+        await tab.press("e")
+        await tab.until("document.activeElement.querySelector('.badge.bad') !== null")
+        await tab.press("n")
+        await tab.until("document.activeElement.classList.contains('role-assistant')")
+        await tab.press("v")
+        await tab.until("document.querySelector('section[aria-label=Verdict]') !== null")
+        await tab.press("/")
+        assert await tab.run("document.activeElement.id") == "filter"
+        await tab.run("document.activeElement.blur()")
+        await tab.press("j")
+        # The next one of the filtered list; member 5 is not of the task `cache`.
+        await tab.press("u")
+        await tab.until("location.hash.includes('/run/') && document.querySelectorAll('.virtual tbody tr').length > 0")
+        assert "where=" in await tab.run("location.hash")
+        await tab.run("document.querySelector('.virtual tbody a').click()")
+        await tab.until("document.querySelector('h1').textContent.startsWith('Rollout 8:')")
+        await tab.press("j")
+        await tab.until("document.querySelector('h1').textContent.startsWith('Rollout 9:')")
+        await tab.press("k")
+        await tab.until("document.querySelector('h1').textContent.startsWith('Rollout 8:')")
         assert tab.problems == []
 
 
-async def test_what_was_submitted_step_by_step_is_a_learning_curve(browser: Browser, tmp_path: Path) -> None:
-    rollouts = [samples.made_up_rollout(index, GROUP_SIZE) for index in range(48)]
-    labelled = [r.result.model_copy(update={"batch": f"step-{r.result.group // 2}", "reward": 0.5}) for r in rollouts]
-    facts = page.JobFacts("curve", "out/curve", "Train", "m", "Environment", GROUP_SIZE, 48)
-    file = tmp_path / "curve.html"
-    file.write_text(page.head(facts, labelled) + page.tail(), encoding="utf-8")
-    async with browser(file) as tab:
-        assert await tab.run("document.querySelectorAll('#curve circle').length") == 3
-        said = await tab.run("document.querySelector('#curve svg').getAttribute('aria-label')")
-        assert said == "Mean reward by label: step-0: 0.5, step-1: 0.5, step-2: 0.5"
+async def test_a_rollout_has_raw_calls_tokens_files_and_its_search(browser: Browser, runs: Path) -> None:
+    night = folder_of(runs, "night-run")
+    page = f"/run/{night}/rollout/3"
+    async with served(runs) as url, browser(f"{url}#{page}") as tab:
+        await tab.until("document.querySelectorAll('.step').length > 4")
+        await tab.run("[...document.querySelectorAll('button')].find((e) => e.textContent === 'raw').click()")
+        await tab.until("document.querySelector('main').textContent.includes('\"finishReason\"')")
+        await tab.run(
+            "{ const e = document.querySelector('#filter'); e.value = 'Needle-3'; "
+            "e.dispatchEvent(new Event('input', {bubbles: true})); }"
+        )
+        await tab.until("document.querySelectorAll('mark').length === 4")
+        await tab.run(f"location.hash = '{page}?tab=tokens'")
+        await tab.until("document.querySelectorAll('.token').length === 3")
+        assert "logprob -2.5" in await tab.run("document.querySelectorAll('.token')[1].title")
+        assert "policy 3" in await tab.run("document.querySelector('.sampled').textContent")
+        await tab.run(f"location.hash = '{page}?tab=files&file=src/module.py'")
+        await tab.until("document.querySelector('.steps').textContent.includes('def f(x):')")
+        await tab.run(f"location.hash = '{page}?tab=files&file=data.bin'")
+        await tab.until("document.querySelector('.steps').textContent.includes('not text')")
+        await tab.run(f"location.hash = '/compare/{night}/3/{night}/4'")
+        await tab.until("document.querySelectorAll('section.pair').length > 4")
         assert tab.problems == []
 
 
-async def test_nothing_that_a_model_wrote_runs_or_becomes_markup(
-    browser: Browser, report: tuple[Path, list[page.Rollout]]
-) -> None:
-    file, _ = report
-    async with browser(file) as tab:
-        for index in range(len(samples.HOSTILE)):
-            await tab.run(f"location.hash = '#rollout-{index}'")
-            await tab.until(f"document.querySelector('#reader-title').textContent.startsWith('#{index} ')")
-            await tab.until(f"document.querySelector('#transcript').textContent.includes('needle-{index}')")
-            assert await tab.run("document.querySelectorAll('#transcript .step').length") > 3
+async def test_nothing_that_a_model_wrote_runs_becomes_markup_or_leaves(browser: Browser, runs: Path) -> None:
+    night = folder_of(runs, "night-run")
+    async with served(runs) as url, browser(f"{url}#/run/{night}") as tab:
+        await tab.until("document.querySelectorAll('.virtual tbody tr').length > 10")
+        for index in range(len(HOSTILE)):
+            await tab.run(f"location.hash = '/run/{night}/rollout/{index}'")
+            await tab.until(f"document.querySelector('h1').textContent.startsWith('Rollout {index}:')")
+            await tab.until("document.querySelectorAll('.step').length > 4")
+            shown = await tab.run("document.querySelector('.steps').textContent")
+            assert "Step 1: I look at it." in shown
         assert await tab.run("typeof window.hacked") == "undefined"
-        assert await tab.run("document.querySelectorAll('img').length") == 0
-        assert await tab.run("[...document.scripts].filter((s) => !s.type).length") == 1
-        assert tab.problems == []
-        assert tab.requests == [file.resolve().as_uri()]
-
-
-async def test_injected_script_would_not_run_even_if_it_became_markup(
-    browser: Browser, report: tuple[Path, list[page.Rollout]]
-) -> None:
-    async with browser(report[0]) as tab:
+        assert await tab.run("document.querySelectorAll('main img, main iframe, main script, main style').length") == 0
+        assert await tab.run("[...document.scripts].length") == 1
+        # Links of models: only web addresses, and they ask first.
+        assert await tab.run("[...document.querySelectorAll('.steps a')].every((a) => /^https?:/.test(a.href))")
+        await tab.run("window.confirm = (text) => { window.asked = text; return false; }")
+        await tab.run(f"location.hash = '/run/{night}/rollout/3'")
+        await tab.until("document.querySelector('.steps a[target=_blank]') !== null")
+        await tab.run("document.querySelector('.steps a[target=_blank]').click()")
+        assert "https://evil.example/?q=secret" in await tab.run("window.asked")
+        # Even markup would not run.
         await tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 4\">')")
         await tab.run(
             "{ const s = document.createElement('script'); s.textContent = 'hacked = 5'; document.body.append(s); }"
         )
-        await tab.until("true")
         assert await tab.run("typeof window.hacked") == "undefined"
         assert any("Content Security Policy" in problem for problem in tab.problems)
+        assert all(request.startswith(url) for request in tab.requests)
 
 
-async def test_search_and_filters_find_exactly_what_fits(
-    browser: Browser, report: tuple[Path, list[page.Rollout]]
-) -> None:
-    file, rollouts = report
-    rows = "JSON.stringify([...$('list').tBodies[0].rows].map((row) => Number(row.cells[0].textContent)))"
-    results = [rollout.result for rollout in rollouts]
-    async with browser(file) as tab:
-
-        async def shown(script: str, condition: str) -> list[int]:
-            await tab.run("document.querySelector('#filters').reset()")
-            await tab.run(script)
-            await tab.until(condition)
-            indices: list[int] = json.loads(await tab.run(rows))
-            return indices
-
-        def type_in(text: str) -> str:
-            return f"$('query').value = {text!r}; filter()"
-
-        def counted(number: int) -> str:
-            return f"$('count').textContent.startsWith('{number} of')"
-
-        parser = [r.index for r in results if "parser" in r.task]
-        assert await shown(type_in("PARSER"), counted(len(parser))) == parser
-        one_group = [r.index for r in results if r.task == "fix-cache-1"]
-        assert await shown(type_in("task:fix-cache-1"), counted(8)) == one_group
-        turned = [r.index for r in results if r.stop_reason is not None and r.stop_reason.value == "MaxTurns"]
-        script = "$('ended').value = 'MaxTurns'; filter()"
-        assert await shown(script, counted(len(turned))) == turned
-        passed = [r.index for r in results if r.passed]
-        assert await shown("$('reward').value = 'passed'; filter()", counted(len(passed))) == passed
-        masked = [r.index for r in results if r.reward is None]
-        assert await shown("$('reward').value = 'none'; filter()", counted(len(masked))) == masked
-        assert await shown(type_in("needle-17"), counted(0)) == []
-        assert await shown("$('deep').checked = true; " + type_in("needle-17"), counted(1)) == [17]
+async def test_a_live_run_is_followed(browser: Browser, tmp_path: Path) -> None:
+    rollouts = [made_up_rollout(index, hostile=False) for index in range(4)]
+    folder = write_run(tmp_path, "live", rollouts[:1], group_size=4, finished=False, total=4)
+    async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
+        await tab.until("document.querySelectorAll('.virtual tbody tr').length === 1")
+        write_rollout(folder, Rollout(rollouts[1].records[:4]))
+        await tab.until("document.querySelector('.flight')?.textContent.includes('turn 1')")
+        await tab.run(f"location.hash = '/run/{folder.name}/rollout/1'")
+        await tab.until("document.querySelector('main').textContent.includes('in flight')")
+        write_rollout(folder, Rollout(rollouts[2].records[:3]))
+        await tab.run(f"location.hash = '/run/{folder.name}'")
+        await tab.until("document.querySelector('.flight')?.textContent.includes('tool bash')")
+        for index in (3,):
+            write_rollout(folder, rollouts[index])
+        await tab.until("document.querySelectorAll('.virtual tbody tr').length === 2")
         assert tab.problems == []
 
 
-async def test_it_can_be_read_with_the_keyboard_alone(
-    browser: Browser, report: tuple[Path, list[page.Rollout]]
-) -> None:
-    async with browser(report[0]) as tab:
-        await tab.press("/")
-        assert await tab.run("document.activeElement.id") == "query"
-        await tab.run("document.querySelector('#list tbody a').focus()")
-        await tab.run("document.activeElement.click()")
-        await tab.until("$('reader').open && $('reader-title').textContent.startsWith('#0 ')")
-        await tab.press("j")
-        await tab.until("$('reader-title').textContent.startsWith('#1 ')")
-        await tab.press("k")
-        await tab.until("$('reader-title').textContent.startsWith('#0 ')")
-        await tab.run("$('close').click()")
-        await tab.until("!$('reader').open && location.hash === ''")
-        assert await tab.run("document.activeElement.getAttribute('href')") == "#rollout-0"
+async def test_a_damaged_object_is_told_and_the_rest_works(browser: Browser, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "hurt", [made_up_rollout(index, hostile=False) for index in range(16)])
+    chunk = folder / "attempts" / "3" / "0" / "1-0.jsonl.zst"
+    chunk.write_bytes(chunk.read_bytes()[:-7])
+    (folder / "seals" / "5.json").write_text("{")
+    async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
+        await tab.until("document.querySelectorAll('.virtual tbody tr').length === 15")
+        assert "Rollout 5 cannot be read" in await tab.run("document.querySelector('.head').textContent")
+        await tab.run(f"location.hash = '/run/{folder.name}/rollout/3'")
+        await tab.until("document.querySelector('.problem')?.textContent.includes('1-0.jsonl.zst')")
+        await tab.run(f"location.hash = '/run/{folder.name}/rollout/4'")
+        await tab.until("document.querySelectorAll('.step').length > 4")
 
 
-async def test_every_control_has_a_name_and_text_can_be_read_in_light_and_dark(
-    browser: Browser, report: tuple[Path, list[page.Rollout]]
-) -> None:
-    # WCAG 2.2: 4.5:1 for text. The squares and badges are measured as drawn, mixed colours included.
-    contrast = """
-    (() => {
-      const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-      const rgba = (color) => {
-        canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = color;
-        canvas.fillRect(0, 0, 1, 1);
-        return [...canvas.getImageData(0, 0, 1, 1).data];
-      };
-      const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-      const light = (color) => {
-        const [r, g, b] = rgba(color).map((v) => linear(v / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-      };
-      const ground = (element) => {
-        for (let e = element; e; e = e.parentElement) {
-          const color = getComputedStyle(e).backgroundColor;
-          if (rgba(color)[3] > 250) return color;
-        }
-        return 'white';
-      };
-      const looked = ['h1', '#about', '#figures small', '#figures dd', '.member:not(.masked)', '#list td', 'thead th',
-                      'a:not(.skip)', '.hint', '.tag'];
-      const worst = {};
-      for (const selector of looked) for (const element of document.querySelectorAll(selector)) {
-        const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        worst[selector] = Math.min(worst[selector] ?? 99, ratio);
-      }
-      return JSON.stringify(worst);
-    })()"""
-    nameless = """[...document.querySelectorAll('a, button, input, select')]
-        .filter((e) => !(e.textContent.trim() || e.getAttribute('aria-label') || (e.labels && e.labels.length)))
-        .map((e) => e.outerHTML)"""
-    async with browser(report[0]) as tab:
-        for scheme in ("light", "dark"):
-            await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-            worst = json.loads(await tab.run(contrast))
-            assert len(worst) == 10, "every one of them is on the page"
-            assert {selector: ratio for selector, ratio in worst.items() if ratio < 4.5} == {}, scheme
-        assert await tab.run(nameless) == []
-        assert await tab.run("document.documentElement.lang") == "en"
+async def test_pages_can_be_used_by_everybody(browser: Browser, runs: Path) -> None:
+    axe = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
+    check = """axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}).then((found) => JSON.stringify(
+        found.violations.map((v) => [v.id, v.nodes.slice(0, 3).map((n) => n.html + ' ' + n.failureSummary)])))"""
+    async with served(runs) as url, browser(url) as tab:
+        await tab.call("Page.setBypassCSP", enabled=True)  # the checker's own script is inline
+        for path, ready in pages(runs):
+            for scheme in ("light", "dark"):
+                await tab.call(
+                    "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+                )
+                await tab.run(f"location.hash = '{path}'")
+                await tab.until(ready)
+                await tab.run(axe)
+                assert json.loads(await tab.run(check)) == [], f"{path}, {scheme}"
+            for width in (420, 3840):
+                await tab.call(
+                    "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+                )
+                await tab.until("document.documentElement.scrollWidth <= innerWidth")
+            await tab.call("Emulation.clearDeviceMetricsOverride")
+
+
+def pages(runs: Path) -> Sequence[tuple[str, str]]:
+    """Each page, and a condition that it is drawn."""
+    night, second = folder_of(runs, "night-run"), folder_of(runs, "second")
+    return [
+        ("/runs", "document.querySelectorAll('#runs tbody tr').length === 3"),
+        (f"/run/{night}", "document.querySelectorAll('.virtual tbody tr').length > 10"),
+        (f"/run/{second}", "document.querySelectorAll('.curve circle').length > 2"),
+        (f"/run/{night}/rollout/5", "document.querySelectorAll('.step').length > 4"),
+        (f"/run/{night}/rollout/5?tab=verdict", "document.querySelector('section[aria-label=Verdict] pre') !== null"),
+        (f"/run/{night}/rollout/5?tab=files&file=src/module.py", "document.querySelector('.steps pre') !== null"),
+        (f"/run/{night}/rollout/5?tab=tokens", "document.querySelectorAll('.token').length === 3"),
+        (f"/compare/{night}/{second}", "document.querySelectorAll('#tasks tbody tr').length > 0"),
+        (f"/compare/{night}/3/{night}/4", "document.querySelectorAll('section.pair').length > 4"),
+    ]
 
 
 @pytest.mark.full
-async def test_five_thousand_rollouts_stay_searchable(browser: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "large.html"
-    write_report(file, 5000)
-    async with browser(file) as tab:
-        assert await tab.run("rollouts.length") == 5000
-        assert await tab.run("document.querySelectorAll('#list tbody tr').length") == 200, "drawn as they are wanted"
-        await tab.run("$('query').value = 'fix-dates-602'; filter()")
-        await tab.until("$('count').textContent.startsWith('8 of 5,000')")
-        await tab.run("location.hash = '#rollout-4999'")
-        await tab.until("$('transcript').textContent.includes('needle-4999')")
-        await tab.run("$('reader').close(); $('deep').checked = true; $('query').value = 'needle-4321'; filter()")
-        await tab.until("$('count').textContent.startsWith('1 of 5,000')")
+async def test_a_hundred_thousand_rollouts(browser: Browser, tmp_path: Path) -> None:
+    folder = write_bare_run(tmp_path, "large", 100_000)
+    async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
+        await tab.until("document.querySelectorAll('.virtual tbody tr').length > 10")
+        await tab.until("document.querySelector('.virtual table').getAttribute('aria-rowcount') === '100001'")
+        assert await tab.run("document.querySelectorAll('.virtual tbody tr').length") < 100, "only those in sight"
+        await tab.run("document.querySelector('.virtual').scrollTop = 34 * 90000")
+        await tab.until(
+            "[...document.querySelectorAll('.virtual td:first-child')].some((e) => e.textContent === '90005')"
+        )
+        assert (await filtered(tab, "fix-dates-6002"))[0] == 48016
+        await tab.run(f"location.hash = '/run/{folder.name}/rollout/3'")
+        await tab.until("document.querySelectorAll('.step').length > 4")
         assert tab.problems == []
 
 
-async def test_an_unfinished_and_an_aborted_run_say_so(browser: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    write_report(file, 16, total=40)
-    async with browser(file) as tab:
-        assert "16 of 40" in await tab.run("$('state').textContent")
-    write_report(file, 16, aborted="half of it was lost")
-    async with browser(file) as tab:
-        assert "half of it was lost" in await tab.run("$('state').textContent")
+@pytest.mark.skipif(not (FULL or "ROLLOUT_SCREENSHOTS" in os.environ), reason="takes pictures for the documentation")
+async def test_screenshots_of_every_page(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    images = IMAGES if "ROLLOUT_SCREENSHOTS" in os.environ else tmp_path
+    names = ["runs", "run", "curve", "rollout", "verdict", "files", "tokens", "compare-runs", "compare-rollouts"]
+    async with served(runs) as url, browser(url) as tab:
+        for name, (path, ready) in zip(names, pages(runs), strict=True):
+            for suffix, width, scheme in (("", 1280, "light"), ("-dark", 1280, "dark"), ("-420", 420, "light")):
+                size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+                await tab.call("Emulation.setDeviceMetricsOverride", **size)
+                await tab.call(
+                    "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+                )
+                await tab.run(f"location.hash = '{path}'")
+                await tab.until(ready)
+                picture = await tab.call("Page.captureScreenshot", format="png")
+                (images / f"{name}{suffix}.png").write_bytes(base64.b64decode(picture["data"]))
+    assert len(list(images.glob("*.png"))) >= 27

@@ -1,0 +1,82 @@
+/* Parts that several pages use. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import type { Source, Summary } from "./source";
+
+export function Tiles({ tiles }: { tiles: ([string, ComponentChildren, ComponentChildren?] | null | false)[] }) {
+  return (
+    <dl class="tiles">{tiles.filter((tile) => tile !== null && tile !== false).map(([name, value, note]) => (
+      <div><dt>{name}</dt><dd>{value}{note && <small>{note}</small>}</dd></div>
+    ))}</dl>
+  );
+}
+
+export function Problem({ text }: { text: string }) {
+  return <p class="banner problem" role="alert">{text}</p>;
+}
+
+const TONES: Record<string, string> = {
+  finished: "good", running: "live", stopped: "mid", aborted: "bad", "failed to start": "bad", damaged: "bad",
+};
+
+export function State({ state }: { state: string }) {
+  return <span class={`state state-${TONES[state] ?? "mid"}`}>{state}</span>;
+}
+
+export function Copy({ text, label }: { text: string; label: string }) {
+  const [isDone, setDone] = useState(false);
+  useEffect(() => { if (isDone) { const timer = setTimeout(() => setDone(false), 2000); return () => clearTimeout(timer); } }, [isDone]);
+  return (
+    <button type="button" class="copy" title={text} onClick={async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        setDone(true);
+      } catch {
+        prompt("Copy this:", text); // the browser gives no access to the clipboard
+      }
+    }}>{isDone ? "Copied" : label}</button>
+  );
+}
+
+/** What a promise gives; asked for again if a dependency changes. The earlier value stays until the new one is there. */
+export function useAsync<T>(ask: () => Promise<T>, dependencies: unknown[]): { value: T | null; problem: string } {
+  const [found, setFound] = useState<{ value: T | null; problem: string }>({ value: null, problem: "" });
+  useEffect(() => {
+    let isOver = false;
+    ask().then((value) => { if (!isOver) setFound({ value, problem: "" }); },
+      (error: Error) => { if (!isOver) setFound({ value: null, problem: error.message }); });
+    return () => { isOver = true; };
+  }, dependencies);
+  return found;
+}
+
+export function useSummary(source: Source, run: string): { summary: Summary | null; problem: string } {
+  const [found, setFound] = useState<{ summary: Summary | null; problem: string }>({ summary: null, problem: "" });
+  useEffect(() => {
+    setFound({ summary: null, problem: "" });
+    return source.follow(run, (summary) => setFound({ summary, problem: "" }), (problem) => setFound({ summary: null, problem }));
+  }, [source, run]);
+  return found;
+}
+
+/** Whether a key belongs to a field that is typed into, or to the browser. */
+export const isTyping = (event: KeyboardEvent) =>
+  event.ctrlKey || event.metaKey || event.altKey || (event.target as HTMLElement).matches?.("input, textarea, select");
+
+export function useKeys(keys: Record<string, () => void>) {
+  useEffect(() => {
+    const pressed = (event: KeyboardEvent) => {
+      const act = keys[event.key];
+      if (!act || isTyping(event)) return;
+      event.preventDefault();
+      act();
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  });
+}
+
+export function useTitle(title: string) {
+  useEffect(() => { document.title = `${title} · agent-rollouts`; }, [title]);
+}

@@ -1,0 +1,224 @@
+"""The recorded runs of a place, opened for the pages and kept up to date while somebody looks."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agent_runtime.engine.run_folder import holder
+from agent_runtime.recording.artifacts import open_artifacts
+from agent_runtime.recording.job_record import job_files, read_abort
+from agent_runtime.recording.overview import Overview, overview
+from agent_runtime.recording.reader import NoSuchRun, RunFolder, RunReader
+from agent_runtime.recording.seals import StoredSeals
+from agent_runtime.recording.store import READS_AT_ONCE, Store
+from agent_runtime.statistics import advantages
+from rollout_api.records import Record, Seal
+from rollout_api.rewards import GroupBy
+from rolloutctl.viewer.live import InFlight
+from rolloutctl.viewer.rollout import Rollout
+from rolloutctl.viewer.summary import model_name, row, summary
+from rolloutctl.viewer.table import RolloutTable, fields
+
+FRESH_SECONDS: Final = 1.0
+BUSY_SHARE: Final = 0.2
+"""Most of the time that is spent with reading a live run: a look at a large one in object storage takes long."""
+FIRST_WAIT_SECONDS: Final = 0.5
+"""A page that comes while a run is read for the first time shows what is read so far after this time."""
+QUIET_SECONDS: Final = 120.0
+"""A run on another machine without a record for this long is shown as stopped."""
+COMPARED: Final = 20_000
+"""Advantages that compare more rollouts than this are left out of the page."""
+
+Json = dict[str, Any]
+
+
+@dataclass
+class _State:
+    """What is known of a run beside its seals."""
+
+    finished: bool = False
+    aborted: str | None = None
+    in_flight: int = 0
+    shown: list[Json] = field(default_factory=list)
+
+
+class OpenRun:
+    """One run. Must be closed."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.table = RolloutTable(run.store)
+        self._in_flight = InFlight(run)
+        self._state = _State()
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at, self._read_seconds = 0.0, 0.0
+        self._problem: str | None = None
+
+    async def refresh(self, wait: float = FIRST_WAIT_SECONDS) -> None:
+        """Read what was recorded since the last time, unless that was just now. Returns after `wait` seconds at the
+        latest, while the reading goes on.
+        """
+        if self._reading is None or self._reading.done():
+            pause = max(FRESH_SECONDS, self._read_seconds / BUSY_SHARE)
+            if self._state.finished or time.monotonic() < self._read_at + pause:
+                return
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait([self._reading], timeout=wait)
+
+    async def read(self) -> None:
+        """Read what was recorded since the last time. Raises RecordCorrupt, StorageError."""
+        store = self.run.store
+        finished = await store.get("stats.json") is not None
+        aborted = await read_abort(store)
+        await self.table.load()
+        in_flight, shown = (0, []) if finished else await self._in_flight.look(self.table)
+        self._state = _State(finished, aborted["message"] if aborted else None, in_flight, shown)
+
+    async def _read(self) -> None:
+        began = time.monotonic()
+        try:
+            await self.read()
+            self._problem = None
+        except Exception as error:  # noqa: BLE001 - the page shows it, and reading is tried again
+            self._problem = f"{type(error).__name__}: {error}"
+        self._read_at = time.monotonic()
+        self._read_seconds = self._read_at - began
+
+    def summary(self) -> Json:
+        """Return what the run's page shows, of what is read so far."""
+        now, spec = time.time(), self.run.job.spec
+        state, latest = self._named_state(now)
+        return {
+            "folder": self.run.folder,
+            "name": self.run.job.metadata.name,
+            "uri": self.run.store.uri,
+            "created": self.run.job_file.created,
+            "mode": spec.mode.value,
+            "model": model_name(self.run),
+            "agent": spec.agent.type,
+            "state": state,
+            "latest": latest,
+            "aborted": self._state.aborted,
+            "isReading": self._reading is not None and not self._reading.done() and not self._state.finished,
+            "problem": self._problem,
+            "damaged": {str(index): problem for index, problem in sorted(self.table.damaged.items())},
+            "inFlight": {"count": self._state.in_flight, "shown": self._state.shown},
+            "fields": fields(),
+            "time": now,
+            **summary(self.run, self.table, now=now),
+        }
+
+    def _named_state(self, now: float) -> tuple[str, float | None]:
+        """Return the run's state in one word, and the time of the latest record."""
+        times = [entry["since"] for entry in self._state.shown if entry["since"] is not None]
+        times += [row[0] for row in self.table.query("SELECT max(finished) FROM rollouts") if row[0] is not None]
+        latest = max(times, default=None)
+        if self._state.aborted is not None:
+            return ("aborted" if len(self.table) else "failed to start"), latest
+        if self._state.finished:
+            return "finished", latest
+        is_recent = now - (latest or self.run.job_file.created) < QUIET_SECONDS
+        return "running" if is_recent or holder(self.run.job_file.uid) else "stopped", latest
+
+    async def rollout(self, index: int, attempt: int | None = None) -> Rollout:
+        """Return a rollout for its page. Raises NoSuchRun, RecordCorrupt."""
+        seal, records = await self._records(index, attempt)
+        if seal is None or attempt not in (None, seal.result.attempt):
+            return Rollout(records)
+        return Rollout(records, seal.result, seal.verdict, self._advantage(index, seal.result.group))
+
+    async def reader(self, index: int) -> tuple[RunReader, Seal | None]:
+        """Return a reader that knows the seal of this rollout, and the seal if there is one. Raises RecordCorrupt."""
+        key, seals = f"seals/{index}.json", StoredSeals()
+        if (data := await self.run.store.get(key)) is not None:
+            seals.add(key, data)
+        return RunReader(self.run, seals), seals.get(index)
+
+    async def records(self, index: int, attempt: int | None = None) -> list[Record]:
+        """Return the records of an attempt, sorted by conversation. Raises NoSuchRun, RecordCorrupt."""
+        return (await self._records(index, attempt))[1]
+
+    async def _records(self, index: int, attempt: int | None) -> tuple[Seal | None, list[Record]]:
+        reader, seal = await self.reader(index)
+        return seal, await reader.records(index, attempt)
+
+    @contextlib.asynccontextmanager
+    async def artifacts(self, index: int) -> AsyncIterator[Any]:
+        """Return the archive of a rollout's artifacts; None without one. Raises NoSuchRun, RecordCorrupt."""
+        async with open_artifacts(self.run.store, await self.records(index)) as archive:
+            yield archive
+
+    def _advantage(self, index: int, group: int) -> float | None:
+        """Return the advantage among the rollouts that are sealed so far; None if too many would have to be compared."""
+        spec = self.run.job.spec.reward
+        if spec is None:
+            return None
+        condition = '"group" = ?' if spec.group_by is GroupBy.GROUP else "? IS NOT NULL"
+        compared = [row[0] for row in self.table.query(f'SELECT "index" FROM rollouts WHERE {condition}', (group,))]
+        if len(compared) > COMPARED:
+            return None
+        return advantages((self.table[number] for number in compared), spec).get(index)
+
+    async def aclose(self) -> None:
+        """Stop reading, and remove the table."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        self.table.close()
+
+
+class Library:
+    """The runs of a place. Must be closed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: dict[str, OpenRun] = {}
+        self._folders: dict[str, RunFolder] = {}
+        self._finished: dict[str, Overview] = {}
+        """A finished run does not change."""
+
+    @property
+    def uri(self) -> str:
+        """Return the URI of the place."""
+        return self._store.uri
+
+    async def rows(self) -> list[Json]:
+        """Return the list of runs, newest first."""
+        self._folders = {
+            folder: RunFolder(self._store.below(folder), folder, job_file)
+            async for folder, job_file in job_files(self._store)
+        }
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def found(run: RunFolder) -> Overview:
+            async with gate:
+                return self._finished.get(run.folder) or await overview(run)
+
+        runs = await asyncio.gather(*map(found, self._folders.values()))
+        self._finished = {run.folder: run for run in runs if run.finished}
+        newest_first = sorted(runs, key=lambda run: (run.job_file.created, run.folder), reverse=True)
+        return [row(run) | {"running": not run.finished and bool(holder(run.job_file.uid))} for run in newest_first]
+
+    async def folder(self, name: str) -> RunFolder:
+        """Return the run in a folder. Raises NoSuchRun."""
+        if name not in self._folders:
+            await self.rows()
+        if name not in self._folders:
+            raise NoSuchRun(f"{self.uri} has no run in a folder {name}")
+        return self._folders[name]
+
+    async def run(self, folder: str) -> OpenRun:
+        """Return an open run, up to date. Raises NoSuchRun."""
+        if folder not in self._open:
+            self._open.setdefault(folder, OpenRun(await self.folder(folder)))
+        run = self._open[folder]
+        await run.refresh()
+        return run
+
+    async def close(self) -> None:
+        """Close all runs."""
+        for run in self._open.values():
+            await run.aclose()

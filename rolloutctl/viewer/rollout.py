@@ -1,0 +1,186 @@
+"""What the pages show of one rollout."""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.messages import fold
+from rollout_api.records import AttemptRecord, ObservationsRecord, Record, ResponseRecord, Result, StopRecord, Verdict
+from rolloutctl.ui.console import harmless
+from rolloutctl.ui.transcript import Step, readable_arguments, steps
+
+FIELD_CHARACTERS: Final = 20_000
+"""Most characters of one message or tool result on a page. Longer ones are shortened in the middle."""
+PAGE_CHARACTERS: Final = 4_000_000
+"""Most characters of all steps of a page. When they are used up, `LEAST_CHARACTERS` of each field are shown."""
+LEAST_CHARACTERS: Final = 500
+RAW_CHARACTERS: Final = 5_000_000
+STRIP_TOKENS: Final = 20_000
+"""Most sampled tokens of a branch that the token strip shows."""
+FILE_BYTES: Final = 200_000
+"""Most bytes of an artifact that a page shows."""
+MOST_FILES: Final = 5_000
+
+Json = dict[str, Any]
+_COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout as its page shows it. Without a seal, `result` and `verdict` are None."""
+
+    records: Sequence[Record]
+    """Sorted by conversation."""
+    result: Result | None = None
+    verdict: Verdict | None = None
+    advantage: float | None = None
+    problem: str | None = None
+    """Why its records cannot be read."""
+
+
+def damaged(problem: str) -> Rollout:
+    """Return a rollout whose records cannot be read."""
+    return Rollout([], problem=problem)
+
+
+def page(rollout: Rollout) -> Json:
+    """Return the transcript, the timeline, the verdict and the facts of a rollout."""
+    shortened = _Shortened()
+    result = rollout.result
+    return {
+        "steps": [_step(step, shortened) for step in steps(rollout.records)],
+        "timeline": timeline(rollout.records, result),
+        "verdict": shortened.clean(rollout.verdict.wire()) if rollout.verdict else None,
+        "result": None if result is None else shortened.clean(result.wire()),
+        "advantage": rollout.advantage,
+        "problem": rollout.problem,
+    }
+
+
+def timeline(records: Sequence[Record], result: Result | None) -> list[Json]:
+    """Return spans of time: `boot`, `model` and `tools` by turn, and `verifier`. What is between them is the agent's own
+    time and waiting. Times are Unix seconds.
+    """
+    spans: list[Json] = []
+    for record in records:
+        if isinstance(record, AttemptRecord) and record.boot_seconds:
+            spans.append({"kind": "boot", "start": record.time - record.boot_seconds, "end": record.time})
+        elif isinstance(record, ResponseRecord):
+            spans.append(
+                {"kind": "model", "turn": record.turn, "start": record.time - record.seconds, "end": record.time}
+            )
+        elif isinstance(record, ObservationsRecord) and record.seconds:
+            names = ", ".join(dict.fromkeys(result.tool for result in record.results))
+            start = record.time - record.seconds
+            spans.append({"kind": "tools", "turn": record.turn, "name": names, "start": start, "end": record.time})
+    seconds = result.seconds.get("verifier", 0) if result else 0
+    if result and result.ended and seconds:
+        stop = max(
+            (record.time for record in records if isinstance(record, StopRecord)), default=result.ended - seconds
+        )
+        start = max(stop, result.ended - seconds)
+        spans.append({"kind": "verifier", "start": start, "end": result.ended})
+    return sorted(spans, key=lambda span: (span["start"], span["end"]))
+
+
+def raw(records: Sequence[Record], turn: int) -> Json | None:
+    """Return the request of a model call and its answer, as recorded; None for an unknown turn."""
+    found = next((call for call in fold(records) if call.number == turn), None)
+    if found is None:
+        return None
+    answer = (
+        None if found.response is None else found.response.model_dump(exclude={"type", "prompt_token_ids"}, mode="json")
+    )
+    parts = {"messages": found.messages, "tools": found.tools, "response": answer}
+    text = json.dumps(parts, indent=2, ensure_ascii=False, default=str)
+    return {"text": visible(text[:RAW_CHARACTERS]), "isWhole": len(text) <= RAW_CHARACTERS}
+
+
+def token_strip(branches: Iterable[Branch]) -> list[Json]:
+    """Return for each branch its spans of context, as counts, and of sampled tokens, with ids, logprobs and policy."""
+    return [{"tokens": len(branch.token_ids), "spans": _spans(branch)} for branch in branches]
+
+
+def _spans(branch: Branch) -> list[Json]:
+    spans: list[Json] = []
+    left = STRIP_TOKENS
+    for position, (token, mask, version) in enumerate(
+        zip(branch.token_ids, branch.mask, branch.policy_versions, strict=True)
+    ):
+        if not spans or spans[-1]["mask"] != mask or spans[-1]["policy"] != version:
+            spans.append({"mask": mask, "policy": version, "count": 0, "ids": [], "logprobs": []})
+        span = spans[-1]
+        span["count"] += 1
+        if mask and left > 0:
+            left -= 1
+            span["ids"].append(token)
+            span["logprobs"].append(branch.logprobs[position] if branch.logprobs else None)
+    return spans
+
+
+def files(archive: tarfile.TarFile) -> list[Json]:
+    """Return the entries of an artifacts archive."""
+    kinds = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "hard link"}
+    found = []
+    for member in archive:
+        kind = kinds.get(member.type, "file" if member.isreg() else "special")
+        found.append({"path": visible(member.name), "kind": kind, "bytes": member.size, "mode": f"{member.mode:o}"})
+        if len(found) >= MOST_FILES:
+            break
+    return found
+
+
+def file_text(archive: tarfile.TarFile, path: str) -> Json | None:
+    """Return the content of a file in an artifacts archive; None if there is none of that name."""
+    member = next((member for member in archive if visible(member.name) == path and member.isreg()), None)
+    content = archive.extractfile(member) if member else None
+    if content is None or member is None:
+        return None
+    data = content.read(FILE_BYTES)
+    if b"\0" in data:
+        return {"text": None, "bytes": member.size, "isWhole": True}
+    text = visible(data.decode("utf-8", "replace"))
+    return {"text": text, "bytes": member.size, "isWhole": member.size <= FILE_BYTES}
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters are visible, except those that set a colour. It is valid Unicode."""
+    parts = _COLOUR.split(text)
+    return "".join(part if number % 2 else harmless(part) for number, part in enumerate(parts))
+
+
+class _Shortened:
+    """Shortens long texts of a page."""
+
+    def __init__(self) -> None:
+        self._left = PAGE_CHARACTERS
+
+    def text(self, text: str) -> str:
+        most = FIELD_CHARACTERS if self._left > 0 else LEAST_CHARACTERS
+        if len(text) > most:
+            half = most // 2
+            text = f"{text[:half]}\n… {len(text) - 2 * half} characters are not shown …\n{text[-half:]}"
+        self._left -= len(text)
+        return visible(text)
+
+    def clean(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(name): self.clean(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.clean(item) for item in value]
+        return value
+
+
+def _step(step: Step, shortened: _Shortened) -> Json:
+    drawn = asdict(step)
+    drawn["calls"] = [
+        asdict(call) | {"arguments": [list(pair) for pair in readable_arguments(call.arguments)]} for call in step.calls
+    ]
+    cleaned: Json = shortened.clean({name: value for name, value in drawn.items() if value or name == "turn"})
+    return cleaned

@@ -1,0 +1,206 @@
+"""What the pages show of a whole run, from its table of rollouts."""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent_runtime.recording.overview import Overview
+from agent_runtime.recording.reader import RunFolder
+from agent_runtime.statistics import mean, pass_at_k, standard_error
+from rollout_api.model import Prices
+from rolloutctl.viewer.table import RolloutTable
+
+BINS: Final = 11
+"""Of the histogram: 0, 0.1 … 1, because rewards are mostly fractions of a few tests."""
+MOST_CAUSES: Final = 50
+RATE_SECONDS: Final = 300.0
+"""The rate of a live run is that of the last 5 minutes."""
+PARTS: Final = {"boot": "boot", "model": "model", "tools": "toolSeconds", "verifier": "verifier", "total": "seconds"}
+
+Json = dict[str, Any]
+_GRADED: Final = "outcome = 'Completed' AND reward IS NOT NULL"
+
+
+def summary(run: RunFolder, table: RolloutTable, *, now: float) -> Json:
+    """Return figures, charts and causes of failures of a run so far."""
+    sums = table.query(
+        "SELECT count(*), coalesce(sum(turns), 0), coalesce(sum(tools), 0), coalesce(sum(promptTokens), 0), "
+        "coalesce(sum(completionTokens), 0), coalesce(sum(cachedTokens), 0), min(started), max(finished), "
+        "sum(outcome != 'Completed'), coalesce(sum(lost), 0), coalesce(sum(dropped > 0), 0), "
+        "coalesce(sum(forgeable), 0) FROM rollouts"
+    )[0]
+    names = ("sealed", "turns", "tools", "promptTokens", "completionTokens", "cachedTokens", "started", "finished")
+    values: Json = dict(zip((*names, "masked", "lost", "cheats", "forgeable"), sums, strict=True))
+    k, total = run.job.spec.group_size, run.total
+    prices = run.job.spec.model.prices if run.job.spec.model else None
+    return values | {
+        "masked": values["masked"] or 0,
+        "total": total,
+        "k": k,
+        "groups": table.query('SELECT count(DISTINCT "group") FROM rollouts')[0][0],
+        "cost": cost(prices, values),
+        "currency": prices.currency if prices else None,
+        **_rewards(table, k),
+        "ended": dict(table.query("SELECT ended, count(*) FROM rollouts GROUP BY ended ORDER BY count(*) DESC, ended")),
+        "histogram": _histogram(table),
+        "parts": _parts(table),
+        "labels": _labels(table),
+        "causes": _causes(table),
+        **_speed(table, total, now),
+    }
+
+
+def row(run: Overview) -> Json:
+    """Return a run as a row of the list of runs."""
+    spec, stats = run.job.spec, run.stats
+    k = spec.group_size
+    prices = spec.model.prices if spec.model else None
+    until = run.ended if run.finished else time.time()
+    return {
+        "folder": run.folder,
+        "name": run.job.metadata.name,
+        "created": run.job_file.created,
+        "model": model_name(run),
+        "mode": spec.mode.value,
+        "agent": spec.agent.type,
+        "tasks": run.job_file.tasks.count,
+        "k": k,
+        "total": run.total,
+        "sealed": stats["rollouts"],
+        "masked": stats["rollouts"] - stats["outcomes"].get("Completed", 0),
+        "mean": run.mean,
+        "standardError": stats["reward"]["standardError"],
+        "passAt1": stats["passAtK"].get("1"),
+        "passAtK": stats["passAtK"].get(str(k)),
+        "tokens": stats["promptTokens"] + stats["completionTokens"],
+        "duration": None if until is None else until - run.job_file.created,
+        "cost": cost(prices, stats),
+        "currency": prices.currency if prices else None,
+        "finished": run.finished,
+        "aborted": run.aborted,
+        "damaged": run.damaged,
+    }
+
+
+def cost(prices: Prices | None, tokens: Mapping[str, Any]) -> float | None:
+    """Return the price of tokens; None without prices."""
+    if prices is None:
+        return None
+    cached = tokens["cachedTokens"] if prices.cached is not None else 0
+    parts = (tokens["promptTokens"] - cached, prices.prompt), (cached, prices.cached or 0)
+    return sum(count * price for count, price in (*parts, (tokens["completionTokens"], prices.completion))) / 1e6
+
+
+def model_name(run: RunFolder) -> str:
+    """Return the name of the model that the job calls, or the kind of it; empty without a model."""
+    model = run.job.spec.model
+    if model is None:
+        return ""
+    if model.endpoint is not None:
+        return model.endpoint.name
+    if model.server is not None:
+        return model.server.model.name
+    return model.server_ref or model.function or "scripted"
+
+
+def _rewards(table: RolloutTable, k: int) -> Json:
+    rewards, passed = defaultdict[int, list[float]](list), defaultdict[int, int](int)
+    for group, reward, is_passed in table.query(f'SELECT "group", reward, passed FROM rollouts WHERE {_GRADED}'):
+        rewards[group].append(reward)
+        passed[group] += is_passed or 0
+    sizes = {group: len(members) for group, members in rewards.items()}
+    whole = [group for group, size in sizes.items() if size >= k]
+    values = [reward for members in rewards.values() for reward in members]
+    return {
+        "graded": len(values),
+        "mean": mean(values),
+        "standardError": standard_error(list(rewards.values())),
+        "passAt1": mean([passed[group] / size for group, size in sizes.items()]),
+        "passAtK": mean([pass_at_k(sizes[group], passed[group], k) for group in whole]),
+    }
+
+
+def _histogram(table: RolloutTable) -> Json | None:
+    low, high = table.query(f"SELECT min(reward), max(reward) FROM rollouts WHERE {_GRADED}")[0]
+    if low is None:
+        return None
+    low, high = min(low, 0.0), max(high, 1.0)
+    found = table.query(
+        f"SELECT CAST(round({BINS - 1} * (reward - ?) / (? - ?)) AS INTEGER) AS bin, count(*) FROM rollouts "
+        f"WHERE {_GRADED} GROUP BY bin",
+        (low, high, low),
+    )
+    counts = dict(found)
+    return {"low": low, "high": high, "counts": [counts.get(bin_, 0) for bin_ in range(BINS)]}
+
+
+def _parts(table: RolloutTable) -> list[Json]:
+    parts = []
+    whole = table.query("SELECT coalesce(sum(seconds), 0) FROM rollouts")[0][0]
+    for name, column in PARTS.items():
+        values = [row[0] for row in table.query(f"SELECT {column} FROM rollouts WHERE {column} IS NOT NULL ORDER BY 1")]
+        if values:
+            p95 = values[min(len(values) - 1, int(0.95 * len(values)))]
+            share = sum(values) / whole if whole else 0.0
+            parts.append({"name": name, "median": statistics.median_low(values), "p95": p95, "share": share})
+    return parts
+
+
+def _labels(table: RolloutTable) -> list[Json]:
+    """Return the points of a learning curve, in the order of submission."""
+    found = table.query(
+        f"SELECT label, count(*), avg(reward) FROM rollouts WHERE {_GRADED} AND label IS NOT NULL "
+        'GROUP BY label ORDER BY min("group")'
+    )
+    return [{"label": label, "graded": graded, "mean": average} for label, graded, average in found]
+
+
+def _causes(table: RolloutTable) -> list[Json]:
+    """Return why rollouts failed or did not end by themselves, the most frequent first."""
+    found: list[Json] = []
+    kinds = (
+        ("Masked", "outcome || ': ' || coalesce(reason, 'no reason')", "outcome != 'Completed'"),
+        ("Exception", "error", "error IS NOT NULL"),
+        ("Stopped", "ended", "outcome = 'Completed' AND ended NOT IN ('Finished', 'AgentError')"),
+        ("Cheat", "'Files that could change the verdict'", "dropped > 0"),
+    )
+    for kind, title, condition in kinds:
+        rows = table.query(
+            f'SELECT {title}, count(*), min("index"), min(message) FROM rollouts WHERE {condition} '
+            f"GROUP BY 1 ORDER BY 2 DESC LIMIT {MOST_CAUSES}"
+        )
+        found += [
+            {"kind": kind, "title": text, "count": count, "first": first, "where": _where(kind, text)}
+            | ({} if kind == "Cheat" else {"message": message})
+            for text, count, first, message in rows
+        ]
+    return sorted(found, key=lambda cause: -cause["count"])[:MOST_CAUSES]
+
+
+def _where(kind: str, title: str) -> str:
+    """Return the filter that shows a cause's rollouts."""
+    if kind == "Masked":
+        outcome, _, reason = title.partition(": ")
+        return f'outcome == "{outcome}"' + ("" if reason == "no reason" else f" and reason == {_quoted(reason)}")
+    if kind == "Cheat":
+        return "dropped > 0"
+    return f"{'error' if kind == 'Exception' else 'ended'} == {_quoted(title)}"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a filter writes it: `"` and `\\` get a backslash."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _speed(table: RolloutTable, total: int | None, now: float) -> Json:
+    """Return rollouts per minute in the last minutes, and the seconds until the end at that rate."""
+    times: Sequence[tuple[Any, ...]] = table.query(
+        "SELECT count(*), min(finished) FROM rollouts WHERE finished > ?", (now - RATE_SECONDS,)
+    )
+    count, first = times[0]
+    if not count or total is None:
+        return {"perMinute": None, "secondsLeft": None}
+    rate = count / max(now - first, 1.0)
+    return {"perMinute": 60 * rate, "secondsLeft": (total - len(table)) / rate}

@@ -1,0 +1,100 @@
+"""Conditions of filters such as `reward < 0.5 and tag == "hard" and tools > 20`. The page parses them
+(frontend/src/where.ts), so that the report needs no server; this translates the parsed condition to SQL.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+Condition = Mapping[str, Any]
+"""`{"op": "and" | "or", "terms": […]}`, `{"op": "not", "term": …}`, `{"op": "text", "value": …}`, or a comparison
+`{"op": "==" | "!=" | "<" | "<=" | ">" | ">=" | "in", "field": …, "value": …}`. `in`: the field contains the value.
+"""
+
+_MOST_TERMS: Final = 200
+_COMPARISONS: Final = {"==": "IS", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+TEXT_FIELDS: Final = ("task", "tag", "ended", "reason", "message", "error", "label")
+"""Fields that plain words are looked up in."""
+WORDS: Final = "words"
+"""Column with these fields in lower case."""
+
+
+class Field(Protocol):
+    """What a translation needs to know of a field."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+
+class WrongCondition(ValueError):
+    """The condition has another form, or names an unknown field."""
+
+
+def sql(where: Condition | None, fields: Mapping[str, Field]) -> tuple[str, list[Any]]:
+    """Return a condition as SQL with its values. Every part is true or false: a comparison with a missing value is
+    false. Raises WrongCondition.
+    """
+    values: list[Any] = []
+    return ("1" if where is None else _Translation(fields, values).of(where)), values
+
+
+class _Translation:
+    def __init__(self, fields: Mapping[str, Field], values: list[Any]) -> None:
+        self._fields, self._values = fields, values
+        self._terms = 0
+
+    def of(self, where: object) -> str:
+        self._terms += 1
+        if not isinstance(where, Mapping) or self._terms > _MOST_TERMS:
+            raise WrongCondition(f"a condition must be an object, with at most {_MOST_TERMS} terms")
+        op = where.get("op")
+        if op in ("and", "or"):
+            return f"({f' {op.upper()} '.join(map(self.of, _listed(where.get('terms'))))})"
+        if op == "not":
+            return f"NOT {self.of(where.get('term'))}"
+        if op == "text":
+            return self._any_text(where.get("value"))
+        field, value = self._fields.get(str(where.get("field"))), where.get("value")
+        if field is None:
+            raise WrongCondition(f"{where.get('field')!r} is not a field")
+        if not isinstance(value, str | int | float | None):
+            raise WrongCondition(f"{field.name}: a value must be a text, a number, true, false or none")
+        return self._comparison(op, field, value)
+
+    def _comparison(self, op: object, field: Field, value: object) -> str:
+        column = f'"{field.name}"'
+        if op == "in":
+            if field.kind == "list":
+                self._values.append(str(value))
+                return f"(? IN {_items(column)})"
+            self._values.append(str(value).lower())
+            return f"(instr(lower(coalesce({column}, '')), ?) > 0)"
+        if op not in _COMPARISONS:
+            raise WrongCondition(f"{op!r} is not a comparison")
+        is_equality = op in ("==", "!=")
+        if not is_equality and (
+            value is None or isinstance(value, str) != (field.kind == "text") or field.kind == "list"
+        ):
+            return "0"  # numbers and texts have no common order
+        self._values.append(value)
+        if field.kind == "list":
+            return f"({'' if op == '==' else 'NOT '}? IN {_items(column)})"
+        if is_equality:
+            return f"({column} {_COMPARISONS[str(op)]} ?)"
+        return f"({column} IS NOT NULL AND {column} {op} ?)"
+
+    def _any_text(self, value: object) -> str:
+        self._values.append(str(value).lower())
+        return f"(instr({WORDS}, ?) > 0)"
+
+
+def _items(column: str) -> str:
+    return f"(SELECT value FROM json_each({column}))"
+
+
+def _listed(terms: object) -> Sequence[object]:
+    if not isinstance(terms, Sequence) or isinstance(terms, str) or not terms:
+        raise WrongCondition("`and` and `or` need terms")
+    return terms
