@@ -65,7 +65,7 @@ class Prices(ApiModel):
     """Price of a million completion tokens."""
     cached: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """Price of a million prompt tokens from the server's cache. When left out, that of prompt tokens."""
-    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = "USD"
+    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$", max_length=3)] = "USD"
     """Currency as a code of ISO 4217."""
 
 

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.branching.sources import Origin, find_origins
 from agent_runtime.engine.context import RunContext
-from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
+from agent_runtime.engine.events import Event, JobEnded, JobStarted, JobSummary, Observer
 from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
+from agent_runtime.engine.health import Health
 from agent_runtime.engine.opening import RunEnvironment, open_run
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
@@ -110,7 +111,16 @@ async def run_job(
     run_environment = RunEnvironment(
         base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private
     )
-    async with open_run(job, loaded.tasks, run_environment, new=new, observer=observer, origins=origins) as context:
+    health = Health()
+
+    def observe(event: Event) -> None:
+        health.observe(event)
+        observer(event)
+
+    async with (
+        open_run(job, loaded.tasks, run_environment, new=new, observer=observe, origins=origins) as context,
+        health.written(context.record.store, shard.index),
+    ):
         return await _run(context, loaded, stop or asyncio.Event())
 
 

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.events import Event, JobStarted, JobSummary
 from agent_runtime.engine.run import run_job
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
+from rolloutctl.commands.view import serve_run
 from rolloutctl.errors import Exit
 from rolloutctl.manifest import read_manifest, with_options
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
@@ -53,6 +54,9 @@ async def run(
     wandb: Annotated[
         str | None, typer.Option("--wandb", help="Write scalars to this project of Weights & Biases.")
     ] = None,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show the run in a browser, as `rolloutctl view` does, until Ctrl-C.")
+    ] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
     """Run a job on this machine, or resume its last run."""
@@ -65,10 +69,17 @@ async def run(
         tasks=task or (),
         limit=limit,
     )
+    pages: list[asyncio.Task[None]] = []
     with (
         display_for(err) as display,
-        ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as observer,
+        ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as log,
     ):
+
+        def observer(event: Event) -> None:
+            if view and isinstance(event, JobStarted):
+                pages.append(asyncio.create_task(serve_run(event.uri)))
+            log(event)
+
         stop = asyncio.Event()
         with _stopping_cleanly(stop, display):
             path = manifest.resolve()
@@ -86,6 +97,10 @@ async def run(
         answer_json(summary_json(summary))
     else:
         await _report(summary)
+    if pages:
+        say("The pages stay until Ctrl-C.")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*pages)
     raise typer.Exit(exit_code(summary))
 
 

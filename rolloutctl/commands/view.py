@@ -11,7 +11,7 @@ import typer
 
 from agent_runtime.recording.store import Store, local_folder
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import open_place
+from rolloutctl.runs import open_existing, open_place
 from rolloutctl.ui.console import say
 from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.server import serving
@@ -42,10 +42,9 @@ async def view(
     runs = [row for row in await library.rows() if place.name in (None, row["name"], row["folder"])]
     if place.name is not None and not runs:
         raise CommandError(f"{place.uri} contains no run of {place.name!r}")
-    token = "" if no_token else secrets.token_urlsafe(18)
     try:
-        async with serving(library, host=host, port=port, token=token) as url:
-            page = f"{url}#/run/{quote(runs[0]['folder'])}" if place.name is not None else url
+        async with serving(library, host=host, port=port, token="" if no_token else _token()) as url:
+            page = _page(url, runs[0]["folder"]) if place.name is not None else url
             say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {store.uri}: {page}")
             say("Ctrl-C ends it.", "dim")
             if open_browser:
@@ -53,3 +52,20 @@ async def view(
             await asyncio.Event().wait()
     except OSError as error:
         raise CommandError(f"{host}:{port}: {error.strerror or error}", hint="Choose another --port.") from error
+
+
+async def serve_run(uri: str) -> None:
+    """Serve the pages of a run, and say where they are, until this is cancelled."""
+    where, _, folder = uri.rpartition("/")
+    library = Library(open_existing(where, os.environ))
+    async with serving(library, host="127.0.0.1", port=0, token=_token()) as url:
+        say(f"Watch it: {_page(url, folder)}")
+        await asyncio.Event().wait()
+
+
+def _page(url: str, folder: str) -> str:
+    return f"{url}#/run/{quote(folder)}"
+
+
+def _token() -> str:
+    return secrets.token_urlsafe(18)

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.artifacts import open_artifacts
+from agent_runtime.recording.health import HealthReport, health_reports, is_working
 from agent_runtime.recording.job_record import job_files, read_abort
 from agent_runtime.recording.overview import Overview, overview
 from agent_runtime.recording.reader import NoSuchRun, RunFolder, RunReader
@@ -18,7 +20,7 @@ from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
 from rolloutctl.viewer.live import InFlight
-from rolloutctl.viewer.rollout import Rollout
+from rolloutctl.viewer.rollout import Rollout, visible
 from rolloutctl.viewer.summary import model_name, row, summary
 from rolloutctl.viewer.table import RolloutTable, fields
 
@@ -27,8 +29,6 @@ BUSY_SHARE: Final = 0.2
 """Most of the time that is spent with reading a live run: a look at a large one in object storage takes long."""
 FIRST_WAIT_SECONDS: Final = 0.5
 """A page that comes while a run is read for the first time shows what is read so far after this time."""
-QUIET_SECONDS: Final = 120.0
-"""A run on another machine without a record for this long is shown as stopped."""
 COMPARED: Final = 20_000
 """Advantages that compare more rollouts than this are left out of the page."""
 
@@ -43,6 +43,7 @@ class _State:
     aborted: str | None = None
     in_flight: int = 0
     shown: list[Json] = field(default_factory=list)
+    health: list[HealthReport] = field(default_factory=list)
 
 
 class OpenRun:
@@ -75,7 +76,8 @@ class OpenRun:
         aborted = await read_abort(store)
         await self.table.load()
         in_flight, shown = (0, []) if finished else await self._in_flight.look(self.table)
-        self._state = _State(finished, aborted["message"] if aborted else None, in_flight, shown)
+        health = [] if finished else await health_reports(store)
+        self._state = _State(finished, aborted["message"] if aborted else None, in_flight, shown, health)
 
     async def _read(self) -> None:
         began = time.monotonic()
@@ -106,6 +108,7 @@ class OpenRun:
             "problem": self._problem,
             "damaged": {str(index): problem for index, problem in sorted(self.table.damaged.items())},
             "inFlight": {"count": self._state.in_flight, "shown": self._state.shown},
+            "health": _health(self._state.health, now) if state == "running" else None,
             "fields": fields(),
             "time": now,
             **summary(self.run, self.table, now=now),
@@ -120,8 +123,8 @@ class OpenRun:
             return ("aborted" if len(self.table) else "failed to start"), latest
         if self._state.finished:
             return "finished", latest
-        is_recent = now - (latest or self.run.job_file.created) < QUIET_SECONDS
-        return "running" if is_recent or holder(self.run.job_file.uid) else "stopped", latest
+        is_alive = any(is_working(report, now) for report in self._state.health)
+        return "running" if is_alive or holder(self.run.job_file.uid) else "stopped", latest
 
     async def rollout(self, index: int, attempt: int | None = None) -> Rollout:
         """Return a rollout for its page. Raises NoSuchRun, RecordCorrupt."""
@@ -170,6 +173,33 @@ class OpenRun:
         self.table.close()
 
 
+async def _is_running(run: RunFolder) -> bool:
+    """Return whether a process works on the run, here or elsewhere."""
+    if holder(run.job_file.uid) is not None:
+        return True
+    now = time.time()
+    return any(is_working(report, now) for report in await health_reports(run.store))
+
+
+def _health(reports: Sequence[HealthReport], now: float) -> Json:
+    """Return what the processes that work on a run wait for, added up."""
+    working = [report for report in reports if is_working(report, now)]
+    lost = Counter[str]()
+    for report in reports:
+        lost.update(report.lost_attempts)
+    silent = max(working, key=lambda report: report.silent_seconds, default=None)
+    return {
+        "processes": len(working),
+        "failingCalls": sum(report.failing_calls for report in working),
+        "callRetries": sum(report.call_retries for report in reports),
+        "callProblem": next((visible(report.call_problem) for report in working if report.call_problem), None),
+        "silentSeconds": silent.silent_seconds if silent else 0,
+        "silentPlace": silent.silent_place if silent else None,
+        "storageFailures": sum(report.storage_failures for report in working),
+        "lostAttempts": dict(lost.most_common()),
+    }
+
+
 class Library:
     """The runs of a place. Must be closed."""
 
@@ -200,7 +230,7 @@ class Library:
         runs = await asyncio.gather(*map(found, self._folders.values()))
         self._finished = {run.folder: run for run in runs if run.finished}
         newest_first = sorted(runs, key=lambda run: (run.job_file.created, run.folder), reverse=True)
-        return [row(run) | {"running": not run.finished and bool(holder(run.job_file.uid))} for run in newest_first]
+        return [row(run) | {"running": not run.finished and await _is_running(run)} for run in newest_first]
 
     async def folder(self, name: str) -> RunFolder:
         """Return the run in a folder. Raises NoSuchRun."""

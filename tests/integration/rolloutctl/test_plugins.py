@@ -107,9 +107,9 @@ async def test_scores_analyses_and_failures_are_shown_in_the_terminal_and_in_the
         assert words in shown
     assert shell("report", "starter", "-o", "report.html").returncode == 0
     async with browser(tmp_path / "report.html") as page:
-        await page.run("location.hash = '#rollout-0'")
-        await page.until("document.querySelectorAll('.step.plugin').length === 3")
-        text = await page.run("document.querySelector('#transcript').textContent")
+        await page.run("location.hash = '#/run/starter/rollout/0?tab=verdict'")
+        await page.until("document.querySelector('main').textContent.includes('plugin TrajectoryAnalysis')")
+        text = await page.run("document.querySelector('main').textContent")
         for words in ("plugin wishing_kit:Wishes", "share", '"byTool"', "OSError: <b>disk</b>"):
             assert words in text
         assert page.problems == []

@@ -3,7 +3,7 @@ import { Bars, Curves, Histogram, Parts, tone } from "./charts";
 import { ago, compact, count, money, number, percent, plural, seconds, when } from "./format";
 import { Copy, Problem, State, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
 import { href, rolloutLink, runLink, setQuery, useRoute } from "./router";
-import { meanReward, type Row, type Source, type Summary } from "./source";
+import { meanReward, type Health, type Row, type Source, type Summary } from "./source";
 import { VirtualTable, type Column } from "./table";
 import { parse, quoted, type Condition } from "./where";
 
@@ -44,6 +44,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
     <>
       <Head summary={summary} source={source} />
       <Figures summary={summary} />
+      {summary.health && <HealthLine health={summary.health} />}
       {summary.inFlight.count > 0 && <InFlight summary={summary} />}
       <div class="charts">
         <section class="card" aria-labelledby="ended-title">
@@ -125,6 +126,22 @@ function Figures({ summary }: { summary: Summary }) {
           ? ["Rate", `${number(summary.perMinute, 1)} / min`, `${seconds(summary.secondsLeft)} left`]
           : ["Wall time", seconds(wall), `${count(summary.turns)} turns, ${count(summary.tools)} tool calls`],
       ]} />
+    </section>
+  );
+}
+
+function HealthLine({ health }: { health: Health }) {
+  const lost = Object.entries(health.lostAttempts).map(([reason, amount]) => `${reason} ×${count(amount)}`).join(", ");
+  const troubles = [
+    health.failingCalls > 0 && `${plural(health.failingCalls, "model call is", "model calls are")} being retried${health.callProblem ? `: ${health.callProblem}` : ""}`,
+    health.silentSeconds > 0 && `${health.silentPlace ?? "the model"} has not answered for ${seconds(health.silentSeconds)}`,
+    health.storageFailures > 0 && `${plural(health.storageFailures, "request")} to storage failed in the last minute`,
+  ].filter(Boolean);
+  return (
+    <section aria-label="Health">
+      {troubles.map((trouble) => <p class="banner">{trouble}</p>)}
+      <p class="hint">{plural(health.processes, "process works", "processes work")} on this run. {troubles.length === 0 && "Model and storage answer. "}
+        {plural(health.callRetries, "model call", "model calls")} retried. {lost ? `Lost attempts: ${lost}.` : "No attempt was lost."}</p>
     </section>
   );
 }

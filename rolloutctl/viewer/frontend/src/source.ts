@@ -15,7 +15,12 @@ export type RunRow = {
 };
 export type Cause = { kind: string; title: string; count: number; first: number; message: string | null; where: string };
 export type Flight = { index: number; task: string; member: number; attempt: number; turn: number; doing: string; since: number | null };
+export type Health = {
+  processes: number; failingCalls: number; callRetries: number; callProblem: string | null; silentSeconds: number;
+  silentPlace: string | null; storageFailures: number; lostAttempts: Record<string, number>;
+};
 export type Summary = {
+  health: Health | null;
   folder: string; name: string; uri: string; created: number; mode: string; model: string; agent: string; state: string;
   latest: number | null; aborted: string | null; isReading: boolean; problem: string | null; damaged: Record<string, string>;
   inFlight: { count: number; shown: Flight[] }; fields: Field[]; time: number; sealed: number; turns: number; tools: number;

@@ -1,0 +1,93 @@
+"""What a run waits for: failing model calls, a silent model, failing storage, lost attempts. Each process of a run writes
+it to `health/<shard>.json`, for those that look at the run from elsewhere. Nothing depends on it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+from agent_runtime.engine.events import AttemptFailed, Event, JobEnded, ModelCallFailing, ModelSilent, StorageRequested
+from agent_runtime.recording.health import HEALTH, HealthReport
+from agent_runtime.recording.store import StorageError, Store
+
+WRITE_SECONDS: Final = 2.0
+RECENT_SECONDS: Final = 60.0
+"""Failures of storage are counted over this time."""
+
+
+class Health:
+    """Collects events of a run."""
+
+    def __init__(self) -> None:
+        self._failing: dict[int, str] = {}
+        self._retries = 0
+        self._silent: dict[str, ModelSilent] = {}
+        self._lost = Counter[str]()
+        self._storage = deque[float]()
+        self._has_ended = False
+
+    def observe(self, event: Event) -> None:
+        """Consider an event."""
+        match event:
+            case ModelCallFailing(index=index, message=None):
+                self._failing.pop(index, None)
+            case ModelCallFailing(index=index, message=str(message)):
+                self._retries += 1
+                self._failing[index] = message
+            case ModelSilent(place=place, calls=0):
+                self._silent.pop(place, None)
+            case ModelSilent(place=place):
+                self._silent[place] = event
+            case AttemptFailed(reason=reason):
+                self._lost[reason] += 1
+            case StorageRequested(failed=True):
+                self._storage.append(time.monotonic())
+            case JobEnded():
+                self._has_ended = True
+            case _:
+                pass
+
+    def report(self) -> HealthReport:
+        """Return the state now."""
+        while self._storage and self._storage[0] < time.monotonic() - RECENT_SECONDS:
+            self._storage.popleft()
+        silent = max(self._silent.values(), key=lambda event: event.seconds, default=None)
+        return HealthReport(
+            time=time.time(),
+            ended=self._has_ended,
+            failing_calls=len(self._failing),
+            call_retries=self._retries,
+            call_problem=next(reversed(self._failing.values()), None),
+            silent_seconds=silent.seconds if silent else 0.0,
+            silent_place=silent.place if silent else None,
+            storage_failures=len(self._storage),
+            lost_attempts=dict(self._lost),
+        )
+
+    @contextlib.asynccontextmanager
+    async def written(self, store: Store, shard: int) -> AsyncIterator[None]:
+        """Write the reports of a process while the context is open, and once at its end."""
+
+        async def write() -> None:
+            # An outage of storage stops the run elsewhere; a missing report harms nobody.
+            with contextlib.suppress(StorageError):
+                await store.put(f"{HEALTH}/{shard}.json", self.report().model_dump_json(by_alias=True).encode())
+
+        async def repeat() -> None:
+            while True:
+                await write()
+                await asyncio.sleep(WRITE_SECONDS)
+
+        writing = asyncio.create_task(repeat())
+        try:
+            yield
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
+            self._has_ended = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await write()

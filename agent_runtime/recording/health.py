@@ -1,0 +1,51 @@
+"""Reports of the processes of a run on what they wait for (`health/<shard>.json`)."""
+
+from typing import Final
+
+from agent_runtime.recording.segments import RecordCorrupt, validated
+from agent_runtime.recording.store import Store
+from rollout_api.base import ApiModel
+
+HEALTH: Final = "health"
+ALIVE_SECONDS: Final = 30.0
+"""A process whose last report is older than this has died, or cannot reach storage."""
+
+
+class HealthReport(ApiModel):
+    """The state of one process of a run. It is replaced every 2 s."""
+
+    time: float
+    """Unix time of the report."""
+    ended: bool = False
+    """Whether the process has stopped working on the run."""
+    failing_calls: int = 0
+    """Rollouts whose model call failed and is being retried."""
+    call_retries: int = 0
+    """Retries of model calls so far."""
+    call_problem: str | None = None
+    """The latest error of a call that is being retried."""
+    silent_seconds: float = 0
+    """Seconds without an answer of the model, although calls wait; 0 if it answers."""
+    silent_place: str | None = None
+    """The model server that does not answer."""
+    storage_failures: int = 0
+    """Failed requests to storage in the last minute."""
+    lost_attempts: dict[str, int] = {}
+    """Attempts that this process lost to infrastructure, by reason."""
+
+
+async def health_reports(store: Store) -> list[HealthReport]:
+    """Return the latest report of each process. A report that cannot be read is left out."""
+    keys = [meta.key for meta in await store.list(HEALTH)]
+    reports = []
+    for key, data in zip(keys, await store.get_all(keys), strict=True):
+        try:
+            reports.append(validated(key, HealthReport.model_validate_json, data or b""))
+        except RecordCorrupt:
+            continue  # written by a later version
+    return reports
+
+
+def is_working(report: HealthReport, now: float) -> bool:
+    """Return whether the process of a report works on the run at that Unix time."""
+    return not report.ended and now - report.time < ALIVE_SECONDS
