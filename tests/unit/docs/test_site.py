@@ -1,0 +1,30 @@
+"""The site's tabs, and what each of its pages promises."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+NAVIGATION: list[dict[str, list[Any]]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+TABS = ["Tutorials", "How-to", "Concepts", "Reference", "Operations", "Maintainers"]
+
+
+def pages(entry: Any) -> list[str]:
+    """The files of an entry of the navigation, in order."""
+    match entry:
+        case str():
+            return [entry]
+        case dict():
+            return [page for value in entry.values() for page in pages(value)]
+        case _:
+            return [page for value in entry for page in pages(value)]
+
+
+def test_site_has_a_tab_for_each_purpose() -> None:
+    assert [name for tab in NAVIGATION for name in tab] == TABS
+
+
+def test_site_shows_each_page_in_one_tab() -> None:
+    shown = pages(NAVIGATION)
+    assert sorted(shown) == sorted({*(path.name for path in (ROOT / "docs").glob("*.md")), "decisions/index.md"})
