@@ -1,9 +1,13 @@
 """The site's tabs, and what each of its pages promises."""
 
+import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+import agent_rollouts
 
 ROOT = Path(__file__).parents[3]
 NAVIGATION: list[dict[str, list[Any]]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
@@ -28,3 +32,13 @@ def test_site_has_a_tab_for_each_purpose() -> None:
 def test_site_shows_each_page_in_one_tab() -> None:
     shown = pages(NAVIGATION)
     assert sorted(shown) == sorted({*(path.name for path in (ROOT / "docs").glob("*.md")), "decisions/index.md"})
+
+
+def test_python_api_has_each_public_module_on_one_page() -> None:
+    generated = [
+        name
+        for page in (ROOT / "docs").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    ]
+    modules = pkgutil.iter_modules(agent_rollouts.__path__, "agent_rollouts.")
+    assert sorted(generated) == sorted(module.name for module in modules)
