@@ -3,6 +3,6 @@
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.store import Store
 from agent_runtime.statistics import advantages
-from rollout_api.records import Message, Observation, Result, Verdict
+from rollout_api.records import Message, Observation, Outcome, Result, StopReason, Verdict
 
-__all__ = ["Branch", "Message", "Observation", "Result", "Store", "Verdict", "advantages"]
+__all__ = ["Branch", "Message", "Observation", "Outcome", "Result", "StopReason", "Store", "Verdict", "advantages"]

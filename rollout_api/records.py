@@ -36,15 +36,25 @@ class StopReason(StrEnum):
     """Why a Completed rollout stopped."""
 
     FINISHED = "Finished"
+    """The agent ended by itself: a final answer, `finish`, or a tool that stops the rollout."""
     MAX_TURNS = "MaxTurns"
+    """`agent.maxTurns` model calls were made."""
     TOKEN_BUDGET = "TokenBudget"
+    """`agent.tokenBudget` is used up."""
     CONTEXT_EXCEEDED = "ContextExceeded"
+    """The prompt is longer than the model's context."""
     CONTENT_FILTER = "ContentFilter"
+    """The model server filtered the conversation."""
     EMPTY_ANSWER = "EmptyAnswer"
+    """The model answered with nothing, also after a reminder."""
     AGENT_TIMEOUT = "AgentTimeout"
+    """`timeouts.agentSeconds` are used up."""
     TOOL_FORMAT = "ToolFormat"
+    """`agent.maxFormatErrors` answers in a row had no valid tool call."""
     RESOURCE_LIMIT = "ResourceLimit"
+    """The workspace used up its memory, disk or processes, or another limit that the policy can reach."""
     AGENT_ERROR = "AgentError"
+    """The agent's own code raised, or its program failed."""
 
 
 class Usage(ApiModel):
