@@ -148,7 +148,7 @@ class Agent(ApiModel):
 
     type: ExtensionName = "ToolCalling"
     """`ToolCalling`, `ReAct`, `Coding`, `SWE`, `Environment` (acts by text in `tasks.environments`), `Command` (a
-    program in the sandbox), a published program such as `ClaudeCode` (see docs/agents-and-tools.md), `Oracle` (runs the
+    program in the sandbox), a published program such as `ClaudeCode` (see docs/coding-agents.md), `Oracle` (runs the
     task's solution), `Nop`, an entry point, or module:Class.
     """
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]

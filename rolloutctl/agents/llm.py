@@ -58,7 +58,7 @@ def create_llm_client(
 ) -> LLMClient:
     """Create a client of a server with OpenAI's API, or with Anthropic's if `api="Anthropic"`. Does not connect yet.
 
-    Failed calls are retried (docs/agents-and-tools.md).
+    Failed calls are retried (docs/models.md).
     """
     key = ApiKeySource(env=_KEY) if api_key else None
     endpoint = Endpoint(base_url=base_url, name=model, api=EndpointApi(api), api_key_from=key)

@@ -106,8 +106,8 @@ USER: Final = 65532
 """User of the runtime image, as a number because `runAsNonRoot` cannot check names."""
 
 ROLLOUT_MEBIBYTES: Final = 2
-"""Memory requested for each concurrent rollout. A short conversation took 0.13 MB (docs/benchmarks.md). A long one with
-token ids and logprobs takes several MB.
+"""Memory requested for each concurrent rollout. A short conversation took 0.13 MB (docs/benchmark-figures.md). A long
+one with token ids and logprobs takes several MB.
 """
 
 UNLIMITED: Final = 2**31 - 1

@@ -107,7 +107,9 @@ def test_servers_come_and_go_with_the_calls_of_a_job(
     server = Server(cluster, namespace).apply(replicas=1, **endless_model(cluster, namespace)).wait_ready(1)
     [first] = server.ready
     server.update(1, upload_weights(cluster, namespace, "policy-1", 1))
-    [page] = [block for block in blocks(REPOSITORY / "docs/model-servers.md") if block.title == "autoscaler.yaml"]
+    [page] = [
+        block for block in blocks(REPOSITORY / "docs/scaling-model-servers.md") if block.title == "autoscaler.yaml"
+    ]
     autoscaler = yaml.safe_load(page.text)
     autoscaler["metadata"] = {"name": NAME, "namespace": namespace}
     autoscaler["spec"]["scaleTargetRef"]["name"] = NAME

@@ -82,4 +82,5 @@ GIVEN: dict[str, Callable[[Path], object]] = {
     "harbor": harbor_task,
     "remote-agents": uploaded_task,
     "manifest": wrong_manifest,
+    "python": first_manifest,
 }

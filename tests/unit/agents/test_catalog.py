@@ -18,7 +18,7 @@ from agent_runtime.agents.program import HOME, program_of
 from rollout_api.rollout_job import CATALOG_AGENTS, Agent
 
 GOLDEN = Path(__file__).parent / "golden"
-PAGE = Path(__file__).parents[3] / "docs" / "agents-and-tools.md"
+PAGE = Path(__file__).parents[3] / "docs" / "coding-agents.md"
 VALUES = {
     "prompt": "Fix {model}.",
     "promptFile": "/tmp/p.md",

@@ -1,4 +1,4 @@
-"""The examples of docs/agents-and-tools.md, run as they stand."""
+"""The examples of the pages about agents and tools, run as they stand."""
 
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,19 @@ from rollout_api.rollout_job import Agent
 from tests.support.documentation import blocks
 from tests.support.mini_swe_agent import COMMAND, ENVIRONMENT
 
-PAGE = Path(__file__).parents[3] / "docs" / "agents-and-tools.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = [DOCS / name for name in ("agents-and-tools.md", "coding-agents.md", "mcp-tools.md")]
 
 
 def shown(language: str) -> list[str]:
-    return [block.text for block in blocks(PAGE) if block.language == language]
+    return [block.text for page in PAGES for block in blocks(page) if block.language == language]
 
 
 @pytest.fixture(scope="module")
 def examples() -> Any:
     names: dict[str, Any] = {}
     for block in shown("python"):
-        exec(compile(block, str(PAGE), "exec"), names)
+        exec(compile(block, str(PAGES[0]), "exec"), names)
     return names
 
 
@@ -60,7 +61,7 @@ async def test_the_tools_are_tools(examples: Any) -> None:
 
 
 def test_every_built_in_that_the_page_names_exists() -> None:
-    text = PAGE.read_text()
+    text = PAGES[0].read_text()
     for name in ("ToolCalling", "Coding", "SWE", "ReAct", "Oracle", "Nop"):
         assert f"`{name}`" in text
         assert find_agent(name).__name__ == name

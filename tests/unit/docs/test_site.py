@@ -11,6 +11,7 @@ import agent_rollouts
 
 ROOT = Path(__file__).parents[3]
 NAVIGATION: list[dict[str, list[Any]]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+MOST_LINES = 200
 TABS = ["Tutorials", "How-to", "Concepts", "Reference", "Operations", "Maintainers"]
 
 
@@ -42,3 +43,8 @@ def test_python_api_has_each_public_module_on_one_page() -> None:
     ]
     modules = pkgutil.iter_modules(agent_rollouts.__path__, "agent_rollouts.")
     assert sorted(generated) == sorted(module.name for module in modules)
+
+
+def test_no_page_is_longer_than_200_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "docs").rglob("*.md")}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}

@@ -202,8 +202,9 @@ def test_any_text_is_a_job_or_a_clear_refusal(text: str) -> None:
         load_manifest(text + "\n")
 
 
-def test_the_page_about_the_manifest_has_every_field_with_its_meaning() -> None:
-    page = (QUICKSTART.parents[2] / "docs" / "manifest.md").read_text()
+def test_pages_about_the_manifest_have_every_field_with_its_meaning() -> None:
+    pages = sorted((QUICKSTART.parents[2] / "docs").glob("manifest*.md"))
+    page = "".join(page.read_text() for page in pages)
 
     rows = {
         line.split("`")[1]: line.rstrip(" |").rpartition("| ")[2] for line in page.splitlines() if line[:3] == "| `"
@@ -214,7 +215,7 @@ def test_the_page_about_the_manifest_has_every_field_with_its_meaning() -> None:
             inner = field.get("items", field)
             path = f"{prefix}{name}{'[]' if 'items' in field and 'properties' in inner else ''}"
             meaning = field.get("description", "").replace("|", "\\|")
-            assert rows.get(path) == meaning, f"docs/manifest.md: the row of `{path}` should end with: {meaning}"
+            assert rows.get(path) == meaning, f"docs/manifest*.md: the row of `{path}` should end with: {meaning}"
             if "properties" in inner and path != "model.server":
                 check(inner, f"{path}.")
 
