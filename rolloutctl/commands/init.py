@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rolloutctl.errors import CommandError
-from rolloutctl.ui.console import Form, FormOption, answer_json, say
+from rolloutctl.ui.console import Form, FormOption, answer_json, program, say
 
 
 def init(
@@ -24,4 +24,4 @@ def init(
     if form is Form.JSON:
         answer_json({"path": str(path)})
     else:
-        say(f"Wrote {path}. Run it with: rolloutctl run {path}")
+        say(f"Wrote {path}. Run it with: {program()} run {path}")

@@ -21,7 +21,7 @@ from rolloutctl.commands.view import serve_run
 from rolloutctl.errors import Exit
 from rolloutctl.manifest import read_manifest, with_options
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
-from rolloutctl.ui.console import Form, FormOption, answer_json, duration, err, harmless, out, say
+from rolloutctl.ui.console import Form, FormOption, answer_json, duration, err, harmless, out, program, say
 from rolloutctl.ui.figures import notes
 from rolloutctl.ui.progress import Display, display_for
 from rolloutctl.ui.scalars import ScalarLog
@@ -130,7 +130,7 @@ def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
 
 
 def resume_command() -> str:
-    return shlex.join(["rolloutctl", *(argument for argument in sys.argv[1:] if argument != "--new")])
+    return f"{program()} {shlex.join(argument for argument in sys.argv[1:] if argument != '--new')}"
 
 
 def exit_code(summary: JobSummary) -> Exit:
@@ -186,5 +186,5 @@ def _say_next_commands(summary: JobSummary) -> None:
     in_default = Path(DEFAULT_OUTPUT).resolve() / summary.folder
     name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
     say(f"Everything is recorded in {summary.uri}")
-    say(f"  rolloutctl show {name} 0    show one rollout, by its index or as TASK/MEMBER")
-    say(f"  rolloutctl report {name}    write all rollouts as one HTML file")
+    say(f"  {program()} show {name} 0    show one rollout, by its index or as TASK/MEMBER")
+    say(f"  {program()} report {name}    write all rollouts as one HTML file")

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,6 +76,15 @@ def only_answers_on_stdout() -> Iterator[None]:
 def answer_stream() -> TextIO:
     """Return the stream for commands that write their answer directly."""
     return cast(TextIO, out.file)
+
+
+def program() -> str:
+    """Return the command that starts this program in the user's shell: its path, if PATH does not find it."""
+    started = Path(sys.argv[0])
+    found = shutil.which("rolloutctl")
+    if started.name != "rolloutctl" or (found and Path(found).resolve() == started.resolve()):
+        return "rolloutctl"
+    return shlex.quote(str(started))
 
 
 def say(message: str, style: str = "") -> None:

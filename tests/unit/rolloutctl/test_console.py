@@ -1,0 +1,34 @@
+"""Commands that are printed for the user to type."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rolloutctl.ui.console import program
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `rolloutctl` in a folder, which runs now."""
+    script = tmp_path / "my project" / "rolloutctl"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(script), "run", "job.yaml"])
+    return script
+
+
+def test_printed_command_is_the_name_when_path_finds_it(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{installed.parent}{os.pathsep}{os.environ['PATH']}")
+    assert program() == "rolloutctl"
+
+
+def test_printed_command_has_the_path_when_path_lacks_it(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert program() == f"'{installed}'"
+
+
+def test_printed_command_is_the_name_when_started_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/rolloutctl/__main__.py"])
+    assert program() == "rolloutctl"
