@@ -8,12 +8,12 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
-
-from kubernetes.client import CoreV1Api
-from kubernetes.stream import portforward
+from typing import TYPE_CHECKING, Any
 
 from rolloutctl.errors import CommandError
+
+if TYPE_CHECKING:
+    from kubernetes.client import CoreV1Api
 
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -53,7 +53,7 @@ PIECE_BYTES = 1 << 16
 
 
 @contextlib.asynccontextmanager
-async def forwarded_port(core: CoreV1Api, namespace: str, pod: str, port: int) -> AsyncIterator[int]:
+async def forwarded_port(core: "CoreV1Api", namespace: str, pod: str, port: int) -> AsyncIterator[int]:
     """Yield a port on 127.0.0.1 whose connections are forwarded to that port of the pod, each over its own stream."""
     connections: set[asyncio.Task[None]] = set()
 
@@ -72,7 +72,9 @@ async def forwarded_port(core: CoreV1Api, namespace: str, pod: str, port: int) -
         await asyncio.gather(*connections, return_exceptions=True)
 
 
-def _open(core: CoreV1Api, namespace: str, pod: str, port: int) -> Any:
+def _open(core: "CoreV1Api", namespace: str, pod: str, port: int) -> Any:
+    from kubernetes.stream import portforward
+
     return portforward(core.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port))
 
 

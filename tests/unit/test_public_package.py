@@ -12,6 +12,8 @@ import agent_rollouts
 ROOT = Path(__file__).parents[2]
 SURFACE = Path(__file__).with_name("public_names.txt")
 NEEDS_VERL = "agent_rollouts.verl"
+NEEDS_PLUGGY = "agent_rollouts.hooks"
+OPTIONAL = ["docker", "gymnasium", "kubernetes", "mcp", "numpy", "pluggy", "prometheus_client", "pyarrow", "pyte"]
 IMPORT = re.compile(
     r"^\s*(?:from|import) ((?:agent_runtime|rolloutctl|rollout_api|rollout_operator)[\w.]*)", re.MULTILINE
 )
@@ -35,3 +37,11 @@ def test_a_module_that_defines_a_tool_loads_no_engine() -> None:
     program = "import sys\nfrom agent_rollouts import tool\nprint('agent_runtime.engine' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_package_is_importable_when_no_extra_is_installed() -> None:
+    modules = [module.name for module in pkgutil.iter_modules(agent_rollouts.__path__, "agent_rollouts.")]
+    needed = [name for name in modules if name not in (NEEDS_VERL, NEEDS_PLUGGY)]
+    program = f"import sys\nsys.modules |= dict.fromkeys({OPTIONAL})\nimport rolloutctl.main, {', '.join(needed)}"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
