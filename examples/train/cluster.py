@@ -118,7 +118,7 @@ def run_uri(status: Object) -> str | None:
 async def _main(options: argparse.Namespace) -> None:
     best = lake.best_possible(slippery=options.slippery)
     print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
-    settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
+    settings = Settings(slippery=options.slippery, updates=options.updates, learning_rate=options.learning_rate)
     async with await config.new_client_from_config() as api:
         objects = client.CustomObjectsApi(api)
         await learn(objects, options.namespace, options.image, options.uri, options.secret, os.environ, settings)

@@ -94,7 +94,7 @@ def print_share(number: int, share: float) -> None:
 async def _main(options: argparse.Namespace) -> None:
     best = lake.best_possible(slippery=options.slippery)
     print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
-    settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
+    settings = Settings(slippery=options.slippery, updates=options.updates, learning_rate=options.learning_rate)
     async with server_process() as url:
         await learn(url, options.output, settings, options.seed)
     print(f"`rolloutctl report {options.output}` shows the learning curve")

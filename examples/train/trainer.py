@@ -56,7 +56,7 @@ class Sample:
     advantage: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Parameters of the training."""
 
