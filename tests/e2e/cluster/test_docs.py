@@ -52,6 +52,7 @@ class Place:
             "-n team\n": f"-n {namespace}\n",
             "--namespace lab ": f"--namespace {namespace} ",
             "lake-policy:latest": "lake-policy:test",
+            "python:3.12-slim": QUICKSTART_IMAGE,
             # Images of this tree, and no registry to pull from.
             "charts/agent-rollouts --": f"charts/agent-rollouts {' '.join(images)} --set runner.cpu=50m --",
         }
@@ -119,9 +120,13 @@ def _of_others(cluster: Cluster) -> list[str]:
 def storage_settings(place: Place) -> None:
     """storage.env, and a job."""
     place.job("fix-bugs")
+    storage_variables(place)
+
+
+def storage_variables(place: Place) -> None:
+    """storage.env; the page makes the Secret."""
     lines = [f"{name}={value}\n" for name, value in place.cluster.environ.items()]
     (place.folder / "storage.env").write_text("".join(lines))
-    # Made by the page.
     place.terminal.run(_typed(f"kubectl delete secret {STORAGE_SECRET}"))
 
 
@@ -164,6 +169,7 @@ GIVEN: dict[str, Callable[[Place], object]] = {
     "README": storage_settings,
     "bringing-tasks": questions,
     "cli": sandbox_to_copy_into,
+    "first-cluster-job": storage_variables,
     "installing": storage_settings,
     "jobs-on-a-cluster": lambda place: place.job("my-job"),
     "model-servers": two_servers,
