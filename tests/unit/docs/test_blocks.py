@@ -76,3 +76,10 @@ def test_an_output_shows_itself_and_no_other(lines: list[str]) -> None:
     output = "\n".join(lines)
     assert shows(output, output)
     assert not shows(output, f"{output}\nand more")
+
+
+def test_python_of_the_readme_is_a_script() -> None:
+    """Pages may show `await` alone, as in a notebook; what newcomers copy first has to run as a file."""
+    for block in blocks(PAGES[0]):
+        if block.language == "python":
+            compile(block.text, block.place, "exec")
