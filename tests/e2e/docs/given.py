@@ -25,12 +25,6 @@ def first_manifest(folder: Path) -> None:
     init(folder / "job.yaml")
 
 
-def harbor_task(folder: Path) -> None:
-    """A task folder that needs no image."""
-    hello_world(folder / "tasks" / "hello-world")
-    (folder / "tasks" / "hello-world" / "environment" / "Dockerfile").unlink()
-
-
 def uploaded_task(folder: Path) -> None:
     """A task folder that needs no image, to be uploaded."""
     hello_world(folder / "tasks" / "hello")
@@ -79,7 +73,6 @@ spec:
 GIVEN: dict[str, Callable[[Path], object]] = {
     "bringing-tasks": data_sets,
     "cli": first_manifest,
-    "harbor": harbor_task,
     "remote-agents": uploaded_task,
     "manifest": wrong_manifest,
     "python": first_manifest,
