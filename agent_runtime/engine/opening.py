@@ -22,7 +22,7 @@ from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
 from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.engine.scheduling.first_ends import FirstEnds
+from agent_runtime.engine.scheduling.first_ends import FirstEnds, ended_well
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.open import check_environments
@@ -197,7 +197,7 @@ async def open_run(
             watch=ModelWatch(place, observer),
             runner=socket.gethostname(),
             results=results,
-            first_ends=FirstEnds(is_over=bool(results)),
+            first_ends=FirstEnds(is_over=any(map(ended_well, results.values()))),
             newest_policy=NewestPolicy(results.newest_policy),
             begun=begun,
             reported_groups=reported_groups,

@@ -78,10 +78,14 @@ class StepwiseAgent:
             try:
                 with contained():
                     await self._make().run(context)
+                if context.fault is not None:
+                    # The agent caught it. A grading that fails with it would be recorded as begun.
+                    raise context.fault
             except Exception as error:
                 _, decision = await context.decision_about(error)
                 if decision.action is not Action.COMPLETE or decision.stop_reason not in NEXT_STEP_AFTER:
                     raise
+                context.traceback = context.traceback or decision.traceback
                 context.next_step()
             context.stop_callers()
             verdict = await self.grade(context)

@@ -92,7 +92,7 @@ class Turns:
         self.exposed = has_own_answer(log.recorded)
         """Whether a tool call or a command may have run in the workspace, in this process or an earlier one."""
         self.traceback: str | None = None
-        """Traceback of the agent's own exception, after `run_agent`."""
+        """Traceback of the first exception of the agent's own code, in any step."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
         self._drain, self.policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
         self._situation = oversight.situation
@@ -162,7 +162,7 @@ class Turns:
         cause, decision = await self.decision_about(raised)
         if decision.action is not Action.COMPLETE or decision.stop_reason is None:
             raise cause
-        self.traceback = decision.traceback
+        self.traceback = self.traceback or decision.traceback
         return decision.stop_reason, decision.message
 
     async def decision_about(self, raised: Exception | None) -> tuple[Exception, Decision]:

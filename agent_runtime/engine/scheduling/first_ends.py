@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from rollout_api.records import Outcome, Result
+
 FIRST: Final = 8
 """Rollouts that must raise the same. A single one may raise because of an unusual answer."""
 HOLD_SECONDS: Final = 60.0
@@ -79,6 +81,11 @@ class FirstEnds:
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
             if self._waiting >= self._running:
                 return
+
+
+def ended_well(result: Result) -> bool:
+    """Whether the agent of a sealed rollout has ended without raising."""
+    return result.outcome is Outcome.COMPLETED and result.traceback is None
 
 
 def _place_of(traceback: str) -> str:

@@ -21,6 +21,7 @@ from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.turns import ACKNOWLEDGE_EVERY
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed, TurnEnded
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import (
     ContextExceeded,
@@ -346,6 +347,67 @@ async def test_error_of_an_agent_is_graded_and_reported_without_ending_the_run(t
 async def bash(command: str) -> str:
     """Misses a field."""
     return {"ran": command}["output"]
+
+
+def in_steps(folder: Path, steps: int, **spec: Any) -> RolloutJob:
+    names = [f"step-{number}" for number in range(steps)]
+    of_steps = [{"name": name, "prompt": "Go on.", "verifier": {"commands": ["grade"]}} for name in names]
+    job = a_job(folder, **spec)
+    stepped = Task.model_validate({"name": "task-0", "prompt": "Do it.", "steps": of_steps})
+    tasks = job.spec.tasks.model_copy(update={"inline": [stepped]})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": tasks})})
+
+
+class CatchesLimits:
+    """Works until its context raises, and returns then."""
+
+    async def run(self, context: AgentContext) -> str:
+        with contextlib.suppress(Exception):
+            while True:
+                await context.call_model([{"role": "user", "content": "Go on."}])
+        return "no turns left"
+
+
+@pytest.mark.parametrize(("steps", "reward"), [(1, 1.0), (2, 0.5)])
+async def test_step_is_graded_after_a_kill_when_its_agent_caught_a_limit(
+    tmp_path: Path, steps: int, reward: float
+) -> None:
+    world, stop = f"outcomes-{next(worlds)}", asyncio.Event()
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall(), "agent": CatchesLimits}
+
+    async def verifier(command: str | Sequence[str], files: Files) -> CommandResult:
+        if "grade" in str(command) and not stop.is_set():
+            stop.set()
+            await asyncio.sleep(3600)
+        return ended()
+
+    job = in_steps(tmp_path, steps, group_size=1, agent={"tools": ["bash"], "maxTurns": 1})
+    await run_job(job, provider=DummyProvider(world, verifier), stop=stop, **common)
+    summary = await run_job(job, provider=DummyProvider(world, verifier), **common)
+    assert Ran(tmp_path, summary, []).outcomes == [("Completed", "MaxTurns", reward)]
+
+
+class RaisesInEachStep:
+    async def run(self, context: AgentContext) -> str:
+        raise KeyError("a typo")
+
+
+async def test_run_stops_when_the_agent_raises_in_the_steps_of_its_first_rollouts(tmp_path: Path) -> None:
+    job = in_steps(tmp_path, 2, group_size=10)
+    provider = DummyProvider(f"outcomes-{next(worlds)}")
+    with pytest.raises(AgentBroken, match="KeyError: 'a typo'"):
+        await run_job(job, base_dir=tmp_path, environ={}, provider=provider, model=OneCall(), agent=RaisesInEachStep)
+
+
+async def test_resumed_run_stops_again_when_the_agent_still_raises(tmp_path: Path) -> None:
+    """With fewer places than rollouts that must raise, the first ones are sealed."""
+    job = a_job(tmp_path, group_size=24, runners={"concurrency": 5})
+    provider = DummyProvider(f"outcomes-{next(worlds)}")
+    for _ in range(2):
+        with pytest.raises(AgentBroken):
+            await run_job(
+                job, base_dir=tmp_path, environ={}, provider=provider, model=OneCall(), agent=RaisesInEachStep
+            )
 
 
 async def test_result_has_the_traceback_of_a_tool_that_raised(tmp_path: Path) -> None:
