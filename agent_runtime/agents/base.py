@@ -40,7 +40,7 @@ class AgentReport:
 
 class AgentContext(Protocol):
     """Interface of one attempt for its agent. Every call is journaled before it takes effect, and limited by the
-    rollout's budgets.
+    rollout's budgets. Concurrent calls are made one after another, because a replay answers them in the same order.
     """
 
     task: Task
@@ -52,14 +52,13 @@ class AgentContext(Protocol):
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ModelReply:
         """Make one turn's model call. `tools` are definitions in OpenAI's format; None: those of `self.tools`.
-        Concurrent calls are made one after another, because a replay answers them in the same order. Raises Stop when a
-        budget is used up, and the errors that end the attempt; an agent must not catch them.
+        Raises Stop when a budget is used up, and the errors that end the attempt; an agent must not catch them.
         """
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
         """Run all or some tool calls of the turn. Each gets a result with its id, also after an error.
 
-        Calls in the workspace run in order, others concurrently. Parallel calls of this method run one after another.
+        Calls in the workspace run in order, others concurrently.
 
         Unknown tools, arguments that are not JSON or do not match the schema, and tools that raise give readable
         observations with `error` set. Raises Stop when a tool ends the rollout.

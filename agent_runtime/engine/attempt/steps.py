@@ -110,7 +110,7 @@ class StepwiseAgent:
             verdict = None
             if step.verifier is not None:
                 verdict = await context.run_between_turns(
-                    self._grade_and_clear(context.workspace, number, task, is_first)
+                    lambda: self._grade_and_clear(context.workspace, number, task, is_first)
                 )
             return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
 
@@ -123,7 +123,7 @@ class StepwiseAgent:
     async def _begin(self, context: Turns, number: int, step: TaskStep, task: Task) -> None:
         async def prepare() -> StepRecord:
             key = f"{max(context.turn, 0) + 1}:step-{number}"
-            await context.run_between_turns(_prepare(context.workspace, key, step, task))
+            await context.run_between_turns(lambda: _prepare(context.workspace, key, step, task))
             return StepRecord(time=time.time(), step=step.name)
 
         await context.recorded_once(prepare)

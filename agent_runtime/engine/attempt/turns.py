@@ -8,6 +8,7 @@ already runs. The answer takes effect when it and these records are durable.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -54,6 +55,12 @@ ACKNOWLEDGE_CALLS = 64
 """After this many tool calls, turns are acknowledged earlier: each call has some keys, and the executor remembers
 4,096.
 """
+STEPS_TO_NEXT_CALL = 8
+"""Iterations of the event loop in which an agent's jobs get from one call to the next, also through nested
+`asyncio.gather`.
+"""
+_in_a_call = ContextVar("_in_a_call", default=False)
+"""Whether this code runs within a call of an agent, for which a further call would wait forever."""
 
 _REPLAY = object()
 """Reason for which the agent's clock stops while its calls are answered from the journal."""
@@ -113,7 +120,7 @@ class Turns:
         """The latest turn with tool results."""
         self._commands = 0
         """Number of calls outside turns, used in their idempotency keys."""
-        self._one_model_call, self._one_tool_call = asyncio.Lock(), asyncio.Lock()
+        self._one_call = asyncio.Lock()
         self._callers: set[asyncio.Task[Any] | None] = set()
         """Coroutines that wait for a call of this context."""
         self._has_ended = False
@@ -206,8 +213,7 @@ class Turns:
         tools = self._definitions if tools is None else tools
         self._require_latest(conversation)
         record_json([*conversation.unrecorded(messages), *tools])
-        async with self._one_model_call:  # one at a time, because a replay answers calls in their recorded order
-            return await self._guarded(self._call_model(conversation, messages, tools))
+        return await self._in_order(lambda: self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
         """Run a sub-agent (see AgentContext) of the agent with that conversation."""
@@ -229,23 +235,27 @@ class Turns:
     ) -> list[Observation]:
         """Run the tool calls of the turn (see AgentContext). Those of a sub-agent never end the rollout."""
         asked, given = conversation or self._talking[0], self.tools if tools is None else tools
-        async with self._one_tool_call:  # one at a time, because a replay answers calls in their recorded order
-            return await self._guarded(self._call_tools(asked, calls, given, may_stop=conversation is None))
+        return await self._in_order(lambda: self._call_tools(asked, calls, given, may_stop=conversation is None))
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside any turn (see AgentContext). Repeated after a crash, it gives the same result."""
         self._require_own_turns("runs commands")
         self.exposed = True
-        key, seconds = self._next_key("command"), self._clock.seconds
-        return await self._guarded(self._states.workspace.run(command, key=key, deadline_seconds=seconds))
+
+        async def run() -> CommandResult:
+            key, seconds = self._next_key("command"), self._clock.seconds
+            return await self._states.workspace.run(command, key=key, deadline_seconds=seconds)
+
+        return await self._in_order(run)
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
         """Write files outside any turn (see AgentContext)."""
         self._require_own_turns("writes files")
-        key = self._next_key("files")
-        for number, file in enumerate(files):
-            await self._guarded(
-                self._states.workspace.write(
+
+        async def write() -> None:
+            key = self._next_key("files")
+            for number, file in enumerate(files):
+                await self._states.workspace.write(
                     file.path,
                     file.data(),
                     key=f"{key}.{number}",
@@ -253,29 +263,32 @@ class Turns:
                     replace=True,
                     owner=WORKSPACE_USER if file in self.task.solution_files else None,
                 )
-            )
+
+        await self._in_order(write)
 
     async def snapshot(self) -> None:
         """Store the workspace's state for other jobs to start from (see AgentContext)."""
-        # Until the turn's own tool calls run, the state is that after the previous turn.
-        await self._guarded(self._states.snapshot(self.turn if self._observed_turn == self.turn else self.turn - 1))
+        await self._in_order(
+            # Until the turn's own tool calls run, the state is that after the previous turn.
+            lambda: self._states.snapshot(self.turn if self._observed_turn == self.turn else self.turn - 1)
+        )
 
     async def checkpoint(self) -> str:
         """Save the workspace as a checkpoint (see AgentContext)."""
         self._require_turns_alone()
         # Untimed, because a time-out in between would leave a frozen workspace, which cannot be graded.
-        return await self._guarded(self._clock.untimed(self._states.checkpoint(self.turn)))
+        return await self._in_order(lambda: self._clock.untimed(self._states.checkpoint(self.turn)))
 
     async def go_back(self, checkpoint: str) -> None:
         """Return to a checkpoint (see AgentContext)."""
         self._require_turns_alone()
-        await self._guarded(self._clock.untimed(self._states.go_back(checkpoint, self.turn)))
+        await self._in_order(lambda: self._clock.untimed(self._states.go_back(checkpoint, self.turn)))
 
-    async def run_between_turns(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the engine between two turns. Its time does not count for the agent, and its errors end
+    async def run_between_turns(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run work of the engine between two turns. Its time does not count for the agent, and its errors end
         the attempt.
         """
-        return await self._guarded(self._clock.untimed(work))
+        return await self._guarded(lambda: self._clock.untimed(work()))
 
     async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:
         """Return the step's next record in the journal, or else store the result of `make`. It is durable when this
@@ -332,23 +345,40 @@ class Turns:
                 "after a crash"
             )
 
-    async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
-        if self.fault is not None or self._has_ended:
-            call.close()
-            raise self.fault or RuntimeError("the agent has ended; it must await every call before it returns")
-        if not self._log.replaying:
-            self._clock.end_wait(_REPLAY)
+    async def _in_order(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make one call of the agent at a time, because a replay answers calls in their recorded order.
+
+        Concurrent jobs of an agent must make their calls in the same order in a replay, whose answers take no time. So
+        no call ends before the other jobs have reached their own next calls.
+        """
+        if _in_a_call.get():
+            raise RuntimeError("a tool cannot use its agent's context: the agent's calls are made one after another")
         caller = asyncio.current_task()
         self._callers.add(caller)
         try:
-            return await call
+            async with self._one_call:
+                is_inside = _in_a_call.set(True)
+                reached = asyncio.ensure_future(_let_others_run())
+                try:
+                    return await self._guarded(call)
+                finally:
+                    _in_a_call.reset(is_inside)
+                    await reached
+        finally:
+            self._callers.discard(caller)
+
+    async def _guarded(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self.fault is not None or self._has_ended:
+            raise self.fault or RuntimeError("the agent has ended; it must await every call before it returns")
+        if not self._log.replaying:
+            self._clock.end_wait(_REPLAY)
+        try:
+            return await call()
         except AGENTS_TO_HANDLE:
             raise
         except Exception as error:
             self.fault = error
             raise
-        finally:
-            self._callers.discard(caller)
 
     async def _call_model(
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -500,6 +530,11 @@ class SubAgent:
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
         """See AgentContext."""
         return await self._turns.delegate(agent, part, conversation=self._conversation)
+
+
+async def _let_others_run() -> None:
+    for _ in range(STEPS_TO_NEXT_CALL):
+        await asyncio.sleep(0)
 
 
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:

@@ -387,6 +387,32 @@ async def test_step_is_graded_after_a_kill_when_its_agent_caught_a_limit(
     assert Ran(tmp_path, summary, []).outcomes == [("Completed", "MaxTurns", reward)]
 
 
+async def test_jobs_that_the_agent_of_a_step_leaves_make_no_calls_later(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    async def slow_verifier(command: str | Sequence[str], files: Files) -> CommandResult:
+        await asyncio.sleep(0.1 if "grade" in str(command) else 0)
+        return ended()
+
+    async def ask(request: ModelRequest) -> None:
+        asked.append(request.messages[-1]["content"])
+
+    class LeavesJobs:
+        async def run(self, context: AgentContext) -> str:
+            await context.call_model([{"role": "user", "content": "Go on."}])
+            self.jobs = [
+                asyncio.create_task(context.call_model([{"role": "user", "content": "left"}])) for _ in range(3)
+            ]
+            await asyncio.sleep(0)
+            return "done"
+
+    job = in_steps(tmp_path, 2, group_size=1)
+    provider = DummyProvider(f"outcomes-{next(worlds)}", slow_verifier)
+    await run_job(job, base_dir=tmp_path, environ={}, provider=provider, model=OneCall(ask), agent=LeavesJobs)
+    assert asked.count("Go on.") == 2
+    assert asked.count("left") <= 2
+
+
 class RaisesInEachStep:
     async def run(self, context: AgentContext) -> str:
         raise KeyError("a typo")

@@ -474,6 +474,65 @@ async def test_parallel_call_tools_get_their_own_results_after_a_resume() -> Non
     assert seen == [["slow", "fast"], ["slow", "fast"]]
 
 
+class Chains:
+    """Jobs that each make several calls, of tools or of the model."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    async def run(self, context: AgentContext) -> str | None:
+        async def tools(name: str) -> None:
+            for number in range(2):
+                call = ToolCall(f"{name}-{number}", "count", json.dumps({"is_slow": name == "slow"}))
+                ((result,),) = await asyncio.gather(context.call_tools([call]))
+                self.seen.append(f"{call.id}: {result.content}")
+
+        async def talk(name: str) -> None:
+            for number in range(2):
+                reply = await context.call_model([{"role": "user", "content": f"{name}, question {number}"}])
+                self.seen.append(reply.text)
+
+        for _ in range(2):
+            await context.call_model([{"role": "user", "content": f"seen: {self.seen}"}])
+            await asyncio.gather(tools("slow"), tools("fast"))
+            await context.call_model([{"role": "user", "content": f"seen: {self.seen}"}])
+            await asyncio.gather(tools("slow"), talk("one"), talk("the other"))
+        return None
+
+
+@pytest.mark.parametrize("crash", range(1, 24, 2))
+async def test_jobs_of_an_agent_get_their_own_results_after_a_resume(crash: int) -> None:
+    journal, log, expected, seen = MemoryJournal(crash_after=crash), list[str](), list[str](), list[str]()
+    tool = SlowFirst(log)
+    tool.parameters = {"type": "object", "properties": {"is_slow": {"type": "boolean"}}}
+    assert await turns_of(MemoryJournal(), Spelled(0, log), log, tool=tool).run_agent(Chains(expected))
+    with contextlib.suppress(Crash):
+        await turns_of(journal, Spelled(0, log), log, tool=tool).run_agent(Chains([]))
+    assert journal.writes == crash
+    journal.crash_after = None
+    turns = turns_of(journal, Spelled(0, log), log, replay=list(journal.records), tool=tool)
+    assert await turns.run_agent(Chains(seen)) == (StopReason.FINISHED, "")
+    assert seen == expected
+
+
+async def test_tool_that_uses_its_agents_context_fails_instead_of_waiting_forever() -> None:
+    class Asks(Count):
+        async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+            await turns.call_model([{"role": "user", "content": "which?"}])
+            raise AssertionError("unreachable")
+
+    class Agent:
+        async def run(self, context: AgentContext) -> str | None:
+            await context.call_model([{"role": "user", "content": "go"}])
+            return (await context.call_tools([ToolCall("c", "count", "{}")]))[0].content
+
+    log: list[str] = []
+    turns = turns_of(MemoryJournal(), CountingModel(9, log), log, tool=Asks(log))
+    reason, message = await turns.run_agent(Agent())
+    assert reason is StopReason.FINISHED
+    assert "a tool cannot use its agent's context" in message
+
+
 async def test_messages_that_do_not_extend_the_last_turn_start_a_new_branch() -> None:
     class Forgetful(Loop):
         async def run(self, context: AgentContext) -> str | None:
