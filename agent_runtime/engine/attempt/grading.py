@@ -100,7 +100,7 @@ async def store_artifacts(
         is_known = decision.stop_reason in (None, stop.stop_reason)
         message = (stop.message or decision.message) if is_known else decision.message
         stop = stop.model_copy(update={"stop_reason": decision.stop_reason or stop.stop_reason, "message": message})
-        return stop, nothing_to_grade(message)
+        return stop, nothing_to_grade(decision.message)
     return stop, stored
 
 

@@ -349,6 +349,19 @@ async def bash(command: str) -> str:
     return {"ran": command}["output"]
 
 
+async def test_verdict_says_why_nothing_could_be_graded_when_the_agent_had_finished(tmp_path: Path) -> None:
+    async def refuse(called: str, attempt: str, key: str | None) -> None:
+        if called == "tar":
+            raise FileError("deep", "a path of 4096 bytes or more cannot be put in a tar")
+
+    ran = await run(a_job(tmp_path, group_size=1), tmp_path, on_call=refuse)
+    assert ran.outcomes == [("Completed", "Finished", 0.0)]
+    seal = json.loads((tmp_path / ran.summary.folder / "seals" / "0.json").read_text())
+    assert "nothing was left to grade" in seal["verdict"]["message"]
+    assert "a path of 4096 bytes or more" in seal["verdict"]["message"]
+    assert seal["result"]["message"] == "done"
+
+
 def in_steps(folder: Path, steps: int, **spec: Any) -> RolloutJob:
     names = [f"step-{number}" for number in range(steps)]
     of_steps = [{"name": name, "prompt": "Go on.", "verifier": {"commands": ["grade"]}} for name in names]
