@@ -6,8 +6,9 @@ already runs. The answer takes effect when it and these records are durable.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from agent_runtime.engine.attempt.model_calls import ModelCalls
 from agent_runtime.engine.attempt.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
-from agent_runtime.extensions import contained
+from agent_runtime.extensions import contained, described
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.recording.branches import branch_of, has_own_answer
@@ -59,6 +60,8 @@ STEPS_TO_NEXT_CALL = 8
 """Iterations of the event loop in which an agent's jobs get from one call to the next, also through nested
 `asyncio.gather`.
 """
+MOST_FAILED_IN_A_ROW = 100
+
 _in_a_call = ContextVar("_in_a_call", default=False)
 """Whether this code runs within a call of an agent, for which a further call would wait forever."""
 
@@ -121,6 +124,7 @@ class Turns:
         self._commands = 0
         """Number of calls outside turns, used in their idempotency keys."""
         self._one_call = asyncio.Lock()
+        self._failed_in_a_row = 0
         self._callers: set[asyncio.Task[Any] | None] = set()
         """Coroutines that wait for a call of this context."""
         self._has_ended = False
@@ -211,15 +215,17 @@ class Turns:
         """
         conversation = conversation or self._talking[0]
         tools = self._definitions if tools is None else tools
-        self._require_latest(conversation)
-        record_json([*conversation.unrecorded(messages), *tools])
+        with self.failing_seldom():
+            self._require_latest(conversation)
+            record_json([*conversation.unrecorded(messages), *tools])
         return await self._in_order(lambda: self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
         """Run a sub-agent (see AgentContext) of the agent with that conversation."""
-        self._require_latest(conversation or self._talking[0])
         started = Conversation()
-        sub_agent = SubAgent(self, started, part)
+        with self.failing_seldom():
+            self._require_latest(conversation or self._talking[0])
+            sub_agent = SubAgent(self, started, part)
         self._talking.append(started)
         try:
             return await sub_agent.run(agent)
@@ -306,7 +312,7 @@ class Turns:
 
     def next_step(self) -> None:
         """Allow calls of the next step's agent after this one has ended."""
-        self.fault, self._has_ended = None, False
+        self.fault, self._has_ended, self._failed_in_a_row = None, False, 0
 
     def stop_callers(self) -> None:
         """Cancel calls of coroutines that an agent left running, so that nothing is recorded after its end."""
@@ -336,14 +342,16 @@ class Turns:
             self.fault = NotReplayable(
                 f"the agent {what} outside of its turns, which is not recorded, so its rollouts cannot be branched"
             )
-            raise self.fault
+            with self.failing_seldom():
+                raise self.fault
 
     def _require_turns_alone(self) -> None:
-        if self._commands or self._states.keeping is None:
-            raise RuntimeError(
-                "checkpoints are only for agents that work in turns: calls of run_command cannot be distinguished "
-                "after a crash"
-            )
+        with self.failing_seldom():
+            if self._commands or self._states.keeping is None:
+                raise RuntimeError(
+                    "checkpoints are only for agents that work in turns: calls of run_command cannot be distinguished "
+                    "after a crash"
+                )
 
     async def _in_order(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Make one call of the agent at a time, because a replay answers calls in their recorded order.
@@ -360,12 +368,33 @@ class Turns:
                 is_inside = _in_a_call.set(True)
                 reached = asyncio.ensure_future(_let_others_run())
                 try:
-                    return await self._guarded(call)
+                    with self.failing_seldom():
+                        result = await self._guarded(call)
                 finally:
                     _in_a_call.reset(is_inside)
                     await reached
         finally:
             self._callers.discard(caller)
+        self._failed_in_a_row = 0
+        return result
+
+    @contextlib.contextmanager
+    def failing_seldom(self) -> Iterator[None]:
+        """Cancel an agent that catches the error of each call and calls again: otherwise it would never end, and if no
+        call waits for anything, it would block all rollouts of this process.
+        """
+        try:
+            yield
+        except AGENTS_TO_HANDLE:
+            raise
+        except Exception as error:
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row > MOST_FAILED_IN_A_ROW:
+                raise asyncio.CancelledError(
+                    f"{MOST_FAILED_IN_A_ROW} calls of the agent failed in a row, and it made another one; do not "
+                    f"catch their errors. The last one: {described(error)}"
+                ) from error
+            raise
 
     async def _guarded(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self.fault is not None or self._has_ended:
@@ -513,8 +542,9 @@ class SubAgent:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ModelReply:
         """See AgentContext."""
-        if self._calls >= self.spec.max_turns:
-            raise Stop(StopReason.MAX_TURNS)
+        with self._turns.failing_seldom():
+            if self._calls >= self.spec.max_turns:
+                raise Stop(StopReason.MAX_TURNS)
         self._calls += 1
         definitions = self._definitions if tools is None else tools
         return await self._turns.call_model(messages, definitions, conversation=self._conversation)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.agents.base import AgentContext, SubTask
+from agent_runtime.agents.base import Agent, AgentContext, SubTask
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.engine.attempt.assignment import Oversight
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
@@ -176,3 +176,35 @@ async def test_plugins_get_another_key_for_each_tool_call_of_a_rollout() -> None
     assert len(keys) == len(set(keys))
     first = [key for key in keys if ":turn-0:" in key]
     assert first == [f"run/rollout-0-0:turn-0:call-{number}" for number in range(3)]
+
+
+class TriesAgain:
+    """Catches the error of each call, and calls again."""
+
+    def __init__(self, content: Any = "go") -> None:
+        self.content = content
+
+    async def run(self, context: AgentContext) -> str | None:
+        while True:
+            with contextlib.suppress(Exception):
+                await context.call_model([{"role": "user", "content": self.content}])
+
+
+class TriesAgainBelow:
+    async def run(self, context: AgentContext) -> str | None:
+        return (await context.delegate(TriesAgain(), SubTask("Go on.", max_turns=1))).message
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("agent", "reason", "said"),
+    [
+        (TriesAgain(), StopReason.MAX_TURNS, ""),
+        (TriesAgain(object()), StopReason.AGENT_ERROR, "calls of the agent failed in a row"),
+        (TriesAgainBelow(), StopReason.AGENT_ERROR, "calls of the agent failed in a row"),
+    ],
+)
+async def test_agent_that_calls_again_after_each_error_is_ended(agent: Agent, reason: StopReason, said: str) -> None:
+    turns = turns_of(MemoryJournal(), CountingModel(0, []), [], max_turns=3)
+    found, message = await turns.run_agent(agent)
+    assert (found, said in message) == (reason, True)
