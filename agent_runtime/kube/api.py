@@ -21,6 +21,7 @@ from kubernetes.aio import client, config
 
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.nesting import read_json
+from rollout_api.server_side_apply import APPLY_TYPE, apply_body
 
 JsonObject = dict[str, Any]
 
@@ -36,7 +37,9 @@ WATCH_SECONDS, WATCH_GRACE_SECONDS = 60, 15.0
 DENIAL_PATIENCE_SECONDS = 5.0
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-JSON_TYPE, APPLY_TYPE = "application/json", "application/apply-patch+yaml"
+JSON_TYPE = "application/json"
+# Without a parameter the client would serialize the body once more.
+SERIALIZED_TYPE = f"{APPLY_TYPE}; charset=utf-8"
 
 
 class ApiError(Exception):
@@ -94,7 +97,7 @@ class KubeApi:
         metadata = {"name": name, "namespace": self.namespace}
         body = {"apiVersion": API_VERSION, "kind": "RolloutShard", "metadata": metadata, "status": report}
         path = f"/rolloutshards/{name}/status"
-        await self._call("PATCH", path, query, body, APPLY_TYPE, patience_seconds=patience_seconds)
+        await self._call("PATCH", path, query, apply_body(body), SERIALIZED_TYPE, patience_seconds=patience_seconds)
 
     async def get_model_server(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
         return await self._call("GET", f"/modelservers/{name}", patience_seconds=patience_seconds)
@@ -180,7 +183,7 @@ class KubeApi:
         method: str,
         path: str,
         query: list[tuple[str, str]] | None = None,
-        body: JsonObject | None = None,
+        body: JsonObject | bytes | None = None,
         content_type: str = JSON_TYPE,
         *,
         patience_seconds: float,
@@ -214,7 +217,7 @@ class KubeApi:
         method: str,
         path: str,
         query: list[tuple[str, str]],
-        body: JsonObject | None = None,
+        body: JsonObject | bytes | None = None,
         content_type: str = JSON_TYPE,
         *,
         timeout: aiohttp.ClientTimeout,

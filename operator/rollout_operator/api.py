@@ -21,6 +21,7 @@ import kopf
 
 from rollout_api.nesting import read_json
 from rollout_api.on_cluster.objects import KINDS, Manifest
+from rollout_api.server_side_apply import APPLY_TYPE, apply_body
 from rollout_operator import clock
 from rollout_operator.config import WRITE_SECONDS
 from rollout_operator.world import is_by_admission
@@ -138,13 +139,15 @@ class KubeApi:
         )
 
     async def merge(self, kind: str, namespace: str, name: str, change: Manifest) -> Manifest:
-        return await self._write("patch", "PATCH", kind, namespace, name, body=change, form="merge-patch+json")
+        return await self._write(
+            "patch", "PATCH", kind, namespace, name, body=change, form="application/merge-patch+json"
+        )
 
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Manifest) -> Manifest:
         """Set one condition of a pod. Raises status 409 if the pod's uid differs."""
         # Conditions are merged by their type.
         body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
-        form = "strategic-merge-patch+json"
+        form = "application/strategic-merge-patch+json"
         return await self._write("patch-status", "PATCH", "Pod", namespace, name, "status", body=body, form=form)
 
     async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
@@ -154,7 +157,7 @@ class KubeApi:
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid", "resourceVersion")}
         body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
         place, query = (metadata["namespace"], metadata["name"], "status"), {"fieldManager": manager, "force": "true"}
-        return await self._write("apply-status", "PATCH", kind, *place, body=body, query=query, form="apply-patch+yaml")
+        return await self._write("apply-status", "PATCH", kind, *place, body=body, query=query, form=APPLY_TYPE)
 
     async def delete(
         self,
@@ -223,12 +226,12 @@ class KubeApi:
         *place: str,
         body: Manifest,
         query: Mapping[str, str] | None = None,
-        form: str = "json",
+        form: str = "application/json",
     ) -> dict[str, Any]:
         """Send one write. `place` is namespace, name and subresource; `form` is the content type of the body."""
         began, code = time.monotonic(), "none"
         try:
-            answer = await self._call(method, KINDS[kind].path(*place), query, body, f"application/{form}")
+            answer = await self._call(method, KINDS[kind].path(*place), query, body, form)
             code = "2xx"
             return answer
         except ApiError as error:
@@ -246,7 +249,10 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         url = f"{path}?{urlencode(query)}" if query else path
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None
+        if body is not None:
+            is_apply = content_type == APPLY_TYPE
+            data = apply_body(body) if is_apply else json.dumps(body, separators=(",", ":")).encode()
         timeout = aiohttp.ClientTimeout(total=WRITE_SECONDS)
         async with _as_api_errors(), await self._send(method, url, data, content_type, timeout) as response:
             answer: dict[str, Any] = read_json(await response.read())

@@ -11,6 +11,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.tasks import load_tasks
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.server_side_apply import APPLY_TYPE, apply_body
 from rolloutctl.cluster_access import connect, refusal
 from rolloutctl.commands.check import ManifestArgument
 from rolloutctl.commands.sandbox import NamespaceOption
@@ -68,18 +69,20 @@ def _apply(job: RolloutJob, namespace: str | None) -> str:
     document = job.wire()
     document["metadata"]["namespace"] = place
     with client.ApiClient() as api:
+        # The client's own method would serialize the document, as JSON that YAML parsers may refuse.
+        request = api.param_serialize(
+            "PATCH",
+            f"/apis/{API_VERSION}/namespaces/{{namespace}}/rolloutjobs/{{name}}",
+            path_params={"namespace": place, "name": job.metadata.name},
+            query_params=[("fieldManager", FIELD_MANAGER)],
+            header_params={"Accept": "application/json", "Content-Type": APPLY_TYPE},
+            body=apply_body(document),
+            auth_settings=["BearerToken"],
+        )
         try:
-            group, version = API_VERSION.split("/")
-            client.CustomObjectsApi(api).patch_namespaced_custom_object(
-                group,
-                version,
-                place,
-                "rolloutjobs",
-                job.metadata.name,
-                document,
-                field_manager=FIELD_MANAGER,
-                _content_type="application/apply-patch+yaml",
-            )
+            answer = api.call_api(*request)
+            answer.read()
+            api.response_deserialize(answer, {"default": "object"})
         except client.ApiException as error:
             raise CommandError(
                 f"the cluster refused rolloutjob/{job.metadata.name}: {refusal(error)}",

@@ -40,12 +40,15 @@ SANDBOXES: list[dict[str, Any]] = [
     {"clients": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
     {"resources": {"cpu": "1ki"}},
     {"resources": {"memory": "0"}},
+    {"podTemplate": {"metadata": {"labels": {"rollout.dev/😀": "x"}}}},
     {"runtimeClassName": "nope"},
     {"image": " "},
     {"security": "Privileged"},
 ]
 JOBS: list[dict[str, Any]] = [
     {"output": {"uri": "s3://"}},
+    {"output": {"uri": "😀"}},  # the message quotes it
+    {"output": {"uri": "\x7f"}},
     {"model": {"serverRef": "nope"}},
     {"sandbox": {"image": "i", "resources": {"cpu": "1ki"}}},
     {"sandbox": {"image": "i", **template(affinity="x")}},
@@ -64,6 +67,7 @@ SERVERS: list[dict[str, Any]] = [
     {"cache": {"size": "0"}},
     {"resources": {"cpu": "2ki"}},
     {"accelerator": {"resourceName": "../x"}},
+    {"accelerator": {"resourceName": "../😀"}},
     {"weightTransfer": {"mode": "Push", "push": {"hook": "http://h", "peers": {"matchLabels": 5}}}},
     {"weightTransfer": {"mode": "Push", "push": {"hook": "http://h", "peers": {"matchExpressions": 5}}}},
 ]

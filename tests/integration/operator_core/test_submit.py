@@ -26,6 +26,7 @@ def test_a_job_with_local_tasks_arrives_once_and_a_changed_one_is_refused(
 ) -> None:
     plane.kubectl("create", "namespace", "submitted")
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"name": "a", "prompt": "p"}))
+    env = [{"name": "GREETING", "value": "😀 \x7f"}]  # YAML parsers refuse what Python's JSON makes of these
     job: dict[str, Any] = {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
@@ -33,7 +34,7 @@ def test_a_job_with_local_tasks_arrives_once_and_a_changed_one_is_refused(
         "spec": {
             "tasks": {"from": {"uri": "tasks.jsonl", "filter": {"name": ["a"]}}},
             "agent": {"type": "Nop"},
-            "sandbox": {"image": "localhost/python:1"},
+            "sandbox": {"image": "localhost/python:1", "env": env},
             "output": {"uri": s3.uri("submitted"), "secretRef": "store"},
         },
     }
@@ -58,6 +59,7 @@ def test_a_job_with_local_tasks_arrives_once_and_a_changed_one_is_refused(
     assert found is not None
     assert found["spec"]["tasks"]["from"]["uri"].startswith(s3.uri("submitted/sources/"))
     assert found["spec"]["tasks"]["from"]["filter"] == {"name": ["a"]}
+    assert found["spec"]["sandbox"]["env"] == env
     assert found["metadata"]["generation"] == 1
     job["spec"]["groupSize"] = 2
     refused = submit()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -75,9 +76,13 @@ class ApiServer:
                     self._answer(*api._get())
 
             def do_PATCH(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                assert self.headers["Content-Type"] == "application/apply-patch+yaml"
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.loads(data)
+                assert self.headers["Content-Type"] == "application/apply-patch+yaml; charset=utf-8"
                 assert "force=true" in self.path
+                if re.search(rb"\\u[dD][89a-fA-F]", data):  # as Kubernetes' parser of YAML
+                    self._answer(400, {"message": "error decoding YAML: found invalid Unicode character escape code"})
+                    return
                 self._answer(*api._apply(body))
 
             def _answer(self, status: int, value: Any) -> None:

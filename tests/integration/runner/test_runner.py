@@ -255,3 +255,13 @@ def test_metrics_and_health_are_served_while_it_runs(pods: StartPods) -> None:
     assert runner.end() == Exit.REPORTED
     messages = [line["message"] for line in runner.lines()]
     assert sum("is finished" in message for message in messages) == 3
+
+
+def test_report_with_an_emoji_is_accepted(pods: StartPods) -> None:
+    job = counting(groups=1, groupSize=1, attempts={"limit": 1})
+    job["spec"]["tasks"]["inline"][0]["setup"] = ["echo \U0001f680; exit 1"]
+    started = pods("emoji", job)
+    assert started.start().end() == Exit.REPORTED
+    (report,) = started.api.runners.values()
+    assert (report["state"], report["sealed"]) == ("Completed", 1)
+    assert "\U0001f680" in report["message"]
