@@ -22,8 +22,9 @@ RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
 """First and longest pause before a retry. The longest one is short, so that informers recover within seconds after an
 outage. A watch that lasted longer than it resets the back-off.
 """
-ABSENT, GONE = (403, 404), 410
-"""Statuses for a kind that the cluster lacks or that may not be read, and for a version that is too old to watch from."""
+FORBIDDEN, GONE = 403, 410
+ABSENT = (FORBIDDEN, 404)
+"""Statuses for a kind that the cluster lacks or that may not be read. GONE: a version is too old to watch from."""
 ABSENT_LIMIT_SECONDS = 300.0
 """Longest pause between requests for a kind that a cluster may lack. It may be installed later."""
 
@@ -46,9 +47,11 @@ class Informer:
 
     def __init__(self, api: KubeApi, kind: str, namespace: str, selector: str, sink: Sink) -> None:
         self._api, self._sink = api, sink
-        self.kind, self._namespace, self._selector = kind, namespace, selector
+        self.kind, self.namespace, self._selector = kind, namespace, selector
         self.synced = asyncio.Event()
         """Set when the first list is complete."""
+        self.answered = asyncio.Event()
+        """Set when the first list is complete, or was refused in the one namespace that this informer watches."""
         self.alive = time.monotonic()
         """Time at which it last got a response or stopped waiting for one. An old value indicates a bug, not an outage.
         """
@@ -73,7 +76,12 @@ class Informer:
                 self._version = ""  # Too old to resume from: list again.
             if ended.status in ABSENT and self.kind in OPTIONAL and not self.synced.is_set():
                 log.warning("%s: continuing without it", ended.message)
-                self.synced.set()
+                self._sync()
+            if ended.status == FORBIDDEN and self.namespace and not self.answered.is_set():
+                log.warning(
+                    "namespace %s is not handled until its objects may be read: %s", self.namespace, ended.message
+                )
+                self.answered.set()
             await self._pause(ended, self._failures)
             self._failures += 1
 
@@ -82,7 +90,7 @@ class Informer:
         limit, token, failures = FIRST_PAGE, "", 0
         while True:
             try:
-                page = await self._api.page(self.kind, self._namespace, self._selector, limit, token)
+                page = await self._api.page(self.kind, self.namespace, self._selector, limit, token)
             except ApiError as error:
                 if not token or error.status == GONE:
                     raise
@@ -105,12 +113,16 @@ class Informer:
             if not token:
                 break
             await asyncio.sleep(0)
-        self._sink.relisted(self.kind, self._namespace, present)
+        self._sink.relisted(self.kind, self.namespace, present)
         self._version = newest
+        self._sync()
+
+    def _sync(self) -> None:
         self.synced.set()
+        self.answered.set()
 
     async def _watch(self) -> None:
-        async for change, obj in self._api.watch(self.kind, self._namespace, self._selector, self._version):
+        async for change, obj in self._api.watch(self.kind, self.namespace, self._selector, self._version):
             self.alive = time.monotonic()
             self._version = obj["metadata"]["resourceVersion"]
             if change == "DELETED":

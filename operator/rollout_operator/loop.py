@@ -8,7 +8,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rollout_api.on_cluster.objects import Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -34,6 +34,9 @@ from rollout_operator.world import Controller, World
 
 log = logging.getLogger(__name__)
 
+UNKNOWN_SECONDS = 5.0
+"""Pause before an object is planned whose namespace may not be read. The tenant may have removed the operator's Role."""
+
 STUCK_SECONDS = 300.0
 """Time without progress after which a worker counts as hung. One request takes far less."""
 
@@ -57,6 +60,10 @@ class Loop:
         self._cache = execution.cache
         execution.operations.on_done = lambda ref: self._wake([ref])
         execution.on_progress = lambda ref: self._queues[ref.kind].advance(ref)
+        self.may_plan: Callable[[str], bool] = lambda namespace: True
+        """Whether all objects of a namespace are in the cache. A plan without some of them would be wrong: a Sandbox whose
+        pod is not known counts as one whose pod was deleted.
+        """
         self._queues: dict[str, WorkQueue[Ref]] = {
             kind: WorkQueue(time.monotonic, lambda ref: ref.namespace) for kind in self._controllers
         }
@@ -175,6 +182,9 @@ class Loop:
         if obj is None:
             self._forget(ref, queue)
             return "success"
+        if not self.may_plan(ref.namespace):
+            queue.add_after(ref, UNKNOWN_SECONDS)
+            return "requeue_after"
         if wait := self._execution.expectations.hold(ref, time.monotonic()):
             self._held.add(ref)
             queue.add_after(ref, wait)

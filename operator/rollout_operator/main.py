@@ -70,10 +70,7 @@ class Operator:
             for kind, selector in WATCHED.items()
             for namespace in (config.watch.namespaces if KINDS[kind].namespaced else []) or [""]
         ]
-
-    @property
-    def synced(self) -> bool:
-        return not self._unsynced_kinds()
+        self.loop.may_plan = self._is_known
 
     async def run(self) -> None:
         """Run until cancelled: fill the cache, request the lease, then process objects."""
@@ -85,7 +82,7 @@ class Operator:
                 for informer in self.informers:
                     group.create_task(informer.run())
                 for informer in self.informers:
-                    await informer.synced.wait()
+                    await informer.answered.wait()
                 log.info("cache is complete after %.1f s", time.monotonic() - started)
                 group.create_task(self.events.run())
                 group.create_task(self.operations.run())
@@ -110,7 +107,11 @@ class Operator:
             await asyncio.wait_for(self.leadership.release(), RELEASE_SECONDS)
 
     def _unsynced_kinds(self) -> list[str]:
-        return [informer.kind for informer in self.informers if not informer.synced.is_set()]
+        return [informer.kind for informer in self.informers if not informer.answered.is_set()]
+
+    def _is_known(self, namespace: str) -> bool:
+        """Whether the cache has all objects of a namespace."""
+        return all(informer.synced.is_set() for informer in self.informers if informer.namespace == namespace)
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         app = application(

@@ -86,6 +86,33 @@ def test_an_informer_lists_an_absent_optional_kind_every_five_minutes(
     assert at_least <= last <= (ABSENT_LIMIT_SECONDS if at_least else RETRY_LIMIT_SECONDS)
 
 
+@pytest.mark.parametrize("namespace", ["", "team-b"])
+def test_refused_list_holds_up_only_its_own_namespace(namespace: str) -> None:
+    """A tenant can remove the operator's Role from one namespace. The operator must still start for the others."""
+
+    class Refused(Api):
+        refuses = True
+
+        async def page(self, *how: Any) -> Page:
+            if self.refuses:
+                raise ApiError(403, "pods is forbidden")
+            return await super().page(*how)
+
+    async def run() -> None:
+        api = Refused(None, 0)
+        informer = Informer(cast("KubeApi", api), "Pod", namespace, "", Sink())
+        work = asyncio.create_task(informer.run())
+        await asyncio.sleep(0.05)
+        assert informer.answered.is_set() == bool(namespace)
+        assert not informer.synced.is_set()
+        api.refuses = False
+        await asyncio.wait_for(informer.synced.wait(), 30)
+        assert informer.answered.is_set()
+        work.cancel()
+
+    asyncio.run(run())
+
+
 def test_an_informer_lists_again_when_its_version_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Api(ApiError(410, "too old resource version"), 0)
     pauses(api, monkeypatch, rounds=3)

@@ -64,6 +64,22 @@ def test_a_rollout_job_names_the_quota_that_refuses_its_job() -> None:
     asyncio.run(run())
 
 
+def test_objects_of_an_unreadable_namespace_wait_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "UNKNOWN_SECONDS", 0.01)
+    api = MemoryApi()
+
+    async def run() -> None:
+        async with operator_on(api) as loop:
+            loop.may_plan = lambda namespace: namespace != "t"
+            api.put("Sandbox", manifest("Sandbox", "s", {"image": "i"}))
+            await asyncio.sleep(0.1)
+            assert not api.writes
+            loop.may_plan = lambda namespace: True
+            await until(lambda: api.of("Pod"), "its pod")
+
+    asyncio.run(run())
+
+
 def test_a_failed_network_policy_leaves_no_pod_without_its_rules() -> None:
     api = MemoryApi()
     api.refuse = lambda verb, kind, body: (403, "networkpolicies is forbidden") if kind == "NetworkPolicy" else None
