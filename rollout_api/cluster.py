@@ -12,6 +12,10 @@ ROLE_LABEL = f"{API_GROUP}/role"
 RUNNER_ROLE, SANDBOX_ROLE = "runner", "sandbox"
 SUSPEND_ANNOTATION = f"{API_GROUP}/suspend"
 """On the runners' Job: the value of spec.suspend that the operator last set. Another value comes from another manager."""
+EXECUTOR_ANNOTATION = f"{API_GROUP}/executor-image"
+"""On the runners' Job: the executor's image of all sandboxes of the job. After an upgrade the job's runners keep their own
+image, and an executor of another version may not understand them.
+"""
 RUNNER_LABEL = f"{API_GROUP}/runner"
 """Index of the runner that requested a Sandbox."""
 SANDBOX_LABEL = f"{API_GROUP}/sandbox"

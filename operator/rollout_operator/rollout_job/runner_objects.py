@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rollout_api.base import API_GROUP, quantity_value
 from rollout_api.cluster import (
+    EXECUTOR_ANNOTATION,
     JOB_FILE,
     JOB_LABEL,
     JOB_UID_LABEL,
@@ -141,6 +142,7 @@ def runner_job(
     }
     body = owned(job.metadata, "Job", labelled=labels(job.metadata) | queue, spec=spec)
     body["metadata"] |= suspension(suspend=suspend)["metadata"]
+    body["metadata"]["annotations"][EXECUTOR_ANNOTATION] = config.images.executor
     return body
 
 

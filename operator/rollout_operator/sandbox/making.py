@@ -16,6 +16,7 @@ from rollout_api.cluster import (
 )
 from rollout_api.conditions import Condition
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
+from rollout_api.on_cluster.operator_config import Images
 from rollout_api.on_cluster.sandbox_pod import ADMISSION_REFUSED, Choice, Identity, choose_mode, pod_for
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
@@ -69,11 +70,16 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
     digest = network.reach_of(spec.network).digest()
     who = Identity(seen.name, seen.namespace, seen.uid, key=seen.key, job_labels=_job_labels(seen), network=digest)
     try:
-        pod = pod_for(who, spec, variant.choice, seen.config.images, user_template, image_volume=variant.image_volume)
+        pod = pod_for(who, spec, variant.choice, _images(seen), user_template, image_volume=variant.image_volume)
     except ValueError as error:
         return Invalid(f"spec.podTemplate.spec.{error}")
     refused = Remember(pod_refused(seen.uid, (variant.choice.mode, variant.image_volume)), "", REFUSAL_SECONDS)
     return (*missing_policy(seen, spec), Create(pod, if_refused=refused))
+
+
+def _images(seen: Observed) -> Images:
+    images, own = seen.config.images, seen.job and seen.job.executor_image
+    return images.model_copy(update={"executor": own}) if own else images
 
 
 def learned_refusals(seen: Observed) -> tuple[Remember, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rollout_api.cluster import by_hand_name, runner_name
+from rollout_api.cluster import EXECUTOR_ANNOTATION, by_hand_name, runner_name
 from rollout_api.on_cluster.nodes import NodeCounts
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -157,9 +157,12 @@ def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
     if job is None or uid_of(job) != owner["uid"] or "deletionTimestamp" in job["metadata"]:
         return GONE
     spec: Mapping[str, Any] = job["spec"]
+    runners = next(iter(world.cache.owned("Job", sandbox["metadata"]["namespace"], owner["uid"])), None)
+    annotations = {} if runners is None else runners["metadata"].get("annotations") or {}
     return Job(
         name=owner["name"],
         uid=owner["uid"],
         pod_template=(spec.get("sandbox") or {}).get("podTemplate") or {},
         security=Security(spec.get("security", Security.STANDARD)),
+        executor_image=annotations.get(EXECUTOR_ANNOTATION),
     )

@@ -20,6 +20,8 @@ class Job:
     uid: str
     pod_template: Mapping[str, Any]
     security: Security
+    executor_image: str | None = None
+    """The executor's image of its sandboxes; None for that of the operator's configuration."""
 
 
 def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:

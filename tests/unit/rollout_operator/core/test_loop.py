@@ -11,10 +11,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from rollout_api.cluster import SUSPEND_ANNOTATION, shard_name
+from rollout_api.on_cluster.operator_config import Images
 from rollout_operator import loop as loop_module
 from rollout_operator.api import UNREACHABLE, ApiError
 from rollout_operator.model_server import policy
-from tests.support.memory_api import MemoryApi, operator_on, until
+from tests.support.memory_api import CONFIG, MemoryApi, operator_on, until
 
 Json = dict[str, Any]
 JOB_SPEC: Json = {
@@ -91,6 +92,31 @@ def test_a_failed_network_policy_leaves_no_pod_without_its_rules() -> None:
             assert not api.of("Pod")
 
     asyncio.run(run())
+
+
+def test_running_job_keeps_its_executor_after_an_upgrade() -> None:
+    """Its runners keep their image, and may not understand another executor."""
+    api = MemoryApi()
+    job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+    owner = {"apiVersion": job["apiVersion"], "kind": "RolloutJob", "name": "j", "uid": job["metadata"]["uid"]}
+    newer = CONFIG.model_copy(update={"images": Images(runtime="r2", executor="e2")})
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Job"), "the runners' Job")
+        of_job = manifest("Sandbox", "of-job", {"image": "i"})
+        of_job["metadata"]["ownerReferences"] = [owner | {"controller": True}]
+        api.put("Sandbox", of_job)
+        api.put("Sandbox", manifest("Sandbox", "by-hand", {"image": "i"}))
+        async with operator_on(api, newer):
+            await until(lambda: len(api.of("Pod")) == 2, "both pods")
+
+    asyncio.run(run())
+    images = {
+        pod["metadata"]["name"]: [v["image"]["reference"] for v in pod["spec"]["volumes"] if "image" in v]
+        for pod in api.of("Pod")
+    }
+    assert images == {"of-job": ["e"], "by-hand": ["e2"]}
 
 
 def test_no_pod_comes_before_its_rules_when_the_count_of_a_quota_conflicts() -> None:
