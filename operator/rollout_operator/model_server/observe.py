@@ -55,6 +55,7 @@ class Download:
     """Why the Job failed."""
     trouble: tuple[str, str] | None = None
     """Why its pod does not start, as reason and message."""
+    has_pod: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def _download(world: World, job: Manifest | None) -> Download | None:
         trouble=next(
             (found for status in pods if status.get("phase") == "Pending" and (found := start_problem(status))), None
         ),
+        has_pod=bool(pods),
     )
 
 

@@ -96,7 +96,16 @@ def _download_trouble(seen: Observed, server: ModelServer, download: Download) -
         return "DownloadFailed", f"{download.failed}; delete Job {job} to try again"
     if download.trouble is not None:
         return download.trouble
-    return "Downloading", f"fetching {server.spec.weights_uri}"
+    words = f"fetching {server.spec.weights_uri}"
+    return (
+        "Downloading",
+        words if download.has_pod else f"{words}; {_no_pod(seen, 'job', download_name(seen.ref.name))}",
+    )
+
+
+def _no_pod(seen: Observed, kind: str, name: str) -> str:
+    """Return where to find why there is no pod: only Events of its controller say that a quota or admission refuses it."""
+    return f"no pod yet: kubectl describe {kind} {name} -n {seen.ref.namespace}"
 
 
 def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: bool) -> tuple[bool, str, str]:
@@ -110,6 +119,9 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
     if seen.start_problems:
         name, (reason, message) = min(seen.start_problems.items())
         words = f"{words}; {name} waits: {message or reason}"
+    elif (lacking := wanted - len(seen.servers)) > 0:
+        kinds = [kind for kind in WORKLOAD_KINDS if (kind, seen.ref.name) in seen.objects]
+        words += "".join(f"; {lacking} have {_no_pod(seen, kind.lower(), seen.ref.name)}" for kind in kinds)
     if ready >= server.spec.min_ready:
         return True, "ServersReady", words
     if not downloaded:

@@ -235,6 +235,20 @@ def test_unschedulable_server_has_the_schedulers_message_when_others_are_ready()
     assert words in ready["message"]
 
 
+def test_missing_pods_are_reported_with_the_command_that_says_why() -> None:
+    cluster = Cluster(CACHED)
+    cluster.settle()
+    words = f"kubectl describe job qwen-download -n {NAMESPACE}"
+    assert words in cluster.condition("Downloaded")["message"]
+    cluster.download_ends()
+    cluster.settle()
+    ready = cluster.condition("Ready")
+    assert f"have no pod yet: kubectl describe statefulset qwen -n {NAMESPACE}" in ready["message"]
+    cluster.start_pods()
+    cluster.settle()
+    assert "no pod yet" not in cluster.condition("Ready")["message"]
+
+
 def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
     cluster = running(SMALL)
     assert cluster.gates == [""]
