@@ -5,7 +5,7 @@ readers of the cache can rely on the types. One tenant's malformed status must n
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -82,7 +82,13 @@ def readable_status(kind: str, status: Any) -> dict[str, Any]:
         try:
             _STATUS[kind].model_validate(kept)
         except ValidationError as error:
-            wrong = [detail["loc"] for detail in error.errors(include_url=False, include_context=False)]
+            details = error.errors(include_url=False, include_context=False)
+            unknown = {detail["loc"] for detail in details if detail["type"] == "extra_forbidden"}
+            # Fields of a newer operator, which this one replaces after a failed upgrade. What has them stays.
+            if unknown and (known := _without_paths(kept, unknown)) != kept:
+                kept = known
+                continue
+            wrong = [detail["loc"] for detail in details]
             fields = {path[0] for path in wrong if path}
             before, kept = (
                 kept,
@@ -140,6 +146,16 @@ def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
     if isinstance(value, list):
         return [entry for number, entry in enumerate(value) if number not in positions]
     return None if positions else value
+
+
+def _without_paths(value: Any, paths: Collection[tuple[int | str, ...]], here: tuple[int | str, ...] = ()) -> Any:
+    """Return the value without the entries of mappings at these paths."""
+    if isinstance(value, Mapping):
+        places = {key: (*here, key) for key in value}
+        return {key: _without_paths(value[key], paths, at) for key, at in places.items() if at not in paths}
+    if isinstance(value, list):
+        return [_without_paths(entry, paths, (*here, number)) for number, entry in enumerate(value)]
+    return value
 
 
 def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,27 @@ def test_one_malformed_entry_of_a_status_hides_no_other(kind: str) -> None:
     assert found == {"conditions": [CONDITION], "observedGeneration": 3}
 
 
+def test_unknown_nested_fields_of_a_newer_operator_hide_nothing_else() -> None:
+    """Without its policy, a ModelServer would be at version 0, and all its servers would be replaced."""
+    status: dict[str, Any] = {
+        "policy": {"current": 7, "update": 12, "sources": [{"version": 7, "uri": "s3://b/7"}]},
+        "servers": [{"name": "qwen-0", "url": "http://10.0.0.1:8000", "policyVersion": 7, "ready": True}],
+        "adapters": {"solver": {"current": 3}},
+        "conditions": [CONDITION],
+    }
+    newer = json.loads(json.dumps(status))
+    for part in (
+        newer,
+        newer["policy"],
+        newer["policy"]["sources"][0],
+        newer["servers"][0],
+        newer["adapters"]["solver"],
+        newer["conditions"][0],
+    ):
+        part["later"] = {"a": [1]}
+    assert readable_status("ModelServer", newer) == status
+
+
 METADATA = {
     "name": "p",
     "namespace": "n",
