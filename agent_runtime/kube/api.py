@@ -244,7 +244,10 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]
         if not line.endswith(b"\n"):
             # The connection broke within an event; the next watch yields it again.
             return
-        event: JsonObject = read_json(line)
+        try:
+            event: JsonObject = read_json(line)
+        except ValueError as error:  # A proxy ended the response with a message of its own.
+            raise _unanswered(error) from error
         if event["type"] == "ERROR":
             status = event["object"]
             raise ApiError(status.get("code", 500), status.get("reason", "Unknown"), status.get("message", ""))

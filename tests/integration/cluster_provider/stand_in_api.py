@@ -48,7 +48,7 @@ class StandInApi:
         self._version = 100
         self._history: list[tuple[int, dict[str, Any]]] = []
         self._oldest = 0
-        self._watchers: set[asyncio.Queue[dict[str, Any] | None]] = set()
+        self._watchers: set[asyncio.Queue[dict[str, Any] | bytes | None]] = set()
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -76,6 +76,14 @@ class StandInApi:
         """As the real one does with watchers that are slow."""
         for queue in list(self._watchers):
             queue.put_nowait(None)
+
+    def garble_watches(self) -> bool:
+        """As a proxy does that ends a response with a page of its own. Returns whether anybody watched."""
+        watchers = list(self._watchers)
+        for queue in watchers:
+            queue.put_nowait(b"<html>502 Bad Gateway</html>\n")
+            queue.put_nowait(None)
+        return bool(watchers)
 
     def silence_watches(self) -> None:
         """Their connections stay, and nothing comes over them any more."""
@@ -166,7 +174,7 @@ class StandInApi:
             gone = status_body(410, "Expired", f"too old resource version: {since} ({self._oldest})")
             await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
             return response
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        queue: asyncio.Queue[dict[str, Any] | bytes | None] = asyncio.Queue()
         for version, past in self._history:
             if version > since:
                 queue.put_nowait(past)
@@ -174,7 +182,9 @@ class StandInApi:
         try:
             async with asyncio.timeout(float(request.query.get("timeoutSeconds", "60"))):
                 while (event := await queue.get()) is not None:
-                    if self._matches(request, event["object"]):
+                    if isinstance(event, bytes):
+                        await response.write(event)
+                    elif self._matches(request, event["object"]):
                         await response.write(json.dumps(event).encode() + b"\n")
                     elif request.query.get("allowWatchBookmarks") == "true":
                         bookmark = {"kind": "Sandbox", "metadata": {"resourceVersion": str(self._version)}}

@@ -154,6 +154,12 @@ async def test_an_end_during_a_dropped_watch_is_heard_of(opened: Opened, operato
     assert operator.api.lists == 1
 
 
+async def test_watch_is_resumed_after_a_page_of_a_proxy(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    await until(operator.api.garble_watches)
+    assert await say(await acquire(provider, start_seconds=20), "echo here") == "here"
+
+
 async def test_a_deletion_that_no_watch_remembers_is_found_by_a_new_list(
     opened: Opened, operator: StandInOperator
 ) -> None:
