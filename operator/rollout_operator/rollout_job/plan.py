@@ -12,7 +12,7 @@ from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, P
 from rollout_operator.rollout_job import model_server
 from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, RunnerPod, counts_fact, secret_fact
 from rollout_operator.rollout_job.runner_objects import access, runner_job, runner_policy, secret, shards, suspension
-from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, events_of, status_of
+from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, events_of, own_part, status_of
 from rollout_operator.rollout_job.verdict import (
     REPORT_GRACE,
     RUNNERS_FAIL,
@@ -230,7 +230,7 @@ def _restored_secret(seen: Observed, found: Findings, resolved: Resolved, *, in_
 def _with_status(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
     """Return the plan with the new status and its Events. A status that differs only in counts is written later."""
     status = status_of(seen, found)
-    before = dict(seen.status)
+    before = own_part(seen.status)
     deadlines = [_next_check(seen, found), ttl_left]
     if status == before:
         return Plan(tuple(actions), requeue_seconds=_earliest(deadlines))

@@ -102,6 +102,15 @@ def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
     ).wire()
 
 
+_OWN_CONDITIONS: Final = frozenset(("Ready", "Progressing", "Succeeded", "Failed", "Suspended", "Invalid"))
+
+
+def own_part(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status without conditions of other writers, which an apply keeps."""
+    conditions = [found for found in status.get("conditions", ()) if found["type"] in _OWN_CONDITIONS]
+    return {**status, "conditions": conditions} if "conditions" in status else dict(status)
+
+
 def differs_in_counts_only(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether only counts and messages changed, so that the write can wait."""
     return bool(_urgent(before) == _urgent(now))

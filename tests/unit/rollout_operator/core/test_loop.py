@@ -94,6 +94,37 @@ def test_a_failed_network_policy_leaves_no_pod_without_its_rules() -> None:
     asyncio.run(run())
 
 
+def test_condition_of_another_writer_causes_no_further_status_writes() -> None:
+    foreign = {"type": "Foreign", "status": "True", "reason": "Mine", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+    class Merging(MemoryApi):
+        """As server-side apply, which keeps conditions of other managers, and stores nothing without a change."""
+
+        applied = 0
+
+        async def apply_status(
+            self, obj: Mapping[str, Any], kind: str, status: Mapping[str, Any], manager: str
+        ) -> Json:
+            self.applied += 1
+            await asyncio.sleep(0.001)
+            merged = {**status, "conditions": [*status["conditions"], foreign]}
+            found = self.objects[kind, "t", obj["metadata"]["name"]]
+            return found if found.get("status") == merged else await super().apply_status(obj, kind, merged, manager)
+
+    api = Merging()
+    api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Job"), "the runners' Job")
+            await asyncio.sleep(0.5)
+            applied = api.applied
+            await asyncio.sleep(0.5)
+            assert api.applied == applied
+
+    asyncio.run(run())
+
+
 def test_running_job_keeps_its_executor_after_an_upgrade() -> None:
     """Its runners keep their image, and may not understand another executor."""
     api = MemoryApi()
