@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import difflib
 import importlib
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -11,6 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 _TRACEBACK_FRAMES = 20
+_TRACEBACK_CHARACTERS = 8192
+"""Most characters of a recorded traceback. An error's message may repeat all that a model wrote."""
+_FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LONGEST_NAME = 100
 """Names with more characters are not compared with others for suggestions, because a model controls the length and
 comparing is slow.
@@ -47,8 +51,17 @@ def described(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the last frames of an error's traceback, and the error itself."""
-    return "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).strip()
+    """Return the last frames of an error's traceback, and the error itself. The middle of a long text is left out."""
+    text = "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).strip()
+    half = _TRACEBACK_CHARACTERS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n[…]\n{text[-half:]}"
+
+
+def raised_in(traceback_text: str) -> str:
+    """Return the error of a traceback with the file and line that raised it, on one line."""
+    lines = traceback_text.rstrip().splitlines()
+    found = [match for line in lines if (match := _FRAME.match(line))]
+    return f"{found[-1]['file']}:{found[-1]['line']}: {lines[-1]}" if found else lines[-1]
 
 
 def load_object(reference: str, what: str) -> Any:

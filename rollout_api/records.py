@@ -238,6 +238,8 @@ class PluginCall(ApiModel):
     """Effect of the call: a tool call refused, a tool call or task changed, a group ended early, or a failure."""
     message: str = ""
     """Explanation."""
+    traceback: str | None = None
+    """Traceback of the plugin's own exception."""
 
 
 class PluginsRecord(ApiModel):
@@ -490,6 +492,8 @@ class PluginReport(ApiModel):
     """Calls that raised, timed out, or returned an invalid value."""
     error: str | None = None
     """Error of the first failure."""
+    traceback: str | None = None
+    """First traceback of the plugin's own exceptions."""
     scores: dict[str, float] = {}
     """Scores of an EpisodeEvaluator. The reward comes from the verifier alone."""
     analysis: dict[str, Any] = {}

@@ -84,6 +84,8 @@ class PluginFailed:
     hook: str
     key: str
     message: str
+    traceback: str | None = None
+    """Traceback of the plugin's own exception."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class ToolEnded:
     tool: str
     seconds: float
     error: bool
+    traceback: str | None = None
+    """Traceback of the tool's own exception."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ async def open_run(
     plugins = Plugins.open(
         job.spec.plugins,
         run_environment.plugins,
-        lambda call, key: observer(PluginFailed(call.plugin, call.hook, key, call.message)),
+        lambda call, key: observer(PluginFailed(call.plugin, call.hook, key, call.message, call.traceback)),
         is_program=is_program,
     )
     uri = output_uri(job, run_environment.base_dir)

@@ -351,7 +351,7 @@ class _Grading:
         try:
             data = await self.read(path, REPORT_BYTES)
             if data is None:
-                return ReportError(f"no report was written to {path}: the run was ended early")
+                return ReportError(f"no report was written to {path}: no test was run, or the run was ended early")
             # Parse in a thread: all rollouts share the event loop, and the policy controls the size of the report.
             return await asyncio.to_thread(parse_report, data)
         except ReportError as error:

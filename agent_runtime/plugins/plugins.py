@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_runtime.extensions import ExtensionError, described
+from agent_runtime.extensions import ExtensionError, described, traceback_of
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.plugins.base import FinishedRollout, GroupInfo, Refuse, RolloutInfo
 from agent_runtime.plugins.registry import Loaded, load_plugins, unused_hooks
-from agent_runtime.plugins.worker import Worker
+from agent_runtime.plugins.worker import HookTimeout, Worker
 from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import (
     CommandVerdict,
@@ -127,11 +127,12 @@ class Plugins:
 
     async def _call(self, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Answer:
         started = time.perf_counter()
-        did, message, value = None, "", None
+        did, message, value, traceback, has_returned = None, "", None, None, False
         try:
             # Each plugin gets a copy: its changes do not affect other plugins.
             wanted = {name: copy.deepcopy(arguments[name]) for name in method.arguments}
             returned = await method.worker.run(method.function, wanted, method.plugin.timeout_seconds)
+            has_returned = True
             check = _CHECKS.get(hook)
             value = None if check is None else check(returned, arguments)
             did, message = _decision_name(hook, value), _reason_in(value)
@@ -139,8 +140,15 @@ class Plugins:
             raise
         except Exception as error:  # noqa: BLE001 any exception is a failure of the plugin
             did, message = "Failed", described(error)
-        seconds = round(time.perf_counter() - started, 6)
-        call = PluginCall(plugin=method.plugin.name, hook=hook, seconds=seconds, did=did, message=message)
+            traceback = None if has_returned or isinstance(error, HookTimeout) else traceback_of(error)
+        call = PluginCall(
+            plugin=method.plugin.name,
+            hook=hook,
+            seconds=round(time.perf_counter() - started, 6),
+            did=did,
+            message=message,
+            traceback=traceback,
+        )
         if did == "Failed":
             self._on_failure(call, str(arguments["key"]))
         return Answer(value, call)
@@ -316,6 +324,7 @@ def reports_of(calls: Sequence[PluginCall]) -> dict[str, PluginReport]:
             changed=sum(call.did == "Changed" for call in own),
             failed=len(failures),
             error=f"{failures[0].hook}: {failures[0].message}" if failures else None,
+            traceback=next((call.traceback for call in failures if call.traceback), None),
         )
     return reports
 

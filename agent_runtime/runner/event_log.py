@@ -66,7 +66,8 @@ def lines_of(event: Event) -> Iterator[Line]:
             yield (
                 logging.WARNING,
                 f"plugin {event.plugin} failed in {event.hook}",
-                {"plugin": event.plugin, "key": event.key, "why": event.message},
+                {"plugin": event.plugin, "key": event.key, "why": event.message}
+                | ({"traceback": event.traceback} if event.traceback else {}),
             )
         case JobEnded(summary=summary):
             fields: dict[str, Any] = {"outcomes": dict(summary.outcomes), "meanReward": summary.mean_reward}

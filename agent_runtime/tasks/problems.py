@@ -49,4 +49,16 @@ class LoadedTasks:
 
     tasks: Sequence[Task]
     warnings: Sequence[TaskProblem] = ()
-    """Settings in the source that are not supported."""
+    """Settings in the source that are not supported, and tasks without a verifier."""
+
+
+NAMES_SHOWN = 5
+
+
+def without_verifier(source: str, names: Sequence[str], total: int) -> list[TaskProblem]:
+    """Return a warning that names the tasks without a verifier; empty if there are none."""
+    if not names:
+        return []
+    shown = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
+    have = "has no verifier" if len(names) == 1 else "have no verifier"
+    return [TaskProblem(source, None, f"{len(names)} of {total} tasks {have}, so rollouts get no reward: {shown}")]

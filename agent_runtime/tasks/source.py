@@ -7,7 +7,7 @@ from typing import Final
 from agent_runtime.tasks import harbor, r2e, rows, swe_bench, terminal_bench
 from agent_runtime.tasks.folders import Build, FolderFormat, read_folders
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, without_verifier
 from rollout_api.environments import TaskEnvironment
 from rollout_api.tasks import EnvironmentGroups, Task, TaskFormat, Tasks
 
@@ -42,7 +42,8 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
     Raises TaskSourceError with all problems, and for `stream`, whose tasks are submitted while the job runs.
     """
     if tasks.inline is not None:
-        return LoadedTasks(tasks.inline)
+        ungraded = [task.name for task in tasks.inline if not task.is_graded]
+        return LoadedTasks(tasks.inline, without_verifier("spec.tasks.inline", ungraded, len(tasks.inline)))
     if tasks.environments is not None:
         return LoadedTasks([task for entry in tasks.environments for task in _environment_tasks(entry)])
     if tasks.branch is not None:

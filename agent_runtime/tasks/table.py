@@ -10,7 +10,7 @@ from fnmatch import translate
 from typing import Any, Literal, Protocol, overload
 
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, without_verifier
 from rollout_api.tasks import Task, TaskSource
 
 Row = dict[str, Any]
@@ -288,11 +288,16 @@ def tasks_of_table(
         problems = [TaskProblem(place.uri, None, f"has no tasks; expected {expected}")]
     positions = ordered(_passing(place, table, problems), place.source)
     lines: dict[str, int] = {}
+    ungraded: list[str] = []
     for position, row in zip(positions, table.rows(positions), strict=True):
         try:
             if isinstance(row, RowError):
                 raise row
-            name = name_if_valid(row) or make(row).name
+            if (name := name_if_valid(row)) is None:
+                task = make(row)
+                name = task.name
+                if not task.is_graded:
+                    ungraded.append(name)
             if name in lines:
                 stands = f"already exists in {table.unit} {lines[name]}; names must be unique"
                 raise RowError([f"name: a task named {name!r} {stands}"])
@@ -301,6 +306,7 @@ def tasks_of_table(
             problems += _problems(place, table, position, error)
     if problems:
         raise TaskSourceError(sorted(problems, key=lambda problem: problem.line or 0))
+    warnings = [*warnings, *without_verifier(place.uri, ungraded, len(positions))]
     return LoadedTasks(TableTasks(table, positions, make), warnings)
 
 

@@ -416,8 +416,6 @@ OBSERVATION_BYTES = 64 * 1024
 FORMAT_ERROR = "formatError"
 """Key in `Observation.data` of an invalid call: UnknownTool, MalformedJson or InvalidArguments."""
 
-_TRACEBACK_BYTES = 8192
-
 
 async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolContext) -> Observation:
     """Run one tool call. Errors of the model or the tool become an observation with `error` set.
@@ -434,7 +432,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
         raise
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; the error is reported to the model
         result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
-        traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
+        traceback = traceback_of(error)
     try:
         data = as_recorded(json.loads(record_json(dict(result.data))))
     except (TypeError, ValueError) as error:

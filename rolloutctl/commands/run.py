@@ -166,7 +166,7 @@ async def _report(summary: JobSummary) -> None:
     print_results(run.folder, results, summary.total, run.job.spec.group_size)
     remarks = notes(run.seals.values())
     for remark in remarks:
-        out.print(Text(harmless(f"• {remark}")))
+        out.print(Text(harmless(f"• {remark}")), soft_wrap=True)
     if remarks:
         out.print()
     for traceback, count in summary.tracebacks.items():

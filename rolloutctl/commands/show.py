@@ -101,6 +101,8 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
         answer_text(Text(harmless(reason + result.message)))
     if result.traceback:
         answer_text(Text(harmless(result.traceback.rstrip()), "red"))
+    for tool, traceback in result.tool_tracebacks.items():
+        answer_text(Text(harmless(f"The code of tool {tool} raised:\n{traceback}"), "red"))
     if (own := result.program_trajectory) is not None:
         answer_text(
             Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim")
@@ -185,14 +187,16 @@ def _print_verdict(verdict: Verdict, full: bool) -> None:
 def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
     for name, report in plugins.items():
         did = [f"{count} {what}" for what, count in (("refused", report.refused), ("changed", report.changed)) if count]
-        calls = f"{report.calls} calls, {duration(report.seconds)}"
+        calls = f"{report.calls} {'call' if report.calls == 1 else 'calls'}, {duration(report.seconds)}"
         answer_text(
             Text("\n── ", "dim")
             .append(f"plugin {harmless(name)}", "bold")
             .append(f"  {', '.join([calls, *did])}", "dim")
         )
         if report.failed:
-            answer_text(Text(harmless(f"failed {report.failed} times; the first error: {report.error}"), "red"))
+            times = "once" if report.failed == 1 else f"{report.failed} times"
+            text = f"failed {times}, first in {report.error}"
+            answer_text(Text(harmless("\n".join(filter(None, (text, report.traceback)))), "red"))
         for score, value in report.scores.items():
             answer_text(Text(harmless(f"{score}: {number(value, 3)}")))
         if report.analysis:

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from agent_runtime.extensions import raised_in
 from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
 from rollout_api.records import Outcome, Result, Seal, StopReason
 from rollout_api.tasks import VerifierMode
@@ -123,6 +124,7 @@ def _outcomes(results: Sequence[Result]) -> dict[str, int]:
 
 
 SHOWN = 5
+REASON_CHARACTERS = 200
 
 _STOPS = {
     StopReason.MAX_TURNS: "the limit of turns was reached (agent.maxTurns); the work so far was graded.",
@@ -180,7 +182,7 @@ class _Members:
 def notes(seals: Iterable[Seal]) -> list[str]:
     """Return a text for each anomaly. Reads the seals once and keeps none in memory."""
     by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
-    dropped, forked, shared = _Members(), _Members(), _Members()
+    dropped, forked, shared, unjudged = (_Members() for _ in range(4))
     for seal in seals:
         result = seal.result
         if result.outcome is not Outcome.COMPLETED:
@@ -189,13 +191,15 @@ def notes(seals: Iterable[Seal]) -> list[str]:
             by_stop[result.stop_reason].add(result.index)
         if seal.verdict and seal.verdict.dropped:
             dropped.add(result.index, set(seal.verdict.dropped))
+        if seal.verdict and seal.verdict.message and not seal.verdict.passed:
+            unjudged.add(result.index, [seal.verdict.message[:REASON_CHARACTERS]])
         if result.token_forks:
             forked.add(result.index, times=result.token_forks)
         for name, report in result.plugins.items():
             if report.failed:
                 by_plugin[name].add(result.index, [str(report.error)], report.failed)
         for name, traceback in result.tool_tracebacks.items():
-            by_tool[name].add(result.index, [traceback])
+            by_tool[name].add(result.index, [raised_in(traceback)])
         if seal.verdict and seal.verdict.mode is VerifierMode.SHARED:
             shared.add(result.index)
     found = []
@@ -213,6 +217,11 @@ def notes(seals: Iterable[Seal]) -> list[str]:
             f"{dropped.rollouts} wrote files that could change the verdict, so these files were not carried into the "
             f"grading: {dropped.counted(most=3)}. {dropped.references}"
         )
+    if unjudged.count:
+        found.append(
+            f"{unjudged.rollouts} got a failed verdict without a usable report of the verifier: "
+            f"{unjudged.counted(most=3)}. `rolloutctl show` has the verifier's output. {unjudged.references}"
+        )
     if forked.count:
         found.append(
             f"In {forked.rollouts} the model server encoded earlier answers to other token ids than it had sampled, "
@@ -227,7 +236,7 @@ def notes(seals: Iterable[Seal]) -> list[str]:
     for name, members in by_tool.items():
         found.append(
             f"The code of tool {name} raised in {members.rollouts}. The model saw the error, so the reward counts. "
-            f"{members.references} The first traceback:\n{next(iter(members.words))}"
+            f"{members.references} First error: {next(iter(members.words))}"
         )
     if shared.count:
         found.append(

@@ -18,8 +18,9 @@ from agent_runtime.engine.events import (
     PluginFailed,
     RolloutSealed,
     RolloutStarted,
+    ToolEnded,
 )
-from rollout_api.records import Outcome
+from rollout_api.records import Outcome, Result
 from rolloutctl.ui.console import duration, harmless, number
 
 PLAIN_SECONDS = 10.0
@@ -46,6 +47,8 @@ class Tally:
     def add(self, event: Event) -> None:
         if isinstance(event, JobStarted):
             self.total, self.sealed, self._since = event.total, event.sealed, self._clock()
+            for result in event.results:
+                self._count(result)
         elif isinstance(event, RolloutStarted):
             self.running.add(event.index)
         elif isinstance(event, ModelCallFailing):
@@ -56,14 +59,17 @@ class Tally:
             self.running.discard(event.result.index)
             self.sealed += 1
             self._here += 1
-            self.outcomes[event.result.outcome.value] += 1
-            if event.result.reward is not None:
-                self._reward_sum += event.result.reward
-                self._rewarded += 1
+            self._count(event.result)
+
+    def _count(self, result: Result) -> None:
+        self.outcomes[result.outcome.value] += 1
+        if result.reward is not None:
+            self._reward_sum += result.reward
+            self._rewarded += 1
 
     @property
     def mean_reward(self) -> float | None:
-        """Return the mean over this process's rollouts with a reward."""
+        """Return the mean over the rollouts with a reward, those of earlier processes included."""
         return self._reward_sum / self._rewarded if self._rewarded else None
 
     @property
@@ -115,13 +121,22 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         none = "no call was answered in this time" if event.has_answered else "no call has been answered yet"
         hint = "Check the server's log; the run continues as soon as it answers."
         return [(f"{waits} for {duration(event.seconds)} for an answer of {event.place}; {none}. {hint}", "yellow")]
-    if isinstance(event, RolloutSealed) and event.result.traceback is not None:
-        result = event.result
-        head = f"The agent's own code raised in {result.task}/{result.member} (AgentError):"
-        return [(head, "bold red"), (result.traceback or "", "")]
     if isinstance(event, PluginFailed):
         return [(f"Plugin {event.plugin} failed in {event.hook} of {event.key}: {event.message}", "yellow")]
     return []
+
+
+def _raised(event: Event) -> tuple[str, str, str] | None:
+    """Return whose code has raised, what it did, and the traceback; None for other events."""
+    if isinstance(event, RolloutSealed) and event.result.traceback is not None:
+        what = f"The agent's own code raised in {event.result.task}/{event.result.member} (AgentError):"
+        return "agent", what, event.result.traceback
+    if isinstance(event, ToolEnded) and event.traceback is not None:
+        what = f"The code of tool {event.tool} raised in rollout {event.index}, and the model sees the error:"
+        return f"tool {event.tool}", what, event.traceback
+    if isinstance(event, PluginFailed) and event.traceback is not None:
+        return f"plugin {event.plugin}", "", event.traceback
+    return None
 
 
 class Display:
@@ -133,8 +148,8 @@ class Display:
         self._console, self._tally = console, Tally(clock)
         self._failures: Counter[str] = Counter()
         self._is_silent = False
-        self._has_raised = False
-        """Whether an agent's own code has raised."""
+        self._raised: set[str] = set()
+        """Agent, tools and plugins whose own code has raised. Their first traceback is printed."""
 
     def __enter__(self) -> Self:
         return self
@@ -151,10 +166,6 @@ class Display:
             was_silent, self._is_silent = self._is_silent, event.calls > 0
             if was_silent and self._is_silent:
                 return  # printed at the start; the tally continues
-        if isinstance(event, RolloutSealed):
-            if self._has_raised or event.result.traceback is None:
-                return  # later ones are counted at the end of the run
-            self._has_raised = True
         many, further = "", ""
         if isinstance(event, AttemptFailed) and event.retry:
             many, further = event.reason, f"attempts lost to {event.reason}"
@@ -168,7 +179,12 @@ class Display:
                 self._console.print(Text(f"Further {further} are not shown.", "yellow"))
             if self._failures[many] > self.SAME_FAILURE:
                 return
-        for line, style in _lines(event):
+        lines = _lines(event)
+        if (raised := _raised(event)) and raised[0] not in self._raised:
+            whose, what, traceback = raised
+            self._raised.add(whose)
+            lines += [(what, "bold red"), (traceback, "")] if what else [(traceback, "")]
+        for line, style in lines:
             self._console.print(Text(harmless(line), style), soft_wrap=True)
 
 

@@ -161,7 +161,7 @@ class ToolRunner:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-            self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error))
+            self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error, result.traceback))
             observations.append(result)
         return observations
 

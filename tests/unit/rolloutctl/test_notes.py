@@ -54,11 +54,20 @@ def test_forgeable_rewards_are_called_that() -> None:
     assert "1 rollout were graded in the agent's own workspace" in note
 
 
-def test_the_traceback_of_a_tool_is_shown_once_for_all_rollouts() -> None:
-    raised = [result(index, toolTracebacks={"search": f"Traceback {index}"}) for index in range(3)]
+def test_error_of_a_tool_is_shown_once_for_all_rollouts_with_its_place() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "mine.py", line {}, in search\n    x\nKeyError: 1'
+    raised = [result(index, toolTracebacks={"search": traceback.format(index)}) for index in range(3)]
     (note,) = notes([*raised, result(3)], {})
     assert note.startswith("The code of tool search raised in 3 rollouts.")
-    assert note.endswith("Rollouts 0, 1, 2. The first traceback:\nTraceback 0")
+    assert note.endswith("Rollouts 0, 1, 2. First error: mine.py:0: KeyError: 1")
+
+
+def test_verifiers_without_a_usable_report_are_counted_by_reason() -> None:
+    silent = Verdict(reward=0, passed=False, message="reward.txt was not written")
+    (note,) = notes([result(0), result(1), result(2)], {0: silent, 2: silent})
+    assert "2 rollouts got a failed verdict" in note
+    assert "reward.txt was not written ×2." in note
+    assert "Rollouts 0, 2." in note
 
 
 def test_token_forks_are_counted_and_explained() -> None:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -13,8 +14,10 @@ from agent_runtime.engine.events import (
     JobStarted,
     ModelCallFailing,
     ModelSilent,
+    PluginFailed,
     RolloutSealed,
     RolloutStarted,
+    ToolEnded,
 )
 from rollout_api.records import Outcome, Result
 from rolloutctl.ui.progress import PLAIN_SECONDS, Plain, Tally
@@ -50,6 +53,16 @@ def test_rate_and_time_left_do_not_count_what_an_earlier_process_did() -> None:
     assert tally.line() == "60/100 rollouts, 0 running, 10 Completed, mean reward 0.5, 10/min, 240 s left".replace(
         "240 s", "4 min"
     )
+
+
+def test_mean_and_outcomes_of_a_resumed_run_include_earlier_rollouts() -> None:
+    clock = Clock()
+    tally = Tally(clock)
+    earlier = [sealed(0, reward=0.0).result, sealed(1, Outcome.INFRA_FAILED).result]
+    tally.add(JobStarted("job", "job-1", "out/job-1", 4, 2, resumed=True, results=earlier))
+    clock.now += 60
+    tally.add(sealed(2, reward=1.0))
+    assert "3/4 rollouts, 0 running, 2 Completed, 1 InfraFailed, mean reward 0.5, 1/min" in tally.line()
 
 
 def test_a_stream_without_an_end_promises_none() -> None:
@@ -115,6 +128,18 @@ def test_the_same_failure_over_and_over_does_not_flood_the_log() -> None:
     text = plain([started(100), *failures])
     assert text.count("node gone") == 5
     assert "not shown" in text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ToolEnded(3, "search", 0.1, error=True, traceback="Traceback …\nKeyError: 'q'"),
+        PluginFailed("mine:Plugin", "before_turn", "run/rollout-3-0", "KeyError: 'q'", "Traceback …\nKeyError: 'q'"),
+    ],
+)
+def test_first_traceback_of_a_tool_or_plugin_is_printed_at_once_and_only_once(event: Event) -> None:
+    for events in ([event], [event] * 3):
+        assert plain([started(100), *events]).count("Traceback …\nKeyError: 'q'") == 1
 
 
 def test_lost_rollout_is_always_reported() -> None:

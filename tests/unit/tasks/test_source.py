@@ -112,3 +112,14 @@ def test_inline_tasks_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_a_stream_has_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(TaskSourceError, match="submitted"):
         load_tasks(Tasks.model_validate({"stream": {}}), tmp_path, {})
+
+
+@pytest.mark.parametrize("form", ["inline", "rows"])
+def test_tasks_without_a_verifier_are_named_in_a_warning(form: str, tmp_path: Path) -> None:
+    graded = {"name": "graded", "prompt": "p", "verifier": {"commands": ["true"]}}
+    tasks = [graded, *({"name": f"bare-{number}", "prompt": "p"} for number in range(7))]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    source = {"inline": tasks} if form == "inline" else {"from": {"uri": "tasks.jsonl"}}
+    (warning,) = load_tasks(Tasks.model_validate(source), tmp_path, {}).warnings
+    assert "7 of 8 tasks have no verifier, so rollouts get no reward: bare-0, bare-1," in str(warning)
+    assert str(warning).endswith("bare-4, …")
