@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import difflib
 import importlib
+import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -72,16 +74,24 @@ def load_object(reference: str, what: str) -> Any:
     except (Exception, SystemExit) as error:  # importing a script may call sys.exit()
         hint = ""
         if isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == (error.name or "").split(".")[0]:
-            hint = "; install the package, or put the folder of the module on PYTHONPATH"
+            hint = "; install the package, put the module beside the manifest, or its folder on PYTHONPATH"
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+        place = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise ExtensionError(
-            f"{what} {reference!r}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
+            f"{what} {reference!r}: importing {module_name} failed{place} with {type(error).__name__}: {error}{hint}"
         ) from error
     try:
         return getattr(module, name)
     except AttributeError:
+        place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
         raise ExtensionError(
-            f"{what} {reference!r}: module {module_name} has no {name!r}{nearest(name, vars(module))}"
+            f"{what} {reference!r}: module {module_name}{place} has no {name!r}{nearest(name, vars(module))}"
         ) from None
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a file of a traceback belongs to this package or to Python's import system."""
+    return file.startswith(("<frozen importlib", f"{Path(__file__).parent}{os.sep}")) or file == importlib.__file__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -164,7 +164,7 @@ def _read(path_or_text: str | Path) -> tuple[str, str]:
 def _parse(text: str, source: str) -> _Document:
     """Parse the single YAML or JSON document of a text. Raises ManifestError if there is no value."""
     if len(text.encode(errors="replace")) > MANIFEST_BYTES:
-        message = f"is larger than {MANIFEST_BYTES} bytes; put the tasks into a file and use tasks.from"
+        message = f"is larger than {MANIFEST_BYTES >> 20} MiB; put the tasks into a file and use tasks.from"
         raise ManifestError([Problem("", message)], source)
     if text.lstrip().startswith("{"):
         text = _json_as_yaml(text)
@@ -176,14 +176,19 @@ def _parse(text: str, source: str) -> _Document:
         if len(roots) == 1:
             document.value = _value(roots[0], (), document, 0)
             return document
-        line = roots[1].start_mark.line + 1 if roots else 1
-        found = f"has {len(roots)} documents" if roots else "is empty"
-        problem = Problem("", f"{found}, expected one document with a RolloutJob; keep one of them in a file", line)
+        if roots:
+            found = f"has {len(roots)} documents, expected one; move the others to files of their own"
+            problem = Problem("", found, roots[1].start_mark.line + 1)
+        else:
+            problem = Problem("", "is empty, expected a RolloutJob", 1)
     except _Unreadable as error:
         problem = error.problem
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = " ".join(filter(None, (error.context, error.problem)))
+        lines = text.split("\n")
+        if mark and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
+            why = "the line has a tab; indent with spaces"
         problem = Problem("", f"is not valid YAML: {why}", mark.line + 1 if mark else None)
     except (yaml.YAMLError, UnicodeError) as error:
         problem = Problem("", f"is not valid YAML: {' '.join(str(error).split())}")
@@ -370,7 +375,8 @@ def _wording(details: ErrorDetails, location: Location, model: type[BaseModel]) 
         return f"has {size} {unit}, expected at {'most' if kind.endswith('long') else 'least'} {limit}"
     if kind == "string_pattern_mismatch":
         meaning = _description(model, location)
-        return f"{_shorten(given)} does not have the expected form {context['pattern']}. {meaning}".rstrip()
+        form = _FORMS.get(context["pattern"], context["pattern"])
+        return f"{_shorten(given)} does not have the expected form: {form}. {meaning}".rstrip()
     return f"{details['msg'][:1].lower()}{details['msg'][1:]}"
 
 
@@ -392,6 +398,18 @@ _BOUNDS = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
 }
+
+
+_FORMS = {
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": "lowercase letters, digits and '-', with a letter or digit at both ends",
+    r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$": "letters, digits and any of ._@+=-, without spaces; a letter or digit first",
+    r"^[0-9]+(\.[0-9]+)?(m|k|[MGTP]|[KMGTP]i)?$": "a number with a unit such as m, M, Mi or Gi, without spaces",
+    r"^/[^\x00]*$": "an absolute path, such as /workspace",
+    r"^https?://[^\s/]+(/[^\s?#]*)?$": "a URL that begins with http:// or https://, such as http://localhost:8000/v1",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable: letters, digits and '_', no digit first",
+    r"\S": "text that is not blank",
+}
+"""Patterns of fields in words."""
 
 
 def _kind(value: Any) -> str:

@@ -29,6 +29,7 @@ from rollout_api.manifest import load_manifest
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
+from rolloutctl.manifest import use_modules_beside
 from rolloutctl.sources import stored_tasks
 from rolloutctl.trajectories import Trajectory, read_trajectory
 
@@ -119,4 +120,6 @@ def _load(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
     if isinstance(job, RolloutJob):
         return job, Path.cwd(), []
     path = Path(job).resolve()
-    return load_manifest(path), path.parent, [path]
+    loaded = load_manifest(path)
+    use_modules_beside(path)
+    return loaded, path.parent, [path]

@@ -1,7 +1,10 @@
 """Errors shown to users of the command line, and their exit codes."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import errno
+import os
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 
@@ -32,6 +35,20 @@ class CommandError(Exception):
     def __init__(self, message: str, hint: str = "", code: Exit = Exit.BAD_INPUT) -> None:
         super().__init__(message)
         self.message, self.hint, self.code = message, hint, code
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[None]:
+    """Explain why a server of this command cannot listen there. Raises CommandError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            raise
+        is_used = error.errno == errno.EADDRINUSE
+        why = "another program uses this port" if is_used else os.strerror(error.errno).lower()
+        hint = "Choose another port with --port." if is_used else "Choose another --host or --port."
+        raise CommandError(f"cannot listen on {host}:{port}: {why}", hint) from error
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

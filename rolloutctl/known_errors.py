@@ -1,5 +1,7 @@
 """Converts exceptions into messages for the user. Imported only after an exception, because it imports the whole engine."""
 
+import os
+
 from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.export.parquet import PyarrowMissing
@@ -49,4 +51,6 @@ def as_command_error(error: Exception) -> CommandError | None:
     """
     if isinstance(error, CommandError):
         return error
+    if type(error).__str__ is OSError.__str__ and isinstance(error, OSError) and error.filename is not None:
+        return CommandError(f"{os.fsdecode(error.filename)}: {(error.strerror or 'failed').lower()}")
     return next((CommandError(str(error), hint, code) for kind, code, hint in _KNOWN if isinstance(error, kind)), None)

@@ -1,13 +1,14 @@
 """Read manifests for commands, with readable errors and the command line's options applied."""
 
 import fnmatch
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollout_api.manifest import ManifestError, load_manifest
+from rollout_api.manifest import ManifestError, explain, load_manifest, path_of
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import TaskFormat, Tasks
 from rolloutctl.errors import CommandError, did_you_mean
@@ -16,19 +17,35 @@ _NAME_COLUMNS: Final = {TaskFormat.SWE_BENCH: "instance_id", TaskFormat.R2E: "in
 """Columns with the task's name, where it is not `name`."""
 
 
+_OPTIONS: Final = {"baseURL": "--model-url", "name": "--model-name", "env": "--api-key-env", "uri": "--output"}
+"""Options by the last field of their place in a manifest."""
+
+
 def read_manifest(path: Path) -> RolloutJob:
     """Return the job in a file. Raises CommandError with every problem as `file:line: field: message`."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        siblings = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
+        siblings = sorted(entry.name for entry in path.parent.glob("*") if entry.is_file())
         raise CommandError(
             f"{path}: {what}; expected a manifest file.{did_you_mean(path.name, siblings)}",
             hint="`rolloutctl init` writes an example manifest.",
         )
     try:
-        return load_manifest(path)
+        job = load_manifest(path)
     except ManifestError as error:
         raise CommandError(describe(path, error), hint="docs/manifest.md lists every field.") from error
+    use_modules_beside(path)
+    return job
+
+
+def use_modules_beside(path: Path) -> None:
+    """Let `module:name` in a manifest refer to a module in the manifest's folder.
+
+    Installed modules and PYTHONPATH come first, so that no file there replaces one of them.
+    """
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def describe(path: Path, error: ManifestError) -> str:
@@ -65,8 +82,11 @@ def with_options(
     try:
         return RolloutJob.model_validate(document)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
-        raise CommandError(f"the manifest is invalid with these options: {problems}") from error
+        problems = [
+            f"{_OPTIONS.get(str(location[-1]) if location else '', path_of(location))}: {message}"
+            for location, message in explain(error, RolloutJob, document)
+        ]
+        raise CommandError(f"The manifest is invalid with these options: {'; '.join(problems)}") from error
 
 
 def _fewer(tasks: Tasks, spec: dict[str, Any], names: Sequence[str], limit: int | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class RunInProgress(Exception):
                 "leave its loop by `async with contextlib.aclosing(Client().run(...)) as groups:`, which waits for that"
             )
         super().__init__(
-            f"{run} is in progress: process {holder or 'unknown'} works on it. Wait for its end, {stop}, "
+            f"{run} is already running (pid {holder or 'unknown'}). Wait for its end, {stop}, "
             "or start another run with --new (Client: new=True)."
         )
 

@@ -20,5 +20,9 @@ def whole_file(file: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(target)
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) == partial:  # the user knows only the target
+            raise OSError(error.errno, error.strerror, str(file)) from error
+        raise
     finally:
         partial.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ connection.
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -67,7 +68,10 @@ class StreamBroken(ModelError):
 T = TypeVar("T")
 
 
-_NO_KEY_ADVICE = ". Set model.endpoint.apiKeyFrom; for a ModelServer, remove VLLM_API_KEY from its spec.env"
+_NO_KEY_ADVICE = (
+    ". Set model.endpoint.apiKeyFrom, such as {env: MODEL_API_KEY}, or give --api-key-env; for a ModelServer, remove "
+    "VLLM_API_KEY from its spec.env"
+)
 
 
 class JsonClient:
@@ -168,7 +172,7 @@ class JsonClient:
                     try:
                         received = await self._exchange(method, path, data, salt, headers, receive)
                     except (aiohttp.ClientError, ConnectionError) as error:
-                        reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
+                        reason, failure = "Unreachable", _connection_error(error)
                     else:
                         if not isinstance(received, Answer) or received.status < 300:
                             health.note(None)
@@ -270,10 +274,26 @@ class JsonClient:
             cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
             advice = "" if self._key_origin else _NO_KEY_ADVICE
             raise ModelConfigError(
-                "KeyRefused", f"{self.base_url} rejected {cause}, with status {answer.status}: {answer.error}{advice}"
+                "KeyRefused", f"{self.base_url} rejected {cause} (status {answer.status}: {answer.error}){advice}"
             )
         if (refused := refusal(answer.status, answer.payload)) is not None:
             raise refused
+
+
+def _connection_error(error: Exception) -> str:
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return f"the host name {error.host} cannot be resolved ({error.os_error.strerror})"
+        case aiohttp.ClientConnectorCertificateError():
+            return f"the certificate of {error.host}:{error.port} is not trusted ({error.certificate_error})"
+        case aiohttp.ClientConnectorSSLError():
+            advice = "; if the server does not use TLS, write http://"
+            return f"{error.host}:{error.port} refuses TLS ({error.os_error.strerror}){advice}"
+        case aiohttp.ClientConnectorError():
+            number = error.os_error.errno
+            why = os.strerror(number) if number else str(error.os_error)
+            return f"cannot connect to {error.host}:{error.port} ({why})"
+    return f"{type(error).__name__}: {error}"
 
 
 def _reason(answer: Answer) -> str:

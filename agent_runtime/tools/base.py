@@ -370,7 +370,8 @@ class FunctionTool:
         idempotent: bool = False,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"a tool must be an async function, but {function!r} is not; use `async def`")
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(f"a tool must be an async function, but {name} is not; use `async def`")
         signature = Signature(function)
         self.name = name or function.__name__
         self.description = signature.description

@@ -22,7 +22,7 @@ from agent_runtime.proxy.serve import (
     serve_worker,
 )
 from rollout_api.model import ApiKeySource, Endpoint, EndpointApi, ModelSpec
-from rolloutctl.errors import CommandError
+from rolloutctl.errors import CommandError, listening
 
 DEFAULT_STORE = "sessions"
 
@@ -73,7 +73,8 @@ async def proxy(
     log_to_stderr()
     if keyless and admin_key_file is not None:
         raise CommandError("--keyless and --admin-key-file exclude each other; remove one")
-    await serve_proxy(settings, None if keyless else admin_key(admin_key_file, os.environ), os.environ)
+    with listening(host, port):
+        await serve_proxy(settings, None if keyless else admin_key(admin_key_file, os.environ), os.environ)
 
 
 async def proxy_worker(

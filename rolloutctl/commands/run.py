@@ -15,10 +15,11 @@ from rich.text import Text
 
 from agent_runtime.engine.events import Event, JobStarted, JobSummary
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.run_folder import RunInProgress
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
 from rolloutctl.commands.view import serve_run
-from rolloutctl.errors import Exit
+from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import read_manifest, with_options
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
 from rolloutctl.ui.console import Form, FormOption, answer_json, duration, err, harmless, out, program, say
@@ -83,16 +84,20 @@ async def run(
         stop = asyncio.Event()
         with _stopping_cleanly(stop, display):
             path = manifest.resolve()
-            summary = await run_job(
-                job,
-                base_dir=path.parent,
-                environ=os.environ,
-                provider=provider,
-                new=new,
-                observer=observer,
-                stop=stop,
-                private=[path],
-            )
+            try:
+                summary = await run_job(
+                    job,
+                    base_dir=path.parent,
+                    environ=os.environ,
+                    provider=provider,
+                    new=new,
+                    observer=observer,
+                    stop=stop,
+                    private=[path],
+                )
+            except RunInProgress as error:
+                watched = shlex.quote(output or str(manifest))
+                raise CommandError(str(error), hint=f"Follow it with: rolloutctl watch {watched}") from error
     if form is Form.JSON:
         answer_json(summary_json(summary))
     else:

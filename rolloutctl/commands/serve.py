@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from agent_runtime.proxy.serve import admin_key
-from rolloutctl.errors import CommandError
+from rolloutctl.errors import CommandError, listening
 from rolloutctl.integrations import HARBOR_SERVER, integrations
 from rolloutctl.manifest import read_manifest
 
@@ -47,6 +47,14 @@ async def serve(
         jobs[job.metadata.name] = (job, path.resolve().parent)
     key = admin_key(key_file, os.environ, KEY_VARIABLE)
     environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
-    await serve_jobs(
-        jobs, key, environ, folder=folder, host=host, port=port, concurrency=concurrency, image_template=image_template
-    )
+    with listening(host, port):
+        await serve_jobs(
+            jobs,
+            key,
+            environ,
+            folder=folder,
+            host=host,
+            port=port,
+            concurrency=concurrency,
+            image_template=image_template,
+        )

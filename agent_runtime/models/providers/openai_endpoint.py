@@ -199,18 +199,22 @@ async def refused(client: JsonClient, path: str, model: str, answer: Answer) -> 
         return ModelConfigError(
             "ModelNotFound",
             f"{client.base_url}{path} answers {answer.status} for model {model!r}: {answer.error}; "
-            f"{await _served_models(client)}",
+            f"{await _served_models(client, model)}",
         )
     return final_refusal(client.base_url, answer.status, answer.error)
 
 
-async def _served_models(client: JsonClient) -> str:
+async def _served_models(client: JsonClient, model: str) -> str:
     """Return the server's list of models, as the end of an error message."""
+    base = client.base_url
+    usual = "it must end before /chat/completions" if base.endswith(PATH) else "it usually ends with /v1"
     try:
         answer = await client.call("GET", "/models", None, CallOptions(10, 1))
         names = [entry["id"] for entry in answer.payload["data"]]
     except (ModelError, TypeError, KeyError):
-        return f"it does not list its models at {client.base_url}/models either, so check baseURL"
+        return f"it does not list its models at {base}/models either, so check baseURL; {usual}"
+    if model in names:
+        return f"it lists this model, so check baseURL; {usual}"
     return f"it serves {', '.join(names) or 'no models'}; set endpoint.name to one of these"
 
 

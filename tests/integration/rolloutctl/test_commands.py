@@ -5,6 +5,7 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -403,7 +404,8 @@ def test_second_run_of_a_live_job_is_refused_and_a_killed_one_is_resumed(shell: 
     wait_for(first, shell.folder, "out/slow-*/attempts/0/0/1-1.jsonl.zst")
     second = shell("run", "slow.yaml")
     assert second.returncode == 2
-    assert f"process {first.pid} on " in second.stderr
+    assert f"is already running (pid {first.pid} on " in second.stderr
+    assert "Follow it with: rolloutctl watch slow.yaml" in second.stderr
     assert f"kill -INT {first.pid}" in second.stderr
     assert "--new" in second.stderr
     assert first.poll() is None, "the first run goes on"
@@ -570,14 +572,52 @@ def test_every_broken_line_of_a_task_file_is_named(shell: Shell) -> None:
         (["gc"], "--older-than-days"),
         (["show", "starter"], "TASK/MEMBER"),
         (["reslts"], "reslts"),
+        (["run", "out"], "out: is a folder; expected a manifest file"),
+        (["report", "starter", "-o", "/proc/report.html"], "/proc/report.html: no such file or directory"),
+        (["export", "starter", "--format", "results", "-o", "/proc/a.jsonl"], "/proc/a.jsonl: no such file or directory"),
+        (["run", "job.yaml", "--model-url", "localhost:8000", "--model-name", "m"], '--model-url: "localhost:8000"'),
+        (["run", "job.yaml", "--output", "ftp://host/x"], "--output: scheme 'ftp' is unknown; use s3://"),
+        (["run", "job.yaml", "--new", "--model-url", "http://h/v1", "--model-name", "m", "--api-key-env", "NO_SUCH_KEY"],
+         "environment variable NO_SUCH_KEY is missing or empty; set it"),
+        (["proxy", "--model", "m"], "give --endpoint URL, or --relay"),
+        (["init", "--output", "x"], "--output"),
     ],
-)
+)  # fmt: skip
 def test_mistake_is_reported_in_a_sentence(finished: Shell, arguments: list[str], said: str) -> None:
     answer = finished(*arguments)
     assert answer.returncode in (2, 4)
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
     assert answer.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [("proxy", ["--model", "m", "--relay", "--keyless"]), ("serve", ["stream.yaml"])]
+)
+def test_port_that_is_in_use_is_named(shell: Shell, command: str, options: list[str]) -> None:
+    slow_job(shell.folder, 0, tasks={"stream": {}}).rename(shell.folder / "stream.yaml")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        answer = shell(command, *options, "--port", port, environ={"HARBOR_SERVER_KEY": "k" * 32})
+    assert answer.returncode == 2, answer.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: another program uses this port" in answer.stderr
+    assert "--port" in answer.stderr
+
+
+def test_modules_beside_the_manifest_are_found_from_any_folder(shell: Shell) -> None:
+    (shell.folder / "jobs").mkdir()
+    path = slow_job(shell.folder / "jobs", 0)
+    job = yaml.safe_load(path.read_text())
+    path.write_text(path.read_text().replace("type: ToolCalling", "type: own_agent_1:Mine"))
+    assert job["spec"]["agent"]["type"] == "ToolCalling"
+    module = path.with_name("own_agent_1.py")
+    module.write_text("class Mine:\n    async def run(self, context):\n        return context.task.name\n")
+    assert shell("validate", "jobs/slow.yaml", "--offline").returncode == 0
+    module.write_text("import json\n\nraise RuntimeError('no licence')\n")
+    wrong = shell("validate", "jobs/slow.yaml", "--offline")
+    assert f"importing own_agent_1 failed in {module}:3 with RuntimeError: no licence" in wrong.stderr
+    module.write_text("Other = 1\n")
+    assert f"module own_agent_1 ({module}) has no 'Mine'" in shell("run", "jobs/slow.yaml").stderr
 
 
 def test_unreachable_model_is_reported_before_anything_runs(shell: Shell) -> None:

@@ -20,7 +20,7 @@ def test_refused_start_leaves_the_folder_of_the_live_run_alone(tmp_path: Path) -
     with run_lock(UID, 0, "fix-0d5c1c36"):
         (run_folder(UID) / "sandboxes").mkdir()
         with (
-            pytest.raises(RunInProgress, match="fix-0d5c1c36 is in progress: process"),
+            pytest.raises(RunInProgress, match=r"fix-0d5c1c36 is already running \(pid"),
             run_lock(UID, 0, "fix-0d5c1c36"),
         ):
             pass

@@ -123,7 +123,7 @@ ENDPOINT = {"baseURL": "http://127.0.0.1:1/v1", "name": "m"}
     [
         ({"serverRef": "s"}, "model.serverRef.*only a cluster"),
         ({"function": "no_such_module:f"}, "no_such_module.*PYTHONPATH"),
-        ({"function": "json:dumpz"}, "module json has no 'dumpz' .did you mean 'dump"),
+        ({"function": "json:dumpz"}, r"module json \(.*json/__init__.py\) has no 'dumpz' .did you mean 'dump"),
         ({"function": "json:dumps"}, "expected an async function"),
         ({"endpoint": ENDPOINT | {"apiKeyFrom": {"env": "MY_KEY"}}}, "environment variable MY_KEY is missing"),
         ({"endpoint": ENDPOINT | {"apiKeyFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}, "key k of Secret s"),

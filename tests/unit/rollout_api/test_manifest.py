@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.crd import definitions
-from rollout_api.manifest import ManifestError, Problem, load_manifest
+from rollout_api.json_schema import json_schema
+from rollout_api.manifest import _FORMS, ManifestError, Problem, load_manifest
+from rollout_api.rollout_job import RolloutJob
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
 MINIMAL: dict[str, Any] = {
@@ -85,6 +87,9 @@ def test_all_problems_are_reported_in_the_order_of_the_lines() -> None:
         ("model: {}", "spec.model", "exactly one of endpoint, serverRef, server, scripted and function must be given"),
         ("sampling: {topP: .nan}", "spec.sampling.topP", '".nan" is not a number that JSON can hold'),
         ("sandbox: {network: {agent: [host]}}", "spec.sandbox.network.agent[0]", '"host" does not have the expected form'),
+        ("sandbox: {resources: {memory: 1 GB}}", "spec.sandbox.resources.memory", '"1 GB" does not have the expected form: '
+         "a number with a unit such as m, M, Mi or Gi, without spaces."),
+        ("sandbox: {workingDir: work}", "spec.sandbox.workingDir", '"work" does not have the expected form: an absolute'),
         ("sandbox: {network: {agent: x}}", "spec.sandbox.network.agent", '"x" is not allowed, expected one of None, P'),
         ("agent: {type: Command}", "spec.agent", "command, which begins with the name of a program, is needed for type Co"),
         ("agent: {type: Command, command: ['', a]}", "spec.agent", "command, which begins with the name of a program"),
@@ -120,7 +125,8 @@ def test_anchors_and_merges_are_written_out() -> None:
     [
         ("", "cannot be read"),
         ("\n", "is empty"),
-        ("a: 1\n---\nb: 2\n", "has 2 documents"),
+        ("a: 1\n---\nb: 2\n", "has 2 documents, expected one; move the others to files of their own"),
+        ("a:\n\tb: 1\n", "the line has a tab; indent with spaces"),
         ("kind: Pod\n", "is missing; write apiVersion: rollout.dev/v1alpha1"),
         ("- a\n", "is a list, expected a mapping"),
         ("a: [\n", "is not valid YAML"),
@@ -243,3 +249,8 @@ def test_an_agent_that_calls_no_tools_by_the_models_own_means_needs_no_parser(ag
     server = "{model: {name: m}, engine: {image: vllm, version: 0.27.0}}"
     rest = f"  tasks: {{inline: [{{name: a, prompt: p}}]}}\n  output: {{uri: out}}\n  agent: {agent}\n"
     load_manifest(f"{HEAD}{rest}  model: {{server: {server}}}\n")
+
+
+def test_patterns_in_words_are_those_of_fields() -> None:
+    schema = json.dumps(json_schema(RolloutJob))
+    assert [pattern for pattern in _FORMS if json.dumps(pattern) not in schema] == []

@@ -13,6 +13,7 @@ from rolloutctl.known_errors import as_command_error
         (WorkspaceLimit("Memory", "workspace 'main' has failed"), Exit.FAILED, "Memory: workspace 'main' has failed"),
         (SandboxFailure("NoPlace", "all 1 places are taken"), Exit.FAILED, "NoPlace: all 1 places are taken"),
         (FileError("a", "a: permission denied"), Exit.BAD_INPUT, "a: permission denied"),
+        (PermissionError(13, "Permission denied", "job.yaml"), Exit.BAD_INPUT, "job.yaml: permission denied"),
     ],
 )
 def test_errors_of_a_sandbox_are_not_reported_as_bugs(error: Exception, code: Exit, message: str) -> None:
