@@ -3,7 +3,7 @@
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelError
-from agent_runtime.recording.reader import NoSuchRun
+from agent_runtime.recording.reader import NoSuchRun, NoTokenIds
 from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolError
@@ -19,6 +19,7 @@ __all__ = [
     "ManifestError",
     "ModelError",
     "NoSuchRun",
+    "NoTokenIds",
     "PolicyNotServed",
     "RolloutFailed",
     "RunAborted",

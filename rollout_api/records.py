@@ -213,6 +213,10 @@ class Observation(ApiModel):
     """Machine-readable output of the tool, such as an exit code."""
     traceback: str | None = None
     """Traceback of the tool's own exception."""
+    arguments: str | None = None
+    """Arguments of a call that the model's answer does not contain as a tool call: the agent's own code made it, or the
+    model wrote it as text.
+    """
 
 
 class ObservationsRecord(ApiModel):

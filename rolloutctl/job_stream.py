@@ -103,14 +103,13 @@ class JobStream:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def tokens(self, result: Result) -> list[Branch]:
-        """Return the training data of a finished rollout, one entry for each branch; empty if the model gave no token
-        ids.
+        """Return the training data of a finished rollout, one entry for each branch; empty for a masked rollout.
 
-        Raises RecordCorrupt.
+        Raises NoTokenIds if the model returned none, and RecordCorrupt.
         """
         return await sealed_tokens(self._store, result.index)
 
     async def _finished(self, fed: PublishedGroup) -> FinishedGroup:
         entry = await self._record.entry(fed.group)
         assert entry is not None, "nothing removes an entry"
-        return FinishedGroup(fed.group, entry.task, entry.label, fed.results)
+        return FinishedGroup(fed.group, entry.task.name, entry.label, fed.results)

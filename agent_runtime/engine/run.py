@@ -124,6 +124,13 @@ async def run_job(
         return await _run(context, loaded, stop or asyncio.Event())
 
 
+def _about_isolation(warnings: Sequence[str]) -> list[str]:
+    """Return one line for all that the sandboxes of this machine lack."""
+    return [f"Isolation: {'; '.join(warnings)}. See docs/workspaces.md#what-each-mode-isolates-and-limits"] * bool(
+        warnings
+    )
+
+
 async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) -> JobSummary:
     job, record, tasks = context.job, context.record, loaded.tasks
     stream = None if job.spec.tasks.stream is None else StreamFeed(context, job.spec.tasks.stream)
@@ -136,7 +143,11 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             total=total,
             sealed=len(context.results),
             resumed=bool(context.begun or context.results),
-            warnings=(*map(str, loaded.warnings), *context.provider.warnings, *context.plugins.warnings),
+            warnings=(
+                *map(str, loaded.warnings),
+                *_about_isolation(context.provider.warnings),
+                *context.plugins.warnings,
+            ),
             results=context.results.values(),
         )
     )

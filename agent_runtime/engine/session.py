@@ -29,10 +29,10 @@ from rollout_api.tasks import Task
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A group whose members all have results. `sequence` is what `submit` returned for it."""
+    """A group whose members all have results. `sequence` is what `submit` returned for it, and `task` its task's name."""
 
     sequence: int
-    task: Task
+    task: str
     label: str | None
     results: tuple[Result, ...]
 
@@ -197,10 +197,9 @@ class RolloutSession:
         return linear(await AttemptFolder.of_rollout(store, result.index, result.attempt).records())
 
     async def tokens(self, result: Result) -> list[Branch]:
-        """Return the training data of a finished rollout, one entry for each branch; empty if the model gave no token
-        ids.
+        """Return the training data of a finished rollout, one entry for each branch; empty for a masked rollout.
 
-        Raises RecordCorrupt.
+        Raises NoTokenIds if the model returned none, and RecordCorrupt.
         """
         return await sealed_tokens(self._context.record.store, result.index)
 
@@ -243,6 +242,6 @@ class RolloutSession:
 
     async def _group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
         await self._feed.publish(group, results)
-        self._finished.append(FinishedGroup(group, task, self._unfinished.pop(group), tuple(results)))
+        self._finished.append(FinishedGroup(group, task.name, self._unfinished.pop(group), tuple(results)))
         self._in_flight.release()
         self._news.set()

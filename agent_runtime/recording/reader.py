@@ -13,7 +13,7 @@ from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import StoredSeals, parse_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode, restored
 from agent_runtime.recording.store import Store
-from rollout_api.records import ObjectDigest, Record, Result, Seal
+from rollout_api.records import ObjectDigest, Outcome, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 
 
@@ -131,15 +131,27 @@ class RunReader(RunFolder):
         return content
 
 
+class NoTokenIds(Exception):
+    """A rollout has no training data, because its model returned no token ids."""
+
+
 async def sealed_tokens(store: Store, index: int) -> list[Branch]:
     """Return the token sequences of a sealed rollout, like `RunReader.tokens`, without reading the rest of the run.
-    Raises NoSuchRun if it is not sealed, RecordCorrupt.
+    Empty if the rollout is masked or has no model call. Raises NoTokenIds if its model returned none, NoSuchRun if it is
+    not sealed, RecordCorrupt.
     """
     key = f"seals/{index}.json"
     data = await store.get(key)
     if data is None:
         raise NoSuchRun(f"rollout {index} of {store.uri} is not sealed")
-    return await _tokens_of(store, parse_seal(key, data))
+    seal = parse_seal(key, data)
+    branches = await _tokens_of(store, seal)
+    if not branches and seal.result.turns and seal.result.outcome is Outcome.COMPLETED:
+        raise NoTokenIds(
+            f"rollout {index} of {store.uri} has no token ids, because its model returned none. Serve the model with vLLM "
+            "0.10.2 or newer, or with SGLang; mode: Train refuses other servers before the first rollout"
+        )
+    return branches
 
 
 async def _tokens_of(store: Store, seal: Seal) -> list[Branch]:

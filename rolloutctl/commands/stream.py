@@ -81,13 +81,13 @@ def _print(group: FinishedGroup, form: Form) -> None:
         rewards = [result.reward for result in group.results if result.reward is not None]
         label = f" [{group.label}]" if group.label else ""
         shown = number(mean(rewards), 3)
-        out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {shown}")
+        out.print(f"{group.sequence}{label} {group.task}: {len(group.results)} rollouts, mean reward {shown}")
 
 
 def _wire(group: FinishedGroup) -> dict[str, Any]:
     return {
         "group": group.sequence,
-        "task": group.task.name,
+        "task": group.task,
         "label": group.label,
         "results": [result.wire() for result in group.results],
     }

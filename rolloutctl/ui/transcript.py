@@ -18,6 +18,9 @@ from rollout_api.records import (
     StopRecord,
 )
 
+SENT = "assistant message"
+"""Role of a step that is an answer in form only: the agent's own code sends it."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -32,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """One message with its tool calls. `role` is a role of OpenAI's API, or `note` for a remark about the rollout."""
+    """One message with its tool calls. `role` is a role of OpenAI's API, `SENT`, or `note` for a remark."""
 
     role: str
     text: str = ""
@@ -49,6 +52,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
     shown: list[Step] = []
     # Places of tool calls by their ids: the step, and the call in it.
     asked: dict[str, tuple[int, int]] = {}
+    answers: set[str] = set()
     branch = 0
     observations = results_by_turn(records)
     # Storing the agent's files may add another one, and the last one counts.
@@ -61,15 +65,21 @@ def steps(records: Sequence[Record]) -> list[Step]:
                 branch = record.branch
                 shown.append(Step("note", _new_branch(record)))
             for message in record.messages:
-                if (place := asked.get(str(message.get("tool_call_id")))) is None:
-                    shown.append(Step(str(message.get("role", "user")), text_of(message.get("content")), record.turn))
+                role, text = str(message.get("role", "user")), text_of(message.get("content"))
+                if role == "assistant":
+                    # Not an answer: an agent sends an earlier one again, perhaps without its calls, or an example.
+                    if text.strip() and text not in answers:
+                        shown.append(Step(SENT, text))
+                elif (place := asked.get(str(message.get("tool_call_id")))) is None:
+                    shown.append(Step(role, text, record.turn))
                 else:
                     # A program in the sandbox reports the results of its calls in its next request only.
-                    shown[place[0]] = _told(shown[place[0]], place[1], text_of(message.get("content")))
+                    shown[place[0]] = _told(shown[place[0]], place[1], text)
         elif isinstance(record, ResponseRecord):
             ids, step = _answer(record, observations.get(record.turn, ()))
             asked.update((call_id, (len(shown), number)) for number, call_id in enumerate(ids))
             shown.append(step)
+            answers.add(step.text)
         elif isinstance(record, StopRecord) and record is stop:
             why = f": {record.message}" if record.message else ""
             shown.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
@@ -94,9 +104,11 @@ def _answer(response: ResponseRecord, observed: Sequence[Observation]) -> tuple[
     results = {result.call_id: result for result in observed}
     native = ModelReply(response.message, "").tool_calls
     found = [(call.id, Call(str(call.name or "?"), text_of(call.arguments))) for call in native]
-    # Agents that write tool calls as text have results without native calls.
-    as_text = set(results) - {call.id for call in native}
-    found += [(result.call_id, Call(result.tool, "")) for result in observed if result.call_id in as_text]
+    # Results without native calls: of calls that the agent's own code makes, or that a model writes as text.
+    others = set(results) - {call.id for call in native}
+    found += [
+        (result.call_id, Call(result.tool, result.arguments or "")) for result in observed if result.call_id in others
+    ]
     calls = [_with_result(call, results[call_id]) if call_id in results else call for call_id, call in found]
     return [call_id for call_id, _ in found], Step(
         role="assistant",

@@ -7,13 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.models.token_history import TokenHistory, common_length
 from agent_runtime.proxy.session import SessionJournal
+from agent_runtime.tools.base import shortened
 from rollout_api.nesting import as_recorded
 from rollout_api.records import (
     CheckpointRecord,
     IntentRecord,
     Message,
+    Observation,
     ObservationsRecord,
     Record,
     ResponseRecord,
@@ -142,3 +145,13 @@ class Conversation:
         self.calls = 0
         self._messages.append(as_recorded(message))
         return len(self._messages)
+
+    def with_arguments(self, calls: Sequence[ToolCall], results: Sequence[Observation]) -> list[Observation]:
+        """Return the results with the arguments of calls that the answer does not contain, which nothing else records."""
+        answer = self._messages[-1] if self._messages else {}
+        asked = {call.id for call in ModelReply(answer, "").tool_calls}
+        own = {call.id: shortened(call.arguments) for call in calls if call.id not in asked}
+        return [
+            result.model_copy(update={"arguments": own[result.call_id]}) if result.call_id in own else result
+            for result in results
+        ]

@@ -492,7 +492,7 @@ class Turns:
                 turn=turn,
                 time=time.time(),
                 seconds=round(time.perf_counter() - started, 6),
-                results=observations,
+                results=conversation.with_arguments(calls, observations),
                 agent_seconds=self.agent_seconds,
             )
             self._log.add(record)

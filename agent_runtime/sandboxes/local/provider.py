@@ -228,8 +228,8 @@ def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]
     if used is not None:
         lost = "owners of files and the image's user are ignored: without root, a workspace has a single user, root"
         return [] if os.geteuid() == 0 else [lost]
-    what = f"image {name} is not used: commands" if name else "sandbox.image names none: commands of tasks without one"
-    return [f"{what} see this machine's own programs and files"]
+    why = f"image {name} is not used" if name else "sandbox.image is not set"
+    return [f"{why}, so commands of tasks without an image of their own see this machine's programs and files"]
 
 
 def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:

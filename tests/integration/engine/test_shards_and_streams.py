@@ -26,6 +26,7 @@ from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.plugins.base import GroupInfo
 from agent_runtime.recording import gc
 from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.reader import NoTokenIds
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageUnavailable, Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
@@ -290,10 +291,19 @@ async def test_concurrent_tasks_of_a_session_come_back_as_their_own_groups(tmp_p
         numbers = await asyncio.gather(*(session.submit(a_task(number), label=f"row {number}") for number in range(8)))
         assert sorted(numbers) == list(range(8))
         await session.close()
-        groups = {group.sequence: (group.task.name, group.label) async for group in session}
+        groups = {group.sequence: (group.task, group.label) async for group in session}
     assert groups == {number: (f"task-{row}", f"row {row}") for row, number in enumerate(numbers)}
     record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
     assert await record.published_groups(0) == set(range(8))
+
+
+async def test_tokens_of_a_model_without_token_ids_are_an_error_with_the_reason(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands()) as session:
+        await session.submit(a_task(0))
+        await session.close()
+        groups = [group async for group in session]
+        with pytest.raises(NoTokenIds, match="has no token ids, because its model returned none"):
+            await session.tokens(groups[0].results[0])
 
 
 async def test_submit_of_a_session_uses_no_place_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +322,7 @@ async def test_submit_of_a_session_uses_no_place_when_it_fails(tmp_path: Path, m
         async with asyncio.timeout(60):
             await session.submit(a_task(2))
             await session.close()
-            assert {group.task.name async for group in session} == {"task-0", "task-1", "task-2"}
+            assert {group.task async for group in session} == {"task-0", "task-1", "task-2"}
 
 
 async def test_session_writes_the_results_when_its_stream_is_closed_and_complete(tmp_path: Path) -> None:

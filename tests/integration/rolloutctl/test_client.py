@@ -103,7 +103,7 @@ async def test_a_session_takes_tasks_across_steps_and_gives_each_group_with_its_
     async with Client().session(path) as session:
         assert await session.submit(fix, label="step-0") == 0
         first = await anext(aiter(session))
-        assert (first.sequence, first.task.name, first.label) == (0, "fix-add", "step-0")
+        assert (first.sequence, first.task, first.label) == (0, "fix-add", "step-0")
         assert [result.reward for result in first.results] == [1, 1, 0]
         assert await session.submit(count.wire(), label="step-1") == 1
         await session.close()

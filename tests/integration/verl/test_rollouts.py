@@ -179,7 +179,7 @@ async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -
 
 async def test_a_group_whose_caller_was_cancelled_ends_no_other_group() -> None:
     """The group comes back between the cancellation of its future and the end of its caller."""
-    first, second = (FinishedGroup(number, row(number).task, None, ()) for number in range(2))
+    first, second = (FinishedGroup(number, row(number).task.name, None, ()) for number in range(2))
 
     class Session:
         def __init__(self) -> None:

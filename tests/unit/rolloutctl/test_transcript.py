@@ -63,6 +63,31 @@ def test_each_tool_result_stands_once_and_with_its_own_call() -> None:
     assert [call.result for call in shown[1].calls] == ["result of a", "result of b"]
 
 
+def test_answers_that_an_agent_sends_again_are_not_shown_twice() -> None:
+    records: list[Record] = [
+        intent(0, {"role": "user", "content": "go"}, {"role": "assistant", "content": "an example"}),
+        response(0, "first", call("a")),
+        observed(0, a="done"),
+        intent(1, {"role": "assistant", "content": "first"}, {"role": "user", "content": "on"}, keep=2, branch=1),
+        response(1, "", call("b")),
+        intent(2, {"role": "assistant", "content": None}, keep=4, branch=2),
+        response(2, "last"),
+    ]
+    shown = [(step.role, step.text, step.turn) for step in steps(records) if step.role.startswith("assistant")]
+    assert shown == [
+        ("assistant message", "an example", None),
+        ("assistant", "first", 0),
+        ("assistant", "", 1),
+        ("assistant", "last", 2),
+    ]
+
+
+def test_call_of_an_agents_own_code_is_shown_with_its_arguments() -> None:
+    result = Observation(call_id="own", tool="bash", content="hi", arguments='{"command": "echo hi"}')
+    (step,) = steps([response(0, "text"), ObservationsRecord(turn=0, time=0, results=[result])])
+    assert [(call.name, call.arguments) for call in step.calls] == [("bash", '{"command": "echo hi"}')]
+
+
 def test_an_unfinished_turn_shows_the_call_that_has_no_result_yet() -> None:
     (step,) = steps([response(0, "", call("a"))])
     assert step.calls[0].result is None
