@@ -1,7 +1,7 @@
 """A connection that carries commands; docs/executor.md, "Commands", describes its frames.
 
 It is the only way to start a command. Tool calls are short commands; as HTTP requests with JSON bodies, parsing took
-half of our overhead (docs/benchmark-figures.md).
+half of our overhead (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HTTP/1.1 to one server, the executor's (executor/http/server.py): kept connections, replies whole or as a stream.
 
 Tool calls are small requests with small replies, for which a general client needs three times the processor time
-(docs/benchmark-figures.md). The server is in a sandbox and untrusted, so heads are limited, and anything but HTTP ends the
+(docs/performance.md). The server is in a sandbox and untrusted, so heads are limited, and anything but HTTP ends the
 connection.
 """
 

@@ -107,7 +107,7 @@ USER: Final = 65532
 """User of the runtime image, as a number because `runAsNonRoot` cannot check names."""
 
 ROLLOUT_MEBIBYTES: Final = 2
-"""Memory requested for each concurrent rollout. A short conversation took 0.13 MB (docs/benchmark-figures.md). A long
+"""Memory requested for each concurrent rollout. A short conversation took 0.13 MB (docs/performance.md). A long
 one with token ids and logprobs takes several MB.
 """
 
