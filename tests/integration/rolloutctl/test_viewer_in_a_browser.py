@@ -17,7 +17,6 @@ from rolloutctl.commands.report import write_report
 from rolloutctl.viewer.library import Library, OpenRun
 from rolloutctl.viewer.rollout import Rollout
 from rolloutctl.viewer.server import serving
-from tests.support.full import FULL
 from tests.support.made_up_runs import HOSTILE, made_up_rollout, write_bare_run, write_rollout, write_run
 
 Browser = Callable[[Path | str], AbstractAsyncContextManager[Any]]
@@ -294,9 +293,10 @@ async def test_a_hundred_thousand_rollouts(browser: Browser, tmp_path: Path) -> 
         assert tab.problems == []
 
 
-@pytest.mark.skipif(not (FULL or "ROLLOUT_SCREENSHOTS" in os.environ), reason="takes pictures for the documentation")
+@pytest.mark.full
 async def test_screenshots_of_every_page(browser: Browser, runs: Path, tmp_path: Path) -> None:
-    images = IMAGES if "ROLLOUT_SCREENSHOTS" in os.environ else tmp_path
+    """With ROLLOUT_GOLDEN=write they are those of the documentation."""
+    images = IMAGES if os.environ.get("ROLLOUT_GOLDEN") == "write" else tmp_path
     names = ["runs", "run", "curve", "rollout", "verdict", "files", "tokens", "compare-runs", "compare-rollouts"]
     async with served(runs) as url, browser(url) as tab:
         for name, (path, ready) in zip(names, pages(runs), strict=True):
@@ -309,5 +309,5 @@ async def test_screenshots_of_every_page(browser: Browser, runs: Path, tmp_path:
                 await tab.run(f"location.hash = '{path}'")
                 await tab.until(ready)
                 picture = await tab.call("Page.captureScreenshot", format="png")
-                (images / f"{name}{suffix}.png").write_bytes(base64.b64decode(picture["data"]))
-    assert len(list(images.glob("*.png"))) >= 27
+                (images / f"viewer-{name}{suffix}.png").write_bytes(base64.b64decode(picture["data"]))
+    assert len(list(images.glob("viewer-*.png"))) >= 27
