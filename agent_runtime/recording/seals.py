@@ -7,13 +7,14 @@ entries without a seal are ignored, and seals without an entry are read.
 
 import asyncio
 import hashlib
-import json
 import re
 import sqlite3
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
+
+from pydantic_core import from_json
 
 from agent_runtime.recording.results import result_line
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, validated
@@ -104,6 +105,7 @@ class SealedResults(_Rows[Result]):
                 continue  # the index is incomplete; the missing results are read from the seals
             self._insert(rows)
             unread.difference_update(row[0] for row in rows)
+            await asyncio.sleep(0)  # other tasks run while a large run is read
         async for key, data in _objects(self._store, [f"seals/{index}.json" for index in sorted(unread)]):
             try:
                 result = parse_seal(key, data).result
@@ -206,6 +208,6 @@ async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, by
 
 
 def _row(line: bytes) -> _Row:
-    fields = json.loads(line)
+    fields = from_json(line)  # in half the time of json.loads
     numbers = [version for version in fields.get("policyVersions", ()) if version.isdecimal()]
     return fields["index"], line, fields["outcome"], fields.get("reward"), numbers[-1] if numbers else None

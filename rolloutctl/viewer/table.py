@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
@@ -101,6 +103,7 @@ COLUMNS: Final = (
     Column("finished", "number", _field("ended"), "Unix time of its end."),
 )
 NAMES: Final = {column.name: column for column in COLUMNS}
+_TEXT_POSITIONS: Final = [position for position, column in enumerate(COLUMNS) if column.name in TEXT_FIELDS]
 _BOOLEANS: Final = frozenset(column.name for column in COLUMNS if column.kind == "boolean")
 
 Row = dict[str, Any]
@@ -122,7 +125,7 @@ class RolloutTable(SealedResults):
         super()._insert(listed)
         marks = ", ".join("?" for _ in range(len(COLUMNS) + 1))
         self._table.executemany(
-            f"INSERT OR IGNORE INTO rollouts VALUES ({marks})", (_values(json.loads(line)) for _, line, *_ in listed)
+            f"INSERT OR IGNORE INTO rollouts VALUES ({marks})", (_values(from_json(line)) for _, line, *_ in listed)
         )
 
     def _report_damage(self, error: RecordCorrupt) -> None:
@@ -188,9 +191,9 @@ def _row(values: Sequence[Any]) -> Row:
 
 
 def _values(line: Line) -> list[Any]:
-    values = {column.name: column.value(line) for column in COLUMNS}
-    words = "\n".join(str(values[name]) for name in TEXT_FIELDS if values[name])
-    return [*values.values(), words.lower()]
+    values = [column.value(line) for column in COLUMNS]
+    words = "\n".join(str(values[position]) for position in _TEXT_POSITIONS if values[position])
+    return [*values, words.lower()]
 
 
 def fields() -> list[Mapping[str, str]]:
