@@ -74,7 +74,7 @@ class Health:
         async def write() -> None:
             # An outage of storage stops the run elsewhere; a missing report harms nobody.
             with contextlib.suppress(StorageError):
-                await store.put(f"{HEALTH}/{shard}.json", self.report().model_dump_json(by_alias=True).encode())
+                await store.put(f"{HEALTH}/{shard}.json", self.report().model_dump_json().encode())
 
         async def repeat() -> None:
             while True:

@@ -34,6 +34,8 @@ from rollout_api.records import (
 )
 from rolloutctl.viewer.rollout import Rollout
 
+BEGAN = 1_760_000_000.0
+
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
     "<img src=x onerror='window.hacked = 2'>",
@@ -43,15 +45,19 @@ HOSTILE = [
 ]
 
 
-def made_up_rollout(index: int, group_size: int = 8, turns: int = 4, hostile: bool = True) -> Rollout:
+def made_up_rollout(
+    index: int, group_size: int = 8, turns: int = 4, hostile: bool = True, began: float = BEGAN
+) -> Rollout:
     """The rollout of that index; the same index makes the same rollout."""
     chance = random.Random(index)
     group, member = divmod(index, group_size)
     task = task_name(group)
-    start = 1_760_000_000.0 + index
+    start = began + index
     nasty = HOSTILE[index % len(HOSTILE)] if hostile else "plain text"
     records: list[Record] = [
-        AttemptRecord(time=start, runner="host", workspace={}, sandbox={"provider": "Local", "mode": "Overlay"})
+        AttemptRecord(
+            time=start, runner=f"host-{index}", workspace={}, sandbox={"provider": "Local", "mode": "Overlay"}
+        )
     ]
     prompt = f"Function `{task}` returns the wrong result for empty input. Find out why and mend it.\n\n{nasty}"
     answers: list[Usage] = []
@@ -186,7 +192,7 @@ def write_run(
     total: int | None = None,
     finished: bool = True,
     aborted: str = "",
-    created: float = 1_760_000_000.0,
+    created: float = BEGAN,
     **spec: Any,
 ) -> Path:
     """Write a run of made-up rollouts, with artifacts and tokens; return its folder."""
@@ -268,10 +274,10 @@ def task_name(group: int) -> str:
 
 
 def in_flight_index(rollout: Rollout) -> int:
-    """The index of a rollout without a result: `made_up_rollout` writes it into its records' times."""
+    """The index of a rollout without a result: `made_up_rollout` writes it into the name of the runner."""
     first = rollout.records[0]
     assert isinstance(first, AttemptRecord)
-    return int(first.time - 1_760_000_000.0)
+    return int(first.runner.removeprefix("host-"))
 
 
 def _archive() -> bytes:

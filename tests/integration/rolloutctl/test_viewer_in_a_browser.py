@@ -5,6 +5,7 @@ import contextlib
 import importlib.resources
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.recording.health import HealthReport
+from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import Store
 from rolloutctl.commands.report import write_report
 from rolloutctl.viewer.library import Library, OpenRun
@@ -294,12 +297,32 @@ async def test_a_hundred_thousand_rollouts(browser: Browser, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-async def test_screenshots_of_every_page(browser: Browser, runs: Path, tmp_path: Path) -> None:
+async def test_screenshots_of_every_page(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ROLLOUT_GOLDEN=write they are those of the documentation."""
     images = IMAGES if os.environ.get("ROLLOUT_GOLDEN") == "write" else tmp_path
-    names = ["runs", "run", "curve", "rollout", "verdict", "files", "tokens", "compare-runs", "compare-rollouts"]
-    async with served(runs) as url, browser(url) as tab:
-        for name, (path, ready) in zip(names, pages(runs), strict=True):
+    monkeypatch.chdir(tmp_path)  # pages show where the runs are
+    output, now = Path("out"), time.time()
+    plain = [made_up_rollout(index, hostile=False, began=now - 900) for index in range(48)]
+    model = {
+        "endpoint": {"baseURL": "http://127.0.0.1:8000/v1", "name": "Qwen3-8B"},
+        "prices": {"prompt": 2, "completion": 8},
+    }
+    write_run(output, "night-run", plain, created=now - 900, model=model)
+    recent = [made_up_rollout(index, hostile=False, began=now - 80) for index in range(40)]
+    live = write_run(
+        output, "second", list(map(_better, recent)), created=now - 80, total=64, finished=False, model=model
+    )
+    for index, records in ((40, 2), (41, 3), (42, 4), (43, 1)):
+        write_rollout(live, Rollout(made_up_rollout(index, hostile=False, began=now - 50).records[:records]))
+    report = HealthReport(time=now + 600, call_retries=3, failing_calls=1, call_problem="429: rate limit reached")
+    (live / "health").mkdir()
+    (live / "health" / "0.json").write_bytes(json_bytes(report))
+    write_run(
+        output, "broken", [], created=now - 20, total=8, finished=False, aborted="half of it was lost", model=model
+    )
+    names = ["runs", "run", "live", "rollout", "verdict", "files", "tokens", "compare-runs", "compare-rollouts"]
+    async with served(output) as url, browser(url) as tab:
+        for name, (path, ready) in zip(names, pages(output), strict=True):
             for suffix, width, scheme in (("", 1280, "light"), ("-dark", 1280, "dark"), ("-420", 420, "light")):
                 size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
                 await tab.call("Emulation.setDeviceMetricsOverride", **size)

@@ -10,6 +10,7 @@ import { count } from "./format";
 /** What is searched for, in lower case; empty for nothing. */
 export const Search = createContext("");
 
+const COLOUR = /\x1b\[[0-9;]*m/g;
 const FOLDED_LINES = 24;
 const FOLDED_CHARACTERS = 4000;
 
@@ -60,7 +61,7 @@ export function Block({ text, label, error = false, folded = true }: { text: str
 export function Markdown({ text }: { text: string }) {
   const parsed = useMemo(() => {
     try {
-      return new Lexer({ gfm: true }).lex(text);
+      return new Lexer({ gfm: true }).lex(text.replace(COLOUR, ""));
     } catch {
       return null;
     }
