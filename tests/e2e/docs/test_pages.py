@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,10 @@ IMAGES = ("python:3.12-slim",)
 """Which pages pull from a registry."""
 PORTS = ("8080", "8090")
 """On which pages serve something."""
+TUTORIALS = ("first-agent", "first-plugin", "first-tool", "first-verifier")
+"""Pages whose reader has an empty folder and no variables but PATH."""
 TYPED = [page for page in PAGES if any(block.language != "text" and not block.needs for block in blocks(page))]
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 DEAR = ("benchmarks", "bringing-tasks", "training-a-policy")
 """Pages that take as long as half of the others together. What their commands do, faster tests show."""
 
@@ -46,7 +49,7 @@ def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def folder() -> Iterator[Path]:
     """One that workspaces of this machine see; they have a /tmp of their own."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-page-", dir="/var/tmp", ignore_cleanup_errors=True) as made:
-        yield checkout(Path(made) / "checkout")
+        yield Path(made) / "folder"
 
 
 @pytest.fixture
@@ -54,11 +57,25 @@ def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
     """In a checkout, with the virtual environment at work, as `make quickstart` leaves it."""
     environ = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": PATH,
         "PYTHONPATH": os.pathsep.join(map(str, (folder, REPOSITORY, REPOSITORY / "operator"))),
         "OPENAI_API_KEY": "none",
         "COLUMNS": "120",
     }
+    yield from opened(checkout(folder), environ, model_server)
+
+
+@pytest.fixture
+def newcomer(folder: Path, model_server: str) -> Iterator[Terminal]:
+    """In an empty folder, with the virtual environment at work and nothing else."""
+    folder.mkdir()
+    home = folder.with_name("home")
+    home.mkdir()
+    yield from opened(folder, {"PATH": PATH, "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": "120"}, model_server)
+
+
+def opened(folder: Path, environ: Mapping[str, str], model_server: str) -> Iterator[Terminal]:
+    """A terminal, closed at the end."""
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     here = dict.fromkeys(MODEL_SERVERS, model_server) | dict.fromkeys(IMAGES, given.THIS_MACHINE) | ports
     found = Terminal(folder, environ, stand_ins=here)
@@ -67,10 +84,21 @@ def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.full] * (page.stem in DEAR)) for page in TYPED]
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.full] * (page.stem in DEAR))
+        for page in TYPED
+        if page.stem not in TUTORIALS
+    ],
 )
 def test_commands_of_a_page_work(page: Path, terminal: Terminal) -> None:
     given.by_page(page.stem, terminal.folder)
     for block in blocks(page):
         if not block.needs:
             terminal.run(block)
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_tutorial_works_in_an_empty_folder(name: str, newcomer: Terminal) -> None:
+    for block in blocks(REPOSITORY / "docs" / f"{name}.md"):
+        newcomer.run(block)
