@@ -141,9 +141,9 @@ _STOPS = {
 }
 
 _MASKED = {
-    Outcome.INFRA_FAILED: "were lost to infrastructure after all attempts",
+    Outcome.INFRA_FAILED: "{were} lost to infrastructure after all attempts",
     Outcome.VERIFIER_FAILED: "could not be graded",
-    Outcome.CANCELLED: "were cancelled",
+    Outcome.CANCELLED: "{were} cancelled",
 }
 
 
@@ -166,6 +166,10 @@ class _Members:
     def rollouts(self) -> str:
         """Format a count: `1 rollout`, `9 rollouts`."""
         return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
+
+    @property
+    def were(self) -> str:
+        return "was" if self.count == 1 else "were"
 
     @property
     def references(self) -> str:
@@ -206,8 +210,8 @@ def notes(seals: Iterable[Seal]) -> list[str]:
     for outcome, words in _MASKED.items():
         if members := by_outcome.get(outcome):
             found.append(
-                f"{members.rollouts} {words} ({members.counted()}). They are masked: excluded from every mean. "
-                f"{members.references}"
+                f"{members.rollouts} {words.format(were=members.were)} ({members.counted()}). "
+                f"They are masked: excluded from every mean. {members.references}"
             )
     for stop, words in _STOPS.items():
         if members := by_stop.get(stop):
@@ -240,7 +244,7 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         )
     if shared.count:
         found.append(
-            f"{shared.rollouts} were graded in the agent's own workspace (verifier.mode: Shared), so an agent could "
-            "forge these rewards."
+            f"{shared.rollouts} {shared.were} graded in the agent's own workspace (verifier.mode: Shared), so an "
+            "agent could forge these rewards."
         )
     return found

@@ -106,7 +106,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are finished already."
         if event.sealed == event.total:
             resumed += " Nothing is left to run. To run the job again, for example with changed code, use --new."
-        started = f"Running {event.name}: {event.total if event.total is not None else 'a stream of'} rollouts."
+        total = "a stream of" if event.total is None else event.total
+        started = f"Running {event.name}: {total} rollout{'s' * (event.total != 1)}."
         lines = [(resumed if event.resumed else started, "bold"), (f"Recording to {event.uri}", "")]
         return lines + [(f"Warning: {warning}", "yellow") for warning in event.warnings]
     if isinstance(event, AttemptFailed):

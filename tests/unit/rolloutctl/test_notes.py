@@ -51,7 +51,7 @@ def test_what_is_masked_says_so_with_its_reasons() -> None:
 def test_forgeable_rewards_are_called_that() -> None:
     shared = Verdict(reward=1, passed=True, mode=VerifierMode.SHARED, forgeable=True)
     (note,) = notes([result(0), result(1)], {0: shared, 1: shared.model_copy(update={"mode": VerifierMode.SEPARATE})})
-    assert "1 rollout were graded in the agent's own workspace" in note
+    assert "1 rollout was graded in the agent's own workspace" in note
 
 
 def test_error_of_a_tool_is_shown_once_for_all_rollouts_with_its_place() -> None:
