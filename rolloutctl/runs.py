@@ -1,7 +1,6 @@
 """Find the run that a command's argument `JOB` refers to: by name, manifest, folder or URI."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +12,24 @@ from agent_runtime.recording.job_record import is_copy, manifest_changes, output
 from agent_runtime.recording.reader import RunFolder, RunReader, find_folder
 from agent_runtime.recording.store import Store, local_folder
 from rollout_api.rollout_job import RolloutJob
+from rolloutctl.completion import DEFAULT_OUTPUT, RUN_FOLDER, complete_run
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.manifest import read_manifest
 from rolloutctl.ui.console import say
-
-DEFAULT_OUTPUT = "out"
-"""Folder in which runs are looked up by name. `rolloutctl init` writes it into its manifest."""
 
 PATIENCE_SECONDS = 20
 """Time limit for storage in commands, where a user waits. A runner waits for minutes."""
 
 RUN_HELP = "A run: a name in ./out, a manifest (its output.uri), or the folder or URI of a run."
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=RUN_HELP)]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=RUN_HELP, autocompletion=complete_run)]
 NewestJobArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help=f"{RUN_HELP} The newest run in ./out when left out.", show_default=False),
+    typer.Argument(
+        metavar="[JOB]",
+        help=f"{RUN_HELP} The newest run in ./out when left out.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
 ]
 
 WhereArgument = Annotated[
@@ -35,11 +37,9 @@ WhereArgument = Annotated[
     typer.Argument(
         metavar="[WHERE]",
         help="Folder or URI with runs. Or one run, a manifest or a job's name, to consider only its runs.",
+        autocompletion=complete_run,
     ),
 ]
-
-_RUN_FOLDER = re.compile(r"(?P<name>.+)-[0-9a-f]{8}")
-"""`<job name>-<first 8 characters of the run's uid>`, as defined in docs/recording.md."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ async def find_run_folder(reference: str | None, environ: Mapping[str, str] | No
 
 
 async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
-    if place.name is not None and (_RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
+    if place.name is not None and (RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
         return await find_folder(store, place.name)
     folders = await _runs_by_job(store)
     if not folders:
@@ -128,7 +128,7 @@ async def _runs_by_job(store: Store) -> dict[str, list[str]]:
     """Return folders of runs by the names of their jobs. A renamed folder is identified by its `job.json`."""
     runs: dict[str, list[str]] = {}
     for folder in await store.folders():
-        if found := _RUN_FOLDER.fullmatch(folder):
+        if found := RUN_FOLDER.fullmatch(folder):
             runs.setdefault(found["name"], []).append(folder)
         elif job_file := await read_job_file(store, folder):
             runs.setdefault(job_file.manifest["metadata"]["name"], []).append(folder)

@@ -25,7 +25,7 @@ from rollout_api.rollout_job import RolloutJob
 from rolloutctl.agents.llm import LLMFunction, as_model, client_of, name_of
 from rolloutctl.agents.loop import ActionParser, Logged, ParsedActions, logger, saves_trajectories, set_log_level
 from rolloutctl.agents.tools import NamedTool, create_tool
-from rolloutctl.runs import DEFAULT_OUTPUT
+from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, read_trajectory
 
 NAME_CHARACTERS = 40

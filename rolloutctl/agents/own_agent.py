@@ -14,7 +14,7 @@ from agent_runtime.models.base import ToolCall
 from rollout_api.records import Message
 from rolloutctl.agents.agent import GeneralAgent
 from rolloutctl.agents.llm import LLMFunction
-from rolloutctl.runs import DEFAULT_OUTPUT
+from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, result_step
 
 _TASK_FIELDS = frozenset({"files", "setup", "verifier", "timeouts", "sandbox", "tags"})

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rolloutctl.agents.agent import RolloutFailed, create_agent
 from rolloutctl.agents.llm import LLMFunction
 from rolloutctl.agents.tools import create_tools
-from rolloutctl.runs import DEFAULT_OUTPUT
+from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.trajectories import Trajectory
 
 S = TypeVar("S")

@@ -85,10 +85,15 @@ def validate(
         _warn(warnings)
         for found in missing:
             say(f"{manifest}: {found}", "yellow" if found.has_setup else "bold red")
-        amount = "a stream of tasks" if stream else f"{count} tasks × groupSize {size} = {count * size} rollouts"
+        amount = "a stream of tasks" if stream else _amount(count, size)
         if valid:
             out.print(f"{manifest} is valid: {amount}.", soft_wrap=True)
     raise typer.Exit(Exit.OK if valid else Exit.BAD_INPUT)
+
+
+def _amount(tasks: int, size: int) -> str:
+    total = tasks * size
+    return f"{tasks} task{'s'[: tasks != 1]} × groupSize {size} = {total} rollout{'s'[: total != 1]}"
 
 
 async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from agent_runtime.recording.gc import Plan, Run, collect
+from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import DEFAULT_OUTPUT, WhereArgument, open_place
+from rolloutctl.runs import WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, say
 
 DAY_SECONDS = 24 * 3600.0

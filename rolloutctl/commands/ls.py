@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.overview import Overview, overviews
 from rollout_api.records import Outcome
+from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import DEFAULT_OUTPUT, WhereArgument, open_place
+from rolloutctl.runs import WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, number, percent, say
 
 

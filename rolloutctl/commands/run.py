@@ -19,9 +19,10 @@ from agent_runtime.engine.run_folder import RunInProgress
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
 from rolloutctl.commands.view import serve_run
+from rolloutctl.completion import DEFAULT_OUTPUT, complete_task
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import read_manifest, with_options
-from rolloutctl.runs import DEFAULT_OUTPUT, find_run
+from rolloutctl.runs import find_run
 from rolloutctl.ui.console import Form, FormOption, answer_json, duration, err, harmless, out, program, say
 from rolloutctl.ui.figures import notes
 from rolloutctl.ui.progress import Display, display_for
@@ -46,7 +47,11 @@ async def run(
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="Run only the task of this name; `*` and `?` match as in file names. Repeatable."),
+        typer.Option(
+            "--task",
+            help="Run only the task of this name; `*` and `?` match as in file names. Repeatable.",
+            autocompletion=complete_task,
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Run at most this many tasks.")] = None,
     tensorboard: Annotated[

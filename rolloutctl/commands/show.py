@@ -11,6 +11,7 @@ from rich.text import Text
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Outcome, PluginReport, Result, Seal, Verdict
 from rollout_api.tasks import VerifierMode
+from rolloutctl.completion import complete_rollout
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.runs import JobArgument, find_run
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_text, duration, harmless, number
@@ -24,7 +25,9 @@ _HINT = "`rolloutctl results` lists the tasks. A task without a finished rollout
 RolloutArgument = Annotated[
     str,
     typer.Argument(
-        metavar="TASK/MEMBER", help="The rollout, such as fix-median/0; or its index: task × groupSize + member."
+        metavar="TASK/MEMBER",
+        help="The rollout, such as fix-median/0; or its index: task × groupSize + member.",
+        autocompletion=complete_rollout,
     ),
 ]
 _ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}

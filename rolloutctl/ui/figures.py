@@ -141,9 +141,9 @@ _STOPS = {
 }
 
 _MASKED = {
-    Outcome.INFRA_FAILED: "{were} lost to infrastructure after all attempts",
-    Outcome.VERIFIER_FAILED: "could not be graded",
-    Outcome.CANCELLED: "{were} cancelled",
+    Outcome.INFRA_FAILED: "lost to infrastructure after all attempts",
+    Outcome.VERIFIER_FAILED: "not graded, because the verifier failed",
+    Outcome.CANCELLED: "cancelled",
 }
 
 
@@ -168,8 +168,9 @@ class _Members:
         return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
 
     @property
-    def were(self) -> str:
-        return "was" if self.count == 1 else "were"
+    def rollouts_were(self) -> str:
+        """Format a count with its verb: `1 rollout was`, `9 rollouts were`."""
+        return f"{self.rollouts} {'was' if self.count == 1 else 'were'}"
 
     @property
     def references(self) -> str:
@@ -210,8 +211,8 @@ def notes(seals: Iterable[Seal]) -> list[str]:
     for outcome, words in _MASKED.items():
         if members := by_outcome.get(outcome):
             found.append(
-                f"{members.rollouts} {words.format(were=members.were)} ({members.counted()}). "
-                f"They are masked: excluded from every mean. {members.references}"
+                f"{members.rollouts_were} {words} ({members.counted()}), and masked: excluded from every mean. "
+                f"{members.references}"
             )
     for stop, words in _STOPS.items():
         if members := by_stop.get(stop):
@@ -244,7 +245,7 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         )
     if shared.count:
         found.append(
-            f"{shared.rollouts} {shared.were} graded in the agent's own workspace (verifier.mode: Shared), so an "
-            "agent could forge these rewards."
+            f"{shared.rollouts_were} graded in the agent's own workspace (verifier.mode: Shared), so an agent could "
+            "forge these rewards."
         )
     return found

@@ -94,7 +94,10 @@ class ImageStore:
         if place is None:
             place = Place(self._pulled(reference))
         if not place.path.exists():
-            raise ImageError(f"image {reference}: {place.path} does not exist; correct sandbox.image")
+            raise ImageError(
+                f"image {reference}: {place.path} does not exist; correct sandbox.image, or build the images of "
+                "tasks.imageTemplate with `rolloutctl images MANIFEST`"
+            )
         if _is_root(place.path):
             return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
         with open_files(place.path) as files:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
 import socket
@@ -151,6 +152,27 @@ def test_rollout_is_found_by_task_and_member(finished: Shell) -> None:
         answer = finished("show", "starter", wrong)
         assert answer.returncode == 2
         assert said in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["show", "sta"], "starter"),
+        (["show", "starter", "fix-add/"], "fix-add/0\nfix-add/1\nfix-add/2"),
+        (["run", "job.yaml", "--task", "count"], "count-errors"),
+        (["show", "no-such-run", "fix"], ""),
+    ],
+)
+def test_shell_completes_runs_rollouts_and_tasks(finished: Shell, words: list[str], found: str) -> None:
+    environ = {
+        "_ROLLOUTCTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": shlex.join(["rolloutctl", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    program = [str(Path(finished.program[0]).with_name("rolloutctl"))]
+    answer = Shell(program, finished.folder).run_interpreter(environ=environ)
+    assert answer.stdout.strip().removesuffix(next(iter(finished.folder.glob("out/starter-*"))).name).strip() == found
+    assert answer.stderr == ""
 
 
 def test_runs_are_listed_with_state_and_rewards(finished: Shell) -> None:
