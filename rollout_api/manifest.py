@@ -365,9 +365,10 @@ def _wording(details: ErrorDetails, location: Location, model: type[BaseModel]) 
         if given is None:
             return f"is empty, expected {expected}; fill it in or leave the field out"
         quotes = "; put it into quotes" if kind == "string_type" and isinstance(given, bool | int | float) else ""
-        return f"is {_kind(given)}, expected {expected}{quotes}"
+        brackets = "; put it into [brackets]" if kind == "list_type" and isinstance(given, str) else ""
+        return f"is {_kind(given)}, expected {expected}{quotes}{brackets}"
     if template := _BOUNDS.get(kind):
-        return f"is {_shorten(given)}, expected {template.format(**context)}"
+        return f"is {_shorten(given)}, expected {template.format_map({k: _plain(v) for k, v in context.items()})}"
     if kind in ("too_long", "too_short", "string_too_long", "string_too_short"):
         limit = context.get("max_length", context.get("min_length"))
         size = len(given) if isinstance(given, str | list | dict) else "?"
@@ -407,9 +408,16 @@ _FORMS = {
     r"^/[^\x00]*$": "an absolute path, such as /workspace",
     r"^https?://[^\s/]+(/[^\s?#]*)?$": "a URL that begins with http:// or https://, such as http://localhost:8000/v1",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable: letters, digits and '_', no digit first",
+    r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]):[0-9]{1,5}$": "a host and a port, such as "
+    "pypi.org:443",
     r"\S": "text that is not blank",
 }
 """Patterns of fields in words."""
+
+
+def _plain(value: Any) -> Any:
+    """Return 0 for 0.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _kind(value: Any) -> str:
@@ -437,14 +445,34 @@ def _nearest(name: Any, names: Sequence[str]) -> str:
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
+_OTHER_NAMES = {
+    "api_base": "baseURL",
+    "base_url": "baseURL",
+    "url": "baseURL",
+    "model": "name",
+    "api_key": "apiKeyFrom",
+    "cmd": "commands",
+    "script": "commands",
+    "instruction": "prompt",
+    "question": "prompt",
+    "problem_statement": "prompt",
+    "id": "name",
+    "timeout": "timeouts",
+}
+"""Names of other systems, and ours."""
+
+
 def _unknown_field(model: type[BaseModel], location: Location) -> str:
     name = str(location[-1])
     known = sorted({key for schema in _schemas(model, location[:-1]) for key in schema.get("properties", {})})
+    if (usual := _OTHER_NAMES.get(name)) in known:
+        return f"is not a known field; did you mean {usual}?"
     if hint := _nearest(name, known):
         return f"is not a known field{hint}"
-    elsewhere = [path_of(path) for path in _fields(model) if path[-1] == name]
+    elsewhere = [path for path in _fields(model) if path[-1] == name and path != location[: len(path)]]
     if elsewhere:
-        return f"is not a known field here; did you mean {elsewhere[0]}?"
+        nearest = max(elsewhere, key=lambda path: [a == b for a, b in zip(path, location, strict=False)])
+        return f"is not a known field here; did you mean {path_of(nearest)}?"
     return f"is not a known field; known fields are {', '.join(known)}"
 
 

@@ -199,7 +199,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             return cls(uri.rstrip("/"), LocalStore(folder), "", patience_seconds)
         except (BaseError, OSError, ValueError) as error:
-            raise StorageError(f"{uri}: cannot be opened: {_first_line(error)}") from error
+            raise StorageError(f"{uri}: cannot be opened: {first_line(error)}") from error
 
     def below(self, folder: str) -> "Store":
         """Return the same storage, one folder deeper."""
@@ -463,7 +463,7 @@ def classified(where: str, error: Exception, *, on_disk: bool) -> StorageError:
 
     The store's own code decides, then the status, then the operating system's error number.
     """
-    text, code, status = _first_line(error), _code(error), _status(error)
+    text, code, status = first_line(error), _code(error), _status(error)
     if code in TRANSIENT_CODES:
         return StorageUnavailable("; ".join(filter(None, (text, TRANSIENT_CODES[code]))))
     if code in FINAL_CODES:
@@ -507,7 +507,8 @@ def _os_error(error: Exception, text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error of object storage says, without its dump of internal structures."""
     # obstore appends a dump of its internal structures after an empty line. The store's own XML answer may precede it; its
     # code and message are the most useful parts: NoSuchBucket, InvalidAccessKeyId.
     text = str(error)

@@ -11,9 +11,12 @@ import obstore
 from obstore.exceptions import BaseError
 
 from agent_runtime.recording.remote_objects import SCHEMES, remote_objects
+from agent_runtime.recording.store import first_line
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourceUnavailable
 from rollout_api.tasks import TaskSource
 
+METADATA_SERVICE = "169.254.169.254"
+"""Address at which a machine in a cloud has its credentials."""
 CHUNK_BYTES = 8 << 20
 """Bytes of one request when an object is read sequentially."""
 
@@ -40,7 +43,7 @@ class SourcePlace:
         """Return the file or folder; None in object storage."""
         scheme, separator, path = self.uri.partition("://")
         if not separator:
-            return self.base_dir / self.uri
+            return self.base_dir / Path(self.uri).expanduser()
         return self.base_dir / path if scheme == "file" else None
 
     @property
@@ -82,7 +85,10 @@ class SourcePlace:
             raise self.unreadable(where + (error.strerror or str(error)), kind) from error
         except (BaseError, ValueError) as error:
             kind = TaskSourceUnavailable if isinstance(error, BaseError) else TaskSourceError
-            raise self.unreadable(" ".join(str(error).split())[:500], kind) from error
+            message = first_line(error)
+            if METADATA_SERVICE in message:  # asked for credentials, because the environment has none
+                message = f"no credentials are set for it, such as AWS_ACCESS_KEY_ID ({message})"
+            raise self.unreadable(message, kind) from error
 
     def refused(self, message: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
         """Return a problem of the source as a whole."""

@@ -51,6 +51,10 @@ class Table(Protocol):
         """Return the values of many rows, in the given order."""
 
 
+OTHER_TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".yaml", ".yml")
+"""Ends of names of files that have tasks in another format."""
+
+
 def open_table(place: SourcePlace, wanted: Collection[str] | None = None) -> Table:
     """Return the rows of a source. `wanted` are the only needed columns; None for all.
 
@@ -58,6 +62,10 @@ def open_table(place: SourcePlace, wanted: Collection[str] | None = None) -> Tab
     """
     if place.is_parquet:
         return ParquetTable(place, wanted)
+    if place.uri.lower().endswith(OTHER_TABLES):
+        raise place.unreadable(
+            "expected JSONL or Parquet; convert the file, for example with pandas' to_json(lines=True)"
+        )
     only_first = not place.source.filter and place.source.shuffle_seed is None
     return JsonLines(place.chunks(), place.uri, place.source.limit if only_first else None)
 
@@ -129,7 +137,8 @@ def _object(line: bytes) -> Row:
     except ValueError as error:
         raise RowError([f"is not JSON: {error}"]) from None
     if not isinstance(value, dict):
-        raise RowError(["expected a JSON object with at least name and prompt"])
+        hint = "; write one object per line, without a list around them" if isinstance(value, list) else ""
+        raise RowError([f"expected a JSON object with at least name and prompt{hint}"])
     if repeated:
         raise RowError([f"{name}: is given twice; keep one of them" for name in repeated])
     if rb"\ud" in line.lower():

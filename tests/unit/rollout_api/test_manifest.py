@@ -87,6 +87,11 @@ def test_all_problems_are_reported_in_the_order_of_the_lines() -> None:
         ("model: {}", "spec.model", "exactly one of endpoint, serverRef, server, scripted and function must be given"),
         ("sampling: {topP: .nan}", "spec.sampling.topP", '".nan" is not a number that JSON can hold'),
         ("sandbox: {network: {agent: [host]}}", "spec.sandbox.network.agent[0]", '"host" does not have the expected form'),
+        ("model: {name: gpt}", "spec.model.name", "is not a known field here; did you mean spec.model.endpoint.name?"),
+        ("sampling: {temperature: -1}", "spec.sampling.temperature", "is -1, expected at least 0"),
+        ("agent: {type: Nop, tools: bash}", "spec.agent.tools", 'is the text "bash", expected a list; put it into [brac'),
+        ("sandbox: {network: {agent: [http://h]}}", "spec.sandbox.network.agent[0]", '"http://h" does not have the expected '
+         "form: a host and a port, such as pypi.org:443"),
         ("sandbox: {resources: {memory: 1 GB}}", "spec.sandbox.resources.memory", '"1 GB" does not have the expected form: '
          "a number with a unit such as m, M, Mi or Gi, without spaces."),
         ("sandbox: {workingDir: work}", "spec.sandbox.workingDir", '"work" does not have the expected form: an absolute'),

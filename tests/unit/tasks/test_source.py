@@ -52,7 +52,8 @@ def test_every_broken_line_is_reported_with_its_field() -> None:
         "tasks.jsonl:3: files[0].path: '../x' leaves the working directory; '..' is not allowed",
         "tasks.jsonl:3: timeouts.agentSecond: is not a known field; did you mean agentSeconds?",
         "tasks.jsonl:4: name: a task named 'a' already exists in line 1; names must be unique",
-        "tasks.jsonl:5: expected a JSON object with at least name and prompt",
+        "tasks.jsonl:5: expected a JSON object with at least name and prompt; write one object per line, without a list "
+        "around them",
         "tasks.jsonl:6: name: is given twice; keep one of them",
         "tasks.jsonl:7: is not JSON: NaN is not a JSON number",
         "tasks.jsonl:8: prompt: is the number 5, expected text; put it into quotes",
@@ -123,3 +124,26 @@ def test_tasks_without_a_verifier_are_named_in_a_warning(form: str, tmp_path: Pa
     (warning,) = load_tasks(Tasks.model_validate(source), tmp_path, {}).warnings
     assert "7 of 8 tasks have no verifier, so rollouts get no reward: bare-0, bare-1," in str(warning)
     assert str(warning).endswith("bare-4, …")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("tasks.csv", "name,prompt\n", "tasks.csv: cannot be read: expected JSONL or Parquet; convert the file"),
+        ("tasks.json", '[{"name": "a", "prompt": "p"}]', "tasks.json:1: expected a JSON object with at least name and "
+         "prompt; write one object per line, without a list around them"),
+        ("tasks.jsonl", '{"name": "a", "question": "p"}', "question: is not a known field; did you mean prompt?"),
+    ],
+)  # fmt: skip
+def test_usual_mistakes_in_task_files_name_the_remedy(name: str, content: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TaskSourceError) as caught:
+        load_tasks(Tasks.model_validate({"from": {"uri": name}}), tmp_path, {})
+    assert expected in str(caught.value)
+
+
+def test_home_of_the_user_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tasks.jsonl").write_text(row("a"))
+    (task,) = load_tasks(Tasks.model_validate({"from": {"uri": "~/tasks.jsonl"}}), Path("/"), {}).tasks
+    assert task.name == "a"
