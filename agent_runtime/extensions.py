@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -75,6 +76,9 @@ def load_object(reference: str, what: str) -> Any:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == (error.name or "").split(".")[0]:
             hint = "; install the package, put the module beside the manifest, or its folder on PYTHONPATH"
+        if isinstance(error, ImportError | SyntaxError):  # also of a package or a syntax that another Python has
+            version = ".".join(map(str, sys.version_info[:2]))
+            hint += f" (this is Python {version}, {sys.executable})"
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
         place = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise ExtensionError(

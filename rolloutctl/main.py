@@ -97,6 +97,8 @@ class Commands(TyperGroup):
 
             known = as_command_error(error)
             if known is None and type(error).__module__.startswith(("click", "typer")):
+                if isinstance(text := getattr(error, "message", None), str):
+                    error.message = text.replace("Value error, ", "")  # type: ignore[attr-defined]
                 raise  # usage errors and exits, which typer reports itself
             _print_error(error, known, debug=bool(ctx.params.get(DEBUG)))
             raise typer.Exit(known.code if known else Exit.BUG) from None

@@ -112,6 +112,10 @@ _TRANSIENT_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
+_METADATA_SERVICE: Final = "169.254.169.254"
+"""Address at which a machine in a cloud gets credentials. Stores ask there if the environment has none."""
+
+
 class StorageError(Exception):
     """Storage refuses a request permanently. The message names the URI and the remedy."""
 
@@ -437,9 +441,8 @@ class _Pauses:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise StorageUnavailable(
-                f"{self.where}: storage did not accept the request for {self.patience_seconds:.0f} seconds, and "
-                "the run "
-                f"stops. Run the same command again to resume. The last answer: {reason}"
+                f"{self.where}: storage did not accept the request for {self.patience_seconds:.0f} seconds. What is "
+                f"recorded is kept; run the same command again to continue. The last answer: {reason}"
             )
         await asyncio.sleep(min(left, random.uniform(0, self.pause)))
         self.pause = min(self.pause * 2, _LONGEST_PAUSE_SECONDS)
@@ -509,9 +512,14 @@ def _os_error(error: Exception, text: str) -> int | None:
 
 def first_line(error: Exception) -> str:
     """Return what an error of object storage says, without its dump of internal structures."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
     # obstore appends a dump of its internal structures after an empty line. The store's own XML answer may precede it; its
     # code and message are the most useful parts: NoSuchBucket, InvalidAccessKeyId.
     text = str(error)
     answer = re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", text)
     told = f" {': '.join(filter(None, answer.groups()))}" if answer else ""
-    return text.split("\n", 1)[0].partition("<?xml")[0].rstrip() + told
+    line = text.split("\n", 1)[0].partition("<?xml")[0].rstrip() + told
+    if _METADATA_SERVICE in line:
+        return f"the environment has no credentials, such as AWS_ACCESS_KEY_ID, and neither has this machine ({line})"
+    return line

@@ -15,8 +15,6 @@ from agent_runtime.recording.store import first_line
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourceUnavailable
 from rollout_api.tasks import TaskSource
 
-METADATA_SERVICE = "169.254.169.254"
-"""Address at which a machine in a cloud has its credentials."""
 CHUNK_BYTES = 8 << 20
 """Bytes of one request when an object is read sequentially."""
 
@@ -85,10 +83,7 @@ class SourcePlace:
             raise self.unreadable(where + (error.strerror or str(error)), kind) from error
         except (BaseError, ValueError) as error:
             kind = TaskSourceUnavailable if isinstance(error, BaseError) else TaskSourceError
-            message = first_line(error)
-            if METADATA_SERVICE in message:  # asked for credentials, because the environment has none
-                message = f"no credentials are set for it, such as AWS_ACCESS_KEY_ID ({message})"
-            raise self.unreadable(message, kind) from error
+            raise self.unreadable(first_line(error), kind) from error
 
     def refused(self, message: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
         """Return a problem of the source as a whole."""

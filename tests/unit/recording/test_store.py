@@ -23,6 +23,7 @@ from agent_runtime.recording.store import (
     StorageUnavailable,
     Store,
     classified,
+    first_line,
 )
 
 
@@ -245,3 +246,12 @@ async def test_a_program_that_ends_right_after_a_request_exits_with_0(tmp_path: 
     command = [sys.executable, "-c", EXITS_AT_ONCE]
     programs = [await asyncio.create_subprocess_exec(*command, str(tmp_path / str(place))) for place in range(16)]
     assert [await program.wait() for program in programs] == [0] * 16
+
+
+def test_missing_credentials_and_unwritable_folders_are_named_in_words() -> None:
+    asked = RuntimeError(
+        "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token\n\nDebug source: {}"
+    )
+    assert first_line(asked).startswith("the environment has no credentials, such as AWS_ACCESS_KEY_ID")
+    assert "Debug" not in first_line(asked)
+    assert first_line(PermissionError(13, "Permission denied", "out")) == "permission denied"
