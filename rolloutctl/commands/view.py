@@ -10,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from agent_runtime.recording.store import Store, local_folder
+from rolloutctl.completion import complete_run
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import open_existing, open_place
 from rolloutctl.ui.console import say
@@ -24,6 +25,7 @@ async def view(
             metavar="[WHERE]",
             help="Folder or URI with runs, or one run: its name in ./out, its manifest, folder or URI. ./out when left out.",
             show_default=False,
+            autocompletion=complete_run,
         ),
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 chooses a free one.")] = 0,

@@ -11,7 +11,8 @@ VIEWER = Path(__file__).parents[3] / "rolloutctl" / "viewer"
 
 
 def test_the_pages_are_built_from_these_sources() -> None:
-    listed = dict(reversed(line.split("  ")) for line in (VIEWER / "static" / "sources.txt").read_text().splitlines())
+    lines = (VIEWER / "static" / "sources.txt").read_text().splitlines()
+    listed = {path: digest for digest, path in (line.split("  ") for line in lines)}
     frontend = VIEWER / "frontend"
     sources = [frontend / "package.json", frontend / "package-lock.json", *(frontend / "src").iterdir()]
     found = {str(path.relative_to(frontend)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
