@@ -70,7 +70,7 @@ def test_every_setting_of_the_schema_stands_in_values_yaml() -> None:
     # No default for these: without them the scheduler and the kubelet decide.
     quiet = {
         f"{pod}resources.{name}"
-        for pod in ("", "proxy.")
+        for pod in ("", "proxy.", "viewer.")
         for name in ("requests.ephemeral-storage", "limits.ephemeral-storage", "limits.cpu")
     }
     assert set(described(VALUES, SCHEMA, "")) - quiet == {"global"}
