@@ -8,9 +8,10 @@ from agent_runtime.engine.events import ModelSilent, Observer
 from agent_runtime.models.base import CallHealth
 
 SILENT_SECONDS = 10.0
-"""Limit before the first answer: longer than a loaded server needs, but acceptable for a waiting person."""
-PATIENCE_SECONDS = 60.0
-"""Limit after the first answer; it is raised to three times the slowest answer so far."""
+"""Limit without any answer: longer than a loaded server needs for its first one, but acceptable for a waiting person. It is
+raised to `PATIENCE` times the slowest answer so far.
+"""
+PATIENCE = 3
 
 
 class ModelWatch:
@@ -73,7 +74,7 @@ class ModelWatch:
         if not self._waiting:
             return  # the next call sets the timer again
         seconds = loop.time() - max(self._heard_at, next(iter(self._waiting.values())))
-        patience = SILENT_SECONDS if self._slowest is None else max(PATIENCE_SECONDS, 3 * self._slowest)
+        patience = max(SILENT_SECONDS, PATIENCE * (self._slowest or 0.0))
         if seconds < patience:
             self._set_timer(loop, patience - seconds)
             return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.engine.events import Event, ModelSilent
-from agent_runtime.engine.scheduling.model_watch import PATIENCE_SECONDS, SILENT_SECONDS, ModelWatch
+from agent_runtime.engine.scheduling.model_watch import PATIENCE, SILENT_SECONDS, ModelWatch
 from agent_runtime.models.base import CallHealth
 
 
@@ -64,7 +64,7 @@ def test_watch_tells_when_the_model_answers_after_all(calls: Calls) -> None:
     _, answer = calls.begin()
     calls.wait(SILENT_SECONDS)
     answer()
-    calls.wait(10 * PATIENCE_SECONDS)
+    calls.wait(60 * SILENT_SECONDS)
     assert calls.told[1:] == [ModelSilent("http://model/v1", 0, 0.0, has_answered=True)]
 
 
@@ -73,10 +73,10 @@ def test_watch_is_quiet_while_calls_are_streamed_or_retried_or_on_hold(calls: Ca
     streamed.note(None)
     retried.note("Unreachable: connection refused")
     held.on_hold(True)
-    calls.wait(10 * PATIENCE_SECONDS)
+    calls.wait(60 * SILENT_SECONDS)
     assert calls.told == []
     held.on_hold(False)
-    calls.wait(PATIENCE_SECONDS)
+    calls.wait(SILENT_SECONDS)
     assert [type(event) for event in calls.told] == [ModelSilent]
 
 
@@ -85,7 +85,16 @@ def test_watch_is_patient_with_a_model_that_has_answered_and_tells_when_it_stops
     calls.wait(SILENT_SECONDS - 1)
     answer()
     calls.begin()
-    calls.wait(PATIENCE_SECONDS - 1)
+    limit = PATIENCE * (SILENT_SECONDS - 1)
+    calls.wait(limit - 1)
     assert calls.told == [], "it is slow, and has answered others"
     calls.wait(1)
-    assert calls.told == [ModelSilent("http://model/v1", 1, PATIENCE_SECONDS, has_answered=True)]
+    assert calls.told == [ModelSilent("http://model/v1", 1, limit, has_answered=True)]
+
+
+def test_watch_tells_within_seconds_when_a_fast_model_stops(calls: Calls) -> None:
+    _, answer = calls.begin()
+    answer()
+    calls.begin()
+    calls.wait(SILENT_SECONDS)
+    assert [event.has_answered for event in calls.told] == [True]
