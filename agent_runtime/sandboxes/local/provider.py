@@ -82,7 +82,7 @@ class LocalProvider(RecordedProvider):
                 await executor.client.close()
                 image = await self._image(self._template.image, self._template.start_seconds)
                 path, path_reason = await choose_search_path(python, masks, os.environ)
-                hosting = self._hosting("Overlay", None, {"PATH": path}, **MACHINE, path=path_reason)
+                hosting = self._hosting("Overlay", None, {"PATH": path}, **MACHINE, pathReason=path_reason)
                 self.warnings = [
                     *image_warnings(self._template.image, used=image),
                     *(path_warnings(python, path, path_reason) if image is None else []),
@@ -96,7 +96,7 @@ class LocalProvider(RecordedProvider):
             is_reachable = readable_by(python, uid)
             path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
             reason = executor.record.mode_reason
-            hosting = self._hosting("Plain", reason, {"PATH": path}, **MACHINE, path=path_reason)
+            hosting = self._hosting("Plain", reason, {"PATH": path}, **MACHINE, pathReason=path_reason)
             self.warnings = [
                 *image_warnings(self._template.image, used=None),
                 *path_warnings(python, path, path_reason),
@@ -143,7 +143,7 @@ class LocalProvider(RecordedProvider):
             root="image",
             imageUsed=True,
             imageDigest=image.digest,
-            path="the image's own",
+            pathReason="the image's own",
         )
         executors = LocalExecutors(self._records, partial(self._of_image, image), self._template.start_seconds)
         return Placement(spec, f"image-{image.key}", hosting, executors)

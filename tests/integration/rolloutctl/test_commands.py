@@ -863,6 +863,40 @@ def test_no_color_is_honoured(finished: Shell) -> None:
     assert not any(f"\x1b[{code}m" in plain for code in range(30, 50))
 
 
+OWN_CODE = """
+from agent_rollouts import tool
+
+
+@tool
+async def lookup(command: str) -> str:
+    \"\"\"Look up.\"\"\"
+    raise KeyError("no such word")
+
+
+class Failing:
+    def after_rollout(self, rollout, result):
+        raise ValueError("no such field")
+"""
+
+
+def test_tracebacks_of_tools_and_plugins_are_in_the_terminal_and_in_show(shell: Shell) -> None:
+    path = slow_job(shell.folder, 0, plugins=[{"name": "own_code_1:Failing"}])
+    job = yaml.safe_load(path.read_text())
+    job["spec"]["agent"]["tools"] = ["own_code_1:lookup", "finish"]
+    job["spec"]["tasks"]["inline"][1].pop("verifier")
+    path.write_text(yaml.safe_dump(job).replace("name: bash", "name: lookup"))
+    (shell.folder / "own_code_1.py").write_text(OWN_CODE)
+    run = shell("run", "slow.yaml")
+    shown = shell("show", "slow", "fix-add/0").stdout
+    for raised in ('raise KeyError("no such word")', 'raise ValueError("no such field")'):
+        assert run.stderr.count(raised) == 1
+        assert raised in shown
+    assert f"First error: {shell.folder}/own_code_1.py:8: KeyError" in run.stdout
+    assert "1 of 2 tasks has no verifier, so rollouts get no reward: count-errors" in run.stderr
+    assert run.stderr.count("Isolation: ") == 1
+    assert "Warning: PATH" not in run.stderr
+
+
 def test_run_shows_a_traceback_once_and_fails_when_the_agents_own_code_raised(shell: Shell) -> None:
     """A typo in one's own agent is no reward 0 with exit code 0."""
     (shell.folder / "typo.py").write_text(

@@ -114,6 +114,7 @@ async def test_the_secret_of_an_executor_is_its_owners_alone_and_in_no_handle(tm
     assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
     assert json.loads(record.read_text())["token"] not in json.dumps(dict(workspace.handle))
     json.dumps(dict(workspace.description))
+    assert "pathReason" in workspace.description
     await provider.close()
     assert list((tmp_path / "run" / "sandboxes").glob("*.json")) == []
 
