@@ -147,7 +147,7 @@ class ImageStore:
             command += [f"docker://{reference}", f"oci:{folder}:image"]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise ImageError(f"image {reference} cannot be pulled: {done.stderr.strip()[-1000:]}")
+                raise ImageError(f"image {reference} cannot be pulled: {pull_problem(reference, done.stderr)}")
 
         return self._made(self.folder / "pulled" / _file_name(reference), pull)
 
@@ -241,3 +241,12 @@ def _is_root(path: Path) -> bool:
 def _file_name(reference: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", reference)[:80]
     return f"{readable}-{hashlib.sha256(f'{reference} {platform.machine()}'.encode()).hexdigest()[:12]}"
+
+
+def pull_problem(reference: str, log: str) -> str:
+    """Return why skopeo failed, without the form of its log, and what to do."""
+    said = re.findall(r'msg="((?:[^"\\]|\\.)*)"', log)
+    why = said[-1].replace('\\"', '"') if said else log.strip()
+    if reference.endswith((".tar", ".tar.gz", ".tgz")):
+        return f"{why[-1000:]}; an archive is a path, so write ./{reference}"
+    return f"{why[-1000:]}; check its name and the network, or use an archive (docs/images-on-a-laptop.md)"

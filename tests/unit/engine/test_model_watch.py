@@ -97,4 +97,4 @@ def test_watch_tells_within_seconds_when_a_fast_model_stops(calls: Calls) -> Non
     answer()
     calls.begin()
     calls.wait(SILENT_SECONDS)
-    assert [event.has_answered for event in calls.told] == [True]
+    assert calls.told == [ModelSilent("http://model/v1", 1, SILENT_SECONDS, has_answered=True)]
