@@ -11,17 +11,18 @@ from typing import Any, Final
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.artifacts import open_artifacts
 from agent_runtime.recording.health import HealthReport, health_reports, is_working
-from agent_runtime.recording.job_record import job_files, read_abort
+from agent_runtime.recording.job_record import job_files, parsed_json, read_abort
 from agent_runtime.recording.overview import Overview, overview
 from agent_runtime.recording.reader import NoSuchRun, RunFolder, RunReader
 from agent_runtime.recording.seals import StoredSeals
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import READS_AT_ONCE, Store
 from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
 from rolloutctl.viewer.live import InFlight
 from rolloutctl.viewer.rollout import Rollout, visible
-from rolloutctl.viewer.summary import model_name, row, summary
+from rolloutctl.viewer.summary import model_name, of_statistics, row, summary
 from rolloutctl.viewer.table import RolloutTable, fields
 
 FRESH_SECONDS: Final = 1.0
@@ -57,6 +58,10 @@ class OpenRun:
         self._reading: asyncio.Task[None] | None = None
         self._read_at, self._read_seconds = 0.0, 0.0
         self._problem: str | None = None
+        self._stats: Json = {}
+        """Figures of `stats.json`, while a finished run is read."""
+        self._of_finished: Json = {}
+        """The summary of a finished run, which does not change."""
 
     async def refresh(self, wait: float = FIRST_WAIT_SECONDS) -> None:
         """Read what was recorded since the last time, unless that was just now. Returns after `wait` seconds at the
@@ -72,9 +77,14 @@ class OpenRun:
     async def read(self) -> None:
         """Read what was recorded since the last time. Raises RecordCorrupt, StorageError."""
         store = self.run.store
-        finished = await store.get("stats.json") is not None
+        stored = await store.get("stats.json")
+        finished = stored is not None
+        if stored is not None:
+            with contextlib.suppress(RecordCorrupt):  # the seals have all of it
+                self._stats = of_statistics(parsed_json("stats.json", stored), self.run.job.spec.group_size)
         aborted = await read_abort(store)
         await self.table.load()
+        self._stats = {}
         in_flight, shown = (0, []) if finished else await self._in_flight.look(self.table)
         health = [] if finished else await health_reports(store)
         self._state = _State(finished, aborted["message"] if aborted else None, in_flight, shown, health)
@@ -91,9 +101,11 @@ class OpenRun:
 
     def summary(self) -> Json:
         """Return what the run's page shows, of what is read so far."""
+        if self._state.finished and self._of_finished:
+            return self._of_finished
         now, spec = time.time(), self.run.job.spec
         state, latest = self._named_state(now)
-        return {
+        found = {
             "folder": self.run.folder,
             "name": self.run.job.metadata.name,
             "uri": self.run.store.uri,
@@ -112,7 +124,10 @@ class OpenRun:
             "fields": fields(),
             "time": now,
             **summary(self.run, self.table, now=now),
+            **self._stats,
         }
+        self._of_finished = found if self._state.finished else {}
+        return found
 
     def _named_state(self, now: float) -> tuple[str, float | None]:
         """Return the run's state in one word, and the time of the latest record."""

@@ -52,13 +52,27 @@ def summary(run: RunFolder, table: RolloutTable, *, now: float) -> Json:
     }
 
 
+def of_statistics(stats: Mapping[str, Any], k: int) -> Json:
+    """Return those figures of a run that `stats.json` has: they are there before a large run is read."""
+    rewards = stats["reward"]
+    return {
+        "sealed": stats["rollouts"],
+        "masked": stats["rollouts"] - stats["outcomes"].get("Completed", 0),
+        "graded": rewards["count"],
+        "mean": rewards["mean"],
+        "standardError": rewards["standardError"],
+        "passAt1": stats["passAtK"].get("1"),
+        "passAtK": stats["passAtK"].get(str(k)),
+    } | {name: stats[name] for name in ("turns", "promptTokens", "completionTokens", "cachedTokens")}
+
+
 def row(run: Overview) -> Json:
     """Return a run as a row of the list of runs."""
     spec, stats = run.job.spec, run.stats
     k = spec.group_size
     prices = spec.model.prices if spec.model else None
     until = run.ended if run.finished else time.time()
-    return {
+    return of_statistics(stats, k) | {
         "folder": run.folder,
         "name": run.job.metadata.name,
         "created": run.job_file.created,
@@ -68,12 +82,6 @@ def row(run: Overview) -> Json:
         "tasks": run.job_file.tasks.count,
         "k": k,
         "total": run.total,
-        "sealed": stats["rollouts"],
-        "masked": stats["rollouts"] - stats["outcomes"].get("Completed", 0),
-        "mean": run.mean,
-        "standardError": stats["reward"]["standardError"],
-        "passAt1": stats["passAtK"].get("1"),
-        "passAtK": stats["passAtK"].get(str(k)),
         "tokens": stats["promptTokens"] + stats["completionTokens"],
         "duration": None if until is None else until - run.job_file.created,
         "cost": cost(prices, stats),
