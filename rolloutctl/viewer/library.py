@@ -125,6 +125,7 @@ class OpenRun:
             "time": now,
             **summary(self.run, self.table, now=now),
             **self._stats,
+            "read": len(self.table),
         }
         self._of_finished = found if self._state.finished else {}
         return found

@@ -38,7 +38,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
   }, [filter, summary?.fields.length]);
   if (problem) return <Problem text={problem} />;
   if (!summary) return <p role="status">Reading…</p>;
-  const version = JSON.stringify([where, sort, descending, summary.sealed]);
+  const version = JSON.stringify([where, sort, descending, summary.read]);
   const link = (text: string) => runLink(run, { where: text });
   return (
     <>
@@ -74,7 +74,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
       <section id="rollouts" aria-labelledby="rollouts-title">
         <h2 id="rollouts-title">Rollouts</h2>
         <Filter summary={summary} filter={filter} wrong={wrong} />
-        <HeatMap source={source} run={run} where={where} sealed={summary.sealed} k={summary.k} filter={filter} />
+        <HeatMap source={source} run={run} where={where} read={summary.read} k={summary.k} filter={filter} />
         <VirtualTable<Row> label="Rollouts" columns={COLUMNS} sort={sort} descending={descending} version={version} where={filter}
           onSort={(name) => setQuery({ sort: name, order: name === sort && !descending ? "descending" : null })}
           fetchPage={(offset, limit) => source.rollouts(run, { where, sort, descending, offset, limit })}
@@ -100,7 +100,7 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
         <p class="banner">This run is not finished: {count(summary.sealed)} of {count(summary.total)} rollouts have ended.</p>
       )}
       {summary.forgeable > 0 && <p class="hint">{summary.forgeable === summary.sealed ? "All rewards" : plural(summary.forgeable, "reward")} could have been forged by the agents: <a href={runLink(summary.folder, { where: "forgeable == true" })}>which</a>. See verifier.mode and sandbox isolation in the manifest.</p>}
-      {summary.isReading && <p class="hint" role="status">Reading… {count(summary.sealed)} rollouts so far.</p>}
+      {summary.isReading && <p class="hint" role="status">Reading… {count(summary.read)} of {count(summary.sealed)} rollouts so far.</p>}
     </header>
   );
 }
@@ -213,12 +213,12 @@ function Filter({ summary, filter, wrong }: { summary: Summary; filter: string; 
   );
 }
 
-function HeatMap({ source, run, where, sealed, k, filter }: { source: Source; run: string; where: Condition | null; sealed: number; k: number; filter: string }) {
+function HeatMap({ source, run, where, read, k, filter }: { source: Source; run: string; where: Condition | null; read: number; k: number; filter: string }) {
   const [offset, setOffset] = useState(0);
   const [isWorst, setWorst] = useState(false);
   const key = JSON.stringify(where);
   useEffect(() => setOffset(0), [key, isWorst]);
-  const { value, problem } = useAsync(() => source.groups(run, where, isWorst, offset, GROUPS), [source, run, key, isWorst, offset, sealed]);
+  const { value, problem } = useAsync(() => source.groups(run, where, isWorst, offset, GROUPS), [source, run, key, isWorst, offset, read]);
   if (problem) return <Problem text={problem} />;
   if (!value || value.count === 0) return null;
   return (

@@ -23,9 +23,8 @@ export function VirtualTable<R extends { index: number }>(props: Props<R>) {
   const view = useRef<HTMLDivElement>(null);
   const [from, setFrom] = useState(0);
   const [total, setTotal] = useState<number | null>(null);
-  const [pages, setPages] = useState<Map<number, R[]>>(new Map());
+  const [fetched, setFetched] = useState<{ version: string; where: string; pages: Map<number, R[]> }>({ version: "", where: "", pages: new Map() });
   const [problem, setProblem] = useState("");
-  const [drawn, setDrawn] = useState<string>();
   const asked = useRef({ version: "", pages: new Set<number>() });
 
   const first = Math.max(0, from - MARGIN), last = Math.min(total ?? PAGE, from + Math.ceil(VIEW / ROW) + MARGIN);
@@ -39,10 +38,12 @@ export function VirtualTable<R extends { index: number }>(props: Props<R>) {
       props.fetchPage(page * PAGE, PAGE).then((found) => {
         if (asked.current !== current) return;
         setTotal(found.count);
-        setDrawn(props.where);
         setProblem("");
-        // Rows of the earlier version stay until those of the new one are there.
-        setPages((known) => new Map([...[...known].filter(([number]) => current.pages.has(number)), [page, found.rows]]));
+        // Rows of the earlier version stay until the first of the new one are there.
+        setFetched((known) => ({
+          version: props.version, where: props.where,
+          pages: new Map([...(known.version === props.version ? known.pages : []), [page, found.rows]]),
+        }));
       }, (error: Error) => { current.pages.delete(page); setProblem(error.message); });
     }
   }, [props.version, first, last]);
@@ -54,9 +55,11 @@ export function VirtualTable<R extends { index: number }>(props: Props<R>) {
     return () => element.removeEventListener("scroll", look);
   }, []);
 
+  useLayoutEffect(() => { view.current!.scrollTop = 0; setFrom(0); }, [props.where]);
+
   const rows: ComponentChildren[] = [];
   for (let number = first; number < (total === null ? 0 : last); number += 1) {
-    const row = pages.get(Math.floor(number / PAGE))?.[number % PAGE];
+    const row = fetched.pages.get(Math.floor(number / PAGE))?.[number % PAGE];
     rows.push(
       <tr key={number} aria-rowindex={number + 2} class={row && props.current?.(row) ? "current" : undefined}>
         {props.columns.map((column, position) => {
@@ -70,7 +73,7 @@ export function VirtualTable<R extends { index: number }>(props: Props<R>) {
   return (
     <>
       <p class="hint" role="status">{problem || (total === null ? "Reading…" : `${count(total)} rollouts`)}</p>
-      <div class="scroll virtual" ref={view} data-where={drawn} tabIndex={0} role="region" aria-label={props.label} style={{ maxHeight: `${VIEW}px` }}>
+      <div class="scroll virtual" ref={view} data-where={fetched.pages.has(Math.floor(first / PAGE)) ? fetched.where : undefined} tabIndex={0} role="region" aria-label={props.label} style={{ maxHeight: `${VIEW}px` }}>
         <table aria-rowcount={(total ?? 0) + 1}>
           <thead>
             <tr>{props.columns.map((column) => {
