@@ -15,7 +15,7 @@ from tests.support.release import Release
 
 def test_runs_of_a_bucket_are_shown(cluster: Cluster, release: Release, new_job: Callable[[Object], Job]) -> None:
     job = new_job(small_job("shown")).apply()
-    job.wait("Complete")
+    job.wait("Succeeded")
     place, _, folder = job.store().uri.rpartition("/")
     values = {
         "enabled": "true",
