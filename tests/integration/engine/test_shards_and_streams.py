@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 from tests.support.dummy_sandboxes import DummyProvider
 
-UID = "0123abcd-0000-0000-0000-000000000000"
+UID = str(uuid.uuid4())
+"""Another one in each process, because a run is locked by its uid on the whole machine."""
 worlds = itertools.count()
 
 
