@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import difflib
 import importlib
+import itertools
 import os
 import re
 import sys
@@ -18,6 +19,10 @@ _TRACEBACK_FRAMES = 20
 _TRACEBACK_CHARACTERS = 8192
 """Most characters of a recorded traceback. An error's message may repeat all that a model wrote."""
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_CHAINED = re.compile(
+    r"\n\n(?:The above exception was the direct cause of the following exception|"
+    r"During handling of the above exception, another exception occurred):\n\n(?=Traceback)"
+)
 _LONGEST_NAME = 100
 """Names with more characters are not compared with others for suggestions, because a model controls the length and
 comparing is slow.
@@ -61,10 +66,20 @@ def traceback_of(error: BaseException) -> str:
 
 
 def raised_in(traceback_text: str) -> str:
-    """Return the error of a traceback with the file and line that raised it, on one line."""
-    lines = traceback_text.rstrip().splitlines()
-    found = [match for line in lines if (match := _FRAME.match(line))]
-    return f"{found[-1]['file']}:{found[-1]['line']}: {lines[-1]}" if found else lines[-1]
+    """Return the error of a traceback with the file and line that raised it, and the first line of its message."""
+    place, error = place_and_error(traceback_text)
+    return f"{place}: {error}" if place else error
+
+
+def place_and_error(traceback_text: str) -> tuple[str, str]:
+    """Return `file:line` of the frame that raised a traceback's last exception, and the exception's type with the first
+    line of its message. The other lines may look like anything, because the policy may have written them.
+    """
+    lines = _CHAINED.split(traceback_text.rstrip())[-1].splitlines()
+    frames = list(itertools.takewhile(lambda line: line.startswith((" ", "Traceback", "[…]")), lines))
+    found = [match for line in frames if (match := _FRAME.match(line))]
+    error = lines[len(frames)] if len(frames) < len(lines) else lines[-1]
+    return f"{found[-1]['file']}:{found[-1]['line']}" if found else "", error
 
 
 def load_object(reference: str, what: str) -> Any:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from agent_runtime.extensions import place_and_error
 from rollout_api.records import Outcome, Result
 
 FIRST: Final = 8
@@ -89,7 +90,6 @@ def ended_well(result: Result) -> bool:
 
 
 def _place_of(traceback: str) -> str:
-    """Return the exception's type and the line that raised it. Messages may contain what the policy wrote."""
-    lines = traceback.rstrip().splitlines()
-    places = [line.strip() for line in lines if line.lstrip().startswith('File "')]
-    return f"{places[-1] if places else ''} {lines[-1].partition(':')[0]}"
+    """Return the line that raised the exception, and its type. Messages may contain what the policy wrote."""
+    place, error = place_and_error(traceback)
+    return f"{place} {error.partition(':')[0]}"

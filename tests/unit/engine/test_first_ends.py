@@ -41,6 +41,23 @@ async def test_same_exception_in_all_of_the_first_rollouts_stops_them_all() -> N
     assert 'File "own.py", line 3' in str(outcomes[0])
 
 
+async def test_lines_of_a_message_are_not_taken_for_the_place_or_type() -> None:
+    message = 'the tests failed:\n  File "solution.py", line {0}, in test\nassert {0} == 1\nError{0}: no'
+    outcomes = await play(*(raised(3, message.format(number)) for number in range(FIRST)))
+    assert all(isinstance(outcome, AgentBroken) for outcome in outcomes)
+
+
+async def test_type_of_an_exception_counts_when_the_last_lines_of_messages_are_equal() -> None:
+    tracebacks = [raised(3, "failed\nsee above"), raised(3, "failed\nsee above").replace("AttributeError", "KeyError")]
+    assert await play(*tracebacks * FIRST) == [None] * 2 * FIRST
+
+
+async def test_place_is_that_of_the_exception_and_not_of_its_cause() -> None:
+    cause = f"{raised(1)}\nThe above exception was the direct cause of the following exception:\n\n"
+    outcomes = await play(*(cause.replace("line 1", f"line {number}") + raised(3) for number in range(FIRST)))
+    assert all(isinstance(outcome, AgentBroken) for outcome in outcomes)
+
+
 @pytest.mark.parametrize("other", [None, raised(4)], ids=["ends well", "raises elsewhere"])
 @pytest.mark.parametrize("position", [0, 3, FIRST - 1])
 async def test_one_other_end_is_enough_to_go_on(other: str | None, position: int) -> None:
