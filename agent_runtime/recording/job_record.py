@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
 from agent_runtime.recording.seals import SealedResults, read_seals
 from agent_runtime.recording.segments import RecordCorrupt, compact_json, validated
@@ -119,17 +121,17 @@ class JobRecord:
     async def find(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
         """Return the run that a start of this job resumes, or a new one, of which nothing is written before `begin`.
 
-        A job with `metadata.uid` has one run. Otherwise it is the newest run of that name. `new` always gives another
-        run. Raises ManifestChanged, NameTaken, RecordCorrupt.
+        A job with `metadata.uid` has one run. Otherwise it is the newest run of that name with the same manifest and
+        tasks. `new` always gives another run. Raises ManifestChanged, NameTaken, RecordCorrupt.
         """
-        name, uid, created = job.metadata.name, job.metadata.uid, time.time()
-        if (new or uid is None) and (newest := await newest_run(store, name)) is not None:
+        name, uid, created, listed = job.metadata.name, job.metadata.uid, time.time(), task_list(tasks)
+        if (new or uid is None) and (runs := await _runs_of(store, name)):
             # The new run is the newest even if the clock was set back, or another machine's clock is ahead.
-            created = max(created, math.nextafter(newest[1].created, math.inf))
-            uid = newest[1].uid
+            created = max(created, math.nextafter(runs[0][1].created, math.inf))
+            uid = _run_to_resume(runs, job, listed)[1].uid
         if new or uid is None:
             uid = str(uuid.uuid4())
-        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=task_list(tasks))
+        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=listed)
         record = cls(store, run_folder(name, uid), job, wanted)
         record.resumed = await record._exists()
         return record
@@ -156,7 +158,7 @@ class JobRecord:
                 f"{self.store.uri} belongs to another job (uid {existing.uid}, this one is {self.uid}); "
                 "give one of them another name, or another output.uri"
             )
-        if changes := _changes(existing, self._job_file, self.job):
+        if changes := _changes(existing, self.job, self._job_file.tasks):
             raise ManifestChanged(self.store.uri, changes)
         return True
 
@@ -241,18 +243,34 @@ async def existing_run(store: Store, job: RolloutJob) -> Store | None:
     name, uid = job.metadata.name, job.metadata.uid
     if uid is not None:
         return store.below(run_folder(name, uid))
-    newest = await newest_run(store, name)
-    return None if newest is None else store.below(newest[0])
+    runs = await _runs_of(store, name)
+    return store.below(_run_to_resume(runs, job)[0]) if runs else None
 
 
 async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
     """Folder and `job.json` of the newest run of that name. Copies do not count."""
+    return next(iter(await _runs_of(store, name)), None)
+
+
+async def _runs_of(store: Store, name: str) -> list[tuple[str, JobFile]]:
+    """Folders and `job.json` of the runs of that name, newest first."""
     of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")
     folders = [folder for folder in await store.folders() if of_name.fullmatch(folder)]
     job_files = [(folder, await read_job_file(store, folder)) for folder in folders]
     # A folder without a job.json remains from an interrupted deletion.
     runs = [(folder, job_file) for folder, job_file in job_files if job_file and not is_copy(folder, job_file)]
-    return max(runs, key=lambda run: (run[1].created, run[0]), default=None)
+    return sorted(runs, key=lambda run: (run[1].created, run[0]), reverse=True)
+
+
+def _run_to_resume(
+    runs: Sequence[tuple[str, JobFile]], job: RolloutJob, tasks: TaskList | None = None
+) -> tuple[str, JobFile]:
+    """Return the newest run with that manifest and tasks; if all differ, the newest one, which is then refused."""
+    for run in runs:
+        with contextlib.suppress(ValidationError):  # an older version may have written it
+            if not _changes(run[1], job, tasks):
+                return run
+    return runs[0]
 
 
 async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile]]:
@@ -295,15 +313,13 @@ def manifest_changes(existing: JobFile, job: RolloutJob) -> list[str]:
     return differences(_fixed(before), _fixed(job.wire()["spec"]), "spec")
 
 
-def _changes(existing: JobFile, wanted: JobFile, job: RolloutJob) -> list[str]:
+def _changes(existing: JobFile, job: RolloutJob, tasks: TaskList | None) -> list[str]:
     changes = manifest_changes(existing, job)
-    if not changes and existing.tasks != wanted.tasks:
-        if (existing.tasks.count, existing.tasks.names) != (wanted.tasks.count, wanted.tasks.names):
-            changes = differences(existing.tasks.names, wanted.tasks.names, "tasks")
+    if not changes and tasks is not None and tasks != existing.tasks:
+        if (existing.tasks.count, existing.tasks.names) != (tasks.count, tasks.names):
+            changes = differences(existing.tasks.names, tasks.names, "tasks")
         else:
-            changes = [
-                f"tasks: their content changed (digest {existing.tasks.digest[:12]} → {wanted.tasks.digest[:12]})"
-            ]
+            changes = [f"tasks: their content changed (digest {existing.tasks.digest[:12]} → {tasks.digest[:12]})"]
     return changes
 
 

@@ -35,6 +35,21 @@ async def test_equal_manifest_continues_its_newest_run(folder: Store, make_job: 
     assert again.uid == other.uid
 
 
+async def test_older_run_is_resumed_by_its_manifest_after_a_new_run_of_another(
+    folder: Store, make_job: MakeJob, tasks: list[Task]
+) -> None:
+    whole = await JobRecord.open(folder, make_job(), tasks)
+    limited = make_job(tasks={"inline": [tasks[0].wire()]})
+    part = await JobRecord.open(folder, limited, tasks[:1], new=True)
+    for job, listed, record in ((make_job(), tasks, whole), (limited, tasks[:1], part)):
+        assert (await JobRecord.open(folder, job, listed)).folder == record.folder
+        standing = await existing_run(folder, job)
+        assert standing is not None
+        assert standing.uri == record.store.uri
+    with pytest.raises(ManifestChanged, match=part.folder):
+        await JobRecord.open(folder, make_job(agent={"type": "Nop", "maxTurns": 7}), tasks)
+
+
 async def test_copy_and_renamed_run_are_not_resumed(
     folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path
 ) -> None:
