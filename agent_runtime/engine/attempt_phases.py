@@ -306,7 +306,7 @@ class Attempt:
     async def _run_steps(self, turns: Turns, make_agent: Callable[[], Agent]) -> tuple[StopReason, str]:
         """Run the agent step by step. A step in which a limit ended the agent is graded as well."""
         agent = StepwiseAgent(make_agent, self._context.job.spec, epoch=self._fence.epoch, watch=self._plugins)
-        ended = await turns.run_agent(agent)
+        ended = await turns.run_within_time(agent.run(turns))
         turns.next_step()
         await agent.grade(turns)
         return ended

@@ -12,7 +12,6 @@ from agent_runtime.agents.base import Agent, AgentContext
 from agent_runtime.engine.attempt.attribution import Action
 from agent_runtime.engine.attempt.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in_place
 from agent_runtime.engine.attempt.turns import Turns
-from agent_runtime.extensions import contained
 from agent_runtime.grading.grade import CommandWatch
 from agent_runtime.grading.reward_file import FOLDER, TESTS_FOLDER
 from agent_runtime.sandboxes.base import WORKSPACE_USER, SetupFailed, Workspace, WorkspaceLimit
@@ -76,18 +75,17 @@ class StepwiseAgent:
             context.begin_conversation()
             self._at_work = number, step, step_task
             try:
-                with contained():
-                    await self._make().run(context)
+                await context.run_code(self._make())
                 if context.fault is not None:
                     # The agent caught it. A grading that fails with it would be recorded as begun.
                     raise context.fault
             except Exception as error:
                 _, decision = await context.decision_about(error)
-                if decision.action is not Action.COMPLETE or decision.stop_reason not in NEXT_STEP_AFTER:
+                is_over = decision.action is not Action.COMPLETE or decision.stop_reason not in NEXT_STEP_AFTER
+                if is_over or context.left_behind:
                     raise
                 context.traceback = context.traceback or decision.traceback
                 context.next_step()
-            context.stop_callers()
             verdict = await self.grade(context)
             if (missed := missed_minimum(step, verdict)) is not None:
                 return f"step {step.name}: {missed}; the following steps were skipped"

@@ -6,9 +6,9 @@ already runs. The answer takes effect when it and these records are durable.
 """
 
 import asyncio
-import contextlib
+import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -26,11 +26,12 @@ from agent_runtime.engine.attempt.attribution import (
     Phase,
     attribute,
 )
+from agent_runtime.engine.attempt.left_behind import FailureLimit, leave_behind
 from agent_runtime.engine.attempt.model_calls import ModelCalls
 from agent_runtime.engine.attempt.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
-from agent_runtime.extensions import contained, described
+from agent_runtime.extensions import contained
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.recording.branches import branch_of, has_own_answer
@@ -60,7 +61,10 @@ STEPS_TO_NEXT_CALL = 8
 """Iterations of the event loop in which an agent's jobs get from one call to the next, also through nested
 `asyncio.gather`.
 """
-MOST_FAILED_IN_A_ROW = 100
+GRACE_SECONDS = 10.0
+"""Time for an agent's own code to end after it was cancelled."""
+
+log = logging.getLogger(__name__)
 
 _in_a_call = ContextVar("_in_a_call", default=False)
 """Whether this code runs within a call of an agent, for which a further call would wait forever."""
@@ -124,11 +128,13 @@ class Turns:
         self._commands = 0
         """Number of calls outside turns, used in their idempotency keys."""
         self._one_call = asyncio.Lock()
-        self._failed_in_a_row = 0
-        self._callers: set[asyncio.Task[Any] | None] = set()
+        self.failing_seldom = FailureLimit()
+        self._callers: set[asyncio.Task[Any]] = set()
         """Coroutines that wait for a call of this context."""
         self._has_ended = False
-        """Whether the agent has ended. Its coroutines may still make calls."""
+        """Whether the agent has ended, or must. Its coroutines may still make calls."""
+        self.left_behind = False
+        """Whether the agent's code did not end when it was cancelled, and may still be running."""
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
 
     @property
@@ -151,23 +157,18 @@ class Turns:
 
         The time excludes waiting for the journal and for a failing model server.
         """
+        return await self.run_within_time(self.run_code(agent))
+
+    async def run_within_time(self, running: Coroutine[Any, Any, str | None]) -> tuple[StopReason, str]:
+        """Wait for agents that `run_code` runs, as `run_agent` does."""
         raised: Exception | None = None
         try:
             async with self._clock.running():
                 if self._log.replaying:
                     self._clock.begin_wait(_REPLAY)
-                with contained():
-                    message = await agent.run(self)
-            if not isinstance(message, str | None):  # the agent may pass a value from the model's answer, of any type
-                raise TypeError(
-                    f"{type(agent).__name__}.run returned a value of type {type(message).__name__}; "
-                    "expected the final message as text, or None"
-                )
-        except Exception as error:  # noqa: BLE001 see ruling_of
+                message = await running
+        except Exception as error:  # noqa: BLE001 see decision_about
             raised = error
-        finally:
-            self._has_ended = True
-            self.stop_callers()
         if raised is None and self.fault is None:
             return StopReason.FINISHED, message or ""
         cause, decision = await self.decision_about(raised)
@@ -175,6 +176,50 @@ class Turns:
             raise cause
         self.traceback = self.traceback or decision.traceback
         return decision.stop_reason, decision.message
+
+    async def run_code(self, agent: Agent) -> str | None:
+        """Run an agent's own code; return its message. Code that does not end after its cancellation is left behind:
+        its further calls fail, and later wait forever.
+        """
+        self._has_ended, self.failing_seldom = False, (limit := FailureLimit())
+        job = asyncio.create_task(self._contained(agent))
+        try:
+            ends: set[asyncio.Future[Any]] = {job, limit.ignored}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._has_ended = True
+            for caller in {*self._callers, job}:  # nothing is recorded after the agent's end
+                caller.cancel()
+            await self._clock.untimed(self._wait_for_end(job, 0 if limit.ignored.done() else GRACE_SECONDS))
+        if limit.ignored.done():
+            raise RuntimeError(str(limit.cancellation)) from limit.cancellation
+        with contained():
+            return job.result()
+
+    async def _contained(self, agent: Agent) -> str | None:
+        with contained():
+            message = await agent.run(self)
+        if not isinstance(message, str | None):  # the agent may pass a value from the model's answer, of any type
+            raise TypeError(
+                f"{type(agent).__name__}.run returned a value of type {type(message).__name__}; "
+                "expected the final message as text, or None"
+            )
+        return message
+
+    async def _wait_for_end(self, job: "asyncio.Task[str | None]", seconds: float) -> None:
+        try:
+            await asyncio.wait({job}, timeout=seconds)
+        finally:
+            if not job.done():
+                self.left_behind = True
+                leave_behind(job)
+                log.warning(
+                    "rollout %d: the agent's code did not end when it was cancelled, and is left behind; do not catch "
+                    "BaseException, or all exceptions by a bare `except:`, around calls",
+                    self._index,
+                )
+            elif not job.cancelled():
+                job.exception()  # otherwise asyncio reports that it was not retrieved
 
     async def decision_about(self, raised: Exception | None) -> tuple[Exception, Decision]:
         """Return the decision about the agent's error and the error that caused it. The first error of its context
@@ -215,7 +260,7 @@ class Turns:
         """
         conversation = conversation or self._talking[0]
         tools = self._definitions if tools is None else tools
-        with self.failing_seldom():
+        async with self.failing_seldom:
             self._require_latest(conversation)
             record_json([*conversation.unrecorded(messages), *tools])
         return await self._in_order(lambda: self._call_model(conversation, messages, tools))
@@ -223,7 +268,7 @@ class Turns:
     async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
         """Run a sub-agent (see AgentContext) of the agent with that conversation."""
         started = Conversation()
-        with self.failing_seldom():
+        async with self.failing_seldom:
             self._require_latest(conversation or self._talking[0])
             sub_agent = SubAgent(self, started, part)
         self._talking.append(started)
@@ -245,7 +290,7 @@ class Turns:
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside any turn (see AgentContext). Repeated after a crash, it gives the same result."""
-        self._require_own_turns("runs commands")
+        await self._require_own_turns("runs commands")
         self.exposed = True
 
         async def run() -> CommandResult:
@@ -256,7 +301,7 @@ class Turns:
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
         """Write files outside any turn (see AgentContext)."""
-        self._require_own_turns("writes files")
+        await self._require_own_turns("writes files")
 
         async def write() -> None:
             key = self._next_key("files")
@@ -281,13 +326,13 @@ class Turns:
 
     async def checkpoint(self) -> str:
         """Save the workspace as a checkpoint (see AgentContext)."""
-        self._require_turns_alone()
+        await self._require_turns_alone()
         # Untimed, because a time-out in between would leave a frozen workspace, which cannot be graded.
         return await self._in_order(lambda: self._clock.untimed(self._states.checkpoint(self.turn)))
 
     async def go_back(self, checkpoint: str) -> None:
         """Return to a checkpoint (see AgentContext)."""
-        self._require_turns_alone()
+        await self._require_turns_alone()
         await self._in_order(lambda: self._clock.untimed(self._states.go_back(checkpoint, self.turn)))
 
     async def run_between_turns(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -311,14 +356,8 @@ class Turns:
         self._talking[0] = Conversation()
 
     def next_step(self) -> None:
-        """Allow calls of the next step's agent after this one has ended."""
-        self.fault, self._has_ended, self._failed_in_a_row = None, False, 0
-
-    def stop_callers(self) -> None:
-        """Cancel calls of coroutines that an agent left running, so that nothing is recorded after its end."""
-        for caller in self._callers:
-            if caller is not None:
-                caller.cancel()
+        """Continue after the error that ended a step's agent."""
+        self.fault = None
 
     def _next_key(self, kind: str) -> str:
         # The result is not recorded, so a replay requests it from the executor. This key must not be acknowledged.
@@ -333,7 +372,7 @@ class Turns:
                 "concurrent calls could not be replayed in the same order after a crash"
             )
 
-    def _require_own_turns(self, what: str) -> None:
+    async def _require_own_turns(self, what: str) -> None:
         """Raise NotReplayable during the copied turns of a branch, and in a rerun of them: their workspace may be a
         restored one, which includes such work or not.
         """
@@ -342,11 +381,11 @@ class Turns:
             self.fault = NotReplayable(
                 f"the agent {what} outside of its turns, which is not recorded, so its rollouts cannot be branched"
             )
-            with self.failing_seldom():
+            async with self.failing_seldom:
                 raise self.fault
 
-    def _require_turns_alone(self) -> None:
-        with self.failing_seldom():
+    async def _require_turns_alone(self) -> None:
+        async with self.failing_seldom:
             if self._commands or self._states.keeping is None:
                 raise RuntimeError(
                     "checkpoints are only for agents that work in turns: calls of run_command cannot be distinguished "
@@ -359,46 +398,35 @@ class Turns:
         Concurrent jobs of an agent must make their calls in the same order in a replay, whose answers take no time. So
         no call ends before the other jobs have reached their own next calls.
         """
-        if _in_a_call.get():
-            raise RuntimeError("a tool cannot use its agent's context: the agent's calls are made one after another")
         caller = asyncio.current_task()
-        self._callers.add(caller)
-        try:
-            async with self._one_call:
-                is_inside = _in_a_call.set(True)
-                reached = asyncio.ensure_future(_let_others_run())
-                try:
-                    with self.failing_seldom():
+        assert caller is not None, "coroutines of asyncio run in one"
+        async with self.failing_seldom:
+            if _in_a_call.get():
+                raise RuntimeError(
+                    "a tool cannot use its agent's context: the agent's calls are made one after another"
+                )
+            self._callers.add(caller)
+            try:
+                async with self._one_call:
+                    is_inside = _in_a_call.set(True)
+                    reached = asyncio.ensure_future(_let_others_run())
+                    try:
+                        if self._has_ended:
+                            raise self.fault or RuntimeError(
+                                "the agent has ended; it must await every call before it returns"
+                            )
                         result = await self._guarded(call)
-                finally:
-                    _in_a_call.reset(is_inside)
-                    await reached
-        finally:
-            self._callers.discard(caller)
-        self._failed_in_a_row = 0
+                    finally:
+                        _in_a_call.reset(is_inside)
+                        await reached
+            finally:
+                self._callers.discard(caller)
+        self.failing_seldom.failed_in_a_row = 0
         return result
 
-    @contextlib.contextmanager
-    def failing_seldom(self) -> Iterator[None]:
-        """Cancel an agent that catches the error of each call and calls again: otherwise it would never end, and if no
-        call waits for anything, it would block all rollouts of this process.
-        """
-        try:
-            yield
-        except AGENTS_TO_HANDLE:
-            raise
-        except Exception as error:
-            self._failed_in_a_row += 1
-            if self._failed_in_a_row > MOST_FAILED_IN_A_ROW:
-                raise asyncio.CancelledError(
-                    f"{MOST_FAILED_IN_A_ROW} calls of the agent failed in a row, and it made another one; do not "
-                    f"catch their errors. The last one: {described(error)}"
-                ) from error
-            raise
-
     async def _guarded(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self.fault is not None or self._has_ended:
-            raise self.fault or RuntimeError("the agent has ended; it must await every call before it returns")
+        if self.fault is not None:
+            raise self.fault
         if not self._log.replaying:
             self._clock.end_wait(_REPLAY)
         try:
@@ -542,7 +570,7 @@ class SubAgent:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ModelReply:
         """See AgentContext."""
-        with self._turns.failing_seldom():
+        async with self._turns.failing_seldom:
             if self._calls >= self.spec.max_turns:
                 raise Stop(StopReason.MAX_TURNS)
         self._calls += 1

@@ -17,7 +17,6 @@ from agent_runtime.engine.attempt.snapshots import restore_layers
 from agent_runtime.engine.attempt.tool_calls import KeyedWorkspace
 from agent_runtime.engine.attempt.turns import RecordEnded, Turns
 from agent_runtime.engine.branching.sources import Origin, results_in
-from agent_runtime.extensions import contained
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.plugins import call_that_ran
 from agent_runtime.recording.layers import Layers
@@ -109,8 +108,7 @@ class Branching:
         )
         try:
             async with asyncio.timeout(origin.task.timeouts.agent_seconds):
-                with contained():
-                    await self._make_agent().run(turns)
+                await turns.run_code(self._make_agent())
         except TimeoutError as error:
             raise SandboxFailure(
                 "RerunFailed", f"the tool calls up to turn {origin.turn} took longer than timeouts.agentSeconds"

@@ -385,3 +385,20 @@ async def test_branch_fails_if_its_agent_worked_outside_its_turns(tmp_path: Path
     branched = await done_by(agent, tmp_path, branching(run_of(source), 1, count=1, attempts={"limit": 1}))
     (result,) = branched.results()
     assert (result.outcome, result.reason) == (Outcome.INFRA_FAILED, "AgentNotReplayable")
+
+
+class TriesAgain(ToolCalling):
+    """Begins again after each error and each cancellation."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        while True:
+            with contextlib.suppress(BaseException):
+                return await super().run(context)
+
+
+@pytest.mark.timeout(120, method="thread")  # the agent would catch the exception of the other method
+async def test_branch_begins_when_its_agent_catches_the_end_of_the_copied_turns(tmp_path: Path) -> None:
+    source = await done_by(TriesAgain, tmp_path, counting())
+    branched = await done_by(TriesAgain, tmp_path, branching(run_of(source), 1, count=1, attempts={"limit": 1}))
+    (result,) = branched.results()
+    assert (result.outcome, result.stop_reason) == (Outcome.COMPLETED, "Finished")

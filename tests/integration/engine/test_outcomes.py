@@ -381,12 +381,23 @@ class CatchesLimits:
         return "no turns left"
 
 
+class CatchesEverything(CatchesLimits):
+    """Neither errors nor its cancellation end it."""
+
+    async def run(self, context: AgentContext) -> str:
+        while True:
+            with contextlib.suppress(BaseException):
+                await super().run(context)
+
+
+@pytest.mark.timeout(60, method="thread")  # the agent would catch the exception of the other method
+@pytest.mark.parametrize("agent", [CatchesLimits, CatchesEverything])
 @pytest.mark.parametrize(("steps", "reward"), [(1, 1.0), (2, 0.5)])
 async def test_step_is_graded_after_a_kill_when_its_agent_caught_a_limit(
-    tmp_path: Path, steps: int, reward: float
+    tmp_path: Path, steps: int, reward: float, agent: type[Agent]
 ) -> None:
     world, stop = f"outcomes-{next(worlds)}", asyncio.Event()
-    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall(), "agent": CatchesLimits}
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall(), "agent": agent}
 
     async def verifier(command: str | Sequence[str], files: Files) -> CommandResult:
         if "grade" in str(command) and not stop.is_set():

@@ -28,6 +28,7 @@ from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.rollout_job import RolloutJob, RolloutJobSpec
 from rollout_api.tasks import Task, TaskStep
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace
+from tests.unit.engine.test_sub_agent import TriesAgain
 from tests.unit.engine.test_turns import MemoryJournal
 
 VERIFIER = {"kind": "rewardFile", "commands": ["true"], "files": [{"path": "/tests/a", "content": ""}]}
@@ -136,16 +137,27 @@ async def dummy(world: str) -> DummyWorkspace:
 
 async def test_a_step_begins_where_the_agent_works_after_a_checkpoint_and_not_where_it_was(tmp_path: Path) -> None:
     turns = stepped(await dummy(str(tmp_path)), MemoryJournal())
-    ended = await turns.run_agent(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1))
+    ended = await turns.run_within_time(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1).run(turns))
     assert ended == (StopReason.FINISHED, "took 2 steps")
     assert [await turns.workspace.read(name) for name in ("f0", "f1")] == [b"x", b"x"]
+
+
+async def test_no_step_follows_one_whose_agent_was_left_behind(tmp_path: Path) -> None:
+    turns = stepped(await dummy(str(tmp_path)), MemoryJournal())
+    agent = StepwiseAgent(lambda: TriesAgain(object(), BaseException), NO_SPEC, epoch=1)
+    assert (await turns.run_within_time(agent.run(turns)))[0] is StopReason.AGENT_ERROR
+    assert turns.left_behind
+    turns.next_step()
+    await agent.grade(turns)
+    steps = [record for record in turns.records if isinstance(record, StepRecord)]
+    assert [(step.step, step.ended) for step in steps] == [("s0", False), ("s0", True)]
 
 
 async def test_a_slow_store_between_two_steps_takes_none_of_the_agents_time(tmp_path: Path) -> None:
     journal = MemoryJournal()
     journal.delay = 0.4
     turns = stepped(await dummy(str(tmp_path)), journal, agent_seconds=1)
-    ended = await turns.run_agent(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1))
+    ended = await turns.run_within_time(StepwiseAgent(Checkpointing, NO_SPEC, epoch=1).run(turns))
     assert ended == (StopReason.FINISHED, "took 2 steps")
 
 

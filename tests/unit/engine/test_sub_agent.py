@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -179,32 +182,154 @@ async def test_plugins_get_another_key_for_each_tool_call_of_a_rollout() -> None
 
 
 class TriesAgain:
-    """Catches the error of each call, and calls again."""
+    """Catches the error of each call, and calls again. `caught` may include its cancellation."""
 
-    def __init__(self, content: Any = "go") -> None:
-        self.content = content
+    def __init__(self, content: Any = "go", caught: type[BaseException] = Exception) -> None:
+        self.content, self.caught = content, caught
 
     async def run(self, context: AgentContext) -> str | None:
         while True:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(self.caught):
                 await context.call_model([{"role": "user", "content": self.content}])
 
 
 class TriesAgainBelow:
+    def __init__(self, caught: type[BaseException] = Exception) -> None:
+        self.caught = caught
+
     async def run(self, context: AgentContext) -> str | None:
-        return (await context.delegate(TriesAgain(), SubTask("Go on.", max_turns=1))).message
+        return (await context.delegate(TriesAgain(caught=self.caught), SubTask("Go on.", max_turns=1))).message
 
 
-@pytest.mark.timeout(60)
+class TriesAgainBeside(TriesAgain):
+    async def run(self, context: AgentContext) -> str | None:
+        await asyncio.gather(*(super(TriesAgainBeside, self).run(context) for _ in range(3)))
+        return None
+
+
+@pytest.mark.timeout(60, method="thread")  # agents would catch the exception of the other method
+@pytest.mark.parametrize("caught", [Exception, BaseException])
 @pytest.mark.parametrize(
-    ("agent", "reason", "said"),
+    ("make", "reason", "said"),
     [
-        (TriesAgain(), StopReason.MAX_TURNS, ""),
-        (TriesAgain(object()), StopReason.AGENT_ERROR, "calls of the agent failed in a row"),
-        (TriesAgainBelow(), StopReason.AGENT_ERROR, "calls of the agent failed in a row"),
+        (lambda caught: TriesAgain(caught=caught), StopReason.MAX_TURNS, ""),
+        (lambda caught: TriesAgain(object(), caught), StopReason.AGENT_ERROR, "calls of the agent failed in a row"),
+        (TriesAgainBelow, StopReason.AGENT_ERROR, "calls of the agent failed in a row"),
+        (lambda caught: TriesAgainBeside(caught=caught), StopReason.MAX_TURNS, ""),
     ],
+    ids=["budget", "content", "sub-agent", "parallel"],
 )
-async def test_agent_that_calls_again_after_each_error_is_ended(agent: Agent, reason: StopReason, said: str) -> None:
+async def test_agent_that_calls_again_after_each_error_is_ended(
+    make: Callable[[type[BaseException]], Agent], reason: StopReason, said: str, caught: type[BaseException]
+) -> None:
     turns = turns_of(MemoryJournal(), CountingModel(0, []), [], max_turns=3)
-    found, message = await turns.run_agent(agent)
+    found, message = await turns.run_agent(make(caught))
     assert (found, said in message) == (reason, True)
+    assert (turns.traceback is None) == (reason is StopReason.MAX_TURNS)
+    assert turns.traceback is None or "in run\n" in turns.traceback
+
+
+class Unending:
+    """Neither an error nor a cancellation ends it."""
+
+    def __init__(self, *, calls: bool) -> None:
+        self.calls, self.rounds = calls, 0
+
+    async def run(self, context: AgentContext) -> str | None:
+        while True:
+            self.rounds += 1
+            with contextlib.suppress(BaseException):
+                if self.calls:
+                    await context.call_model([{"role": "user", "content": "go"}])
+                else:
+                    await asyncio.sleep(0.01)
+
+
+@pytest.mark.timeout(60, method="thread")  # agents would catch the exception of the other method
+@pytest.mark.parametrize("calls", [True, False])
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_agent_that_swallows_its_cancellation_is_left_behind(
+    calls: bool, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_runtime.engine.attempt.turns.GRACE_SECONDS", 0.1)
+    journal, model, agent = MemoryJournal(), CountingModel(0, []), Unending(calls=calls)
+    model.seconds = 0.05
+    turns = turns_of(journal, model, [], max_turns=10_000, agent_seconds=60 if is_stopped else 1)
+    running = asyncio.create_task(turns.run_agent(agent))
+    if is_stopped:
+        await asyncio.sleep(0.2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    else:
+        assert (await running)[0] is StopReason.AGENT_TIMEOUT
+    assert turns.left_behind
+    written, asked = len(journal.records), len(model.log)
+    await asyncio.sleep(0.2)
+    assert (len(journal.records), len(model.log)) == (written, asked), "its calls have no effect"
+    if calls:
+        rounds = agent.rounds
+        await asyncio.sleep(0.1)
+        assert agent.rounds == rounds, "its further calls wait"
+
+
+@pytest.mark.timeout(60, method="thread")  # agents would catch the exception of the other method
+async def test_agent_that_was_left_behind_ends_for_the_same_reason_after_a_crash() -> None:
+    journal, agent = MemoryJournal(), TriesAgain(caught=BaseException)
+    ended = await turns_of(journal, CountingModel(9, []), [], max_turns=3).run_agent(agent)
+    records = list(journal.records)
+    resumed = turns_of(journal, CountingModel(9, []), [], replay=records, max_turns=3)
+    assert await resumed.run_agent(agent) == ended == (StopReason.MAX_TURNS, "")
+    assert [_content(record) for record in resumed.records] == [_content(record) for record in records]
+    assert journal.records == records
+
+
+class CallsAtItsEnd:
+    def __init__(self) -> None:
+        self.error: RuntimeError | None = None
+
+    async def run(self, context: AgentContext) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            try:
+                await context.call_model([{"role": "user", "content": "go"}])
+            except RuntimeError as error:
+                self.error = error
+                raise
+
+
+async def test_agent_whose_time_is_over_makes_no_call_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    agent, journal, model = CallsAtItsEnd(), MemoryJournal(), CountingModel(0, [])
+    turns = turns_of(journal, model, [], agent_seconds=1)
+    assert (await turns.run_agent(agent))[0] is StopReason.AGENT_TIMEOUT
+    assert "has ended" in str(agent.error)
+    assert (journal.records, model.log, turns.left_behind) == ([], [], False)
+    agent.error = None
+    gc.collect()
+    assert not caplog.records, "asyncio reports no error that was not retrieved"
+
+
+ABANDONED = """
+import asyncio, gc
+from tests.unit.engine.test_sub_agent import *
+
+async def main():
+    for agent in (TriesAgain(object(), BaseException), TriesAgainBeside(caught=BaseException), Unending(calls=False)):
+        turns = turns_of(MemoryJournal(), CountingModel(0, []), [], max_turns=3, agent_seconds=1)
+        print((await turns.run_agent(agent))[0].value, turns.left_behind)
+        del turns
+        gc.collect()
+
+import agent_runtime.engine.attempt.turns as engine
+engine.GRACE_SECONDS = 0.1
+engine.log.disabled = True
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(60, method="thread")  # agents would catch the exception of the other method
+def test_process_ends_although_agents_were_left_behind() -> None:
+    ended = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=50, check=False)
+    assert ended.stdout.split("\n")[:3] == ["AgentError True", "MaxTurns True", "AgentTimeout True"]
+    assert (ended.returncode, ended.stderr) == (0, "")
