@@ -12,7 +12,7 @@ from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.artifacts import open_artifacts
 from agent_runtime.recording.health import HealthReport, health_reports, is_working
 from agent_runtime.recording.job_record import job_files, parsed_json, read_abort
-from agent_runtime.recording.overview import Overview, overview
+from agent_runtime.recording.overview import overview
 from agent_runtime.recording.reader import NoSuchRun, RunFolder, RunReader
 from agent_runtime.recording.seals import StoredSeals
 from agent_runtime.recording.segments import RecordCorrupt
@@ -130,6 +130,34 @@ class OpenRun:
         self._of_finished = found if self._state.finished else {}
         return found
 
+    def row(self) -> Json:
+        """Return the run as a row of the list of runs, of what is read so far."""
+        found = self.summary()
+        names = (
+            "folder",
+            "name",
+            "created",
+            "model",
+            "mode",
+            "agent",
+            "k",
+            "total",
+            "sealed",
+            "masked",
+            "graded",
+            "mean",
+        )
+        names += ("standardError", "passAt1", "passAtK", "cost", "currency", "aborted")
+        return {name: found[name] for name in names} | {
+            "tasks": self.run.job_file.tasks.count,
+            "tokens": found["promptTokens"] + found["completionTokens"],
+            "duration": (found["time"] if found["state"] == "running" else found["latest"] or found["created"])
+            - found["created"],
+            "finished": found["state"] == "finished",
+            "damaged": next(iter(found["damaged"].values()), found["problem"]),
+            "running": found["state"] == "running",
+        }
+
     def _named_state(self, now: float) -> tuple[str, float | None]:
         """Return the run's state in one word, and the time of the latest record."""
         times = [entry["since"] for entry in self._state.shown if entry["since"] is not None]
@@ -189,14 +217,6 @@ class OpenRun:
         self.table.close()
 
 
-async def _is_running(run: RunFolder) -> bool:
-    """Return whether a process works on the run, here or elsewhere."""
-    if holder(run.job_file.uid) is not None:
-        return True
-    now = time.time()
-    return any(is_working(report, now) for report in await health_reports(run.store))
-
-
 def _health(reports: Sequence[HealthReport], now: float) -> Json:
     """Return what the processes that work on a run wait for, added up."""
     working = [report for report in reports if is_working(report, now)]
@@ -223,8 +243,8 @@ class Library:
         self._store = store
         self._open: dict[str, OpenRun] = {}
         self._folders: dict[str, RunFolder] = {}
-        self._finished: dict[str, Overview] = {}
-        """A finished run does not change."""
+        self._finished: dict[str, Json] = {}
+        """Rows of finished runs, which do not change."""
 
     @property
     def uri(self) -> str:
@@ -239,14 +259,24 @@ class Library:
         }
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
-        async def found(run: RunFolder) -> Overview:
+        async def found(run: RunFolder) -> Json:
             async with gate:
-                return self._finished.get(run.folder) or await overview(run)
+                return await self._row(run)
 
-        runs = await asyncio.gather(*map(found, self._folders.values()))
-        self._finished = {run.folder: run for run in runs if run.finished}
-        newest_first = sorted(runs, key=lambda run: (run.job_file.created, run.folder), reverse=True)
-        return [row(run) | {"running": not run.finished and await _is_running(run)} for run in newest_first]
+        rows = await asyncio.gather(*map(found, self._folders.values()))
+        return sorted(rows, key=lambda row: (row["created"], row["folder"]), reverse=True)
+
+    async def _row(self, run: RunFolder) -> Json:
+        if run.folder not in self._finished:
+            if await run.store.get("stats.json") is None:
+                opened = self._opened(run)
+                await opened.refresh()
+                return opened.row()
+            self._finished[run.folder] = row(await overview(run))
+        return self._finished[run.folder]
+
+    def _opened(self, run: RunFolder) -> OpenRun:
+        return self._open.setdefault(run.folder, OpenRun(run))
 
     async def folder(self, name: str) -> RunFolder:
         """Return the run in a folder. Raises NoSuchRun."""
@@ -258,9 +288,7 @@ class Library:
 
     async def run(self, folder: str) -> OpenRun:
         """Return an open run, up to date. Raises NoSuchRun."""
-        if folder not in self._open:
-            self._open.setdefault(folder, OpenRun(await self.folder(folder)))
-        run = self._open[folder]
+        run = self._opened(await self.folder(folder))
         await run.refresh()
         return run
 

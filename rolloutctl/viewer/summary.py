@@ -1,7 +1,6 @@
 """What the pages show of a whole run, from its table of rollouts."""
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -67,12 +66,13 @@ def of_statistics(stats: Mapping[str, Any], k: int) -> Json:
 
 
 def row(run: Overview) -> Json:
-    """Return a run as a row of the list of runs."""
+    """Return a finished run as a row of the list of runs."""
     spec, stats = run.job.spec, run.stats
     k = spec.group_size
     prices = spec.model.prices if spec.model else None
-    until = run.ended if run.finished else time.time()
-    return of_statistics(stats, k) | {
+    figures = of_statistics(stats, k)
+    names = ("sealed", "masked", "graded", "mean", "standardError", "passAt1", "passAtK")
+    return {name: figures[name] for name in names} | {
         "folder": run.folder,
         "name": run.job.metadata.name,
         "created": run.job_file.created,
@@ -83,10 +83,11 @@ def row(run: Overview) -> Json:
         "k": k,
         "total": run.total,
         "tokens": stats["promptTokens"] + stats["completionTokens"],
-        "duration": None if until is None else until - run.job_file.created,
+        "duration": None if run.ended is None else run.ended - run.job_file.created,
         "cost": cost(prices, stats),
         "currency": prices.currency if prices else None,
         "finished": run.finished,
+        "running": False,
         "aborted": run.aborted,
         "damaged": run.damaged,
     }

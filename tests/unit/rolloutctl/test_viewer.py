@@ -1,0 +1,189 @@
+"""The viewer's table, filters and server."""
+
+import contextlib
+import json
+import operator
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.recording.store import Store
+from rolloutctl.viewer.library import Library
+from rolloutctl.viewer.live import state
+from rolloutctl.viewer.rollout import Rollout, visible
+from rolloutctl.viewer.server import serving
+from rolloutctl.viewer.table import COLUMNS, NAMES, RolloutTable
+from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
+from tests.support.made_up_runs import made_up_rollout, write_rollout, write_run
+
+Row = Mapping[str, Any]
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 60),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5]),
+    st.sampled_from(["hard", "easy", "Completed", "Finished", "fix-parser-0", "PARSER", "", "SandboxLost"]),
+)
+COMPARISONS = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "in"]),
+        "field": st.sampled_from([column.name for column in COLUMNS]),
+        "value": VALUES,
+    }
+)
+WORDS = st.fixed_dictionaries({"op": st.just("text"), "value": st.sampled_from(["parser", "HARD", "node", "x"])})
+ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+CONDITIONS = st.recursive(
+    COMPARISONS | WORDS,
+    lambda inner: st.one_of(
+        st.fixed_dictionaries({"op": st.sampled_from(["and", "or"]), "terms": st.lists(inner, min_size=1, max_size=3)}),
+        st.fixed_dictionaries({"op": st.just("not"), "term": inner}),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> RolloutTable:
+    found = RolloutTable(Store.open(str(tmp_path_factory.mktemp("table")), {}))
+    found._insert(_line(index) for index in range(60))
+    return found
+
+
+def _line(index: int) -> Any:
+    result = made_up_rollout(index, hostile=False, turns=1).result
+    assert result is not None
+    return index, result.model_dump_json(exclude_none=True).encode(), result.outcome.value, result.reward, None
+
+
+def fits(where: Mapping[str, Any], row: Row) -> bool:
+    """As frontend/src/where.ts; the browser tests compare that one with the server."""
+    match where["op"]:
+        case "and":
+            return all(fits(term, row) for term in where["terms"])
+        case "or":
+            return any(fits(term, row) for term in where["terms"])
+        case "not":
+            return not fits(where["term"], row)
+        case "text":
+            texts = (row.get(name, "") for name in TEXT_FIELDS)
+            return any(where["value"].lower() in str(text).lower() for text in texts)
+    actual: Any = row.get(where["field"])
+    value: Any = where["value"]
+    kind = NAMES[where["field"]].kind
+    if kind == "list":
+        has = str(value) in actual if where["op"] == "in" else value in actual
+        return has if where["op"] in ("==", "in") else not has if where["op"] == "!=" else False
+    if where["op"] == "in":
+        shown = str(int(actual)) if isinstance(actual, bool) else "" if actual is None else str(actual)
+        return str(value).lower() in shown.lower()
+    if where["op"] in ("==", "!="):
+        return bool(actual == value) == (where["op"] == "==")
+    if actual is None or value is None or isinstance(value, str) != isinstance(actual, str):
+        return False
+    return bool(ORDERS[where["op"]](actual, value))
+
+
+@given(CONDITIONS)
+def test_a_condition_finds_what_it_says(table: RolloutTable, where: Mapping[str, Any]) -> None:
+    rows = table.rows(limit=1000)
+    found = [row["index"] for row in table.rows(where, limit=1000)]
+    assert found == [row["index"] for row in rows if fits(where, row)]
+    assert table.count(where) == len(found)
+    count, groups = table.groups(where, limit=1000)
+    assert sorted(row["index"] for group in groups for row in group) == found
+    assert count == len(groups)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        [],
+        {"op": "and", "terms": []},
+        {"op": "and", "terms": "x"},
+        {"op": "==", "field": 'x" OR 1', "value": 1},
+        {"op": "; DROP TABLE rollouts", "field": "reward", "value": 1},
+        {"op": "==", "field": "reward", "value": {"a": 1}},
+        {"op": "and", "terms": [{"op": "text", "value": "x"}] * 300},
+    ],
+)
+def test_what_is_no_condition_is_refused(where: Any) -> None:
+    with pytest.raises(WrongCondition):
+        sql(where, NAMES)
+
+
+def test_rows_come_sorted_and_in_parts(table: RolloutTable) -> None:
+    every = table.rows(sort="reward", descending=True, limit=1000)
+    rewards = [row.get("reward") for row in every]
+    graded = [reward for reward in rewards if reward is not None]
+    assert graded == sorted(graded, reverse=True)
+    assert rewards[len(graded) :] == [None] * (len(rewards) - len(graded)), "those without a value come last"
+    parts = [
+        row for offset in (0, 25, 50) for row in table.rows(sort="reward", descending=True, offset=offset, limit=25)
+    ]
+    assert parts == every
+
+
+def test_what_an_attempt_does_is_in_its_last_records() -> None:
+    records = made_up_rollout(0, hostile=False).records
+    doing = [state(records[: number + 1])["doing"] for number in range(4)]
+    assert doing == ["starting", "model", "tool bash", "agent"]
+    assert state(records)["doing"] == "storing artifacts"
+
+
+def test_only_colours_of_a_text_stay_control_characters() -> None:
+    assert visible("\x1b[31mred\x1b[0m\x1b]0;title\x07\x00\u202e\ud800") == "\x1b[31mred\x1b[0m\\x00\\u202e\\ud800"
+
+
+@contextlib.asynccontextmanager
+async def client(output: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    library = Library(Store.open(str(output), {}))
+    async with serving(library, host="127.0.0.1", port=0, token="t0ken") as url, aiohttp.ClientSession() as http:
+        http.headers["x-url"] = url
+        yield http
+
+
+async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a", [made_up_rollout(index, hostile=False) for index in range(4)], group_size=4).name
+    stopped = write_run(tmp_path, "b", [made_up_rollout(0)], group_size=4, total=8, finished=False)
+    write_rollout(stopped, Rollout(made_up_rollout(1).records[:2]))
+    async with client(tmp_path) as http:
+        url = http.headers.pop("x-url")
+        origin = url.removesuffix("t0ken/")
+
+        async def get(where: str, **parameters: str) -> tuple[int, Any]:
+            async with http.get(where if "://" in where else f"{url}api/{where}", params=parameters) as response:
+                assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+                assert response.headers["Referrer-Policy"] == "no-referrer"
+                return response.status, json.loads(await response.text())
+
+        async def rollouts(run: str, where: Any) -> tuple[int, Any]:
+            return await get(f"rollouts?where={quote(json.dumps(where))}", run=run)
+
+        for path in ("", "api/runs", "app.js", "t0ke/"):
+            assert (await get(origin + path))[0] == 404
+        status, listed = await get("runs")
+        assert status == 200
+        assert [(run["folder"], run["finished"], run["sealed"]) for run in listed["runs"]] == [
+            (stopped.name, False, 1),
+            (folder, True, 4),
+        ]
+        assert [set(run) for run in listed["runs"]] == [set(listed["runs"][0])] * 2, "the same facts of every run"
+        assert (await get("run", run="../a"))[0] == 404
+        status, missing = await get("rollout", run=folder, index="9")
+        assert (status, missing["error"]) == (404, f"rollout 9 of {folder} has no attempt 0: none was begun")
+        assert (await get("rollout", run=folder, index="-1"))[0] == 400
+        assert (await get("rollouts", run=folder, sort="nothing"))[0] == 400
+        assert (await get("rollouts?where={", run=folder))[0] == 400
+        assert (await rollouts(folder, {"op": "=="}))[0] == 400
+        assert (await get("file", run=folder, index="0", path="../../etc/passwd"))[0] == 404
+        status, found = await rollouts(folder, {"op": ">=", "field": "index", "value": 2})
+        assert (status, found["count"]) == (200, 2)
