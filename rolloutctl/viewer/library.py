@@ -35,6 +35,12 @@ COMPARED: Final = 20_000
 
 Json = dict[str, Any]
 
+_OF_A_ROW: Final = (
+    *("folder", "name", "created", "model", "mode", "agent", "k", "total", "sealed", "masked", "graded", "mean"),
+    *("standardError", "passAt1", "passAtK", "cost", "currency", "aborted"),
+)
+"""Parts of a run's summary in the list of runs."""
+
 
 @dataclass
 class _State:
@@ -133,22 +139,7 @@ class OpenRun:
     def row(self) -> Json:
         """Return the run as a row of the list of runs, of what is read so far."""
         found = self.summary()
-        names = (
-            "folder",
-            "name",
-            "created",
-            "model",
-            "mode",
-            "agent",
-            "k",
-            "total",
-            "sealed",
-            "masked",
-            "graded",
-            "mean",
-        )
-        names += ("standardError", "passAt1", "passAtK", "cost", "currency", "aborted")
-        return {name: found[name] for name in names} | {
+        return {name: found[name] for name in _OF_A_ROW} | {
             "tasks": self.run.job_file.tasks.count,
             "tokens": found["promptTokens"] + found["completionTokens"],
             "duration": (found["time"] if found["state"] == "running" else found["latest"] or found["created"])

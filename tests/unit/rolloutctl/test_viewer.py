@@ -80,7 +80,7 @@ def fits(where: Mapping[str, Any], row: Row) -> bool:
     kind = NAMES[where["field"]].kind
     if kind == "list":
         has = str(value) in actual if where["op"] == "in" else value in actual
-        return has if where["op"] in ("==", "in") else not has if where["op"] == "!=" else False
+        return bool(has) if where["op"] in ("==", "in") else where["op"] == "!=" and not has
     if where["op"] == "in":
         shown = str(int(actual)) if isinstance(actual, bool) else "" if actual is None else str(actual)
         return str(value).lower() in shown.lower()
