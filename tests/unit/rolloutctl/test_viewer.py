@@ -85,7 +85,7 @@ def fits(where: Mapping[str, Any], row: Row) -> bool:
         shown = str(int(actual)) if isinstance(actual, bool) else "" if actual is None else str(actual)
         return str(value).lower() in shown.lower()
     if where["op"] in ("==", "!="):
-        return bool(actual == value) == (where["op"] == "==")
+        return bool((actual == value) == (where["op"] == "=="))
     if actual is None or value is None or isinstance(value, str) != isinstance(actual, str):
         return False
     return bool(ORDERS[where["op"]](actual, value))
