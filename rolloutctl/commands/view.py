@@ -11,7 +11,7 @@ import typer
 
 from agent_runtime.recording.store import Store, local_folder
 from rolloutctl.completion import complete_run
-from rolloutctl.errors import CommandError
+from rolloutctl.errors import CommandError, did_you_mean, listening
 from rolloutctl.runs import open_existing, open_place
 from rolloutctl.ui.console import say
 from rolloutctl.viewer.library import Library
@@ -41,10 +41,12 @@ async def view(
     if (folder := local_folder(store.uri)) is not None:
         store = Store.open(str(folder.resolve()), os.environ)  # commands that pages show work in any folder
     library = Library(store)
-    runs = [row for row in await library.rows() if place.name in (None, row["name"], row["folder"])]
+    every = await library.rows()
+    runs = [row for row in every if place.name in (None, row["name"], row["folder"])]
     if place.name is not None and not runs:
-        raise CommandError(f"{place.uri} contains no run of {place.name!r}")
-    try:
+        near = did_you_mean(place.name, {row["name"] for row in every})
+        raise CommandError(f"{place.uri} contains no run of {place.name!r}.{near}")
+    with listening(host, port):
         async with serving(library, host=host, port=port, token="" if no_token else _token()) as url:
             page = _page(url, runs[0]["folder"]) if place.name is not None else url
             say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {store.uri}: {page}")
@@ -52,8 +54,6 @@ async def view(
             if open_browser:
                 await asyncio.to_thread(webbrowser.open, page)
             await asyncio.Event().wait()
-    except OSError as error:
-        raise CommandError(f"{host}:{port}: {error.strerror or error}", hint="Choose another --port.") from error
 
 
 async def serve_run(uri: str) -> None:
