@@ -18,7 +18,7 @@ from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
-from rolloutctl.commands.view import serve_run
+from rolloutctl.commands.view import serve_run, until_interrupted
 from rolloutctl.completion import DEFAULT_OUTPUT, complete_task
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import read_manifest, with_options
@@ -108,9 +108,10 @@ async def run(
     else:
         await _report(summary)
     if pages:
-        say("The pages stay until Ctrl-C.")
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*pages)
+        await until_interrupted("The pages stay until Ctrl-C.")
+        for page in pages:
+            page.cancel()
+        await asyncio.gather(*pages, return_exceptions=True)
     raise typer.Exit(exit_code(summary))
 
 

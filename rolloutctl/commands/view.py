@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import signal
 import webbrowser
 from typing import Annotated
 from urllib.parse import quote
@@ -50,10 +51,18 @@ async def view(
         async with serving(library, host=host, port=port, token="" if no_token else _token()) as url:
             page = _page(url, runs[0]["folder"]) if place.name is not None else url
             say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {store.uri}: {page}")
-            say("Ctrl-C ends it.", "dim")
             if open_browser:
                 await asyncio.to_thread(webbrowser.open, page)
-            await asyncio.Event().wait()
+            await until_interrupted("Ctrl-C ends it.")
+
+
+async def until_interrupted(words: str) -> None:
+    """Wait for Ctrl-C or SIGTERM, with which pages end, and say so in these words."""
+    interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted.set)
+    say(words, "dim")
+    await interrupted.wait()
 
 
 async def serve_run(uri: str) -> None:

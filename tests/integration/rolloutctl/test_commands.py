@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -300,6 +302,22 @@ def test_the_report_is_one_file_and_says_where_it_is(finished: Shell) -> None:
     assert text.count('<script type="text/plain" data-group="') == 2
     assert "default-src 'none'" in text, "the file asks for nothing else"
     assert not list(finished.folder.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("arguments", [("view", "starter"), ("run", "job.yaml", "--view")], ids=["view", "run"])
+def test_pages_are_served_until_ctrl_c(finished: Shell, arguments: Sequence[str]) -> None:
+    with finished.start(*arguments) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        url = next(re.search(r"http://\S+#/run/starter-\w+", line) for line in lines if "http://" in line)
+        assert url is not None
+        with urllib.request.urlopen(url[0].partition("#")[0]) as page:
+            assert b'<div id="app">' in page.read()
+        next(line for line in lines if "Ctrl-C" in line)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in rest
 
 
 def test_the_report_tells_machines_where_it_is_and_may_be_called_json(finished: Shell) -> None:
