@@ -198,4 +198,5 @@ def _say_next_commands(summary: JobSummary) -> None:
     name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
     say(f"Everything is recorded in {summary.uri}")
     say(f"  {program()} show {name} 0    show one rollout, by its index or as TASK/MEMBER")
+    say(f"  {program()} view {name}      show the run in a browser")
     say(f"  {program()} report {name}    write all rollouts as one HTML file")
