@@ -9,17 +9,19 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Final
 
-from agent_runtime.engine.events import AttemptFailed, Event, JobEnded, ModelCallFailing, ModelSilent, StorageRequested
+from agent_runtime.engine.events import AttemptFailed, Event, ModelCallFailing, ModelSilent, StorageRequested
 from agent_runtime.recording.health import HEALTH, HealthReport
 from agent_runtime.recording.store import StorageError, Store
 
 WRITE_SECONDS: Final = 2.0
+REPEAT_SECONDS: Final = 10.0
+"""An unchanged report is written again after this time. It shows that the process is alive."""
 RECENT_SECONDS: Final = 60.0
 """Failures of storage are counted over this time."""
 
 
 class Health:
-    """Collects events of a run."""
+    """What the events of a run tell of it."""
 
     def __init__(self) -> None:
         self._failing: dict[int, str] = {}
@@ -45,8 +47,6 @@ class Health:
                 self._lost[reason] += 1
             case StorageRequested(failed=True):
                 self._storage.append(time.monotonic())
-            case JobEnded():
-                self._has_ended = True
             case _:
                 pass
 
@@ -72,13 +72,17 @@ class Health:
         """Write the reports of a process while the context is open, and once at its end."""
 
         async def write() -> None:
-            # An outage of storage stops the run elsewhere; a missing report harms nobody.
+            # Other parts of the run handle an outage of storage. Nothing depends on this report.
             with contextlib.suppress(StorageError):
                 await store.put(f"{HEALTH}/{shard}.json", self.report().model_dump_json().encode())
 
         async def repeat() -> None:
+            last, written_at = None, 0.0
             while True:
-                await write()
+                state, now = self.report().model_copy(update={"time": 0.0}), time.monotonic()
+                if state != last or now >= written_at + REPEAT_SECONDS:
+                    last, written_at = state, now
+                    await write()
                 await asyncio.sleep(WRITE_SECONDS)
 
         writing = asyncio.create_task(repeat())

@@ -126,9 +126,9 @@ async def run_job(
 
 def _about_isolation(warnings: Sequence[str]) -> list[str]:
     """Return one line for all that the sandboxes of this machine lack."""
-    return [f"Isolation: {'; '.join(warnings)}. See docs/workspaces.md#what-each-mode-isolates-and-limits"] * bool(
-        warnings
-    )
+    if not warnings:
+        return []
+    return [f"Isolation: {'; '.join(warnings)}. See docs/workspaces.md#what-each-mode-isolates-and-limits"]
 
 
 async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) -> JobSummary:

@@ -246,7 +246,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]
             return
         try:
             event: JsonObject = read_json(line)
-        except ValueError as error:  # A proxy ended the response with a message of its own.
+        except ValueError as error:  # A proxy ended the response with its own error page.
             raise _unanswered(error) from error
         if event["type"] == "ERROR":
             status = event["object"]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
 from agent_runtime.recording.seals import SealedResults, read_seals
 from agent_runtime.recording.segments import RecordCorrupt, compact_json, validated
-from agent_runtime.recording.store import PART_BYTES, Store
+from agent_runtime.recording.store import PART_BYTES, READS_AT_ONCE, Store
 from agent_runtime.statistics import with_advantages
 from rollout_api.base import ApiModel
 from rollout_api.records import RECORD_VERSION, Result, Seal
@@ -275,20 +275,30 @@ def _run_to_resume(
 
 async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile]]:
     """Yield the folder and `job.json` of each run. A folder without a readable `job.json` is not a run."""
-    for folder in await store.folders():
-        job_file = None
-        with contextlib.suppress(RecordCorrupt):
-            job_file = await read_job_file(store, folder)
-        if job_file is not None:
-            yield folder, job_file
+    folders = await store.folders()
+    for start in range(0, len(folders), READS_AT_ONCE):
+        batch = folders[start : start + READS_AT_ONCE]
+        for folder, data in zip(batch, await store.get_all(list(map(_job_key, batch))), strict=True):
+            try:
+                job_file = None if data is None else _parsed_job_file(folder, data)
+            except RecordCorrupt:
+                continue
+            if job_file is not None:
+                yield folder, job_file
 
 
 async def read_job_file(store: Store, folder: str) -> JobFile | None:
     """Return `job.json` of a run, None if it is missing. Raises RecordCorrupt if it is damaged or has a newer version."""
-    key = f"{folder}/job.json"
-    data = await store.get(key)
-    if data is None:
-        return None
+    data = await store.get(_job_key(folder))
+    return None if data is None else _parsed_job_file(folder, data)
+
+
+def _job_key(folder: str) -> str:
+    return f"{folder}/job.json"
+
+
+def _parsed_job_file(folder: str, data: bytes) -> JobFile:
+    key = _job_key(folder)
     found = validated(key, JobFile.model_validate_json, data)
     if found.version > RECORD_VERSION:
         raise RecordCorrupt(key, f"version {found.version} is newer than {RECORD_VERSION}; use a newer agent-rollouts")

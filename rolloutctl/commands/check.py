@@ -23,7 +23,7 @@ from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import describe, read_manifest
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, err, harmless, number, out, say
+from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_table, err, harmless, number, out, say
 
 ManifestArgument = Annotated[Path, typer.Argument(help="File with a RolloutJob, YAML or JSON.")]
 ProviderOption = Annotated[
@@ -93,7 +93,7 @@ def validate(
 
 def _amount(tasks: int, size: int) -> str:
     total = tasks * size
-    return f"{tasks} task{'s'[: tasks != 1]} × groupSize {size} = {total} rollout{'s'[: total != 1]}"
+    return f"{amount(tasks, 'task')} × groupSize {size} = {amount(total, 'rollout')}"
 
 
 async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:

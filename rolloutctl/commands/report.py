@@ -13,7 +13,7 @@ from agent_runtime.export.whole_file import whole_file
 from agent_runtime.recording.segments import RecordCorrupt
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.runs import JobArgument, find_run_folder
-from rolloutctl.ui.console import Form, answer_json, err, named_file, say
+from rolloutctl.ui.console import Form, amount, answer_json, err, named_file, say
 from rolloutctl.viewer import export
 from rolloutctl.viewer.library import OpenRun
 from rolloutctl.viewer.rollout import Rollout, damaged
@@ -38,7 +38,7 @@ async def report(
     else:
         say(f"Wrote {path} ({size / 1e6:.1f} MB). Open it in a browser.")
     if problems:
-        rollouts = "1 rollout" if len(problems) == 1 else f"{len(problems)} rollouts"
+        rollouts = amount(len(problems), "rollout")
         raise CommandError(f"{rollouts} cannot be read, and the report says so. {problems[0]}", code=Exit.STORAGE)
 
 

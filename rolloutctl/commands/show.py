@@ -14,7 +14,7 @@ from rollout_api.tasks import VerifierMode
 from rolloutctl.completion import complete_rollout
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.runs import JobArgument, find_run
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_text, duration, harmless, number
+from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_text, duration, harmless, number
 from rolloutctl.ui.figures import how_it_ended
 from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 
@@ -190,7 +190,7 @@ def _print_verdict(verdict: Verdict, full: bool) -> None:
 def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
     for name, report in plugins.items():
         did = [f"{count} {what}" for what, count in (("refused", report.refused), ("changed", report.changed)) if count]
-        calls = f"{report.calls} {'call' if report.calls == 1 else 'calls'}, {duration(report.seconds)}"
+        calls = f"{amount(report.calls, 'call')}, {duration(report.seconds)}"
         answer_text(
             Text("\n── ", "dim")
             .append(f"plugin {harmless(name)}", "bold")

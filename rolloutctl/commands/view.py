@@ -14,7 +14,7 @@ from agent_runtime.recording.store import Store, local_folder
 from rolloutctl.completion import complete_run
 from rolloutctl.errors import CommandError, did_you_mean, listening
 from rolloutctl.runs import open_existing, open_place
-from rolloutctl.ui.console import say
+from rolloutctl.ui.console import amount, say
 from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.server import serving
 
@@ -50,7 +50,7 @@ async def view(
     with listening(host, port):
         async with serving(library, host=host, port=port, token="" if no_token else _token()) as url:
             page = _page(url, runs[0]["folder"]) if place.name is not None else url
-            say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {store.uri}: {page}")
+            say(f"{amount(len(runs), 'run')} of {store.uri}: {page}")
             if open_browser:
                 await asyncio.to_thread(webbrowser.open, page)
             await until_interrupted("Ctrl-C ends it.")

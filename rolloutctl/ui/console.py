@@ -162,6 +162,11 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}%"
 
 
+def amount(count: int, noun: str) -> str:
+    """Format a number of things: `1 rollout`, `9 rollouts`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """Format a duration: `350 ms`, `4.2 s`, `12 min`, or a dash."""
     if seconds is None:

@@ -9,6 +9,7 @@ from agent_runtime.extensions import raised_in
 from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
 from rollout_api.records import Outcome, Result, Seal, StopReason
 from rollout_api.tasks import VerifierMode
+from rolloutctl.ui.console import amount
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,6 @@ class Figures:
     pass_at_1: float | None
     pass_at_k: float | None
     outcomes: dict[str, int]
-
-
-@dataclass(frozen=True)
-class BatchFigures:
-    """Statistics of the rollouts with one label, which are one point of a learning curve."""
-
-    label: str
-    graded: int
-    mean: float | None
-    """None without a graded rollout."""
 
 
 def how_it_ended(result: Result) -> str:
@@ -103,17 +94,6 @@ def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -
     )
 
 
-def batch_figures(results: Iterable[Result]) -> list[BatchFigures]:
-    first: dict[str, int] = {}
-    rewards: dict[str, list[float]] = {}
-    for result in results:
-        if result.batch is not None:
-            first[result.batch] = min(result.group, first.get(result.batch, result.group))
-            rewards.setdefault(result.batch, []).extend(graded.reward or 0.0 for graded in with_reward([result]))
-    ordered = sorted(rewards, key=lambda label: first[label])
-    return [BatchFigures(label, len(rewards[label]), mean(rewards[label])) for label in ordered]
-
-
 def with_reward(results: Iterable[Result]) -> Iterator[Result]:
     """Yield the Completed results with a reward."""
     return (result for result in results if result.outcome is Outcome.COMPLETED and result.reward is not None)
@@ -165,7 +145,7 @@ class _Members:
     @property
     def rollouts(self) -> str:
         """Format a count: `1 rollout`, `9 rollouts`."""
-        return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
+        return amount(self.count, "rollout")
 
     @property
     def rollouts_were(self) -> str:

@@ -22,7 +22,7 @@ from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
 from rolloutctl.viewer.live import InFlight
 from rolloutctl.viewer.rollout import Rollout, visible
-from rolloutctl.viewer.summary import model_name, of_statistics, row, summary
+from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, summary
 from rolloutctl.viewer.table import RolloutTable, fields
 
 FRESH_SECONDS: Final = 1.0
@@ -34,12 +34,6 @@ COMPARED: Final = 20_000
 """Advantages that compare more rollouts than this are left out of the page."""
 
 Json = dict[str, Any]
-
-_OF_A_ROW: Final = (
-    *("folder", "name", "created", "model", "mode", "agent", "k", "total", "sealed", "masked", "graded", "mean"),
-    *("standardError", "passAt1", "passAtK", "cost", "currency", "aborted"),
-)
-"""Parts of a run's summary in the list of runs."""
 
 
 @dataclass
@@ -70,8 +64,8 @@ class OpenRun:
         """The summary of a finished run, which does not change."""
 
     async def refresh(self, wait: float = FIRST_WAIT_SECONDS) -> None:
-        """Read what was recorded since the last time, unless that was just now. Returns after `wait` seconds at the
-        latest, while the reading goes on.
+        """Read what was recorded since the last time, unless that was just now. Waits for it for at most `wait` seconds;
+        afterwards the reading continues in the background.
         """
         if self._reading is None or self._reading.done():
             pause = max(FRESH_SECONDS, self._read_seconds / BUSY_SHARE)
@@ -109,16 +103,10 @@ class OpenRun:
         """Return what the run's page shows, of what is read so far."""
         if self._state.finished and self._of_finished:
             return self._of_finished
-        now, spec = time.time(), self.run.job.spec
+        now = time.time()
         state, latest = self._named_state(now)
         found = {
-            "folder": self.run.folder,
-            "name": self.run.job.metadata.name,
             "uri": self.run.store.uri,
-            "created": self.run.job_file.created,
-            "mode": spec.mode.value,
-            "model": model_name(self.run),
-            "agent": spec.agent.type,
             "state": state,
             "latest": latest,
             "aborted": self._state.aborted,
@@ -139,15 +127,19 @@ class OpenRun:
     def row(self) -> Json:
         """Return the run as a row of the list of runs, of what is read so far."""
         found = self.summary()
-        return {name: found[name] for name in _OF_A_ROW} | {
-            "tasks": self.run.job_file.tasks.count,
-            "tokens": found["promptTokens"] + found["completionTokens"],
-            "duration": (found["time"] if found["state"] == "running" else found["latest"] or found["created"])
-            - found["created"],
-            "finished": found["state"] == "finished",
-            "damaged": next(iter(found["damaged"].values()), found["problem"]),
-            "running": found["state"] == "running",
-        }
+        return (
+            facts(self.run)
+            | {name: found[name] for name in (*FIGURES_OF_A_ROW, "cost", "aborted")}
+            | {
+                "tasks": self.run.job_file.tasks.count,
+                "tokens": found["promptTokens"] + found["completionTokens"],
+                "duration": (found["time"] if found["state"] == "running" else found["latest"] or found["created"])
+                - found["created"],
+                "finished": found["state"] == "finished",
+                "damaged": next(iter(found["damaged"].values()), found["problem"]),
+                "running": found["state"] == "running",
+            }
+        )
 
     def _named_state(self, now: float) -> tuple[str, float | None]:
         """Return the run's state in one word, and the time of the latest record."""
@@ -267,7 +259,9 @@ class Library:
         return self._finished[run.folder]
 
     def _opened(self, run: RunFolder) -> OpenRun:
-        return self._open.setdefault(run.folder, OpenRun(run))
+        if run.folder not in self._open:
+            self._open[run.folder] = OpenRun(run)
+        return self._open[run.folder]
 
     async def folder(self, name: str) -> RunFolder:
         """Return the run in a folder. Raises NoSuchRun."""

@@ -1,5 +1,6 @@
 """The rollouts in flight: those with an attempt and without a seal, and what each does now."""
 
+import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -38,7 +39,7 @@ class InFlight:
         store = self._run.store
         begun = {int(name) for name in await store.folders("attempts") if name.isdecimal()}
         indexes = sorted(begun.difference(sealed))
-        shown = [await self._rollout(index) for index in indexes[:SHOWN]]
+        shown = await asyncio.gather(*map(self._rollout, indexes[:SHOWN]))
         self._read = {index: entry for index, entry in self._read.items() if index in indexes}
         return len(indexes), shown
 

@@ -135,7 +135,7 @@ def files(archive: tarfile.TarFile) -> list[Json]:
 
 
 def file_text(archive: tarfile.TarFile, path: str) -> Json | None:
-    """Return the content of a file in an artifacts archive; None if there is none of that name."""
+    """Return the content of a file in an artifacts archive; None if the archive does not contain that file."""
     member = next((member for member in archive if visible(member.name) == path and member.isreg()), None)
     content = archive.extractfile(member) if member else None
     if content is None or member is None:

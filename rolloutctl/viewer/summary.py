@@ -22,6 +22,26 @@ Json = dict[str, Any]
 _GRADED: Final = "outcome = 'Completed' AND reward IS NOT NULL"
 
 
+FIGURES_OF_A_ROW: Final = ("sealed", "masked", "graded", "mean", "standardError", "passAt1", "passAtK")
+"""Figures of a run in the list of runs."""
+
+
+def facts(run: RunFolder) -> Json:
+    """Return what a page shows of a run that does not change while it runs."""
+    spec, prices = run.job.spec, _prices(run)
+    return {
+        "folder": run.folder,
+        "name": run.job.metadata.name,
+        "created": run.job_file.created,
+        "mode": spec.mode.value,
+        "model": model_name(run),
+        "agent": spec.agent.type,
+        "k": spec.group_size,
+        "total": run.total,
+        "currency": prices.currency if prices else None,
+    }
+
+
 def summary(run: RunFolder, table: RolloutTable, *, now: float) -> Json:
     """Return figures, charts and causes of failures of a run so far."""
     sums = table.query(
@@ -32,23 +52,24 @@ def summary(run: RunFolder, table: RolloutTable, *, now: float) -> Json:
     )[0]
     names = ("sealed", "turns", "tools", "promptTokens", "completionTokens", "cachedTokens", "started", "finished")
     values: Json = dict(zip((*names, "masked", "lost", "cheats", "forgeable"), sums, strict=True))
-    k, total = run.job.spec.group_size, run.total
-    prices = run.job.spec.model.prices if run.job.spec.model else None
-    return values | {
-        "masked": values["masked"] or 0,
-        "total": total,
-        "k": k,
-        "groups": table.query('SELECT count(DISTINCT "group") FROM rollouts')[0][0],
-        "cost": cost(prices, values),
-        "currency": prices.currency if prices else None,
-        **_rewards(table, k),
-        "ended": dict(table.query("SELECT ended, count(*) FROM rollouts GROUP BY ended ORDER BY count(*) DESC, ended")),
-        "histogram": _histogram(table),
-        "parts": _parts(table),
-        "labels": _labels(table),
-        "causes": _causes(table),
-        **_speed(table, total, now),
-    }
+    return (
+        facts(run)
+        | values
+        | {
+            "masked": values["masked"] or 0,
+            "groups": table.query('SELECT count(DISTINCT "group") FROM rollouts')[0][0],
+            "cost": cost(_prices(run), values),
+            **_rewards(table, run.job.spec.group_size),
+            "ended": dict(
+                table.query("SELECT ended, count(*) FROM rollouts GROUP BY ended ORDER BY count(*) DESC, ended")
+            ),
+            "histogram": _histogram(table),
+            "parts": _parts(table),
+            "labels": _labels(table),
+            "causes": _causes(table),
+            **_speed(table, run.total, now),
+        }
+    )
 
 
 def of_statistics(stats: Mapping[str, Any], k: int) -> Json:
@@ -67,30 +88,27 @@ def of_statistics(stats: Mapping[str, Any], k: int) -> Json:
 
 def row(run: Overview) -> Json:
     """Return a finished run as a row of the list of runs."""
-    spec, stats = run.job.spec, run.stats
-    k = spec.group_size
-    prices = spec.model.prices if spec.model else None
-    figures = of_statistics(stats, k)
-    names = ("sealed", "masked", "graded", "mean", "standardError", "passAt1", "passAtK")
-    return {name: figures[name] for name in names} | {
-        "folder": run.folder,
-        "name": run.job.metadata.name,
-        "created": run.job_file.created,
-        "model": model_name(run),
-        "mode": spec.mode.value,
-        "agent": spec.agent.type,
-        "tasks": run.job_file.tasks.count,
-        "k": k,
-        "total": run.total,
-        "tokens": stats["promptTokens"] + stats["completionTokens"],
-        "duration": None if run.ended is None else run.ended - run.job_file.created,
-        "cost": cost(prices, stats),
-        "currency": prices.currency if prices else None,
-        "finished": run.finished,
-        "running": False,
-        "aborted": run.aborted,
-        "damaged": run.damaged,
-    }
+    stats, prices = run.stats, _prices(run)
+    figures = of_statistics(stats, run.job.spec.group_size)
+    return (
+        facts(run)
+        | {name: figures[name] for name in FIGURES_OF_A_ROW}
+        | {
+            "tasks": run.job_file.tasks.count,
+            "tokens": stats["promptTokens"] + stats["completionTokens"],
+            "duration": None if run.ended is None else run.ended - run.job_file.created,
+            "cost": cost(prices, stats),
+            "finished": run.finished,
+            "running": False,
+            "aborted": run.aborted,
+            "damaged": run.damaged,
+        }
+    )
+
+
+def _prices(run: RunFolder) -> Prices | None:
+    model = run.job.spec.model
+    return model.prices if model else None
 
 
 def cost(prices: Prices | None, tokens: Mapping[str, Any]) -> float | None:

@@ -78,7 +78,7 @@ class StandInApi:
             queue.put_nowait(None)
 
     def garble_watches(self) -> bool:
-        """As a proxy does that ends a response with a page of its own. Returns whether anybody watched."""
+        """End the watches with an error page, as a proxy may do. Return whether there was a watch."""
         watchers = list(self._watchers)
         for queue in watchers:
             queue.put_nowait(b"<html>502 Bad Gateway</html>\n")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.records import Outcome, Result, StopReason
-from rolloutctl.ui.figures import batch_figures, group_figures, overall_figures
+from rolloutctl.ui.figures import group_figures, overall_figures
 
 
 def result(index: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED, size: int = 4) -> Result:
@@ -55,16 +55,3 @@ def test_every_rollout_is_in_exactly_one_group_and_the_means_agree(values: list[
         if group.pass_at_k is not None:
             assert group.pass_at_1 is not None
             assert group.pass_at_k == (1.0 if group.pass_at_1 > 0 else 0.0), "k of k: at least one passed"
-
-
-def test_a_learning_curve_has_a_point_for_each_label_in_the_order_of_submission() -> None:
-    labels = ["b", "b", "a", None, "a"]
-    rewards = [1.0, 0.0, 1.0, 1.0, None]
-    results = [
-        result(index, reward, Outcome.COMPLETED if reward is not None else Outcome.INFRA_FAILED, size=1)
-        for index, reward in enumerate(rewards)
-    ]
-    labelled = [found.model_copy(update={"batch": label}) for found, label in zip(results, labels, strict=True)]
-    curve = [(batch.label, batch.graded, batch.mean) for batch in batch_figures(reversed(labelled))]
-    assert curve == [("b", 2, 0.5), ("a", 1, 1.0)]
-    assert batch_figures(results) == []

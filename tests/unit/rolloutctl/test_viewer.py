@@ -1,5 +1,6 @@
 """The viewer's table, filters and server."""
 
+import asyncio
 import contextlib
 import json
 import operator
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.recording.store import Store
+from rollout_api.records import Outcome
 from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.live import state
 from rolloutctl.viewer.rollout import Rollout, visible
@@ -130,6 +132,31 @@ def test_rows_come_sorted_and_in_parts(table: RolloutTable) -> None:
         row for offset in (0, 25, 50) for row in table.rows(sort="reward", descending=True, offset=offset, limit=25)
     ]
     assert parts == every
+
+
+def test_a_learning_curve_has_a_point_for_each_label_in_the_order_of_submission(tmp_path: Path) -> None:
+    labels = ["b", "b", "a", None, "a"]
+    rewards = [1.0, 0.0, 1.0, 1.0, None]
+    rollouts = []
+    for index, (label, reward) in enumerate(zip(labels, rewards, strict=True)):
+        made = made_up_rollout(index, group_size=1, hostile=False)
+        assert made.result is not None
+        outcome = Outcome.COMPLETED if reward is not None else Outcome.INFRA_FAILED
+        changed = {"batch": label, "reward": reward, "outcome": outcome}
+        rollouts.append(Rollout(made.records, made.result.model_copy(update=changed), made.verdict))
+
+    async def curve(name: str, chosen: list[Rollout]) -> list[tuple[str, int, float]]:
+        write_run(tmp_path, name, chosen, group_size=1)
+        library = Library(Store.open(str(tmp_path), {}))
+        folder = next(row["folder"] for row in await library.rows() if row["name"] == name)
+        run = await library.run(folder)
+        await run.read()
+        points = [(point["label"], point["graded"], point["mean"]) for point in run.summary()["labels"]]
+        await library.close()
+        return points
+
+    assert asyncio.run(curve("labelled", rollouts[::-1])) == [("b", 2, 0.5), ("a", 1, 1.0)]
+    assert asyncio.run(curve("unlabelled", rollouts[3:4])) == []
 
 
 def test_what_an_attempt_does_is_in_its_last_records() -> None:

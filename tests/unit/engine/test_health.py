@@ -1,0 +1,55 @@
+"""What the processes of a run report of themselves."""
+
+import asyncio
+import time
+
+import pytest
+
+from agent_runtime.engine import health
+from agent_runtime.engine.events import AttemptFailed, ModelCallFailing, ModelSilent, StorageRequested
+from agent_runtime.engine.health import Health
+from agent_runtime.recording.health import ALIVE_SECONDS, HealthReport, health_reports, is_working
+from agent_runtime.recording.store import Store
+
+
+def test_troubles_are_counted_until_they_end() -> None:
+    found = Health()
+    found.observe(ModelCallFailing(1, "429"))
+    found.observe(ModelCallFailing(2, "503"))
+    found.observe(ModelCallFailing(1, None))
+    found.observe(ModelSilent("http://model", calls=3, seconds=12.0, has_answered=True))
+    found.observe(AttemptFailed(1, 0, "SandboxLost", "node lost", retry=True))
+    found.observe(StorageRequested("put", 0.1, failed=True))
+    report = found.report()
+    assert (report.failing_calls, report.call_retries, report.call_problem) == (1, 2, "503")
+    assert (report.silent_seconds, report.silent_place, report.storage_failures) == (12.0, "http://model", 1)
+    assert report.lost_attempts == {"SandboxLost": 1}
+    found.observe(ModelSilent("http://model", calls=0, seconds=0.0, has_answered=True))
+    assert found.report().silent_seconds == 0
+
+
+async def reported(store: Store, failing_calls: int) -> HealthReport:
+    async with asyncio.timeout(60):
+        while True:
+            for report in await health_reports(store):
+                if report.failing_calls == failing_calls:
+                    return report
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_reports_while_it_works_and_at_its_end(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WRITE_SECONDS", 0.01)
+    store, found = Store.open(str(tmp_path), {}), Health()
+    async with found.written(store, 3):
+        report = await reported(store, failing_calls=0)
+        assert is_working(report, time.time())
+        assert not is_working(report, time.time() + 2 * ALIVE_SECONDS)
+        found.observe(ModelCallFailing(1, "429"))
+        await reported(store, failing_calls=1)
+    (report,) = await health_reports(store)
+    assert report.ended
+    assert not is_working(report, time.time())
+    await store.put("health/9.json", b"{}")
+    assert len(await health_reports(store)) == 1, "one that cannot be read is left out"
