@@ -1,19 +1,28 @@
 """Ports of this machine's loopback, for servers that a test starts."""
 
 import contextlib
+import random
 import socket
 import subprocess
 import time
 from pathlib import Path
 
+PORTS = range(12_000, 30_000)
+"""Above Kubernetes' own ports, below its node ports (30000 and more) and below those that Linux gives to outgoing
+connections (32768 and more): no connection takes one of them between the choice and the server's start.
+"""
+
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on."""
+    """Different ports that nobody listens on. Chosen at random, whatever the seed: other tests choose at the same time."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", random.SystemRandom().choice(PORTS)))
+                found.append(one.getsockname()[1])
+        return found
 
 
 def free_port() -> int:

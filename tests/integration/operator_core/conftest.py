@@ -5,6 +5,7 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, running, until
+from tests.integration.operator_core.control_plane import REPOSITORY, WAIT_SECONDS, ControlPlane, running, until
 from tests.support.ports import free_ports
 
 OPERATOR_ACCOUNT = "system:serviceaccount:rights:rollout-operator"
@@ -58,6 +59,14 @@ class Replica:
     def leads(self) -> bool:
         """Whether it holds the lease."""
         return self.metric("rollout_leader") == 1
+
+    def until_it_leads(self) -> None:
+        """Wait until it holds the lease. The test fails with the process's log when it never does."""
+        end = time.monotonic() + WAIT_SECONDS
+        while not self.leads():
+            waits = self.process.poll() is None and time.monotonic() < end
+            assert waits, f"{self.log.read_text()}\nit does not lead"
+            time.sleep(0.2)
 
     def ready(self) -> bool:
         """Whether its cache is complete."""
@@ -105,7 +114,7 @@ def start(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Start
     def begin(user: str) -> Replica:
         replica = Replica(plane, namespace, user, tmp_path)
         started.append(replica)
-        until(replica.ready, f"{replica.log.read_text()}\nreplica {user} is ready")
+        until(replica.ready, f"replica {user} is ready")
         return replica
 
     yield begin

@@ -22,7 +22,7 @@ def test_when_a_replica_is_killed_the_other_takes_over_and_nothing_is_made_twice
     plane: ControlPlane, namespace: str, start: StartReplica
 ) -> None:
     first = start("first")
-    until(first.leads, "the first replica leads")
+    first.until_it_leads()
     second = start("second")
     plane.apply(*(sandbox(f"before-{number}", namespace) for number in range(4)))
     until(lambda: len(plane.names("pods", namespace)) == 4, "four pods")
@@ -30,7 +30,7 @@ def test_when_a_replica_is_killed_the_other_takes_over_and_nothing_is_made_twice
 
     first.process.send_signal(signal.SIGKILL)
     plane.apply(*(sandbox(f"after-{number}", namespace) for number in range(4)))
-    until(second.leads, "the second replica leads")
+    second.until_it_leads()
     until(lambda: len(plane.names("pods", namespace)) == 8, "eight pods")
 
     by_first, by_second = plane.writes("first", namespace), plane.writes("second", namespace)
@@ -44,7 +44,7 @@ def test_stopped_replica_releases_the_lease_without_a_gap(
     plane: ControlPlane, namespace: str, start: StartReplica
 ) -> None:
     first = start("first")
-    until(first.leads, "the first replica leads")
+    first.until_it_leads()
     second = start("second")
 
     def holder() -> str:
@@ -56,15 +56,15 @@ def test_stopped_replica_releases_the_lease_without_a_gap(
     assert holder_at_first
     assert first.stop() == 0
     assert holder() != holder_at_first
-    until(second.leads, "the second replica leads")
+    second.until_it_leads()
 
 
 def test_a_frozen_leader_does_not_write_when_it_thaws(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
     first = start("first")
-    until(first.leads, "the first replica leads")
+    first.until_it_leads()
     second = start("second")
     first.process.send_signal(signal.SIGSTOP)
-    until(second.leads, "the second replica leads")
+    second.until_it_leads()
     plane.apply(sandbox("one", namespace))
     until(lambda: plane.names("pods", namespace), "its pod")
     first.process.send_signal(signal.SIGCONT)
@@ -79,7 +79,7 @@ def test_an_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_ghosts
     plane: ControlPlane, namespace: str, start: StartReplica
 ) -> None:
     replica = start("first")
-    until(replica.leads, "the replica leads")
+    replica.until_it_leads()
     plane.apply(*(sandbox(f"s-{number}", namespace) for number in range(3)))
     until(lambda: len(plane.names("pods", namespace)) == 3, "three pods")
 
@@ -91,7 +91,7 @@ def test_an_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_ghosts
     # Gone before the watches are back, and too late for them to resume from where they were.
     plane.kubectl("delete", "sandbox", "s-0", "s-1", "-n", namespace, "--wait=false")
 
-    until(replica.leads, "it leads again")
+    replica.until_it_leads()
     until(lambda: replica.metric('rollout_sandboxes{state="Starting"}') == 1, "it has noticed both deletions")
     plane.apply(sandbox("s-3", namespace))
     until(lambda: plane.get("pod", "s-3", namespace), "it works again")
@@ -108,7 +108,7 @@ def test_object_of_an_earlier_owner_is_not_adopted(plane: ControlPlane, namespac
     plane.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
 
     replica = start("first")
-    until(replica.leads, "the replica leads")
+    replica.until_it_leads()
     plane.apply(sandbox("s", namespace))
     until(
         lambda: "belongs to ConfigMap earlier" in plane.kubectl("get", "events", "-n", namespace, "-o", "json"),
@@ -120,7 +120,7 @@ def test_object_of_an_earlier_owner_is_not_adopted(plane: ControlPlane, namespac
 
 def test_a_settled_object_costs_no_further_write(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
     replica = start("first")
-    until(replica.leads, "the replica leads")
+    replica.until_it_leads()
     plane.apply(sandbox("s", namespace))
     until(lambda: plane.get("pod", "s", namespace), "its pod")
     until(lambda: replica.metric('rollout_workqueue_depth{name="Sandbox"}') == 0, "an empty queue")

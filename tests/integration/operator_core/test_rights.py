@@ -62,7 +62,7 @@ def test_charts_permissions_suffice_for_all_states_of_jobs_and_sandboxes(plane: 
     plane.kubectl("apply", "-f", "-", text=rights)
     replica = Replica(plane, NAMESPACE, OPERATOR_ACCOUNT, tmp_path)
     try:
-        until(replica.leads, "the replica leads")
+        replica.until_it_leads()
         assert_only_its_label_of_a_node_can_be_changed(plane)
         job: dict[str, Any] = {
             "apiVersion": "rollout.dev/v1alpha1",

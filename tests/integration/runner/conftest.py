@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 from rollout_api.cluster import shard_name
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -160,8 +160,7 @@ class Runner:
     """A supervisor with its engine, as in a pod."""
 
     def __init__(self, folder: Path, index: int, kubeconfig: Path, temporary: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.metrics_port = free.getsockname()[1]
+        self.metrics_port = free_port()
         self.log = folder / f"runner-{index}.log"
         environ = dict(
             os.environ,

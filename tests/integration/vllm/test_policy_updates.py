@@ -48,6 +48,14 @@ async def until_all_have_tokens(served: Operated, calls: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_held(server: InferenceServer, served: Operated, calls: int) -> None:
+    """Return when all calls have tokens and the server is paused: however slow the machine is, what the operator does
+    next finds them half done.
+    """
+    await until_all_have_tokens(served, calls)
+    await server.pause()
+
+
 async def first_tokens(
     served: Operated,
     content: str = "Say what 6 times 7 is.",
@@ -66,7 +74,7 @@ async def test_update_loses_no_call_and_records_the_version_of_each_token(
 ) -> None:
     asked = [request(f"Number {number}", tokens=server.long_answer, session=f"s-{number}") for number in range(4)]
     calls = [asyncio.create_task(served.model.complete(one)) for one in asked]
-    await until_all_have_tokens(served, len(calls))
+    await until_held(server, served, len(calls))
     served.patch(1, uri(server.checkpoint(1)))
     await served.until(1)
     replies = await asyncio.gather(*calls)
@@ -202,7 +210,7 @@ async def test_call_waits_while_the_engine_sleeps_and_goes_on_with_the_version_t
 ) -> None:
     zero = await first_tokens(served)
     call = asyncio.create_task(served.model.complete(request(tokens=server.long_answer)))
-    await until_all_have_tokens(served, 1)
+    await until_held(server, served, 1)
     served.lend_memory(True)
     await served.until_asleep()
     answer = served.recorder.sampled[-1]
@@ -227,7 +235,7 @@ async def test_engine_that_wakes_for_a_new_version_finishes_its_calls_with_it(
     server: InferenceServer, served: Operated
 ) -> None:
     call = asyncio.create_task(served.model.complete(request(tokens=server.long_answer)))
-    await until_all_have_tokens(served, 1)
+    await until_held(server, served, 1)
     served.lend_memory(True)
     await served.until_asleep()
     served.patch(1, uri(server.checkpoint(1)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.vllm_server import made_by
 
 REPOSITORY = Path(__file__).parents[3]
@@ -96,10 +96,7 @@ async def test_a_kill_breaks_a_stream_off() -> None:
 
 
 async def test_a_server_of_two_nodes_answers_when_both_are_there_and_ends_with_either() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    shared = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
 
     async def start(*flags: str) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "tests.support.vllm_server", *shared, *flags)

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import gc
-import socket
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -20,6 +19,7 @@ from rollout_api.on_cluster.objects import MOST_CHARACTERS, TOO_DEEP
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator import admission
 from rollout_operator.admission import CHECKS, MOST_PER_ADDRESS, Server, refusal, register
+from tests.support.ports import free_port
 
 LEAST: dict[str, Any] = {"images": {"runtime": "r:1", "executor": "e:1"}, "lease": {"namespace": "agent-rollouts"}}
 CONFIG = OperatorConfig.model_validate(LEAST)
@@ -195,8 +195,7 @@ async def test_connections_of_a_pod_end_before_they_fill_the_memory(tmp_path: Pa
     async def answer(_: Any, *, webhook: str, **more: Any) -> Any:
         return {"webhook": webhook}
 
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     async with Server(port=port, certfile=certificate, pkeyfile=key) as server:
         await anext(server(answer))
         idle = [await asyncio.open_connection("127.0.0.2", port) for _ in range(4 * MOST_OF_ADDRESS)]
