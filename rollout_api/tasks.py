@@ -66,10 +66,7 @@ class TaskFile(ApiModel):
 
 
 class VerifierKind(StrEnum):
-    """How a verdict is determined.
-
-    `commands`: exit codes. `pytest`, `junit`: every test must be reported as passed. `rewardFile`: a file it writes.
-    """
+    """`commands`: exit codes. `pytest`, `junit`: every test must be reported as passed. `rewardFile`: a file it writes."""
 
     COMMANDS = "commands"
     PYTEST = "pytest"

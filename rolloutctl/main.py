@@ -34,6 +34,7 @@ class LogLevel(StrEnum):
 # In the order of the help.
 COMMANDS = [
     "init",
+    "explain",
     "validate",
     "check",
     "images",

@@ -1,0 +1,142 @@
+"""`rolloutctl explain`: what a field of a manifest means, like `kubectl explain` and without a cluster."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from rollout_api.crd import definitions
+from rolloutctl.errors import CommandError, did_you_mean
+from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, out
+
+Schema = Mapping[str, Any]
+
+DEFAULT_KIND = "RolloutJob"
+
+
+def complete_field(incomplete: str) -> list[str]:
+    """Return the paths that go on from an unfinished one: kinds and fields of the next level."""
+    above = incomplete.rpartition(".")[0]
+    try:
+        _, schema = _find(above)
+    except CommandError:
+        return []
+    names = [f"{above}." * bool(above) + name for name in _fields(schema)]
+    return [name for name in [*names, *(_kinds() if not above else ())] if name.startswith(incomplete)]
+
+
+def explain(
+    field: Annotated[
+        str,
+        typer.Argument(
+            help="A path such as sandbox.resources, or of another kind: ModelServer.engine.",
+            autocompletion=complete_field,
+        ),
+    ] = DEFAULT_KIND,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Explain a field of a manifest: its meaning, its form, its default, and the fields in it."""
+    path, schema = _find(field)
+    if form is Form.JSON:
+        answer_json(schema)
+        return
+    heading = Text(path, "bold")
+    heading.append(f"   {_form_of(schema)}", "")
+    if "default" in schema:
+        heading.append(f", default {_value(schema['default'])}")
+    out.print(heading, soft_wrap=True)
+    out.print(Text(schema.get("description", "")), soft_wrap=True)
+    fields, required = _fields(schema), _inner(schema).get("required", ())
+    rows = [
+        [
+            name,
+            _form_of(inner),
+            "required" if name in required else _value(inner["default"]) if "default" in inner else "",
+            inner.get("description", "").split("\n\n")[0],
+        ]
+        for name, inner in fields.items()
+    ]
+    if rows:
+        answer_table("", ["field", "form", "default", "meaning"], rows)
+
+
+def _kinds() -> dict[str, Schema]:
+    """Return the schema of each kind's spec; kinds without one are not written by people."""
+    found = {}
+    for definition in definitions().values():
+        (version,) = definition["spec"]["versions"]
+        whole = version["schema"]["openAPIV3Schema"]
+        if "spec" in whole["properties"]:
+            found[definition["spec"]["names"]["kind"]] = {
+                **whole["properties"]["spec"],
+                "description": whole["description"],
+            }
+    return found
+
+
+def _find(path: str) -> tuple[str, Schema]:
+    """Return the path with its kind, and the schema there. Raises CommandError."""
+    kinds = _kinds()
+    # "[]" is how messages and docs/manifest.md name the entries of a list.
+    names = [name for part in path.split(".") if (name := part.removesuffix("[]"))]
+    kind = names.pop(0) if names and names[0] in kinds else DEFAULT_KIND
+    if names and names[0] == "spec":
+        names.pop(0)
+    schema, found = kinds[kind], kind
+    for name in names:
+        fields = _fields(schema)
+        if name not in fields:
+            known = f"it has {', '.join(fields)}" if fields else "it has no fields"
+            similar = did_you_mean(name, [*fields, *(kinds if found in kinds else ())])
+            raise CommandError(f"{found} has no field {name!r}; {known}.{similar}")
+        schema, found = fields[name], f"{found}.{name}"
+    return found, schema
+
+
+def _inner(schema: Schema) -> Schema:
+    """Return the schema of a list's or mapping's entries, or else the schema itself."""
+    inner: Any = schema.get("items") or schema.get("additionalProperties")
+    return inner if isinstance(inner, Mapping) else schema
+
+
+def _fields(schema: Schema) -> dict[str, Schema]:
+    return _inner(schema).get("properties") or {}
+
+
+def _form_of(schema: Schema) -> str:
+    return " ".join(_words(schema))
+
+
+def _words(schema: Schema) -> Iterator[str]:
+    kind = schema.get("type")
+    match kind:
+        case "array":
+            yield f"list of {_form_of(schema['items'])}"
+        case "object" if schema.get("additionalProperties"):
+            yield f"mapping of names to {_form_of(_inner(schema))}"
+        case "object":
+            yield "mapping"
+        case "boolean":
+            yield "true or false"
+        case "string":
+            yield " | ".join(schema["enum"]) if "enum" in schema else "text"
+        case "integer" | "number":
+            least, most = schema.get("minimum"), schema.get("maximum")
+            yield str(kind)
+            if least is not None and most is not None:
+                yield f"{least}…{most}"
+            elif least is not None:
+                yield f"from {least}"
+        case _:
+            yield "text or list" if "minItems" in schema else "any"
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case [] | {}:
+            return "empty"
+        case _:
+            return str(value)
