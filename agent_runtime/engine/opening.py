@@ -47,6 +47,11 @@ from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 
+STOPPED_SECONDS = 60.0
+"""Time for which sandboxes of a run that a person has stopped stay on this machine. Who resumes it at once, for example
+with another option, finds the unfinished rollouts as they were, and who does not has no processes left.
+"""
+
 
 @dataclass(frozen=True)
 class RunEnvironment:
@@ -67,6 +72,8 @@ class RunEnvironment:
     """Tools for names in `agent.tools`, in this process only."""
     private: Sequence[Path] = ()
     """Files and folders of this machine that no workspace may see, such as the manifest, which has hidden tests."""
+    is_stopped: Callable[[], bool] = lambda: False
+    """Whether a person has stopped the run."""
 
 
 def refuse_text_only(job: RolloutJob, model: Model) -> None:
@@ -161,7 +168,10 @@ async def open_run(
         context: RunContext | None = None
 
         async def close_provider() -> None:
-            await provider.close(keep=context is None or not context.finished)
+            await provider.close(
+                keep=context is None or not context.finished,
+                at_most=STOPPED_SECONDS if run_environment.is_stopped() else None,
+            )
 
         provider = await _open_provider(job, tasks, run_environment, uri, record, origins)
         stack.push_async_callback(close_provider)

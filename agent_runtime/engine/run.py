@@ -108,8 +108,9 @@ async def run_job(
         loaded = LoadedTasks([origin.task for origin in origins])
     else:
         loaded = LoadedTasks([]) if job.spec.tasks.stream else load_tasks(job.spec.tasks, base_dir, environ)
+    stop = stop or asyncio.Event()
     run_environment = RunEnvironment(
-        base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private
+        base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private, stop.is_set
     )
     health = Health()
 
@@ -121,7 +122,7 @@ async def run_job(
         open_run(job, loaded.tasks, run_environment, new=new, observer=observe, origins=origins) as context,
         health.written(context.record.store, shard.index),
     ):
-        return await _run(context, loaded, stop or asyncio.Event())
+        return await _run(context, loaded, stop)
 
 
 def _about_isolation(warnings: Sequence[str]) -> list[str]:

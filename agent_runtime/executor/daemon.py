@@ -83,18 +83,26 @@ class Daemon:
             if left is not None and left <= 0:
                 log(event="idle", message=f"no authenticated request for {self._config.idle_seconds:g} s; ending")
                 break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(told_to_end.wait(), left)
+            await self._wait(told_to_end, left)
         told_to_end.set()
         self.server.close()
         await self.sandbox.close()
         return is_useful
 
+    async def _wait(self, told_to_end: asyncio.Event, seconds: float | None) -> None:
+        """Wait at most this long for the end, or for a new limit of the idle time."""
+        limited = self.sandbox.activity.limited
+        limited.clear()
+        events = [asyncio.ensure_future(event.wait()) for event in (told_to_end, limited)]
+        await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for event in events:
+            event.cancel()
+
     def _idle_seconds_left(self) -> float | None:
-        allowed = self._config.idle_seconds
-        if not allowed:
-            return None
         activity = self.sandbox.activity
+        allowed = min(filter(None, (self._config.idle_seconds, activity.limit_seconds)), default=None)
+        if allowed is None:
+            return None
         if activity.at_work:
             return float(allowed)
         return activity.last + allowed - time.monotonic()

@@ -322,10 +322,20 @@ class Activity:
     def __init__(self) -> None:
         self.at_work = 0
         self.last = time.monotonic()
+        self.limit_seconds: float | None = None
+        """Idle time that the last request allowed, if it did."""
+        self.limited = asyncio.Event()
+        """Set by such a request."""
 
     def begin(self) -> None:
         """Begin a request, or a command whose caller waits."""
         self.at_work += 1
+        self.limit_seconds = None
+
+    def limit(self, seconds: float) -> None:
+        """Limit the idle time until the next request."""
+        self.limit_seconds = seconds
+        self.limited.set()
 
     def end(self) -> None:
         """End it: it was answered, or its caller has disconnected."""

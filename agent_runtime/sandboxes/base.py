@@ -454,5 +454,7 @@ class SandboxProvider(Protocol):
     async def forget_group(self, group: str) -> None:
         """Release the prepared state of that group, which needs no further workspace."""
 
-    async def close(self, *, keep: bool = False) -> None:
-        """Close the provider. `keep` leaves live workspaces for the next process until their idle time is over."""
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
+        """Close the provider. `keep` leaves live workspaces for the next process until their idle time is over; those of
+        this machine for `at_most` seconds, if that is less.
+        """

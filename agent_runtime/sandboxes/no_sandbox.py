@@ -65,5 +65,5 @@ class NoSandboxes:
     async def forget_group(self, group: str) -> None:
         """Do nothing: there are no prepared states."""
 
-    async def close(self, *, keep: bool = False) -> None:
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
         """Do nothing: there is nothing to close."""

@@ -92,12 +92,17 @@ class RecordedProvider(HostedProvider):
             provider=self.name,
         )
 
-    async def close(self, *, keep: bool = False) -> None:
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
         """See SandboxProvider."""
         self._images.stopping.set()
         await self._release()
-        if self._executors is None or keep:
+        if self._executors is None or (keep and at_most is None):
             return
         for name in self._executors.names():
-            if (executor := await self._executors.find(name)) is not None:
+            if (executor := await self._executors.find(name)) is None:
+                continue
+            if not keep:
                 await executor.stop()
+            elif at_most is not None:
+                await executor.client.end_after(at_most)
+                await executor.client.close()

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from agent_runtime.engine.events import Event, JobStarted, JobSummary
+from agent_runtime.engine.opening import STOPPED_SECONDS
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
@@ -188,8 +189,8 @@ async def _report(summary: JobSummary) -> None:
         say("Fix the cause, then start a new run with --new.")
     elif summary.resumable:
         say(f"Stopped with {len(results)} of {summary.total} rollouts done. Resume with: {resume_command()}", "bold")
-        stay = duration(run.job.spec.sandbox.idle_seconds)
-        say(f"Workspaces of unfinished rollouts stay for {stay} (sandbox.idleSeconds); after that they begin anew.")
+        stay = duration(min(run.job.spec.sandbox.idle_seconds, STOPPED_SECONDS))
+        say(f"Workspaces of unfinished rollouts stay for {stay}; after that they end, and the rollouts begin anew.")
     _say_next_commands(summary)
 
 

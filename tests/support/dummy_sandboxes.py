@@ -173,7 +173,7 @@ class DummyProvider:
         """See SandboxProvider."""
         await self._groups.forget(group)
 
-    async def close(self, *, keep: bool = False) -> None:
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
         """See SandboxProvider."""
         if not keep:
             for identity in list(self.world.workspaces):

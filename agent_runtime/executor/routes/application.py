@@ -121,6 +121,8 @@ class Application:
         version, *segments = request.head.segments()
         if version == "v1" and (method, segments) == ("GET", ["health"]):
             return json_reply(self._health())
+        if version == "v1" and (method, segments) == ("PUT", ["idle"]):
+            return await self._limit_idle_time(request)
         route = _BY_SEGMENTS.get((method, len(segments), *segments[::2])) if version == "v1" else None
         if route is None:
             raise ApiError("NotFound", f"{method} {request.head.path}: no such route; docs/executor.md lists them")
@@ -145,6 +147,13 @@ class Application:
                     )
         call.body = await request.read(MAX_JSON_BYTES)
         return await route.reply(call)
+
+    async def _limit_idle_time(self, request: Request) -> Reply:
+        fields = Call(self._sandbox, request, [], await request.read(MAX_JSON_BYTES)).fields()
+        seconds = fields.number("seconds", least=1)
+        fields.done()
+        self._sandbox.activity.limit(seconds)
+        return json_reply({})
 
     async def _change(self, call: Call, route: Route) -> Reply:
         request = call.request

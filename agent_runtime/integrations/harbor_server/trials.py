@@ -89,7 +89,7 @@ class HarborTrials(NoSandboxes):
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         """Do nothing: trials of an earlier process end, because they have no model any more."""
 
-    async def close(self, *, keep: bool = False) -> None:
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
         await self._front.close()
 
 

@@ -98,7 +98,7 @@ class ClusterProvider:
     async def forget_group(self, group: str) -> None:
         await self._fleet.forget_group(group)
 
-    async def close(self, *, keep: bool = False) -> None:
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
         await self._pool.close()
         await self._fleet.close(keep=keep)
 

@@ -290,6 +290,14 @@ class ExecutorClient:
                     raise
                 await asyncio.sleep(await pause())
 
+    async def end_after(self, seconds: float) -> None:
+        """Have the executor end after this time, or its `idleSeconds` if shorter, unless another request comes before. An
+        executor that does not answer ends after its `idleSeconds`.
+        """
+        body = json.dumps({"seconds": seconds}).encode()
+        with contextlib.suppress(OSError, TimeoutError):
+            await self._connections.ask(self._head("PUT", "/idle", {}, body), body, REPLY_SECONDS)
+
     async def keep_alive(self, idle_seconds: float) -> None:
         """Call the executor's health until cancelled, so that it does not end as idle during a long model call."""
         pause = idle_seconds / 3

@@ -944,7 +944,7 @@ async def test_cancel_after_a_resume_seals_the_latest_attempt_and_frees_its_work
     left: list[str] = []
 
     class Provider(DummyProvider):
-        async def close(self, *, keep: bool = False) -> None:
+        async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
             left.extend(self.world.workspaces)
             await super().close(keep=keep)
 

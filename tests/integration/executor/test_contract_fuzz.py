@@ -57,6 +57,8 @@ def harmless(document: dict[str, Any]) -> dict[str, Any]:
     components["schemas"]["Hold"]["properties"]["epoch"]["maximum"] = EPOCH - 1
     watermark = document["paths"]["/v1/attempts/{attempt}/watermark"]["put"]["requestBody"]["content"]
     watermark["application/json"]["schema"]["properties"]["turn"]["maximum"] = 0
+    idle = document["paths"]["/v1/idle"]["put"]["requestBody"]["content"]
+    idle["application/json"]["schema"]["properties"]["seconds"]["minimum"] = 600
     for path in document["paths"].values():
         for operation in path.values():
             if isinstance(operation, dict):
@@ -127,7 +129,7 @@ def test_every_route_is_in_the_document_and_nothing_else_is() -> None:
         if method != "parameters"
     }
     names = {"attempts": "{attempt}", "workspaces": "{workspace}", "processes": "{process}"}
-    served = {("GET", "/healthz"), ("GET", "/v1/health")}
+    served = {("GET", "/healthz"), ("GET", "/v1/health"), ("PUT", "/v1/idle")}
     for method, pattern in routes.ROUTES:
         parts = pattern.split("/")
         filled = [names[parts[n - 1]] if part == "*" else part for n, part in enumerate(parts)]

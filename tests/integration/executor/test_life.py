@@ -107,6 +107,24 @@ async def test_unused_executor_ends_itself_and_a_waiting_request_keeps_it(start_
     assert time.monotonic() - begun > 0.8
 
 
+async def test_executor_of_a_stopped_run_ends_early_unless_another_request_comes(
+    start_executor: Any, connect: Any, session_of: Any
+) -> None:
+    returned, left = start_executor("Plain", idleSeconds=900), start_executor("Plain", idleSeconds=900)
+    for executor in (returned, left):
+        headers = {"Authorization": f"Bearer {executor.token}"}
+        async with (
+            session_of(executor) as (session, base),
+            session.put(f"{base}/v1/idle", json={"seconds": 2}, headers=headers) as answer,
+        ):
+            assert answer.status == 200
+    async with connect(returned) as client:
+        assert (await client.run("true"))["exitCode"] == 0
+    assert await asyncio.to_thread(left.process.wait, 20) == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        await asyncio.to_thread(returned.process.wait, 3)
+
+
 async def test_strangers_and_probes_do_not_keep_it_alive(start_executor: Any, session_of: Any) -> None:
     executor = start_executor("Plain", idleSeconds=1)
     async with session_of(executor) as (session, base):

@@ -105,6 +105,23 @@ async def test_reattached_workspace_still_reports_that_its_programs_ended_it(tmp
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_workspace_of_a_stopped_run_stays_for_a_limited_time(tmp_path: Path, mode: str) -> None:
+    first, second, third = (LocalProvider(tmp_path, template(mode), places=2) for _ in range(3))
+    await first.open()
+    workspace = await first.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+    await first.close(keep=True, at_most=5)
+    await second.open()  # within the time
+    again = await second.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
+    assert await say(again, "echo still", "1:say") == "still"
+    await second.close(keep=True, at_most=1)
+    await asyncio.sleep(3)
+    await third.open()
+    with pytest.raises(SandboxFailure):
+        await third.reattach(workspace.handle, spec=spec(), fence=Fence(3, "third"))
+    await third.close()
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 async def test_the_secret_of_an_executor_is_its_owners_alone_and_in_no_handle(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
