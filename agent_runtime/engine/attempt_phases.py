@@ -38,7 +38,7 @@ from agent_runtime.environments.act import Act, episode_verdict
 from agent_runtime.environments.open import open_environment
 from agent_runtime.models.base import Model
 from agent_runtime.recording.branches import has_own_answer
-from agent_runtime.recording.journal import Journal
+from agent_runtime.recording.journal import AlreadySealed, Journal
 from agent_runtime.recording.messages import linear
 from agent_runtime.sandboxes.base import (
     INTERRUPTED,
@@ -119,6 +119,9 @@ class Attempt:
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
+        except AlreadySealed as sealed:
+            await self._release_quietly()
+            return sealed.result
         except Exception as error:
             decision = attribute(error, self._situation())
             if decision.action is not Action.END_RUN and self._work is None:
@@ -163,8 +166,13 @@ class Attempt:
         """End the rollout now, without a verdict, with the records so far."""
         if not self._records and self._work is None:
             # An earlier process may have left a workspace, which is released with the seal.
-            with contextlib.suppress(SandboxFailure):
+            try:
                 await self._resume()
+            except SandboxFailure:
+                pass
+            except AlreadySealed as sealed:
+                await self._release_quietly()
+                return sealed.result
         await self._write()
         return await self._seal(outcome, None, reason=reason, message=message)
 

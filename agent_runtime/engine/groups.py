@@ -13,7 +13,7 @@ from agent_runtime.engine.scheduling.completion_rules import abort_reason, plan_
 from agent_runtime.engine.scheduling.retry_rules import retry_delay
 from agent_runtime.plugins.plugins import STOPPED, GroupPlugins
 from agent_runtime.recording.job_record import read_abort
-from agent_runtime.recording.journal import read_attempt
+from agent_runtime.recording.reader import read_attempt
 from agent_runtime.recording.store import Store
 from agent_runtime.statistics import with_group_advantages
 from rollout_api.records import FailedRecord, Outcome, Result
@@ -72,7 +72,7 @@ class RolloutRun:
         numbers: Sequence[int] = await self._context.record.attempts(self._rollout.index)
         failures = []
         for number in sorted(numbers)[:-1]:
-            records = await read_attempt(self._context.record, self._rollout.index, number)
+            records = await read_attempt(self._context.record.store, self._rollout.index, number)
             failed = next((record for record in records if isinstance(record, FailedRecord)), None)
             if failed is not None:
                 failures.append((number, failed))

@@ -14,10 +14,9 @@ from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write
 from agent_runtime.engine.opening import RunEnvironment, open_run, refuse_text_only
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
-from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.messages import linear
-from agent_runtime.recording.reader import sealed_tokens
+from agent_runtime.recording.reader import read_attempt, sealed_tokens
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
@@ -193,8 +192,7 @@ class RolloutSession:
 
     async def records(self, result: Result) -> list[Record]:
         """Return the journal of a finished rollout: model calls with their tokens, tool calls. Raises RecordCorrupt."""
-        store = self._context.record.store
-        return linear(await AttemptFolder.of_rollout(store, result.index, result.attempt).records())
+        return linear(await read_attempt(self._context.record.store, result.index, result.attempt))
 
     async def tokens(self, result: Result) -> list[Branch]:
         """Return the training data of a finished rollout, one entry for each branch; empty for a masked rollout.

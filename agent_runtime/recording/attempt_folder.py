@@ -14,6 +14,8 @@ from rollout_api.records import ObjectDigest, Record
 _CLAIM: Final = re.compile(r"epoch-(\d+)\.json")
 TOKENS: Final = "tokens.jsonl.zst"
 """Name of an epoch's sealed token sequences."""
+RECORDS: Final = "records.jsonl.zst"
+"""Name of a sealed rollout's records: all that its segments had."""
 _SEGMENT: Final = re.compile(r"(\d+)-(\d+)\.jsonl\.zst")
 
 

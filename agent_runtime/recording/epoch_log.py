@@ -60,6 +60,14 @@ class EpochLog:
         """The records that count, in order, after `begin`."""
         return self._records
 
+    @property
+    def replaceable(self) -> list[str]:
+        """Keys of the objects that nothing needs when the records are stored elsewhere. Claims and closings stay, so that
+        an older holder is still refused.
+        """
+        starts = [self._folder.start_key(epoch) for epoch in range(1, self.epoch + 1)]
+        return [*starts, *(item.key for item in self.objects)]
+
     async def peek(self) -> list[Record]:
         """Return the records of earlier epochs so far. An older holder may still add to them."""
         return await self._folder.records() if self.epoch > 1 else []

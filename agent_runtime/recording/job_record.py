@@ -109,6 +109,8 @@ class JobRecord:
         self.folder, self.job, self.uid, self._job_file = folder, job, job_file.uid, job_file
         self.resumed = False
         """Whether an earlier process, or another runner, began the run."""
+        self.may_delete = True
+        """Whether storage has not refused to delete an object so far."""
 
     @classmethod
     async def open(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":

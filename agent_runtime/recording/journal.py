@@ -5,21 +5,39 @@ The records are below `attempts/<index>/<attempt>/`, written and taken over as d
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from agent_runtime.recording import atif, branches, segments
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
-from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
+from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.messages import linear
-from agent_runtime.recording.seals import parse_seal
-from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import StorageError
+from agent_runtime.recording.seals import parse_seal, read_seal
+from agent_runtime.recording.segments import RecordCorrupt, Repeats
+from agent_runtime.recording.store import StorageError, StorageUnavailable
 from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, StopRecord, Verdict
 
-__all__ = ["ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded", "read_attempt"]
+__all__ = ["AlreadySealed", "ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded"]
+
+log = logging.getLogger(__name__)
+
+DELETE_SECONDS: Final = 15.0
+"""Time for which the deletion of segments is retried. It frees space, and the rollout does not depend on it."""
+_LARGE_BYTES: Final = 1 << 20
+"""Compressed records above this size are sealed in a thread: with them it takes about 0.1 s, in which others would wait."""
+
+
+class AlreadySealed(Exception):
+    """Another runner has sealed the rollout. `result` is its result."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(f"rollout {result.index} is sealed already")
+        self.result = result
 
 
 class Journal:
@@ -31,7 +49,7 @@ class Journal:
         self.epoch, self.holder = log.epoch, log.holder
         self._record, self._index, self._folder, self._log = record, index, folder, log
         self._store = record.store
-        self.peek, self.begin, self.append = log.peek, log.begin, log.append
+        self.append = log.append
         self._artifacts: ObjectDigest | None = None
 
     @classmethod
@@ -39,6 +57,31 @@ class Journal:
         """Claim the next epoch of the attempt. The previous holder is fenced off by `begin`."""
         folder = AttemptFolder.of_rollout(record.store, index, attempt)
         return cls(record, index, folder, await EpochLog.claim(folder, f"rollout {index}, attempt {attempt}"))
+
+    async def peek(self) -> list[Record]:
+        """See EpochLog. Raises AlreadySealed."""
+        return await self._unless_sealed(self._log.peek())
+
+    async def begin(self) -> list[Record]:
+        """See EpochLog. Raises AlreadySealed."""
+        return await self._unless_sealed(self._log.begin())
+
+    async def _unless_sealed(self, reading: Coroutine[Any, Any, list[Record]]) -> list[Record]:
+        """Return what is read. An earlier holder that seals the rollout deletes its segments, so look for a seal after the
+        reading.
+        """
+        try:
+            records = await reading
+        except RecordCorrupt:
+            await self._refuse_sealed()
+            raise
+        if self.epoch > 1:
+            await self._refuse_sealed()
+        return records
+
+    async def _refuse_sealed(self) -> None:
+        if (seal := await read_seal(self._store, self._index)) is not None:
+            raise AlreadySealed(seal.result)
 
     async def store_artifacts(self, chunks: AsyncIterator[bytes], limit: int) -> ArtifactsRecord:
         """Store a tar, compressed, in bounded memory; return its record, which is not appended yet and whose `bytes`
@@ -80,39 +123,61 @@ class Journal:
         return stored, None if atif is None else await self._write_once(atif_key, atif)
 
     async def seal(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
-        """End the rollout: write trajectory and tokens, then the seal. Returns the sealed result.
+        """End the rollout: write its records, trajectory and tokens, then the seal, and delete the segments. Returns the
+        sealed result.
 
         If a seal exists already, its result is returned: the first wins. `trajectory`, and `branches` if token ids were
         recorded, are filled in here. After a cancellation it may be called again, also with another result. Raises
         Superseded.
         """
         await self._log.settle()
-        records = linear(records)
-        # Both depend only on the records, so that sealing again after a cancellation writes the same bytes.
-        derived: dict[str, bytes] = {}
-        if samples := branches.token_branches(records):
-            derived[self._folder.object_key(self.epoch, TOKENS)] = branches.encode_branches(samples)
-            result = result.model_copy(update={"branches": len(samples)})
-        trajectory_key = self._folder.object_key(self.epoch, "trajectory.json")
-        if trajectory := atif.trajectory(self._record.job, f"{self._record.folder}/{self._index}", records):
-            derived[trajectory_key] = segments.compact_json(trajectory)
-            result = result.model_copy(update={"trajectory": trajectory_key})
+        is_large = sum(item.bytes for item in self._log.objects) > _LARGE_BYTES
+        derived, fields = await asyncio.to_thread(self._derived, records) if is_large else self._derived(records)
         written = await asyncio.gather(*(self._write_once(key, data) for key, data in derived.items()))
         seal = Seal(
-            result=result,
+            result=result.model_copy(update=fields),
             verdict=verdict,
-            objects=[
-                *self._log.objects,
-                *await self._artifacts_of(records),
-                *_program_trajectory_of(records),
-                *written,
-            ],
+            objects=[*written, *await self._artifacts_of(records), *_program_trajectory_of(records)],
         )
         key, data = f"seals/{self._index}.json", segments.json_bytes(seal)
         if not await self._store.create(key, data):
             data = await self._store.get(key) or b""
         # Parse the stored bytes, so that the caller gets the same value as a later process: surrogates were replaced.
-        return parse_seal(key, data).result
+        sealed = parse_seal(key, data).result
+        if sealed.attempt == result.attempt:
+            await self._delete_segments()
+        return sealed
+
+    def _derived(self, records: Sequence[Record]) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """Return the objects to write, and fields of the result. They depend only on the records, so that sealing again
+        after a cancellation writes the same bytes.
+        """
+        fields: dict[str, Any] = {}
+        derived: dict[str, bytes] = {}
+        if self._log.records:
+            # The number is part of the name: a repeated seal may have more records, and an object is written once.
+            name = f"{len(self._log.objects)}-{RECORDS}"
+            derived[self._folder.object_key(self.epoch, name)] = Repeats().encode(self._log.records)
+        records = linear(records)
+        if samples := branches.token_branches(records):
+            derived[self._folder.object_key(self.epoch, TOKENS)] = branches.encode_branches(samples)
+            fields["branches"] = len(samples)
+        if trajectory := atif.trajectory(self._record.job, f"{self._record.folder}/{self._index}", records):
+            fields["trajectory"] = self._folder.object_key(self.epoch, "trajectory.json")
+            derived[fields["trajectory"]] = segments.compact_json(trajectory)
+        return derived, fields
+
+    async def _delete_segments(self) -> None:
+        """Delete what the sealed records replace. What remains after a failure is never read."""
+        if not self._record.may_delete:
+            return
+        try:
+            await replace(self._store, patience_seconds=DELETE_SECONDS).delete(self._log.replaceable)
+        except StorageUnavailable as error:
+            log.info("segments of a sealed rollout remain: %s", error)
+        except StorageError as error:
+            self._record.may_delete = False
+            log.info("segments of sealed rollouts remain, because storage refuses to delete objects: %s", error)
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
         if not await self._store.create(key, data):
@@ -136,8 +201,3 @@ def _program_trajectory_of(records: Sequence[Record]) -> list[ObjectDigest]:
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
-
-
-async def read_attempt(record: JobRecord, index: int, attempt: int) -> list[Record]:
-    """Return the current records of an attempt, all epochs in order; changes nothing. Raises RecordCorrupt."""
-    return await AttemptFolder.of_rollout(record.store, index, attempt).records()

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime.recording import atif
-from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
+from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.branches import Branch, decode_branches, token_branches
 from agent_runtime.recording.job_record import JobFile, newest_run, read_attempt_numbers, read_job_file
 from agent_runtime.recording.messages import linear
 from agent_runtime.recording.results import statistics_of
-from agent_runtime.recording.seals import StoredSeals, parse_seal, read_seals
+from agent_runtime.recording.seals import StoredSeals, read_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode, restored
 from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Outcome, Record, Result, Seal
@@ -93,14 +93,13 @@ class RunReader(RunFolder):
         """
         seal = self.seals.get(index)
         if seal is not None and attempt in (None, seal.result.attempt):
-            sealed = [record for key in seal.objects for record in await self._sealed_records(key)]
-            return restored(f"attempts/{index}/{seal.result.attempt}", sealed)
+            return await sealed_records(self.store, seal)
         attempts = await self.attempts(index)
         if not attempts or attempt not in (None, *attempts):
             known = f"it has {', '.join(map(str, attempts))}" if attempts else "none was begun"
             raise NoSuchRun(f"rollout {index} of {self.folder} has no attempt {attempt or 0}: {known}")
         newest = attempts[-1] if attempt is None else attempt
-        return await AttemptFolder.of_rollout(self.store, index, newest).records()
+        return await read_attempt(self.store, index, newest)
 
     async def trajectory(self, index: int) -> dict[str, Any] | None:
         """Return the ATIF trajectory of a rollout so far; None without a model call.
@@ -122,13 +121,34 @@ class RunReader(RunFolder):
         seal = self.seals.get(index)
         return token_branches(await self.records(index)) if seal is None else await _tokens_of(self.store, seal)
 
-    async def _sealed_records(self, item: ObjectDigest) -> list[Record]:
-        if not item.key.endswith(".jsonl.zst") or item.key.endswith(TOKENS):
-            return []
-        content = decode(item.key, await _checked(self.store, item))
-        if isinstance(content, Closing):
-            raise RecordCorrupt(item.key, "the seal lists it as records, but it contains none")
-        return content
+
+async def read_attempt(store: Store, index: int, attempt: int) -> list[Record]:
+    """Return the current records of an attempt of a rollout below a run's folder, in the order of writing. Raises
+    RecordCorrupt.
+    """
+    problem: RecordCorrupt | None = None
+    try:
+        records = await AttemptFolder.of_rollout(store, index, attempt).records()
+    except RecordCorrupt as error:
+        problem = error
+    # A seal replaces the segments, so look for one after reading them.
+    seal = await read_seal(store, index)
+    if seal is not None and seal.result.attempt == attempt:
+        return await sealed_records(store, seal)
+    if problem is not None:
+        raise problem
+    return records
+
+
+async def sealed_records(store: Store, seal: Seal) -> list[Record]:
+    """Return the records of a sealed rollout in the order of writing, checked against the digest. Raises RecordCorrupt."""
+    item = next((item for item in seal.objects if item.key.endswith(RECORDS)), None)
+    if item is None:
+        return []
+    content = decode(item.key, await _checked(store, item))
+    if isinstance(content, Closing):
+        raise RecordCorrupt(item.key, "the seal lists it as records, but it contains none")
+    return restored(item.key, content)
 
 
 class NoTokenIds(Exception):
@@ -140,11 +160,9 @@ async def sealed_tokens(store: Store, index: int) -> list[Branch]:
     Empty if the rollout is masked or has no model call. Raises NoTokenIds if its model returned none, NoSuchRun if it is
     not sealed, RecordCorrupt.
     """
-    key = f"seals/{index}.json"
-    data = await store.get(key)
-    if data is None:
+    seal = await read_seal(store, index)
+    if seal is None:
         raise NoSuchRun(f"rollout {index} of {store.uri} is not sealed")
-    seal = parse_seal(key, data)
     branches = await _tokens_of(store, seal)
     if not branches and seal.result.turns and seal.result.outcome is Outcome.COMPLETED:
         raise NoTokenIds(

@@ -181,6 +181,13 @@ async def read_seals(store: Store) -> StoredSeals:
     return seals
 
 
+async def read_seal(store: Store, index: int) -> Seal | None:
+    """Return the seal of a rollout below a run's folder; None if it is not sealed. Raises RecordCorrupt."""
+    key = f"seals/{index}.json"
+    data = await store.get(key)
+    return None if data is None else parse_seal(key, data)
+
+
 def parse_seal(key: str, data: bytes) -> Seal:
     """Parse a seal. Raises RecordCorrupt."""
     seal = validated(key, Seal.model_validate_json, data)

@@ -233,7 +233,7 @@ def write_rollout(folder: Path, rollout: Rollout) -> None:
     if result is not None:
         records.append(ArtifactsRecord(time=0, key=key, bytes=len(archive)))
     objects = {
-        f"attempts/{index}/{attempt}/1-0.jsonl.zst": encode(records),
+        f"attempts/{index}/{attempt}/{'1-0' if result is None else '1-1-records'}.jsonl.zst": encode(records),
         key: compress(archive),
         f"attempts/{index}/{attempt}/1-tokens.jsonl.zst": encode_branches([_tokens(index)]),
     }

@@ -13,14 +13,20 @@ from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.records import AttemptRecord
 
-_SEGMENT = re.compile(r"/attempts/(\d+)/\d+/\d+-\d+\.jsonl\.zst$")
+_SEGMENT = re.compile(r"attempts/(\d+)/\d+/(\d+)-(\d+)\.jsonl\.zst$")
+_RECORDS = re.compile(r"/(\d+)-(\d+)-records\.jsonl\.zst$")
 _SEAL = re.compile(r"/seals/(\d+)\.json$")
-_EPOCH = re.compile(r"/(\d+)-\d+\.jsonl\.zst$")
 
 
 def segments_in(store: Store) -> int:
     """Segments of journals that all runs in a store have written by now."""
-    return sum(_SEGMENT.search(item.key) is not None for item in asyncio.run(store.list("")))
+    return segments_among([item.key for item in asyncio.run(store.list(""))])
+
+
+def segments_among(keys: Sequence[str]) -> int:
+    """Segments that were written by the time of a listing, those that a seal has replaced included."""
+    replaced = sum(int(match[2]) for key in keys if (match := _RECORDS.search(key)))
+    return replaced + sum(_SEGMENT.search(key) is not None for key in keys)
 
 
 def rollouts_at_work(store: Store) -> set[str]:
@@ -52,9 +58,9 @@ def kill_in_the_midst(
 def resumed_rollouts(store: Store, name: str) -> set[int]:
     """Rollouts whose recorded work one process began and another went on with.
 
-    Asserts that each attempt that had recorded its workspace is the one that was sealed, with every segment that was ever
-    written to it: a runner's death neither costs an attempt nor a turn. Only an attempt that was still booting may end
-    without a seal.
+    Asserts that each attempt that had recorded its workspace is the one that was sealed, with as many segments as were
+    ever written to it: a runner's death neither costs an attempt nor a turn. Only an attempt that was still booting may
+    end without a seal.
     """
     return asyncio.run(_resumed_rollouts(store, name))
 
@@ -63,14 +69,19 @@ async def _resumed_rollouts(store: Store, name: str) -> set[int]:
     run = await open_run(store, name)
     resumed = set()
     for index, seal in run.seals.items():
-        sealed = {item.key for item in seal.objects}
-        for attempt in await run.attempts(index):
-            epochs = await AttemptFolder.of_rollout(run.store, index, attempt).read()
-            if not any(isinstance(record, AttemptRecord) for epoch in epochs.values() for record in epoch.records):
-                continue
-            assert attempt == seal.result.attempt, f"rollout {index} began anew and lost attempt {attempt}'s work"
-            lost = {item.key for epoch in epochs.values() for item in epoch.objects} - sealed
-            assert not lost, f"rollout {index} lost what was recorded: {sorted(lost)}"
-        if len({match[1] for key in sealed if (match := _EPOCH.search(key))}) > 1:
+        for attempt in set(await run.attempts(index)) - {seal.result.attempt}:
+            records = await AttemptFolder.of_rollout(run.store, index, attempt).records()
+            begun = any(isinstance(record, AttemptRecord) for record in records)
+            assert not begun, f"rollout {index} began anew and lost attempt {attempt}'s work"
+        # Of the segments only closings are left. The number of a closing is that of its epoch's segments.
+        names = [item.key for item in await run.store.list(f"attempts/{index}/{seal.result.attempt}")]
+        closings = sorted((int(match[2]), int(match[3])) for name in names if (match := _SEGMENT.search(name)))
+        earlier = sum(count for _, count in closings)
+        (epoch, count), *_ = [
+            (int(match[1]), int(match[2])) for item in seal.objects if (match := _RECORDS.search(item.key))
+        ]
+        assert [number for number, _ in closings] == list(range(1, epoch)), f"rollout {index}: {names}"
+        assert count >= earlier, f"rollout {index} lost what was recorded: {names}"
+        if earlier and count > earlier:
             resumed.add(index)
     return resumed

@@ -12,6 +12,7 @@ from agent_runtime.runner.supervisor import Exit
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.full import FULL
 from tests.support.pod_processes import running
+from tests.support.resumed import segments_among
 from tests.support.runner_pods import ending, kill_engine, live_runner, second_runner
 from tests.support.scripted import STEPS, careful, scripted_job, task, turn
 
@@ -34,8 +35,8 @@ def assert_nothing_lost_or_doubled(job: Job, total: int) -> None:
 
 def wait_for_progress(job: Job) -> None:
     """Until a turn was recorded that was not there before."""
-    before = len(job.keys("attempts"))
-    eventually(lambda: len(job.keys("attempts")) > before or None, 90, job.describe)
+    before = segments_among(job.keys(""))
+    eventually(lambda: segments_among(job.keys("")) > before or None, 90, job.describe)
 
 
 def test_runners_killed_in_the_middle_of_turns_lose_nothing_and_keep_their_sandboxes(
@@ -99,7 +100,7 @@ def test_frozen_runner_can_neither_act_nor_write_after_a_takeover(cluster: Clust
     name, namespace = second["metadata"]["name"], job.namespace
 
     def taken_over() -> bool | None:
-        epochs = {tuple(key.split("/")[1:]) for key in job.keys("attempts") if key.endswith("epoch-2.start.json")}
+        epochs = {tuple(key.split("/")[1:]) for key in job.keys("attempts") if key.endswith("epoch-2.json")}
         return len(epochs) == 8 or None
 
     eventually(taken_over, 120, job.describe)

@@ -27,7 +27,7 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 from tests.support.fingerprint import fingerprint
 from tests.support.games import wander
-from tests.support.resumed import resumed_rollouts
+from tests.support.resumed import resumed_rollouts, segments_in
 
 ROOT = Path(__file__).parents[3]
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
@@ -258,4 +258,4 @@ def run_to_its_end(folder: Path, environ: dict[str, str], kills: int, drawn: ran
 
 
 def written(folder: Path) -> int:
-    return sum(1 for _ in (folder / "out").glob("*/attempts/*/*/*.zst"))
+    return segments_in(Store.open(str(folder / "out"), {}))

@@ -286,7 +286,8 @@ def test_failed_export_keeps_the_existing_file(finished: Shell, tmp_path: Path) 
     (run,) = (finished.folder / "out").iterdir()
     damaged = tmp_path / "out" / run.name
     shutil.copytree(run, damaged)
-    (damaged / "attempts" / "4" / "0" / "1-0.jsonl.zst").write_bytes(b"")
+    (records,) = (damaged / "attempts" / "4" / "0").glob("*-records.jsonl.zst")
+    records.write_bytes(b"")
     (tmp_path / "samples.jsonl").write_text("of an earlier export\n")
     failed = Shell(finished.program, tmp_path)("export", "starter", "--format", "openai", "-o", "samples.jsonl")
     assert failed.returncode != 0
@@ -782,25 +783,33 @@ def test_damaged_run_is_listed_with_the_object(finished: Shell, tmp_path: Path) 
     assert f"{run.name} is damaged: stats.json: it is not JSON" in listed.stderr
 
 
-@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "unfinished"])
-def test_truncated_segment_is_reported_by_name_wherever_it_is_read(shell: Shell, sealed: bool) -> None:
+def test_truncated_records_are_reported_by_name_wherever_they_are_read(shell: Shell) -> None:
     slow_job(shell.folder, 0)
     assert shell("run", "slow.yaml").returncode == 0
-    (run,) = shell.folder.glob("out/slow-*")
-    segment = "attempts/2/0/1-1.jsonl.zst"
-    (run / segment).write_bytes((run / segment).read_bytes()[:-5])
-    if not sealed:  # as a run that was killed leaves it
-        for derived in (run / "seals" / "2.json", run / "results.jsonl", run / "stats.json", *run.glob("shards/*")):
-            derived.unlink()
-    reading = [["show", "slow", "2"]]
-    reading += [["report", "slow"], ["export", "slow", "--format", "openai"]] if sealed else [["run", "slow.yaml"]]
+    (records,) = shell.folder.glob("out/slow-*/attempts/2/0/*-records.jsonl.zst")
+    assert_truncation_is_reported(
+        shell, records, ["show", "slow", "2"], ["report", "slow"], ["export", "slow", "--format", "openai"]
+    )
+    assert len(list(shell.folder.glob("*.html*"))) == 1, "the other rollouts can be read, so there is a report of them"
+
+
+def test_truncated_segment_of_an_unfinished_rollout_is_reported_by_name_wherever_it_is_read(shell: Shell) -> None:
+    slow_job(shell.folder, 3600, first=0)
+    process = shell.start("run", "slow.yaml")
+    wait_for(process, shell.folder, "out/slow-*/attempts/0/0/1-1.jsonl.zst")
+    process.kill()
+    process.communicate(timeout=60)
+    (segment,) = shell.folder.glob("out/slow-*/attempts/0/0/1-1.jsonl.zst")
+    assert_truncation_is_reported(shell, segment, ["show", "slow", "0"], ["run", "slow.yaml"])
+
+
+def assert_truncation_is_reported(shell: Shell, file: Path, *reading: list[str]) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
     for arguments in reading:
         answer = shell(*arguments)
         assert answer.returncode == 4, (arguments, answer)
-        assert segment in answer.stderr, arguments
+        assert "/".join(file.parts[-4:]) in answer.stderr, arguments
         assert "Traceback" not in answer.stderr
-    reports = list(shell.folder.glob("*.html*"))
-    assert len(reports) == sealed, "the other rollouts can be read, so there is a report of them"
 
 
 def test_reading_what_is_not_there_makes_no_folders(shell: Shell) -> None:

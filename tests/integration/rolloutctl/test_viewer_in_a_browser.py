@@ -228,14 +228,14 @@ async def test_a_live_run_is_followed(browser: Browser, tmp_path: Path) -> None:
 
 async def test_a_damaged_object_is_told_and_the_rest_works(browser: Browser, tmp_path: Path) -> None:
     folder = write_run(tmp_path, "hurt", [made_up_rollout(index, hostile=False) for index in range(16)])
-    chunk = folder / "attempts" / "3" / "0" / "1-0.jsonl.zst"
+    chunk = folder / "attempts" / "3" / "0" / "1-1-records.jsonl.zst"
     chunk.write_bytes(chunk.read_bytes()[:-7])
     (folder / "seals" / "5.json").write_text("{")
     async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
         await tab.until("document.querySelectorAll('.virtual tbody tr').length === 15")
         assert "Rollout 5 cannot be read" in await tab.run("document.querySelector('.head').textContent")
         await tab.run(f"location.hash = '/run/{folder.name}/rollout/3'")
-        await tab.until("document.querySelector('.problem')?.textContent.includes('1-0.jsonl.zst')")
+        await tab.until("document.querySelector('.problem')?.textContent.includes('1-1-records.jsonl.zst')")
         await tab.run(f"location.hash = '/run/{folder.name}/rollout/4'")
         await tab.until("document.querySelectorAll('.step').length > 4")
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
 from agent_runtime.recording.job_record import JobRecord
-from agent_runtime.recording.journal import ArtifactsTooLarge, Journal, RecordCorrupt, read_attempt
-from agent_runtime.recording.reader import open_run
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.journal import AlreadySealed, ArtifactsTooLarge, Journal, RecordCorrupt, Superseded
+from agent_runtime.recording.reader import open_run, read_attempt
+from agent_runtime.recording.store import StorageError, Store
 from rollout_api.records import IntentRecord, Outcome, Record, ResponseRecord, Result, StopReason, StopRecord
 
 MakeResult = Callable[..., Result]
@@ -49,14 +49,14 @@ async def test_appends_that_were_called_together_are_written_in_the_order_of_the
     journal = await begun(record)
     notes = [note(str(number)) for number in range(20)]
     await asyncio.gather(*(journal.append([each]) for each in notes))
-    assert await read_attempt(record, 0, 0) == notes
+    assert await read_attempt(record.store, 0, 0) == notes
     assert await journal.begin() == notes
 
 
 async def test_nothing_to_append_writes_nothing(record: JobRecord) -> None:
     journal = await begun(record)
     await journal.append([])
-    assert await read_attempt(record, 0, 0) == []
+    assert await read_attempt(record.store, 0, 0) == []
 
 
 async def test_appending_before_the_earlier_epochs_are_closed_is_a_mistake_that_shows(record: JobRecord) -> None:
@@ -94,7 +94,7 @@ async def test_cancelled_append_is_kept_and_is_not_another_runners(record: JobRe
     with pytest.raises(asyncio.CancelledError):
         await journal.append([note("cancelled")])
     await journal.append([note("next")])
-    assert await read_attempt(record, 0, 0) == [note("cancelled"), note("next")]
+    assert await read_attempt(record.store, 0, 0) == [note("cancelled"), note("next")]
 
 
 async def test_a_cancelled_seal_can_be_done_again_with_another_outcome(
@@ -144,12 +144,10 @@ async def test_a_seal_lists_what_it_vouches_for_and_its_result_says_where(
     assert result.trajectory == "attempts/0/0/2-trajectory.json"
     seal = (await record.seals())[0]
     assert [item.key.removeprefix("attempts/0/0/") for item in seal.objects] == [
-        "1-0.jsonl.zst",
-        "2-0.jsonl.zst",
-        "2-1.jsonl.zst",
-        "2-artifacts.tar.zst",
+        "2-3-records.jsonl.zst",
         "2-tokens.jsonl.zst",
         "2-trajectory.json",
+        "2-artifacts.tar.zst",
     ]
     trajectory = json.loads(await record.store.get(result.trajectory) or b"")
     assert trajectory["schema_version"] == "ATIF-v1.7"
@@ -192,7 +190,7 @@ async def test_a_missing_last_segment_of_a_closed_epoch_is_reported(record: JobR
     await begun(record)
     await record.store.delete(["attempts/0/0/1-1.jsonl.zst"])
     with pytest.raises(RecordCorrupt, match=r"1-1.jsonl.zst: it is missing"):
-        await read_attempt(record, 0, 0)
+        await read_attempt(record.store, 0, 0)
 
 
 async def test_a_sealed_rollout_is_exactly_what_its_seal_lists(
@@ -201,11 +199,78 @@ async def test_a_sealed_rollout_is_exactly_what_its_seal_lists(
     journal = await begun(record)
     await journal.append(TURN)
     await journal.seal(make_result(0), None, TURN)
-    late = await begun(record)
-    await late.append([note("by a runner that did not know")])
     run = await open_run(folder, "fix")
     assert await run.records(0) == TURN
     assert [branch.token_ids for branch in await run.tokens(0)] == [[1, 2, 3]]
-    await record.store.put("attempts/0/0/1-0.jsonl.zst", b"something else")
-    with pytest.raises(RecordCorrupt, match=r"1-0.jsonl.zst: its SHA-256 or size differs from the seal"):
+    await record.store.put("attempts/0/0/1-1-records.jsonl.zst", b"something else")
+    with pytest.raises(RecordCorrupt, match=r"1-1-records.jsonl.zst: its SHA-256 or size differs from the seal"):
         await run.records(0)
+
+
+async def names(record: JobRecord) -> set[str]:
+    return {item.key.removeprefix("attempts/0/0/") for item in await record.store.list("attempts")}
+
+
+async def test_sealed_records_replace_the_segments_of_all_epochs(record: JobRecord, make_result: MakeResult) -> None:
+    first = await begun(record)
+    await first.append(TURN[:1])
+    second = await begun(record)
+    await second.append(TURN[1:])
+    await second.seal(make_result(0), None, TURN)
+    # The closing remains, so that the first holder is still refused.
+    files = {"epoch-1.json", "epoch-2.json", "1-1.jsonl.zst", "2-2-records.jsonl.zst"}
+    assert await names(record) == {*files, "2-tokens.jsonl.zst", "2-trajectory.json"}
+    assert await read_attempt(record.store, 0, 0) == TURN
+    with pytest.raises(Superseded):
+        await first.append([note("too late")])
+
+
+async def test_run_that_was_opened_before_the_seal_reads_the_records_after_it(
+    folder: Store, record: JobRecord, make_result: MakeResult
+) -> None:
+    journal = await begun(record)
+    await journal.append(TURN)
+    run = await open_run(folder, "fix")
+    assert await run.records(0) == TURN
+    await journal.seal(make_result(0), None, TURN)
+    assert await run.records(0) == TURN
+
+
+async def test_runner_that_takes_a_sealed_rollout_over_gets_its_result(
+    record: JobRecord, make_result: MakeResult
+) -> None:
+    first = await begun(record)
+    second = await Journal.claim(record, 0, 0)
+    third = await Journal.claim(record, 0, 0)
+    await third.begin()
+    await third.seal(make_result(0, message="sealed"), None, [])
+    for late in (second.peek, third.peek, (await Journal.claim(record, 0, 0)).begin):
+        with pytest.raises(AlreadySealed) as caught:
+            await late()
+        assert caught.value.result.message == "sealed"
+    with pytest.raises(Superseded):
+        await first.append([note("too late")])
+
+
+@dataclass(frozen=True)
+class KeepingStore(Store):
+    """Refuses to delete, as credentials that protect records do."""
+
+    refused: list[str] = field(default_factory=list)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.refused.extend(keys)
+        raise StorageError("AccessDenied")
+
+
+async def test_storage_that_deletes_nothing_is_asked_once_and_keeps_the_segments(
+    record: JobRecord, make_result: MakeResult
+) -> None:
+    record.store = keeping = KeepingStore(record.store.uri, record.store.objects, record.store.prefix)
+    for attempt in (0, 1):
+        journal = await begun(record, attempt)
+        await journal.append(TURN)
+        await journal.seal(make_result(0, attempt=attempt), None, TURN)
+    assert keeping.refused == ["attempts/0/0/epoch-1.start.json", "attempts/0/0/1-0.jsonl.zst"]
+    assert await read_attempt(record.store, 0, 0) == TURN
+    assert await read_attempt(record.store, 0, 1) == TURN

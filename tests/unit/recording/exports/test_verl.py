@@ -24,7 +24,7 @@ async def conversations(tmp_path: Path) -> Rows:
 
 @pytest.fixture
 async def tokens(tmp_path: Path) -> Rows:
-    await write_tokens(await record_run(tmp_path / "out"), tmp_path / "tokens.parquet")
+    await write_tokens(await record_run(tmp_path / "other"), tmp_path / "tokens.parquet")
     rows: Rows = pq.read_table(tmp_path / "tokens.parquet").to_pylist()
     return rows
 
