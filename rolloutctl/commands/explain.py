@@ -63,7 +63,7 @@ def explain(
 
 def _kinds() -> dict[str, Schema]:
     """Return the schema of each kind's spec; kinds without one are not written by people."""
-    found = {}
+    found: dict[str, Schema] = {}
     for definition in definitions().values():
         (version,) = definition["spec"]["versions"]
         whole = version["schema"]["openAPIV3Schema"]
