@@ -141,7 +141,7 @@ async def test_custom_tools_are_called_and_their_errors_reported(tmp_path: Path,
     assert told["weather"] == "The temperature of a city today."
 
 
-async def test_agents_of_ones_own_change_the_loop(tmp_path: Path, server: ScriptedServer) -> None:
+async def test_custom_agents_change_the_loop(tmp_path: Path, server: ScriptedServer) -> None:
     careful: list[Answer] = [("calculator", {"expression": "17 * 23"}), "It is 391.", "Yes, 391."]
     server.scripts = {"Use the calculator for every number": careful, "What is 17 * 23?": ["391"]}
     assert await run("custom_agent", tmp_path, server) == [
@@ -164,7 +164,7 @@ async def test_custom_reasoning_agent_of_their_readme_runs(tmp_path: Path, serve
     assert "391" in shown, "each turn is recorded"
 
 
-async def test_a_form_of_tool_calls_of_ones_own_works(tmp_path: Path, server: ScriptedServer) -> None:
+async def test_custom_tool_call_format_works(tmp_path: Path, server: ScriptedServer) -> None:
     command = "sed -i 's/2 - 3/2 + 3/' add.py"
     server.scripts["add.py subtracts"] = [
         "I had better look first.",
@@ -219,7 +219,9 @@ async def test_names_become_agents_and_tools(tmp_path: Path, server: ScriptedSer
     assert "did you mean 'ReAct'?" in printed[-1]
 
 
-async def test_a_batch_runs_side_by_side_and_one_failure_stays_alone(tmp_path: Path, server: ScriptedServer) -> None:
+async def test_a_batch_runs_concurrently_and_one_failure_affects_no_other_task(
+    tmp_path: Path, server: ScriptedServer
+) -> None:
     printed = await run("batch", tmp_path, server)
     failed = "batch_5: FunctionFailed: __main__:llm_func raised ConnectionError: the server is down"
     assert printed[:-1] == [failed if number == 5 else f"batch_{number}: {number**2}" for number in range(8)]

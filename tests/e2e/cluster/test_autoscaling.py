@@ -101,7 +101,7 @@ def metrics_adapter(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterato
     cluster.kubectl("delete", f"clusterrolebinding/{namespace}-metrics")
 
 
-def test_servers_come_and_go_with_the_calls_of_a_job(
+def test_servers_scale_up_and_down_with_the_calls_of_a_job(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], metrics_adapter: None
 ) -> None:
     server = Server(cluster, namespace).apply(replicas=1, **endless_model(cluster, namespace)).wait_ready(1)

@@ -178,7 +178,7 @@ GIVEN: dict[str, Callable[[Place], object]] = {
 }
 
 
-def test_every_page_for_a_cluster_is_typed_here() -> None:
+def test_every_page_for_a_cluster_has_a_test() -> None:
     assert {page for page, found in BY_PAGE.items() if any(block.needs == CLUSTER for block in found)} == GIVEN.keys()
 
 

@@ -73,7 +73,7 @@ def test_laptop_only_settings_are_found_before_the_job_is_applied(
 
 
 @pytest.mark.full
-def test_a_namespace_that_is_not_there_is_found(doctor: Doctor) -> None:
+def test_missing_namespace_is_reported(doctor: Doctor) -> None:
     code, found = doctor("no-such-namespace")
     assert code == 1
     assert [(finding["state"], finding["message"]) for finding in found["admission"]] == [
@@ -98,7 +98,7 @@ def test_restricted_namespace_gets_its_jobs_requirements(
     assert "set sandbox.user" not in " ".join(finding["advice"] for finding in found["admission"])
 
 
-def test_who_may_see_little_gets_warnings_and_no_false_alarm(
+def test_user_with_few_permissions_gets_warnings_and_no_false_failure(
     cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What an ordinary user of a team's namespace has: the role `edit` there, and nothing in the cluster.

@@ -58,7 +58,7 @@ def calls_to(server: Server, asked: frozenset[Route]) -> Sequence[Sequence[objec
     ]
 
 
-def test_servers_are_found_by_all_and_each_by_its_own_address_and_leave_nothing(server: Server) -> None:
+def test_servers_answer_at_the_shared_and_their_own_addresses_and_leave_no_object(server: Server) -> None:
     server.apply(replicas=2).wait_ready(2)
     status = server.status
     assert status["url"] == f"http://{NAME}-api.{server.namespace}.svc:{MODEL_PORT}"

@@ -87,7 +87,7 @@ def usable(series: list[Object]) -> bool:
     return any(one["value"][1] != "NaN" for one in series)
 
 
-def test_the_alerts_are_rules_that_prometheus_can_work_out(prometheus: Prometheus) -> None:
+def test_prometheus_evaluates_every_alert(prometheus: Prometheus) -> None:
     def evaluated() -> list[Object] | None:
         rules = prometheus.rules()
         return rules if rules and all(rule["health"] != "unknown" for rule in rules) else None

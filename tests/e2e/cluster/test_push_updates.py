@@ -188,7 +188,7 @@ def listening(server: Server, pod: str) -> Iterator[None]:
         process.kill()
 
 
-def test_only_the_trainer_reaches_the_port_of_the_tensors_and_it_reaches_no_other(
+def test_tensor_port_admits_only_the_trainer_and_the_trainer_no_other_port(
     cluster: Cluster, namespace: str, new_namespace: Callable[[], str]
 ) -> None:
     # Nobody pushes yet: the trainer that the hook names does not have to be there.

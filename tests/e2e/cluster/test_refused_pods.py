@@ -87,7 +87,7 @@ def invalid(sandbox: ByHand) -> str:
     return str(finished["message"])
 
 
-def test_a_sandbox_cannot_borrow_rights_with_its_pod_template(cluster: Cluster, unasked_namespace: str) -> None:
+def test_a_sandbox_cannot_get_privileges_from_its_pod_template(cluster: Cluster, unasked_namespace: str) -> None:
     sandboxes = {name: ByHand(cluster, unasked_namespace, name) for name in TEMPLATES}
     for name, sandbox in sandboxes.items():
         sandbox.apply(podTemplate=TEMPLATES[name][0], whenFinished="Retain")
@@ -131,7 +131,7 @@ def test_privileged_sandbox_gets_its_templates_rights_where_the_chart_allows(
     assert [result["reward"] for result in job.results()] == [1]
 
 
-def test_a_job_cannot_borrow_rights_for_its_sandboxes(
+def test_a_job_cannot_get_privileges_from_its_sandboxes_pod_template(
     cluster: Cluster, new_job: Callable[..., Job], unasked_namespace: str
 ) -> None:
     jobs = []
@@ -172,7 +172,7 @@ def as_runner(job: Job) -> str:
     return f"--as=system:serviceaccount:{job.namespace}:{runner_name(job.name)}"
 
 
-def test_compromised_runner_gets_no_rights_through_its_sandboxes(
+def test_compromised_runner_gets_no_privileges_through_its_sandboxes(
     cluster: Cluster, running: Callable[..., list[Job]]
 ) -> None:
     (job,) = running("taken")

@@ -45,7 +45,7 @@ def test_sandbox_is_plain_with_the_reason_where_overlay_is_refused(
 
 
 @pytest.mark.full
-def test_where_the_executors_own_trial_of_overlay_fails_its_pod_is_made_again_plain(
+def test_pod_is_made_again_as_plain_when_the_executors_overlay_trial_fails(
     cluster: Cluster, namespace: str, load_image: Callable[..., str], tmp_path: Path
 ) -> None:
     # The trial runs `true` in a workspace. This one ends with 3.

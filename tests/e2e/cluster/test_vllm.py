@@ -127,7 +127,7 @@ def assert_made_by(checkpoint: Path, branches: list[Branch]) -> None:
         assert max(abs(mine - theirs) for mine, theirs, mask in recorded if mask) < TOLERANCE
 
 
-def test_vllm_serves_a_job_over_policy_updates_a_failed_load_and_the_way_back(
+def test_vllm_serves_a_job_over_policy_updates_a_failed_load_and_a_rollback(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], image: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     first, second = (upload(cluster, namespace, checkpoints / str(v), f"policy-{v}") for v in VERSIONS)

@@ -35,7 +35,7 @@ def documents(request: pytest.FixtureRequest) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_helm_finds_nothing_to_complain_about(name: str) -> None:
+def test_helm_lint_finds_no_problem(name: str) -> None:
     command = [tool("helm"), "lint", "--strict", str(CHART), "--values", str(FOLDER / "values" / f"{name}.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -121,7 +121,7 @@ def rules(documents: list[Manifest], *kinds: str) -> list[Manifest]:
     return [rule for kind in kinds for document in of_kind(documents, kind) for rule in document["rules"]]
 
 
-def test_no_right_is_given_wholesale(documents: list[Manifest]) -> None:
+def test_no_role_has_wildcards_or_permissions_to_escalate(documents: list[Manifest]) -> None:
     found = rules(documents, "ClusterRole", "Role")
     assert found
     for rule in found:

@@ -76,7 +76,7 @@ def counted_at_once(api: StandInApi) -> Trouble:
 
 
 @pytest.mark.parametrize("trouble", [lost_reply, late_504, throttled, starting_up, full_quota, counted_at_once])
-async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
+async def test_a_create_whose_request_or_reply_fails_makes_one_sandbox(
     opened: Opened, operator: StandInOperator, trouble: Callable[[StandInApi], Trouble]
 ) -> None:
     provider = await opened()
@@ -144,7 +144,7 @@ async def test_an_api_server_that_is_away_stops_no_running_workspace_and_delays_
     assert await say(await waiting, "echo late") == "late"
 
 
-async def test_an_end_during_a_dropped_watch_is_heard_of(opened: Opened, operator: StandInOperator) -> None:
+async def test_an_end_during_a_dropped_watch_is_noticed(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     workspace = await acquire(provider)
     operator.api.drop_watches()

@@ -4,4 +4,4 @@ from tests.integration.sandboxes.test_provider_contract import *  # noqa: F403
 
 # A runner on a cluster opens another sandbox instead of waiting; and its sandboxes do use the image.
 del test_an_attempt_waits_for_a_place_and_says_so_when_none_comes  # noqa: F821
-del test_the_record_says_what_it_really_was  # noqa: F821
+del test_description_names_the_provider_and_the_actual_mode  # noqa: F821

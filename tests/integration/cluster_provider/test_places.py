@@ -76,7 +76,7 @@ async def test_nodes_without_overlay_give_plain_sandboxes(opened: Opened, operat
     assert members[0].description["modeReason"] == "the kernel refused the mount"
 
 
-async def test_a_pod_that_cannot_do_overlay_is_followed_by_the_plain_one_in_its_place(
+async def test_pod_whose_overlay_trial_fails_is_replaced_by_a_plain_one(
     opened: Opened, operator: StandInOperator
 ) -> None:
     operator.trial_fails = True
@@ -120,7 +120,7 @@ async def test_the_same_attempt_asked_for_again_gets_its_own_workspace(opened: O
     assert await again.read("mark") == b"here"
 
 
-async def test_closing_deletes_every_sandbox_also_those_on_their_way(opened: Opened, operator: StandInOperator) -> None:
+async def test_closing_deletes_every_sandbox_also_those_that_start(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     await acquire(provider)
     late = asyncio.create_task(acquire(provider, "9-0", image="other"))

@@ -44,7 +44,7 @@ async def test_leftovers_of_an_earlier_process_are_removed_and_places_reused(
     assert [verb for verb, _ in operator.api.writes] == ["create"]
 
 
-async def test_a_place_that_an_unswept_workspace_holds_is_not_given_away(
+async def test_place_of_a_leftover_workspace_is_used_only_after_the_sweep(
     opened: Opened, operator: StandInOperator
 ) -> None:
     first = await opened()
@@ -60,7 +60,7 @@ async def test_a_place_that_an_unswept_workspace_holds_is_not_given_away(
     assert len(operator.api.writes) == 2
 
 
-async def test_the_agents_workspace_makes_way_for_the_grading_of_its_attempt(
+async def test_an_agents_leftover_workspace_is_removed_for_the_grading_of_its_attempt(
     opened: Opened, operator: StandInOperator
 ) -> None:
     job = rollout_job(places=1)
@@ -74,7 +74,7 @@ async def test_the_agents_workspace_makes_way_for_the_grading_of_its_attempt(
 
 @pytest.mark.parametrize("mode", ["Plain", "Auto"])
 @pytest.mark.parametrize("attempt", ["0-0", "1-0"], ids=["same attempt", "another attempt"])
-async def test_a_plain_sandbox_that_an_earlier_process_used_hosts_nothing_else(
+async def test_a_plain_sandbox_that_an_earlier_process_used_hosts_no_other_attempt(
     opened: Opened, operator: StandInOperator, mode: str, attempt: str
 ) -> None:
     """What was written to its root is still there: it could change the next agent's work, or its grading."""
@@ -92,7 +92,7 @@ async def test_a_plain_sandbox_that_an_earlier_process_used_hosts_nothing_else(
     await until(lambda: agent.handle["sandbox"] not in operator.api.sandboxes)
 
 
-async def test_a_plain_sandbox_whose_workspace_another_runner_ended_hosts_nothing_else(
+async def test_a_plain_sandbox_whose_workspace_another_runner_ended_hosts_no_other_attempt(
     opened: Opened, operator: StandInOperator
 ) -> None:
     first = await opened(rollout_job("Plain"))
@@ -139,7 +139,7 @@ async def test_sandbox_that_ended_without_a_runner_gives_the_reason(opened: Open
         assert failure.value.reason == reason
 
 
-async def test_restarted_executor_is_not_the_old_one(opened: Opened, operator: StandInOperator) -> None:
+async def test_executor_with_another_boot_id_is_a_lost_sandbox(opened: Opened, operator: StandInOperator) -> None:
     first = await opened()
     workspace = await acquire(first)
     await first.close(keep=True)

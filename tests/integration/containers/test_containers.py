@@ -85,7 +85,7 @@ async def test_removed_container_is_lost_and_the_next_attempt_gets_another(provi
     assert await say(again, "echo on", "1:a") == "on"
 
 
-async def test_an_image_that_is_not_there_is_named(provider: SandboxProvider) -> None:
+async def test_missing_image_is_named(provider: SandboxProvider) -> None:
     with pytest.raises(SandboxFailure, match="localhost/none:1"):
         await provider.acquire(spec(image="localhost/none:1"), attempt="0-1", fence=FIRST, name="agent")
     with pytest.raises(SandboxFailure, match=r"needs sandbox\.image"):

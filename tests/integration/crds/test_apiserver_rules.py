@@ -116,7 +116,7 @@ def a_field_without_type(spec: dict[str, Any]) -> None:
         (a_field_without_type, "properties[user].type: Required value"),
     ],
 )
-def test_the_judge_refuses_what_an_api_server_refuses(
+def test_the_rules_checker_refuses_what_an_api_server_refuses(
     damage: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
 ) -> None:
     definition = yaml.safe_load((FOLDER / "rolloutjobs.yaml").read_text())

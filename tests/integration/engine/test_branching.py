@@ -93,7 +93,7 @@ async def test_a_strict_branch_refuses_to_begin_where_a_call_gives_something_els
         assert result.reward is None
 
 
-async def test_a_branch_can_be_branched_and_needs_its_source_no_more(tmp_path: Path) -> None:
+async def test_a_branch_can_be_branched_after_its_source_was_deleted(tmp_path: Path) -> None:
     source = await done(tmp_path, counting(sandbox={"snapshotEveryTurns": 1}))
     first = await done(tmp_path, branching(run_of(source), 1, sandbox={"snapshotEveryTurns": 1}))
     shutil.rmtree(tmp_path / run_of(source))
@@ -178,7 +178,7 @@ def test_differences_of_a_branch_are_recorded_when_its_first_runner_dies(
         assert len(result.branched_from.differences) == 1
 
 
-async def test_snapshot_paths_of_plain_are_present_in_a_branch(tmp_path: Path) -> None:
+async def test_snapshot_paths_of_a_plain_source_are_present_in_a_branch(tmp_path: Path) -> None:
     plain = {"workspaces": {"mode": "Plain"}}
     sandbox = {"snapshotEveryTurns": 1, "snapshotPaths": ["/data"], **plain}
     command = "mkdir -p ../data/sub && echo kept > ../data/sub/file; ln -s file ../data/sub/link"
@@ -241,7 +241,7 @@ async def test_unbranchable_rollouts_are_reported_before_the_first_one(tmp_path:
         await done(tmp_path, spent)
 
 
-async def test_episode_is_not_branched_in_its_middle(tmp_path: Path) -> None:
+async def test_episode_of_an_environment_cannot_be_branched(tmp_path: Path) -> None:
     lake = counting()
     lake["spec"]["tasks"] = {"environments": [{"id": "FrozenLake"}]}
     lake["spec"]["agent"] = {"type": "Environment"}

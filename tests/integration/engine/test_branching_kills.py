@@ -66,9 +66,7 @@ def test_a_branching_run_that_is_killed_loses_and_doubles_nothing(tmp_path: Path
     assert resumed_rollouts(Store.open(str(disturbed / "out"), {}), "branch")
 
 
-def test_an_agent_that_is_killed_among_its_checkpoints_ends_as_it_would_have(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
+def test_a_run_killed_between_checkpoints_gives_the_same_records(tmp_path: Path, environ: dict[str, str]) -> None:
     manifest = searching({})
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     for folder in (calm, disturbed):

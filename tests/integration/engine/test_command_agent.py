@@ -277,7 +277,7 @@ async def test_missing_program_gives_no_reward(tmp_path: Path, server: VllmStand
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(status == 502)", "print('sorry')"])
-async def test_a_program_that_its_server_failed_is_infrastructure(
+async def test_program_that_ends_because_its_server_failed_is_an_infrastructure_failure(
     tmp_path: Path, server: VllmStandIn, ending: str
 ) -> None:
     def break_down(prompt: Prompt) -> Answer | None:
@@ -302,9 +302,7 @@ class Firewalled(Speller):
         return await super().complete(request)
 
 
-async def test_a_program_that_makes_the_server_fail_at_its_words_and_gives_up_is_graded(
-    tmp_path: Path, server: VllmStandIn
-) -> None:
+async def test_a_program_whose_request_makes_the_server_fail_is_graded(tmp_path: Path, server: VllmStandIn) -> None:
     program = ASK + "ask()\nsys.exit(ask('forbidden') == 502)"
     job = manifest(tmp_path, server, program, ["python3", "agent.py"])
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Firewalled())
@@ -348,7 +346,7 @@ class Unwell(Speller):
         return await super().complete(request)
 
 
-async def test_a_failure_excuses_its_worker_although_another_worker_was_answered(
+async def test_a_failed_call_excuses_a_program_although_another_call_was_answered(
     tmp_path: Path, server: VllmStandIn
 ) -> None:
     program = ASK + "ask()\nstatus = ask('Go on')\nask('Another worker')\nsys.exit(status != 200)"
@@ -373,7 +371,7 @@ class OnePlace(Speller):
             return await super().complete(request)
 
 
-async def test_a_program_whose_own_calls_take_all_places_of_the_server_is_graded(
+async def test_a_program_whose_own_calls_occupy_the_whole_server_is_graded(
     tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_calls, "PROBE_SECONDS", 2.0)
@@ -450,7 +448,7 @@ async def test_program_over_its_budget_gets_an_error_and_is_then_ended(
     assert turns == {"MaxTurns": 2, "Finished": 8}.get(reason, turns) <= 8
 
 
-async def test_program_that_stops_at_the_error_has_the_same_end(tmp_path: Path, server: VllmStandIn) -> None:
+async def test_program_that_exits_at_the_budget_error_ends_with_max_turns(tmp_path: Path, server: VllmStandIn) -> None:
     program = ASK + "while ask() == 200: pass\nsys.exit(1)"
     ran = await run(tmp_path, server, program, python="python3", agent={"maxTurns": 3})
     assert (ran.end, ran.results[0]["turns"]) == (("Completed", "MaxTurns"), 3)

@@ -133,7 +133,7 @@ def failing(operation: str, attempts: set[str], reason: str = "NodeLost") -> dic
     return {"on_call": on_call}
 
 
-async def test_a_sandbox_that_cannot_be_had_once_costs_one_attempt_of_one_member(tmp_path: Path) -> None:
+async def test_a_sandbox_that_fails_to_start_once_costs_one_attempt_of_one_member(tmp_path: Path) -> None:
     ran = await run(a_job(tmp_path, group_size=4), tmp_path, **failing("acquire", {"2-0"}, "ImagePull"))
     assert ran.outcomes == [("Completed", "Finished", 1.0)] * 4
     assert [r["attempt"] for r in ran.results] == [0, 0, 1, 0]
@@ -556,7 +556,7 @@ class Ageing(OneCall):
         ({}, ("Completed", "Finished", 1.0), False),
     ],
 )
-async def test_a_trainer_gets_no_rollout_of_a_policy_that_is_too_old_without_knowing_it(
+async def test_rollouts_of_a_policy_older_than_the_limit_are_marked_stale_or_cancelled(
     tmp_path: Path, model: dict[str, Any], outcome: tuple[str, str, float | None], stale: bool
 ) -> None:
     job = a_job(tmp_path, group_size=1, model={"function": "nobody:asks", **model})

@@ -449,7 +449,7 @@ async def test_a_plugin_that_cannot_be_loaded_ends_the_job_before_its_first_roll
     assert not list(tmp_path.iterdir())
 
 
-async def test_refusing_every_call_is_only_ever_the_models_problem(tmp_path: Path) -> None:
+async def test_an_agent_whose_every_call_a_plugin_refuses_is_graded(tmp_path: Path) -> None:
     class No:
         def filter_tool_call(self, call: ToolCall) -> Refuse:
             return Refuse("never")

@@ -367,7 +367,7 @@ async def test_session_does_not_continue_a_run_that_was_given_up(tmp_path: Path)
     assert not model.asked
 
 
-async def test_session_that_loses_too_much_gives_its_run_up_for_good(tmp_path: Path) -> None:
+async def test_session_aborts_its_run_when_too_many_rollouts_are_lost(tmp_path: Path) -> None:
     async def lose(operation: str, attempt: str, key: str | None) -> None:
         raise SandboxFailure("Unschedulable", "no node fits")
 
@@ -389,7 +389,7 @@ async def test_session_that_loses_too_much_gives_its_run_up_for_good(tmp_path: P
 
 
 @pytest.mark.usefixtures("overtaking")
-async def test_a_trainer_whose_patience_ends_loses_no_group_and_no_place(tmp_path: Path) -> None:
+async def test_a_trainer_whose_waits_time_out_loses_no_group_and_no_place(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands(turns=2, seconds=0.02), most=2) as session:
         submitted, finished, row = 0, [], 0
         while row < 12:
@@ -479,7 +479,7 @@ class SlowToOpen(DummyProvider):
         await super().open()
 
 
-async def test_two_first_starts_of_a_job_at_once_give_one_run(tmp_path: Path) -> None:
+async def test_two_first_starts_of_a_job_at_the_same_time_give_one_run(tmp_path: Path) -> None:
     job = a_job(tmp_path, listed(1))
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": None})})
     model = Commands()

@@ -52,7 +52,7 @@ def test_episodes_are_recorded_where_one_wants_them(tmp_path: Path) -> None:
     assert list(tmp_path.glob("episodes-*/seals/0.json"))
 
 
-def test_episode_is_its_own_where_an_earlier_runner_recorded_others(tmp_path: Path) -> None:
+def test_episode_of_a_second_runner_is_separate_from_earlier_ones_in_the_same_output(tmp_path: Path) -> None:
     output = {"uri": str(tmp_path)}
     with AgentRunner({"id": GAME, "maxSteps": 5}, model=says("a", "b", "end"), output=output) as runner:
         assert runner.run_job(1).score == 3.0

@@ -108,7 +108,7 @@ async def test_a_rollout_that_is_cancelled_in_a_step_leaves_the_answers_of_other
     assert [move.observation for move in await other.take([], "b", NO_WORKSPACE)] == ["b 1"]
 
 
-async def test_episodes_are_spread_over_processes_up_to_the_most() -> None:
+async def test_episodes_are_spread_over_the_allowed_number_of_processes() -> None:
     pool = EnvironmentPool(2)
     try:
         episodes = [game(pool, Timeouts(), drift=True) for _ in range(4)]

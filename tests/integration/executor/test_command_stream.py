@@ -52,7 +52,7 @@ async def test_arbitrary_bytes_survive_from_stdin_to_both_streams(runner: Runner
     assert (few.stdout, few.stdout_head, few.stdout_omitted) == (data[:3] + data[-2:], 3, len(data) - 5)
 
 
-async def test_environment_folder_user_and_shell_are_what_was_asked_for(runner: Runner, client: Any) -> None:
+async def test_environment_folder_user_and_shell_are_as_requested(runner: Runner, client: Any) -> None:
     result = await runner.run(["sh", "-c", 'echo "$A"; pwd; id -u'], "0:env", env={"A": "ä = b"}, user="65534")
     said, folder, user = result.stdout.decode().splitlines()
     assert (said, user) == ("ä = b", "65534")
@@ -60,7 +60,7 @@ async def test_environment_folder_user_and_shell_are_what_was_asked_for(runner: 
     assert (await runner.run("echo $0 $((1 + 1))", "0:shell")).stdout.split()[1] == b"2"
 
 
-async def test_a_hundred_commands_at_once_each_end_as_their_own(runner: Runner) -> None:
+async def test_a_hundred_concurrent_commands_each_get_their_own_result(runner: Runner) -> None:
     runs = [runner.run(f"sleep 0.0{n % 7}; echo {n}; exit {n}", f"0:{n}") for n in range(100)]
     results = await asyncio.gather(*runs)
     assert [(result.exit_code, int(result.stdout)) for result in results] == [(n, n) for n in range(100)]
@@ -110,7 +110,7 @@ async def test_a_command_below_the_watermark_is_never_run_a_second_time(runner: 
     assert (await runner.run("cat runs", "2:see")).stdout == b"run\n"
 
 
-async def test_the_deadline_ends_a_command_and_says_so(runner: Runner) -> None:
+async def test_the_deadline_ends_a_command_and_is_reported(runner: Runner) -> None:
     result = await runner.run("setsid sleep 60 & sleep 60", "0:long", deadline_seconds=0.3)
     assert (result.signal, result.cause) == (9, "Deadline")
 
@@ -163,7 +163,7 @@ async def test_invalid_data_on_the_connection_harms_no_other(
     await stranger.client.close()
 
 
-async def test_without_the_upgrade_the_route_says_what_it_wants(client: Any) -> None:
+async def test_request_without_the_upgrade_header_is_refused_with_the_expected_protocol(client: Any) -> None:
     answer = await client.call("POST", "/commands")
     assert (answer.status, answer.code) == (400, "BadRequest")
     assert "rollout-commands" in answer.message

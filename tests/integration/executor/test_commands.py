@@ -116,7 +116,7 @@ async def test_a_command_that_prints_without_end_costs_no_memory_and_no_other_ca
     assert growth < 2048
 
 
-async def test_a_server_left_in_the_background_does_not_hang_the_call_and_lives_on(client: Any) -> None:
+async def test_a_background_server_keeps_running_and_does_not_delay_the_calls_result(client: Any) -> None:
     begun = time.monotonic()
     status = await client.run("echo started; (sleep 1.5; echo later) & ", waitSeconds=30)
     assert time.monotonic() - begun < 1.4

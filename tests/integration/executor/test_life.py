@@ -17,7 +17,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-async def test_it_says_what_it_is_and_what_it_keeps(client: Any, executor: Any) -> None:
+async def test_health_reports_mode_places_and_guarantees(client: Any, executor: Any) -> None:
     health = (await client.call("GET", "/health")).json
     assert health["mode"] == executor.ready["mode"] == executor.mode
     assert health["bootId"] == executor.ready["bootId"]
@@ -27,7 +27,7 @@ async def test_it_says_what_it_is_and_what_it_keeps(client: Any, executor: Any) 
         assert health["guarantees"]["network"].startswith("None: ")
 
 
-async def test_it_is_small(start_executor: Any, connect: Any) -> None:
+async def test_executor_uses_less_than_30_mb(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Plain")
     print(f"{executor.memory_kib() / 1024:.1f} MiB resident")
     # The bound is 30 MB. Time is the business of benchmarks/executor_start.py.
@@ -125,7 +125,9 @@ async def test_executor_of_a_stopped_run_ends_early_unless_another_request_comes
         await asyncio.to_thread(returned.process.wait, 3)
 
 
-async def test_strangers_and_probes_do_not_keep_it_alive(start_executor: Any, session_of: Any) -> None:
+async def test_probes_and_requests_without_a_token_do_not_keep_the_executor_alive(
+    start_executor: Any, session_of: Any
+) -> None:
     executor = start_executor("Plain", idleSeconds=1)
     async with session_of(executor) as (session, base):
         while executor.process.poll() is None:
@@ -197,7 +199,7 @@ def test_a_wrong_configuration_is_refused_by_the_name_of_its_key(
 CONFINED = ["unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh"]
 
 
-def test_overlay_that_cannot_be_had_ends_with_its_reason(start_executor: Any) -> None:
+def test_executor_ends_with_the_reason_when_overlay_is_unavailable(start_executor: Any) -> None:
     with pytest.raises(AssertionError, match=r"ended with 3: mode Overlay is unavailable here: .*mount"):
         start_executor("Overlay", prefix=CONFINED)
 

@@ -158,7 +158,7 @@ async def test_model_port_exists_only_from_the_runners_request_to_the_phases_end
     assert await state(client) is None
 
 
-async def test_another_workspace_cannot_reach_it(overlay: Any, connect: Any) -> None:
+async def test_another_workspace_cannot_reach_the_model_port(overlay: Any, connect: Any) -> None:
     async with connect(overlay) as client, connect(overlay) as other:
         port = (await opened(client)).rpartition(":")[2]
         connects = f"(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; echo $?"
@@ -166,7 +166,7 @@ async def test_another_workspace_cannot_reach_it(overlay: Any, connect: Any) -> 
         assert await other.out(["bash", "-c", connects]) == "1\n"
 
 
-async def test_a_frozen_or_deleted_workspace_lets_its_runner_go(overlay: Any, connect: Any) -> None:
+async def test_runner_is_released_when_its_workspace_is_frozen_or_deleted(overlay: Any, connect: Any) -> None:
     async with connect(overlay) as client:
         await opened(client)
         runner = await carrier(overlay, client)
@@ -181,7 +181,7 @@ async def test_a_frozen_or_deleted_workspace_lets_its_runner_go(overlay: Any, co
         assert await runner.is_cut()
 
 
-async def test_words_arrive_as_the_model_says_them(agent: Any, plain: Any) -> None:
+async def test_parts_of_an_answer_arrive_as_the_model_sends_them(agent: Any, plain: Any) -> None:
     runner = await carrier(plain, agent) if await opened(agent) else None
     assert runner is not None
     async with program((await state(agent))["url"]) as (reader, writer):
@@ -314,7 +314,7 @@ async def test_a_request_that_ends_every_runner_is_given_up(agent: Any, plain: A
     await until(agent, waiting=0, answering=0)
 
 
-async def test_what_could_be_read_in_two_ways_never_reaches_the_runner(agent: Any, plain: Any) -> None:
+async def test_ambiguous_requests_never_reach_the_runner(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     runner = await carrier(plain, agent)
     for request in (
@@ -346,9 +346,7 @@ async def test_what_could_be_read_in_two_ways_never_reaches_the_runner(agent: An
     assert (await state(agent))["waiting"] == 0
 
 
-async def test_a_flood_costs_its_own_workspace_its_places_and_the_executor_little(
-    agent: Any, plain: Any, client: Any
-) -> None:
+async def test_a_flood_of_requests_fills_only_its_own_workspaces_places(agent: Any, plain: Any, client: Any) -> None:
     url = await opened(agent)
     before = plain.memory_kib()
     async with contextlib.AsyncExitStack() as stack:
@@ -442,7 +440,7 @@ async def test_runner_that_takes_no_request_delays_no_other(agent: Any, plain: A
     assert b"POST" in await deaf.reader.readuntil(b"\r\n")
 
 
-async def test_a_runner_that_answers_early_or_unasked_is_understood_or_cut(agent: Any, plain: Any) -> None:
+async def test_early_answers_are_accepted_and_unsolicited_ones_end_the_connection(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     unasked = await carrier(plain, agent)
     unasked.writer.write(OK)

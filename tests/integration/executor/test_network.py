@@ -89,7 +89,7 @@ async def test_public_reaches_no_private_address_however_it_is_spelled(overlay: 
         assert seen == []
 
 
-async def test_the_next_phase_cuts_what_it_would_refuse_and_keeps_the_rest(overlay: Any, connect: Any) -> None:
+async def test_the_next_phase_ends_only_connections_that_it_does_not_allow(overlay: Any, connect: Any) -> None:
     seen: list[bytes] = []
     async with listening(seen) as one, listening(seen) as two:
         both = [f"localhost:{one}", f"localhost:{two}"]

@@ -193,7 +193,7 @@ EXHAUSTING = [
     # Root alone becomes other users.
     [(*one, user) for one in EXHAUSTING for user in ("0", "1234") if user == "0" or one[2] != "Processes"],
 )
-async def test_using_everything_up_hits_only_the_culprit(
+async def test_exhausted_resources_affect_only_the_workspace_that_used_them(
     masked: Inside, attack: str, limits: Limits, cause: str, user: str
 ) -> None:
     scripts = {
@@ -290,7 +290,7 @@ _IS_BARE = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() 
 
 
 @pytest.mark.parametrize("what", ["terminals", *(["inotify instances"] if _IS_BARE else [])])
-async def test_a_workspace_that_takes_all_of_something_leaves_its_neighbours_theirs(masked: Inside, what: str) -> None:
+async def test_a_workspace_that_exhausts_a_resource_leaves_its_neighbours_theirs(masked: Inside, what: str) -> None:
     workspace, neighbour = await masked.make(), await masked.make()
     taking, output = await start(workspace, [_PYTHON, "-c", _TAKES, what, "all"])
     assert await asyncio.to_thread(os.read, output, 99) == b"taken\n"
@@ -363,11 +363,11 @@ async def test_program_with_an_ended_main_thread_is_killed_with_its_children(mas
         assert await read_all(output) == b""
 
 
-async def test_tools_go_before_the_executor_when_the_machine_has_no_memory(masked: Inside) -> None:
+async def test_the_kernel_kills_tools_before_the_executor_when_memory_runs_out(masked: Inside) -> None:
     assert (await run(await masked.make(), "cat /proc/self/oom_score_adj")).output == "900\n"
 
 
-async def test_descriptors_on_their_way_keep_no_neighbour_from_being_made(masked: Inside) -> None:
+async def test_descriptors_in_flight_do_not_prevent_new_workspaces(masked: Inside) -> None:
     """The kernel counts them by user, over all workspaces: their rollouts would be lost, or could not be graded."""
     neighbour, culprit = await masked.make(), await masked.make()
     command, output = await start(culprit, [_PYTHON, "-c", _SENDS_DESCRIPTORS])
@@ -427,7 +427,7 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
         "kill -STOP $zygote $init $PPID",
     ],
 )
-async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain: Inside, attack: str) -> None:
+async def test_a_tool_that_kills_its_own_init_is_recorded_as_the_cause(plain: Inside, attack: str) -> None:
     """Otherwise a policy could have its attempt taken for one that was lost to infrastructure, and be tried again."""
     workspace = await plain.make(user="0" if os.geteuid() == 0 else None)
     command, output = await start(
@@ -447,7 +447,7 @@ async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain
     assert told.value.cause == "Attacked"
 
 
-async def test_killing_everything_it_sees_gains_a_tool_nothing(masked: Inside) -> None:
+async def test_a_tool_that_kills_all_its_processes_leaves_a_working_workspace(masked: Inside) -> None:
     workspace = await masked.make()
     done = await run(workspace, "kill -9 -1; sleep 1; echo survived")
     assert done.exit.signal == signal.SIGKILL or not done.ok

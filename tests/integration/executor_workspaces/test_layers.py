@@ -76,7 +76,7 @@ async def test_forks_of_forks_stack_more_than_a_hundred_deep(overlay: Inside) ->
     assert (await run(workspace, "cat /depth/0")).output == "x"
 
 
-async def test_a_frozen_parent_may_go_before_its_forks(overlay: Inside, tmp_path: Path) -> None:
+async def test_a_frozen_parent_can_be_deleted_before_its_forks(overlay: Inside, tmp_path: Path) -> None:
     parent = await overlay.make()
     await write(parent, "/kept", b"yes")
     await parent.freeze()
@@ -151,7 +151,7 @@ async def furnished(place: Path) -> AsyncIterator[Inside]:
         yield Inside(host)
 
 
-async def test_what_is_masked_is_not_there_and_what_is_bound_below_is(furnished: Inside, place: Path) -> None:
+async def test_masked_paths_are_hidden_and_bound_paths_below_them_are_present(furnished: Inside, place: Path) -> None:
     workspace = await furnished.make()
     done = await run(
         workspace, f"find {place}/secret; cat {place}/secret/tool/run; test ! -e /etc/shadow; ls {place}/state"
@@ -184,7 +184,7 @@ async def test_names_that_are_not_utf8_survive_every_way_out_and_in(overlay: Ins
     assert await get(unpacked, "read", path=name) == await get(restored, "read", path=name) == b"x"
 
 
-async def test_tar_has_the_parts_alone_and_long_lists_say_that_they_are_cut(overlay: Inside) -> None:
+async def test_tar_contains_only_the_requested_parts_and_long_listings_are_truncated(overlay: Inside) -> None:
     workspace = await overlay.make()
     await run(workspace, "mkdir -p /t/other /t/real /t/src; touch /t/other/a /t/real/a.py /t/b; ln -s real /t/link")
     await run(workspace, "cd /t/src && seq 6000 | xargs touch")
@@ -205,7 +205,7 @@ async def test_files_put_in_belong_to_the_workspaces_user(overlay: Inside) -> No
         await write(workspace, "/etc/passwd", b"x")
 
 
-async def test_a_body_of_any_size_goes_through_and_comes_back(overlay: Inside) -> None:
+async def test_a_large_file_is_written_and_read_back_unchanged(overlay: Inside) -> None:
     workspace = await overlay.make()
     content = os.urandom(5_000_000)
     await write(workspace, "/big", content)

@@ -259,7 +259,7 @@ async def test_usage_counts_what_is_there(tmp_path: Path) -> None:
         os.close(output)
 
 
-async def test_the_sandboxes_own_limit_is_not_reached(tmp_path: Path) -> None:
+async def test_the_largest_workspace_is_killed_before_the_sandboxs_memory_is_used_up(tmp_path: Path) -> None:
     """Two workspaces without limits of their own: the larger one goes before the sandbox's memory is used up."""
     async with opened(HostConfig(str(tmp_path), mode="Overlay", places=2, memory_bytes=300_000_000)) as host:
         small, large = await host.create(WorkspaceSpec("small")), await host.create(WorkspaceSpec("large"))
@@ -359,7 +359,7 @@ async def test_missing_remover_prevents_new_workspaces_with_a_reason(tmp_path: P
             await host.create(WorkspaceSpec("next"))
 
 
-async def test_every_workspace_has_its_own_parents_files_in_any_order(overlay: Inside) -> None:
+async def test_every_workspace_has_the_files_of_its_own_parent_in_any_order(overlay: Inside) -> None:
     parents: list[str | None] = [None]
     for name in ("a", "b"):
         parent = await overlay.make()

@@ -82,7 +82,7 @@ async def test_a_command_runs_as_the_same_user_in_both_languages(
     assert "1234\n1001\n1001 10 77 999\n/home/ada ada ada\n" in seen[0]
 
 
-async def test_the_environment_is_the_workspaces_with_what_the_command_adds(inside: Inside) -> None:
+async def test_the_environment_is_that_of_the_workspace_and_the_command(inside: Inside) -> None:
     workspace = await inside.make(env={"FROM": "spec", "HOME": "/of/spec"})
     done = await run(workspace, ["env"], env={"MORE": "a=b\n", "USER": "nobody", "EMPTY": ""})
     for line in ("FROM=spec", "HOME=/of/spec", "MORE=a=b", "USER=nobody", "LOGNAME=root", "EMPTY="):

@@ -85,7 +85,7 @@ def test_an_image_is_listed_down_to_its_packages(dist: Path) -> None:
     assert any(purl.startswith("pkg:deb/debian/libc6@") for purl in purls)
 
 
-def test_all_that_was_made_is_named_with_its_digest_and_commit(dist: Path) -> None:
+def test_provenance_names_every_file_with_its_digest_and_the_commit(dist: Path) -> None:
     statement = json.loads((dist / "provenance.json").read_text())
     named = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
     made = [path for path in dist.rglob("*") if path.is_file() and path.name != "provenance.json"]

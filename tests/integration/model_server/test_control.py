@@ -60,14 +60,14 @@ async def port() -> AsyncIterator[tuple[Port, Address, Control]]:
         await runner.cleanup()
 
 
-async def test_a_servers_own_trouble_is_tried_again(port: tuple[Port, Address, Control]) -> None:
+async def test_server_errors_are_retried(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
     answers.answers["/pause"] = [web.Response(status=500), web.Response(status=503), web.json_response({})]
     await control.pause(server)
     assert answers.asked == [("/pause", "Bearer secret")] * 3
 
 
-async def test_a_refusal_is_not_tried_again_and_names_server_and_route(port: tuple[Port, Address, Control]) -> None:
+async def test_a_refusal_is_not_retried_and_names_server_and_route(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
     answers.answers["/resume"] = [web.Response(status=401, text="a bearer token is needed")]
     with pytest.raises(ControlError, match=r"qwen-0: POST http.*/resume answered 401: a bearer token is needed"):
@@ -75,7 +75,7 @@ async def test_a_refusal_is_not_tried_again_and_names_server_and_route(port: tup
     assert len(answers.asked) == 1
 
 
-async def test_tensors_are_never_asked_for_twice(port: tuple[Port, Address, Control]) -> None:
+async def test_tensors_are_never_requested_twice(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
     answers.answers["/update_weights"] = [web.Response(status=500)]
     with pytest.raises(ControlError):

@@ -132,7 +132,7 @@ async def test_a_trainer_that_is_away_costs_an_update_and_no_server(tmp_path: Pa
         assert {server["name"] for server in fleet.asked_hook[-1]["servers"]} == {"s-0", "s-1"}
 
 
-async def test_a_server_that_only_names_the_version_is_found_out(tmp_path: Path) -> None:
+async def test_a_server_that_only_changes_the_version_name_is_replaced(tmp_path: Path) -> None:
     async with Fleet(tmp_path, servers=3) as fleet:
         await fleet.until_open(0)
         liar = fleet.pods[0]

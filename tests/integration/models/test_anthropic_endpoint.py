@@ -137,9 +137,7 @@ async def test_an_overloaded_server_costs_no_rollout(claude: Any, server: Any, m
     assert (await claude.complete(make_request())).text == "Looking."
 
 
-async def test_a_refusal_of_the_model_is_seen_as_the_content_filters(
-    claude: Any, server: Any, make_request: Any
-) -> None:
+async def test_a_refusal_of_the_model_is_a_content_filter_stop(claude: Any, server: Any, make_request: Any) -> None:
     server.usual = ANSWER | {"content": [], "stop_reason": "refusal"}
     assert (await claude.complete(make_request())).finish_reason == "content_filter"
 

@@ -186,7 +186,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(server: Any, conn
     await asyncio.wait_for(server.disconnected.wait(), 10)
 
 
-async def test_a_server_that_is_not_there_is_unreachable(
+async def test_missing_server_is_unreachable(
     connect: Any, make_request: Any, unused_tcp_port: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The last try is made after 1.5 s, not near the end, which is a timeout.

@@ -135,7 +135,7 @@ def archive(buildah: Buildah, image: str) -> Path:
 
 
 @pytest.mark.parametrize("form", ["oci-archive", "docker-archive"])
-async def test_a_workspace_sees_what_the_builder_sees(
+async def test_a_workspace_has_the_same_files_as_the_builders_container(
     buildah: Buildah, image: str, form: str, tmp_path: Path, store: ImageStore
 ) -> None:
     place = buildah.archive(image, tmp_path / "image", form)

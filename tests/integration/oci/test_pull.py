@@ -31,7 +31,7 @@ def test_a_name_is_pulled_once_and_then_works_without_its_registry(
     assert store.has(name)
 
 
-def test_a_name_that_no_registry_has_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_missing_image_in_a_registry_is_reported_and_leaves_no_file(tmp_path: Path) -> None:
     store = ImageStore(tmp_path, tmp_path / "store")
     with pytest.raises(ImageError, match=r"127\.0\.0\.1:1/none:1 cannot be pulled: .*(refused|pinging)"):
         store.unpack("127.0.0.1:1/none:1")

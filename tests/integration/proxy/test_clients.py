@@ -102,7 +102,7 @@ async def test_completing_a_session_again_names_the_same_failure(proxy: Proxy, m
             assert (await reply.json())["failure"] == "Unreachable: not now"
 
 
-async def test_a_key_is_needed_and_only_the_sessions_own_will_do(proxy: Proxy) -> None:
+async def test_only_the_key_of_a_session_opens_it(proxy: Proxy) -> None:
     first, second = await proxy.register("first"), await proxy.register("second", expires_seconds=1)
     key = first.split("/")[-2]
 

@@ -206,7 +206,7 @@ async def test_field_that_the_engine_ignores_is_dropped_and_named(vllm_proxy: Pr
     assert bare.headers["x-rollout-notes"].startswith("chat_template_kwargs")
 
 
-async def test_trouble_of_the_engine_is_the_packages_own_exception(vllm_proxy: Proxy, engine: VllmStandIn) -> None:
+async def test_error_of_the_engine_raises_the_packages_own_exception(vllm_proxy: Proxy, engine: VllmStandIn) -> None:
     gpt = await vllm_proxy.openai("s")
     anthropic_client = (await claude(vllm_proxy, "c")).with_options(max_retries=0)
     long: list[Any] = [{"role": "user", "content": "word " * 40_000}]

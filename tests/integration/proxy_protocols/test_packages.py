@@ -274,7 +274,7 @@ async def test_the_anthropic_package_raises_its_own_error_for_each_failure(
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.SESSION_ENDED, ErrorKind.OVER_BUDGET])
-async def test_the_packages_do_not_try_again_what_will_never_work(
+async def test_the_packages_do_not_retry_permanent_errors(
     session: Session, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic, kind: ErrorKind
 ) -> None:
     def fails(messages: list[Message]) -> ModelReply:
@@ -288,7 +288,7 @@ async def test_the_packages_do_not_try_again_what_will_never_work(
     assert len(session.requests) == 2
 
 
-async def test_an_image_is_refused_in_words_and_not_read_as_nothing(
+async def test_an_image_is_refused_with_a_message(
     session: Session, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic
 ) -> None:
     url = "data:image/png;base64,AA=="

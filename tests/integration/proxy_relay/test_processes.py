@@ -66,7 +66,7 @@ async def test_model_behind_a_nat_answers_exactly_and_a_killed_worker_is_replace
         (["proxy", "--model", "m", "--relay", "--admin-key-file", "/nowhere/key"], "/nowhere/key"),
     ],
 )
-async def test_a_wrong_command_line_is_refused_in_words(arguments: list[str], words: str) -> None:
+async def test_a_wrong_command_line_is_refused_with_a_message(arguments: list[str], words: str) -> None:
     async with rolloutctl(*arguments) as process:
         _, told = await process.communicate()
         assert process.returncode == 2

@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_stops_the_model_behind_the_relay(tmp_path: P
         assert (await relay.ask())[0] == 200
 
 
-async def test_what_a_dead_worker_had_is_answered_by_another_one(tmp_path: Path) -> None:
+async def test_requests_of_a_dead_worker_are_answered_by_another_one(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         models = [NamedModel(own=name) for name in ("a", "b")]
         tasks = {}

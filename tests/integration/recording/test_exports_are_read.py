@@ -27,7 +27,7 @@ async def test_verifiers_reads_rewards_errors_metrics_and_times_of_a_run(tmp_pat
     assert found["total"] == [9.0, 9.0, 0.0, 0.0]
 
 
-async def test_verifiers_of_today_reads_conversations_branches_rewards_and_errors_of_a_run(tmp_path: Path) -> None:
+async def test_current_verifiers_reads_conversations_branches_rewards_and_errors_of_a_run(tmp_path: Path) -> None:
     run = await record_run(tmp_path / "out")
     lines = [line async for line in export(run, Format.VERIFIERS_TRACES)]
     (tmp_path / "traces.jsonl").write_bytes(b"".join(lines))

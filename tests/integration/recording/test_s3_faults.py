@@ -33,7 +33,7 @@ def result(message: str) -> Result:
     return completed(task="a", message=message)
 
 
-async def test_every_reply_lost_once_still_tells_ours_from_theirs(through: Store, proxy: FaultProxy) -> None:
+async def test_own_writes_are_told_from_others_when_replies_are_lost(through: Store, proxy: FaultProxy) -> None:
     proxy.lost_reply = 0.5
     ours = await asyncio.gather(*(through.create(f"ours/{n}", b"mine") for n in range(20)))
     assert all(ours), "a write that was done, and whose reply was lost, was taken for somebody else's"

@@ -162,7 +162,7 @@ async def test_too_much_is_refused_before_it_fills_the_disk(tmp_path: Path, monk
         ({"environment_overrides": {"not a name": "x"}}, "sandbox.env"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_with_the_field(tmp_path: Path, metadata: Any, told: str) -> None:
+async def test_unsupported_request_is_refused_with_the_field(tmp_path: Path, metadata: Any, told: str) -> None:
     async with harbor_server(tmp_path, ORACLE) as (url, _):
         status, answer = await post(url, pack(hello_world(tmp_path / "hello")), metadata)
 
@@ -170,7 +170,7 @@ async def test_what_cannot_be_served_is_refused_with_the_field(tmp_path: Path, m
     assert told in answer["detail"]
 
 
-async def test_the_same_key_is_one_run_also_when_both_requests_come_at_once(tmp_path: Path) -> None:
+async def test_concurrent_requests_with_the_same_key_give_one_run(tmp_path: Path) -> None:
     archive = pack(hello_world(tmp_path / "hello"))
     async with harbor_server(tmp_path, ORACLE) as (url, _):
         answers = await asyncio.gather(*(post(url, archive, **{"Idempotency-Key": "a"}) for _ in range(3)))

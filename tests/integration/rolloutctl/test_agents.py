@@ -126,7 +126,7 @@ async def test_trajectories_of_one_agent_run_side_by_side_and_each_gets_its_own(
     assert await asyncio.gather(*map(echo, prompts)) == prompts
 
 
-async def test_a_tool_that_is_named_so_ends_the_work_and_finish_alone_does_not(folder: Path) -> None:
+async def test_only_tools_in_termination_tool_names_end_the_work(folder: Path) -> None:
     async def hand_in(answer: str) -> str:
         """Hand the answer in."""
         return f"handed in: {answer}"
@@ -233,7 +233,7 @@ async def test_agents_with_own_trajectories_run_side_by_side() -> None:
     assert [trajectory.get_final_response() for trajectory in ran] == prompts
 
 
-async def test_limit_that_one_call_cannot_have_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+async def test_max_tokens_of_a_trajectory_is_refused_with_the_setting_to_use(caplog: pytest.LogCaptureFixture) -> None:
     trajectory = await Thinker().run_trajectory("Go.", says("one"), "thinker", max_tokens=99)
     assert trajectory.metadata["stopReason"] == "AgentError"
     assert "max_tokens is 99" in caplog.text

@@ -517,7 +517,7 @@ class Curious:
 """
 
 
-def test_every_name_key_and_place_that_cannot_be_used_is_found_at_once(shell: Shell) -> None:
+def test_every_unusable_name_key_and_path_is_reported_at_once(shell: Shell) -> None:
     path = slow_job(shell.folder, 0, tasks={"from": {"uri": "tasks.jsonl"}}, output={"uri": "s3://bucket/runs"})
     job = yaml.safe_load(path.read_text())
     endpoint = {"baseURL": "http://127.0.0.1:9", "name": "m", "apiKeyFrom": {"env": "NO_SUCH_KEY"}}
@@ -812,7 +812,7 @@ def assert_truncation_is_reported(shell: Shell, file: Path, *reading: list[str])
         assert "Traceback" not in answer.stderr
 
 
-def test_reading_what_is_not_there_makes_no_folders(shell: Shell) -> None:
+def test_commands_that_find_no_run_create_no_folder(shell: Shell) -> None:
     assert shell("results").returncode == 2
     assert shell("results", (shell.folder / "nowhere").as_uri()).returncode == 2
     assert shell("gc", "nowhere", "--keep", "1").returncode == 2

@@ -128,7 +128,7 @@ async def test_a_plugin_of_three_lines_works_in_process(tmp_path: Path) -> None:
     assert all(result.plugins["Collects"].calls == 1 for group in groups for result in group.results)
 
 
-async def test_a_configuration_of_real_work_runs_as_it_comes_out(shell: Shell, tmp_path: Path) -> None:
+async def test_a_converted_real_work_configuration_runs(shell: Shell, tmp_path: Path) -> None:
     """On this machine, with all four of its tools, a copied folder, its environment and its init commands."""
     theirs = tmp_path / "calculator"
     (theirs / "tests").mkdir(parents=True)

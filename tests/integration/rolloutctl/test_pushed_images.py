@@ -67,7 +67,7 @@ def programs_without(name: str, folder: Path) -> Path:
         pytest.param("podman", True, id="podman with skopeo", marks=pytest.mark.full),
     ],
 )
-def test_what_one_machine_pushed_no_other_one_builds_again(
+def test_an_image_pushed_by_one_machine_is_not_built_by_another(
     tool: str, skopeo: bool, registry: DockerRegistry, tmp_path: Path
 ) -> None:
     for program in (tool, "skopeo"):

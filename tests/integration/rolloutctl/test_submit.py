@@ -168,7 +168,7 @@ def test_a_dry_run_prints_the_manifest_and_touches_nothing(tmp_path: Path) -> No
         ("s3://bucket/jobs", "broken.jsonl", "broken.jsonl:1: prompt: is missing"),
     ],
 )
-def test_what_cannot_work_in_the_cluster_is_refused_before_anything_is_uploaded(
+def test_a_job_that_cannot_work_in_the_cluster_is_refused_before_any_upload(
     output: str, source: str, message: str, tmp_path: Path
 ) -> None:
     rows(tmp_path)

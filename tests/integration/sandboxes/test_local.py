@@ -240,7 +240,7 @@ async def test_keys_of_the_runner_reach_no_command(tmp_path: Path, mode: str, mo
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_cwd_environment_input_and_broken_starts(tmp_path: Path, mode: str) -> None:
+async def test_command_gets_cwd_environment_and_stdin_and_reports_a_failed_start(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
@@ -302,7 +302,7 @@ async def test_the_next_process_forks_from_what_the_last_one_prepared(tmp_path: 
     assert ids[0] == ids[1]
 
 
-async def test_homes_secrets_sockets_and_the_run_folder_are_not_there(
+async def test_homes_secrets_sockets_and_the_run_folder_are_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").mkdir()
@@ -323,7 +323,7 @@ async def test_homes_secrets_sockets_and_the_run_folder_are_not_there(
     await provider.close()
 
 
-async def test_files_of_jobs_are_not_there_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_jobs_are_hidden_in_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output, its tasks and its manifest have hidden tests; the temporary folder has the sandboxes of other jobs."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # workspaces have another /tmp
         folder = Path(name)

@@ -80,7 +80,7 @@ async def test_request_without_a_server_waits_for_the_next_one(case: Case, provi
         assert await fetch(newer, f"{url}/c", "1:c") == "/c second"
 
 
-async def test_the_next_phase_has_no_model(provider: SandboxProvider) -> None:
+async def test_model_port_is_closed_in_the_next_phase(provider: SandboxProvider) -> None:
     workspace = await acquire(provider)
     async with workspace.serve_model(says("agent")) as url:
         await workspace.enter("verifier", key="1:enter")

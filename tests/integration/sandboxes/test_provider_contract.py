@@ -289,7 +289,7 @@ async def test_a_closed_provider_leaves_nothing_to_reattach(case: Case) -> None:
     await second.close()
 
 
-async def test_forgetting_a_group_leaves_its_last_members_in_peace(provider: SandboxProvider) -> None:
+async def test_members_continue_when_their_group_is_forgotten(provider: SandboxProvider) -> None:
     straggler = await acquire(provider)
     await provider.forget_group("task-1")
     assert await say(straggler, "cat setup.log", "1:a") == "prepared\n"
@@ -305,7 +305,7 @@ async def test_each_phase_and_the_end_of_all_processes_can_be_asked_for_again(pr
     assert await say(workspace, "echo on", "1:c") == "on\n"
 
 
-async def test_the_record_says_what_it_really_was(case: Case, provider: SandboxProvider) -> None:
+async def test_description_names_the_provider_and_the_actual_mode(case: Case, provider: SandboxProvider) -> None:
     workspace = await acquire(provider)
     assert workspace.description["provider"] == provider.name
     assert workspace.description["mode"] == {"dummy": "Overlay"}.get(case.kind, case.kind)

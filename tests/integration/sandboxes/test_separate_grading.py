@@ -357,7 +357,7 @@ echo '</testsuite>' >> report.xml
 
 
 @pytest.mark.parametrize(("tests", "reward", "forgeable"), [([], 0.75, True), (["hidden_test.sh"], 0, False)])
-async def test_a_verdict_that_tests_of_the_agent_count_for_is_forgeable(
+async def test_a_verdict_is_forgeable_when_tests_of_the_agent_count(
     provider_of: Callable[..., LocalProvider], tests: list[str], reward: float, forgeable: bool
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")

@@ -76,7 +76,7 @@ async def test_tools_without_a_parser_are_refused_with_the_flag(serve: Serve) ->
         await client.complete(request(tools=[PICK]))
 
 
-async def test_image_is_refused_and_not_left_out(serve: Serve) -> None:
+async def test_image_is_refused_and_not_dropped(serve: Serve) -> None:
     server, client = await serve()
     before = len(server.served)
     content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]

@@ -140,7 +140,7 @@ async def test_logprob_of_an_impossible_token_is_kept_as_a_number(route: str) ->
 
 @ROUTES
 @pytest.mark.parametrize("token", ["5", 1.7, -5, 1 << 70, None, [5]])
-async def test_token_id_that_is_none_is_a_bad_response(route: str, token: Any) -> None:
+async def test_invalid_token_id_is_a_bad_response(route: str, token: Any) -> None:
     error = await refusal(route, events(piece(route, [token, 6], end="stop")))
     assert (error.reason, "a token id is" in error.message) == ("BadResponse", True)
 

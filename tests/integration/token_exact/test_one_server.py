@@ -282,7 +282,7 @@ async def test_plain_text_arrives_piece_by_piece_and_is_the_whole_text_in_the_en
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
-async def test_no_text_of_a_tool_call_is_handed_out(
+async def test_text_of_a_tool_call_is_not_streamed(
     scale_out: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
     answer = Answer(f"{LONG}\n", [ToolCall("bash", {"command": "echo " + "x" * 300})])
@@ -369,7 +369,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(connect: Connect,
         assert not failure.value.after_tokens
 
 
-async def test_answer_that_does_not_end_in_time_has_begun(connect: Connect, make_request: MakeRequest) -> None:
+async def test_answer_over_the_time_limit_counts_as_begun(connect: Connect, make_request: MakeRequest) -> None:
     """So the policy cannot have its rollout masked by a first answer without end."""
     async with VllmStandIn(tokens_per_second=50) as server:
         await connect(server)

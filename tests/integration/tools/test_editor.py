@@ -49,7 +49,7 @@ async def test_undo_history_is_outside_of_what_is_graded_and_bounded(bench: Any)
     assert (bench.folder / "a.py").read_text() == "4\n"
 
 
-async def test_a_text_that_is_not_unique_or_not_there_changes_nothing(bench: Any) -> None:
+async def test_a_replacement_fails_when_its_text_is_missing_or_not_unique(bench: Any) -> None:
     await edit(bench, "create", file_text="x = 1\ny = 1\n")
     with pytest.raises(ToolError, match=r"occurs 2 times, first at lines 1 and 2"):
         await edit(bench, "str_replace", old_str="= 1", new_str="= 2")

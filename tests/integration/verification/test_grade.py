@@ -278,7 +278,7 @@ async def test_memory_used_up_while_grading_is_a_failed_verdict(workspace: Any) 
     assert (graded.reward, graded.message) == (0, "the grading was ended: 512 MiB are used up")
 
 
-async def test_who_is_to_blame_for_a_hidden_file_that_cannot_be_written(workspace: Any) -> None:
+async def test_unwritable_hidden_file_is_the_policys_fault_only_where_it_may_write(workspace: Any) -> None:
     broken = Broken(workspace, "untar", FileError("x", "a folder is in the way"))
     inside = task(commands=["true"], files=[{"path": "a/test.py", "content": ""}])
     outside = task(commands=["true"], files=[{"path": "/opt/test.py", "content": ""}])

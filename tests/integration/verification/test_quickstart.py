@@ -70,7 +70,9 @@ async def play(workspace: Any, task: Task, member: ScriptedMember) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-async def test_every_task_can_be_solved_and_is_not_solved_yet(task: Task, new_workspace: Callable[[], Any]) -> None:
+async def test_the_solution_of_every_task_scores_1_and_doing_nothing_0(
+    task: Task, new_workspace: Callable[[], Any]
+) -> None:
     untouched, solved = new_workspace(), new_workspace()
     await prepare(untouched, task)
     assert (await graded(task, untouched, new_workspace())).reward == 0

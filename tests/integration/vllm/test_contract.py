@@ -50,7 +50,7 @@ def error_of(answer: Any) -> Mapping[str, Any]:
 # --- What it is ---
 
 
-async def test_it_says_what_it_serves(server: InferenceServer) -> None:
+async def test_server_reports_its_model_and_version(server: InferenceServer) -> None:
     status, _ = await server.ask("GET", "/health")
     assert status == 200
     (card, *adapters) = (await server.get("/v1/models"))["data"]
@@ -293,7 +293,7 @@ async def test_unnamed_weights_have_a_label_that_is_not_a_version(server: Infere
     assert server.first_label == "default"
 
 
-async def test_a_name_is_nothing_but_a_name(server: InferenceServer) -> None:
+async def test_a_new_version_name_does_not_change_the_weights(server: InferenceServer) -> None:
     ids = (await server.render(HELLO))["token_ids"]
     before = await server.greedy(ids)
     await server.post("/update_weight_version", {"new_version": "7"})
@@ -321,7 +321,7 @@ async def test_a_load_without_a_path_takes_the_last_path_again(server: Inference
     assert await server.greedy(ids) == one
 
 
-async def test_a_load_that_fails_says_so_and_the_next_one_goes_well(server: InferenceServer) -> None:
+async def test_a_failed_load_is_reported_and_the_next_one_succeeds(server: InferenceServer) -> None:
     ids = (await server.render(HELLO))["token_ids"]
     zero = await server.greedy(ids)
     status, answer = await server.load("/nowhere/at/all")
@@ -374,7 +374,7 @@ async def test_a_paused_engine_holds_new_requests_until_it_is_resumed(server: In
     assert (await server.get("/is_paused")) == {"is_paused": False}
 
 
-async def test_pause_and_resume_may_be_asked_twice(server: InferenceServer) -> None:
+async def test_pause_and_resume_can_be_repeated(server: InferenceServer) -> None:
     for path in ("/pause?mode=keep", "/pause?mode=keep", "/resume", "/resume"):
         await server.post(path)
     assert (await server.get("/is_paused")) == {"is_paused": False}
@@ -464,7 +464,7 @@ async def test_priorities_are_accepted(server: InferenceServer) -> None:
 # --- Adapters, sleep ---
 
 
-async def test_an_adapter_that_is_not_there_is_refused(server: InferenceServer) -> None:
+async def test_missing_adapter_is_refused(server: InferenceServer) -> None:
     status, answer = await server.ask("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/nowhere"})
     assert status in (400, 404)
     assert error_of(answer)["message"]

@@ -28,7 +28,7 @@ def texts_in(wheel: Path) -> set[str]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("release", PACKAGES)
-def test_a_wheel_has_what_the_table_says(release: str, tmp_path: Path) -> None:
+def test_a_wheel_has_the_texts_of_its_release(release: str, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
     subprocess.run([*pip, f"{PACKAGES[release]}=={release}", "--dest", str(tmp_path)], check=True)
     major, minor = map(int, release.split(".")[:2])

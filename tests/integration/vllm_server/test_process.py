@@ -40,7 +40,7 @@ async def process(*flags: str, standin_args: str = "") -> AsyncIterator[tuple[as
         await started.wait()
 
 
-async def test_it_takes_vllms_command_line_and_tells_it(tmp_path: Path) -> None:
+async def test_stand_in_accepts_and_reports_vllms_command_line(tmp_path: Path) -> None:
     async with process(*FLAGS, standin_args='--base-version 3 --fault claim_version="\\"7\\""') as (started, url):
         async with aiohttp.ClientSession(url) as client:
 

@@ -55,7 +55,7 @@ def test_documented_manifests_are_valid_and_the_mini_swe_agent_one_is_tested() -
     assert {(variable["name"], variable["value"]) for variable in mini["sandbox"]["env"]} <= set(ENVIRONMENT.items())
 
 
-async def test_the_tools_are_tools(examples: Any) -> None:
+async def test_documented_tools_can_be_opened_and_called(examples: Any) -> None:
     assert list(open_tools(["count"])["count"].parameters["properties"]) == ["path", "unit"]
     assert (await examples["Lookup"]().execute({"word": "x"}, None)).content == "x: a word"
 

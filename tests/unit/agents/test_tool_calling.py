@@ -91,7 +91,7 @@ async def test_malformed_calls_are_explained_and_end_the_rollout_when_repeated(t
     assert context.observations[0].content in stop.message
 
 
-async def test_a_good_call_between_malformed_ones_forgives_them(attempt: Any) -> None:
+async def test_a_valid_call_resets_the_count_of_malformed_ones(attempt: Any) -> None:
     bad, good = calling("nope", {}), compute("1")
     context = attempt(bad, bad, good, bad, bad, {"content": "end"}, maxFormatErrors=3)
     assert await ToolCalling().run(context) == "end"

@@ -72,7 +72,7 @@ def test_what_differs_from_run_to_run_is_not_compared(expected: str, output: str
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_categories=["C"])), min_size=1))
-def test_an_output_shows_itself_and_no_other(lines: list[str]) -> None:
+def test_an_output_is_found_only_in_the_block_that_shows_it(lines: list[str]) -> None:
     output = "\n".join(lines)
     assert shows(output, output)
     assert not shows(output, f"{output}\nand more")

@@ -46,7 +46,7 @@ def test_time_that_several_calls_lost_at_once_is_given_back_once(spans: list[tup
 
 
 @given(SPANS)
-def test_what_still_keeps_it_waiting_counts_as_little_as_what_did(spans: list[tuple[int, int]]) -> None:
+def test_waits_under_way_are_excluded_like_finished_ones(spans: list[tuple[int, int]]) -> None:
     time = Time()
     over, under_way = started(time), started(time)
     for number, (begin, _) in enumerate(spans):

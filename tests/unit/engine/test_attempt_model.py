@@ -96,7 +96,7 @@ async def test_calls_of_a_rollout_go_where_those_of_its_group_go() -> None:
     assert bench.told.groups == ["group-4"]
 
 
-async def test_a_failure_excuses_until_the_next_answer() -> None:
+async def test_a_failure_counts_as_an_excuse_until_the_next_answer() -> None:
     bench = Bench()
     error = ModelError("ServerError", "status 500")
     await bench.fails(error)
@@ -108,7 +108,7 @@ async def test_a_failure_excuses_until_the_next_answer() -> None:
 
 
 @pytest.mark.parametrize("reason", ["BadRequest", "TextModel", "NoToolParser"])
-async def test_a_request_that_the_program_may_have_worded_so_excuses_nothing(reason: str) -> None:
+async def test_a_failure_that_the_programs_request_can_cause_is_not_an_excuse(reason: str) -> None:
     bench = Bench()
     await bench.fails(ModelError(reason, "no such field"))
     assert bench.model.trouble() is None
@@ -117,7 +117,7 @@ async def test_a_request_that_the_program_may_have_worded_so_excuses_nothing(rea
     assert bench.model.trouble() is None
 
 
-async def test_a_refusal_is_known_until_the_next_answer() -> None:
+async def test_a_refusal_is_remembered_until_the_next_answer() -> None:
     bench = Bench()
     await bench.fails(ContextExceeded("too long"))
     assert (bench.model.refusal, bench.model.failure) == (StopReason.CONTEXT_EXCEEDED, None)
@@ -154,7 +154,7 @@ async def test_time_behind_a_shut_gate_and_on_failed_tries_does_not_count() -> N
     assert bench.used(50) == pytest.approx(before, abs=1.0)
 
 
-async def test_a_call_that_was_cancelled_while_it_was_held_keeps_no_clock_standing() -> None:
+async def test_a_call_cancelled_while_on_hold_does_not_stop_the_clock() -> None:
     bench = Bench()
 
     async def held(request: ModelRequest) -> ModelReply:

@@ -45,7 +45,7 @@ def test_a_snapshot_is_due_after_every_so_many_turns_unless_it_is_recorded() -> 
     assert [turn for turn in range(-1, 8) if snapshots(recorded=[taken]).due(turn)] == [1, 5, 7]
 
 
-async def test_what_is_frozen_is_stored_once_for_all_who_stand_on_it() -> None:
+async def test_a_frozen_layer_is_stored_once_for_all_workspaces_on_it() -> None:
     kept, one, other = snapshots(), Place(), Place()
     first = await kept.take(cast(Workspace, one), 1)
     second = await kept.take(cast(Workspace, other), 3)
@@ -62,9 +62,7 @@ async def test_what_is_frozen_is_stored_once_for_all_who_stand_on_it() -> None:
         (Place(), 4, "a layer takes more than sandbox.snapshotLimit, 4 bytes"),
     ],
 )
-async def test_what_a_policy_can_do_to_a_snapshot_costs_it_the_snapshot_alone(
-    place: Place, limit: int, message: str
-) -> None:
+async def test_snapshot_that_the_policy_makes_fail_is_only_left_out(place: Place, limit: int, message: str) -> None:
     record = await snapshots(limit).take(cast(Workspace, place), 1)
     assert (record.layers, record.message) == ([], message)
 

@@ -41,7 +41,7 @@ def test_a_lost_member_does_not_count_towards_k_of_g() -> None:
 
 
 @given(states(), st.integers(1, 8), st.booleans())
-def test_of_a_stopped_group_everybody_who_has_not_ended_is_cancelled(
+def test_stopping_a_group_cancels_every_member_that_has_not_ended(
     state: tuple[int, dict[int, Outcome]], needed: int, cancel: bool
 ) -> None:
     plan = plan_group(*state, min_completed=needed, cancel_stragglers=cancel, stopped=True)

@@ -60,7 +60,7 @@ async def test_place_is_that_of_the_exception_and_not_of_its_cause() -> None:
 
 @pytest.mark.parametrize("other", [None, raised(4)], ids=["ends well", "raises elsewhere"])
 @pytest.mark.parametrize("position", [0, 3, FIRST - 1])
-async def test_one_other_end_is_enough_to_go_on(other: str | None, position: int) -> None:
+async def test_one_rollout_that_ends_otherwise_lets_the_run_continue(other: str | None, position: int) -> None:
     ends: list[str | None] = [raised(3)] * FIRST
     ends[position] = other
     assert await play(*ends, raised(3), raised(3)) == [None] * (FIRST + 2)

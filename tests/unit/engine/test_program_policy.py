@@ -44,13 +44,13 @@ def test_exit_code_0_is_finished_unless_the_model_failed_the_last_call(how: dict
 
 
 @pytest.mark.parametrize("ending", [result(), result(1), result(None, signal=9), result(None, signal=11)])
-def test_a_program_that_was_failed_did_not_fail(ending: CommandResult) -> None:
+def test_program_that_ends_after_a_failed_call_is_an_infrastructure_failure(ending: CommandResult) -> None:
     with pytest.raises(ModelError, match="connection refused"):
         stop_of(Ended(ending, failure=AWAY, over=OVER))
 
 
 @pytest.mark.parametrize("ending", [result(1), result(None, signal=9), result(None, signal=11)])
-def test_a_program_whose_call_was_cut_off_did_not_fail(ending: CommandResult) -> None:
+def test_program_that_ends_after_a_cut_call_is_interrupted(ending: CommandResult) -> None:
     with pytest.raises(SandboxFailure) as caught:
         stop_of(Ended(ending, cut=True, over=OVER))
     assert caught.value.reason == "Interrupted"
@@ -66,7 +66,7 @@ def test_a_program_whose_call_was_cut_off_did_not_fail(ending: CommandResult) ->
         (Ended(result(1), refusal=StopReason.CONTEXT_EXCEEDED), StopReason.CONTEXT_EXCEEDED, "boom"),
     ],
 )
-def test_its_own_failure_is_the_policys(ended: Ended, reason: StopReason, words: str) -> None:
+def test_programs_own_failure_counts_against_the_policy(ended: Ended, reason: StopReason, words: str) -> None:
     stop = stop_of(ended)
     assert stop[0] is reason
     assert words in stop[1]

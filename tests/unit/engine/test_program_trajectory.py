@@ -52,7 +52,9 @@ async def stored(file: bytes, atif: bytes | None) -> tuple[ObjectDigest, ObjectD
         (OneFile(WorkspaceLimit("Memory", "used up")), "t.json: the workspace was ended (Memory)"),
     ],
 )
-async def test_a_file_that_cannot_be_had_is_a_note(workspace: Any, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_trajectory_file_is_recorded_as_a_note(
+    workspace: Any, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(program_trajectory, "FILE_BYTES", 100)
     own = await collect(workspace, AgentTrajectory(path="t.json"), "run/0", stored)
     assert (own.note, own.file, own.atif) == (note, None, None)

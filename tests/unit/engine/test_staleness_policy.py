@@ -31,7 +31,7 @@ def test_the_message_names_the_versions_and_the_field() -> None:
     assert "model.maxPolicyLag 4" in message
 
 
-def test_what_is_unknown_or_no_number_makes_nothing_stale() -> None:
+def test_unknown_and_non_numeric_versions_do_not_make_a_rollout_stale() -> None:
     spans = [PolicySpan(tokens=1, version=version) for version in (None, "step-7", "12", "13")]
     answer = ResponseRecord(turn=0, time=0, seconds=0, message={}, finish_reason="stop", policy_spans=spans)
     assert versions_of([answer]) == numbers(spans) == [12, 13]

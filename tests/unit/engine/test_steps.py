@@ -62,7 +62,7 @@ def test_ending_early_never_pays(rewards: list[float], more: int) -> None:
 
 
 @given(REWARDS)
-def test_mean_and_final_are_what_harbor_makes_of_them(rewards: list[float]) -> None:
+def test_mean_and_final_rewards_equal_those_of_harbor(rewards: list[float]) -> None:
     mean = verdict_of_steps(task(len(rewards)), taken(rewards))
     final = verdict_of_steps(task(len(rewards), "Final"), taken(rewards))
     assert mean is not None

@@ -137,7 +137,7 @@ async def test_sub_agent_that_uses_up_its_turns_ends_only_itself() -> None:
         (Once(SubTask("p", system_prompt="You are a helper."), beside=True), "while its sub-agent runs"),
     ],
 )
-async def test_what_could_not_be_repeated_or_done_is_refused_with_the_reason(agent: Once, said: str) -> None:
+async def test_unrepeatable_or_impossible_sub_agent_is_refused_with_the_reason(agent: Once, said: str) -> None:
     reason, message = await leading(MemoryJournal(), []).run_agent(agent)
     assert reason is StopReason.AGENT_ERROR
     assert said in message

@@ -414,7 +414,7 @@ async def test_time_that_an_interrupted_attempt_has_used_is_not_given_again() ->
     assert (await turns.run_agent(Loop()))[0] is StopReason.AGENT_TIMEOUT
 
 
-async def test_an_agent_that_is_not_a_function_of_its_context_is_found_out() -> None:
+async def test_an_agent_that_makes_other_calls_on_replay_is_detected() -> None:
     log: list[str] = []
     journal = MemoryJournal()
     await turns_of(journal, CountingModel(2, log), log).run_agent(Loop())

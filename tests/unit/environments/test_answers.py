@@ -11,7 +11,7 @@ PARTS = ["<answer>", "</answer>", "<think>", "</think>", "Right", " ", "\n", "<a
 
 
 @given(st.sampled_from([ANSWER, THINK]), st.lists(st.sampled_from(PARTS), max_size=14).map("".join))
-def test_the_action_is_the_one_that_roll_reads(pattern: str, text: str) -> None:
+def test_the_action_is_the_one_that_roll_extracts(pattern: str, text: str) -> None:
     found = re.search(pattern, text, re.DOTALL)
     assert AnswerForm.of(pattern).action(text) == (None if found is None else found.groups()[-1].strip())
 

@@ -105,7 +105,7 @@ def test_gymnasium_numbers_become_text_and_actions_are_read_as_json() -> None:
     ] * 4
 
 
-def test_a_class_of_ones_own_acts_in_text_and_says_itself_what_success_is() -> None:
+def test_a_custom_class_acts_in_text_and_decides_its_own_success() -> None:
     episode = Episode(described("counting:Counter"))
     assert episode.start() == {"observation": "at 3", "instruction": "Add."}
     assert [(move["observation"], move["success"]) for move in episode.steps(["abc", "abc"])] == [

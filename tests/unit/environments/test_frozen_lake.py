@@ -66,12 +66,12 @@ def test_symbols_and_names_of_actions_can_be_the_users_own() -> None:
     assert lake.step("east").valid
 
 
-def test_a_lake_that_cannot_be_is_refused_with_what_would_do() -> None:
+def test_impossible_lake_is_refused_with_valid_values() -> None:
     with pytest.raises(GameError, match=r"size 1 and p 0.8 .* expected size from 2"):
         FrozenLake(size=1)
 
 
-def test_a_map_of_ones_own_stays_whatever_the_seed_and_the_ice_does_not() -> None:
+def test_custom_map_is_the_same_for_every_seed_and_its_ice_is_not() -> None:
     desc = ["SFFF", "FHFH", "FFFH", "HFFG"]
     walks = set()
     for seed in range(8):

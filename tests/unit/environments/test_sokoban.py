@@ -72,7 +72,7 @@ def test_options_that_allow_no_room_end_with_a_message_and_not_never() -> None:
         random_room(6, 6, 6, 4, 1)
 
 
-def test_a_room_that_cannot_be_is_refused_with_what_would_do() -> None:
+def test_impossible_room_is_refused_with_valid_values() -> None:
     with pytest.raises(GameError, match=r"num_boxes 9 .* at most as many boxes as the shorter side"):
         Sokoban(dim_room=(6, 6), num_boxes=9)
 

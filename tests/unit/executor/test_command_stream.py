@@ -122,7 +122,7 @@ def test_a_command_over_its_bounds_is_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("command", ["a\0b", ["a", "b\0"], "\ud800"])
-def test_a_command_no_program_can_be_given_is_not_sent_as_another_one(command: str | list[str]) -> None:
+def test_a_command_that_no_program_can_receive_is_refused(command: str | list[str]) -> None:
     with pytest.raises(ValueError, match="programs cannot receive"):
         content(command)
     with pytest.raises(ValueError, match="NAME=VALUE"):
@@ -363,9 +363,7 @@ async def test_invalid_frame_or_repeated_number_ends_the_connection(frame: bytes
     assert wire.is_closed
 
 
-async def test_who_takes_no_answers_is_not_asked_for_more_and_is_cut_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_client_that_reads_no_answers_is_paused_and_then_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_stream, "STALL_SECONDS", 0.05)
     wire = Wire({})
     wire.stream.pause_writing()

@@ -13,7 +13,7 @@ from agent_runtime.executor.http.messages import Reply, read_chunk_size, read_he
 
 
 @given(st.binary(max_size=300))
-def test_whatever_comes_is_read_or_refused_and_never_a_defect(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(data: bytes) -> None:
     codes = []
     try:
         head = read_head(data.replace(b"\r\n\r\n", b""))

@@ -40,7 +40,7 @@ def test_messages_whose_packets_are_mixed_arrive_whole(messages: list[dict[str, 
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
-def test_garbage_is_refused_and_never_anything_else(garbage: list[bytes]) -> None:
+def test_arbitrary_packets_are_decoded_or_refused(garbage: list[bytes]) -> None:
     assembler = Assembler(max_message_bytes=1000)
     for packet in garbage:
         try:
@@ -105,7 +105,7 @@ _named = st.none() | _plain.filter(bool)
     _named,
     st.booleans(),
 )
-def test_a_command_arrives_as_it_was_ordered(
+def test_a_packed_command_unpacks_to_itself(
     argv: list[str] | str, env: dict[str, str], cwd: str | None, user: str | None, tty: bool
 ) -> None:
     request = StartRequest(argv, env, cwd, user, tty)

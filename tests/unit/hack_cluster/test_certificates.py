@@ -18,11 +18,11 @@ LAYOUT = Layout("test", 3)
         ("kube-proxy", "/CN=system:kube-proxy"),
     ],
 )
-def test_each_part_is_who_kubernetes_built_in_roles_take_it_for(file: str, subject: str) -> None:
+def test_certificates_have_the_subjects_that_built_in_roles_expect(file: str, subject: str) -> None:
     assert {identity.file: identity.subject for identity in control_plane_identities(LAYOUT)}[file] == subject
 
 
-def test_a_kubelet_is_the_node_that_it_registers_as() -> None:
+def test_certificate_of_a_kubelet_names_its_node() -> None:
     assert node_identity(LAYOUT.node(1)).subject == "/O=system:nodes/CN=system:node:test-1"
 
 

@@ -36,7 +36,7 @@ def test_a_component_that_is_not_on_that_node_is_refused_with_those_that_are() -
         find(Layout("test", 0), "etcd", 1, PROGRAMS)
 
 
-def test_a_nodes_devices_are_offered_in_its_own_name() -> None:
+def test_device_driver_of_a_node_names_that_node() -> None:
     layout = Layout("test", 0)
     assert [f"--node-name=test-{index}" in dra_driver(layout.node(index), PROGRAMS).argv for index in (0, 1)] == [
         True

@@ -169,7 +169,7 @@ pods_strategy = st.lists(
 
 @settings(max_examples=examples(300))
 @given(policies_strategy, pods_strategy)
-def test_what_is_let_through_is_what_the_documentation_says(policies: list[Any], pods: list[Pod]) -> None:
+def test_admitted_connections_are_those_that_kubernetes_documents(policies: list[Any], pods: list[Pod]) -> None:
     rules = ruleset(isolate(policies, pods, NAMESPACES))
     ends = [*(pod.address for pod in pods), OUTSIDE]
     for connection in itertools.product(ends, ends, ("TCP", "UDP"), (80, 85, 90)):

@@ -54,7 +54,7 @@ def test_the_variables_of_one_family_make_the_endpoint(
         ({"LLM_MODEL_NAME": "m"}, "LLM_MODEL_NAME is set, but LLM_BASE_URL is not; set it"),
     ],
 )
-def test_what_is_not_clear_is_not_guessed(environ: dict[str, str], said: str) -> None:
+def test_ambiguous_environment_is_refused_with_the_reason(environ: dict[str, str], said: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         model_from_environment(environ)
     assert said in str(caught.value)

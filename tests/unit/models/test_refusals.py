@@ -62,7 +62,7 @@ def test_refused_field_differs_from_a_failing_server(status: Any) -> None:
     assert "logit_bias" in refused.message
 
 
-def test_a_refusal_that_the_request_is_not_the_cause_of_is_not_its_senders() -> None:
+def test_refusal_with_another_cause_than_the_request_is_not_a_refused_request() -> None:
     assert not isinstance(final_refusal("http://s", 402, "no credit left"), RequestRefused)
     parser = final_refusal("http://s", 400, '"auto" tool choice requires --enable-auto-tool-choice')
     assert isinstance(parser, ModelConfigError)

@@ -51,5 +51,5 @@ def test_delays_grow_and_spread() -> None:
 
 
 @pytest.mark.parametrize(("status", "transient"), [(400, False), (401, False), (404, False), (409, True), (500, True)])
-def test_only_what_may_pass_is_tried_again(status: Any, transient: Any) -> None:
+def test_only_transient_statuses_are_retried(status: Any, transient: Any) -> None:
     assert is_transient(status) is transient

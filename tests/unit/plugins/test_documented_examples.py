@@ -77,7 +77,7 @@ async def test_the_plugins_of_the_page_do_what_it_says(
     assert isinstance(FinishedRollout(rollout, result, None, records).tool_uses[0].call, ToolCall)
 
 
-def test_the_table_of_the_hooks_is_the_hooks_with_their_arguments_and_kinds() -> None:
+def test_table_of_hooks_has_every_hook_with_its_arguments_and_kind() -> None:
     rows = [line.split("|")[1:4] for line in PAGE.splitlines() if re.match(r"\| `[a-z]+_[a-z_]+` \| `", line)]
     written = {hook.strip(" `"): re.findall(r"`(\w+)`", arguments) for hook, arguments, _ in rows if "key" not in hook}
     written = {hook: arguments for hook, arguments in written.items() if hook in HOOKS and arguments != [hook]}

@@ -13,6 +13,6 @@ def test_group_ends_between_three_and_ten_successes(rewards: list[float]) -> Non
     assert stops == (in_a_row or len(rewards) >= 10)
 
 
-def test_the_reason_says_which_of_the_two_it_was() -> None:
+def test_reason_names_the_rule_that_stopped_the_group() -> None:
     assert stop_reason([0, 1, 1, 1], 0.8, 3, 10) == "the last 3 rewards reach 0.8"
     assert stop_reason([0] * 10, 0.8, 3, 10) == "10 members are graded, which is maxEpisodes"

@@ -284,7 +284,7 @@ async def test_equal_idempotency_key_joins_the_call_and_only_the_last_cancels_it
         bench.begin([USER, USER], key="k1")
 
 
-async def test_a_client_that_asks_for_what_the_engine_refuses_was_not_failed_by_it() -> None:
+async def test_refused_request_does_not_count_as_a_failure() -> None:
     bench = Bench()
     for error in (
         RequestRefused("BadRequest", "logit_bias: 99999 is no token"),
@@ -332,7 +332,7 @@ async def test_failure_is_known_to_the_process_that_takes_over() -> None:
     assert bench.opened().failure is None
 
 
-async def test_client_that_gives_up_at_a_failing_server_was_failed_by_it() -> None:
+async def test_client_that_leaves_a_failing_server_has_a_failure() -> None:
     bench, asked = Bench(), asyncio.Event()
 
     async def failing(request: ModelRequest) -> ModelReply:

@@ -179,7 +179,7 @@ def test_whatever_server_and_agent_do_the_trajectory_is_valid(written: list[Reco
 
 
 @given(st.lists(records, max_size=6))
-def test_any_records_at_all_give_a_valid_trajectory_or_none(written: list[Record]) -> None:
+def test_arbitrary_records_give_a_valid_trajectory_or_none(written: list[Record]) -> None:
     checked(written)
 
 

@@ -7,7 +7,7 @@ from agent_runtime.recording.epoch_log import EpochLog
 from agent_runtime.recording.store import Store
 
 
-async def test_of_several_that_take_the_same_epoch_one_has_it_and_its_address_is_found() -> None:
+async def test_one_of_several_claims_of_an_epoch_wins_and_its_address_is_found() -> None:
     folder = AttemptFolder(Store("memory://", MemoryStore()), "sessions/s")
     assert await folder.latest_claim() is None
     logs = [await EpochLog.claim_after(0, folder, "s", f"http://{i}") for i in range(3)]

@@ -42,7 +42,7 @@ runs = st.lists(
 
 
 @given(runs, st.none() | st.floats(0, 30), st.none() | st.integers(0, 5))
-def test_every_run_is_decided_once_and_what_may_be_at_work_is_never_deleted(
+def test_every_run_gets_one_decision_and_live_runs_are_never_deleted(
     found: list[Run], days: float | None, newest: int | None
 ) -> None:
     age = None if days is None else days * 24 * 3600

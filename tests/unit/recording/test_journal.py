@@ -59,7 +59,7 @@ async def test_nothing_to_append_writes_nothing(record: JobRecord) -> None:
     assert await read_attempt(record.store, 0, 0) == []
 
 
-async def test_appending_before_the_earlier_epochs_are_closed_is_a_mistake_that_shows(record: JobRecord) -> None:
+async def test_append_before_begin_raises_an_error(record: JobRecord) -> None:
     journal = await Journal.claim(record, 0, 0)
     with pytest.raises(RuntimeError, match=r"begin\(\) comes before append\(\)"):
         await journal.append([note("too early")])
@@ -87,7 +87,7 @@ class LosingStore(Store):
         return created
 
 
-async def test_cancelled_append_is_kept_and_is_not_another_runners(record: JobRecord) -> None:
+async def test_cancelled_append_is_kept_and_not_taken_for_another_runners(record: JobRecord) -> None:
     losing = LosingStore(record.store.uri, record.store.objects, record.store.prefix, losses=(["1-0.jsonl.zst"],))
     record.store = losing
     journal = await begun(record)
@@ -131,7 +131,7 @@ async def test_the_first_seal_wins_also_over_that_of_a_later_attempt(
     assert (await record.seals())[0].result.attempt == 1
 
 
-async def test_a_seal_lists_what_it_vouches_for_and_its_result_says_where(
+async def test_a_seal_lists_its_objects_and_the_result_names_the_trajectory(
     record: JobRecord, make_result: MakeResult
 ) -> None:
     first = await begun(record)
@@ -153,7 +153,7 @@ async def test_a_seal_lists_what_it_vouches_for_and_its_result_says_where(
     assert trajectory["schema_version"] == "ATIF-v1.7"
 
 
-async def test_artifacts_survive_their_runner_and_are_vouched_for_by_the_next(
+async def test_artifacts_of_an_earlier_runner_are_listed_by_the_next_ones_seal(
     record: JobRecord, make_result: MakeResult
 ) -> None:
     data = bytes(range(256)) * 20_000

@@ -99,7 +99,7 @@ def test_a_class_that_cannot_be_used_is_refused_with_the_reason(path: str, kwarg
         own_provider(RemoteSettings(environment_import_path=path, environment_kwargs=kwargs))
 
 
-def test_a_class_of_ones_own_gets_the_kwargs() -> None:
+def test_custom_environment_class_gets_the_kwargs() -> None:
     path = "tests.support.own_trials:Sandboxes"
     settings = RemoteSettings(environment_import_path=path, environment_kwargs={"folder": "f"}, use_local_trial=True)
 

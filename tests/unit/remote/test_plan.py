@@ -59,7 +59,7 @@ def test_limits_and_resources_are_those_of_the_request() -> None:
     assert [line.split()[0] for line in plan.warnings] == ["environment_overrides.override_gpus"]
 
 
-def test_the_environment_of_a_run_is_honoured_as_far_as_it_means_something_here() -> None:
+def test_usable_environment_settings_are_applied_and_others_reported() -> None:
     plan = planned(
         environment_kwargs={"docker_image": "registry/swe:1", "cpus": 2, "claim_timeout": 90, "registry": "r"}
     )

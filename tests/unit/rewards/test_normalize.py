@@ -103,5 +103,5 @@ def test_rewards_are_compared_with_those_that_were_asked_for_and_no_others() -> 
     assert mean(GroupBy.BATCH) == {0: -2.0, 1: 0.0, 2: 2.0, 3: 0.0}
 
 
-def test_without_a_rule_nothing_is_made_up() -> None:
+def test_advantage_is_absent_without_a_rule() -> None:
     assert next(with_advantages([result(0, 1.0)], None)).advantage is None

@@ -52,12 +52,12 @@ def test_explanation_of_an_enumeration_names_every_value() -> None:
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
-def test_the_files_are_what_the_models_say(name: str) -> None:
+def test_committed_definitions_equal_the_generated_ones(name: str) -> None:
     assert (FOLDER / name).read_text() == render(DEFINITIONS[name]), "run python -m rollout_api.crd"
     assert yaml.safe_load((FOLDER / name).read_text()) == DEFINITIONS[name]
 
 
-def test_no_other_file_lies_beside_them() -> None:
+def test_folder_has_no_other_files_than_the_definitions() -> None:
     assert {path.name for path in FOLDER.glob("*")} == set(DEFINITIONS)
 
 
@@ -97,7 +97,7 @@ def test_every_node_is_structural() -> None:
             assert "\n" not in rule["message"] + rule["rule"]
 
 
-def test_everything_has_bounds() -> None:
+def test_every_field_has_a_bound() -> None:
     for path, node in NODES:
         if node.get("type") == "string" and not path.endswith((".apiVersion", ".kind")):
             assert "maxLength" in node or "enum" in node, path
@@ -147,7 +147,7 @@ def test_patterns_need_nothing_that_the_api_servers_engine_lacks() -> None:
             assert not re.search(r"\(\?[=!<]|\\[1-9]", pattern), f"{pattern}: no look-around, no back-references in RE2"
 
 
-def test_the_marks_of_a_good_citizen() -> None:
+def test_definitions_follow_kubernetes_conventions() -> None:
     for definition in DEFINITIONS.values():
         spec = definition["spec"]
         version = spec["versions"][0]
@@ -260,7 +260,7 @@ def test_the_quickstart_is_accepted_and_its_wrong_forms_are_not() -> None:
 
 
 @pytest.mark.parametrize("field", ["user", "image", "runtimeClassName", "podTemplate"])
-def test_null_may_be_written_where_nothing_is_meant(field: str) -> None:
+def test_null_is_accepted_where_a_field_can_be_left_out(field: str) -> None:
     manifest = copy.deepcopy(WHOLE)
     manifest["spec"]["sandbox"][field] = None
     assert VALIDATOR.is_valid(defaulted(JOB, manifest))

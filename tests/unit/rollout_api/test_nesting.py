@@ -17,7 +17,7 @@ def nested(levels: int, kind: type = dict) -> Any:
 
 
 @pytest.mark.parametrize("kind", [dict, list])
-def test_the_deepest_that_is_not_refused_can_be_read_back(kind: type) -> None:
+def test_deepest_accepted_value_can_be_read_back(kind: type) -> None:
     deep = nested(DEEPEST, kind)
     assert (too_deep(deep), too_deep([deep]), too_deep(nested(100_000, kind))) == (False, True, True)
     intent = IntentRecord(

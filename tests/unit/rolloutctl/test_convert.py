@@ -207,7 +207,7 @@ def test_their_options_for_the_model_come_before_the_file(folder: Path) -> None:
     assert (spec.sampling.temperature, spec.sampling.max_tokens) == (1.0, 9)
 
 
-def test_without_plugins_there_are_none(folder: Path) -> None:
+def test_converted_job_has_no_plugins_when_they_are_disabled(folder: Path) -> None:
     values = copy.deepcopy(WHOLE)
     values["rollout_config"]["enable_plugins"] = False
     values["episode_control_config"]["stop_on_success"] = False
@@ -236,9 +236,7 @@ PLACES = [
 
 
 @given(st.sampled_from(PLACES), st.data())
-def test_whatever_stands_in_a_key_it_is_converted_or_refused_by_name(
-    folder: Path, place: Any, data: st.DataObject
-) -> None:
+def test_any_value_of_a_key_is_converted_or_refused_by_name(folder: Path, place: Any, data: st.DataObject) -> None:
     values = copy.deepcopy(WHOLE)
     inner: Any = values
     for part in place:
@@ -258,7 +256,9 @@ def test_whatever_stands_in_a_key_it_is_converted_or_refused_by_name(
         ({"timeout_config": 5}, "environments[0].timeout_config: is 5, expected a mapping"),
     ],
 )
-def test_what_cannot_be_converted_is_named_with_its_key(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_value_that_cannot_be_converted_is_named_with_its_key(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     path = tmp_path / "config.json"
     values = copy.deepcopy(WHOLE)
     values["environments"][0] |= {"copy_folders": []} | change
@@ -278,7 +278,7 @@ def test_a_file_of_no_known_system_says_which_ones_are_known(tmp_path: Path) -> 
         convert_file(path)
 
 
-def test_a_configuration_of_one_job_has_no_evaluation_to_be_had(folder: Path) -> None:
+def test_eval_option_is_refused_for_a_configuration_of_one_job(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(WHOLE))
     with pytest.raises(CommandError, match="describes one job; leave out --eval"):
         convert_file(folder / "config.json", evaluation=True)

@@ -127,7 +127,7 @@ def test_file_with_two_jobs_names_the_option_for_the_other(path: Path, evaluatio
     assert note.endswith(f"is a separate job: rolloutctl convert {'without' if evaluation else 'with'} --eval makes it")
 
 
-async def test_what_comes_out_runs(path: Path) -> None:
+async def test_converted_configuration_runs(path: Path) -> None:
     spec, _ = converted(path, output_dir=str(path.parent / "out"), train_env_manager=None)
     _, conversion = convert_file(path)
     job = load_manifest(written(conversion.manifest))
@@ -172,7 +172,9 @@ async def test_what_comes_out_runs(path: Path) -> None:
         ({"overrides": ["+train_env_manager.env_groups=3"]}, "env_groups: is an older name of num_env_groups"),
     ],
 )
-def test_what_cannot_be_converted_names_the_key(path: Path, changes: dict[str, Any], message: str) -> None:
+def test_value_that_cannot_be_converted_is_reported_with_its_key(
+    path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(CommandError, match=message):
         converted(path, **changes)
 

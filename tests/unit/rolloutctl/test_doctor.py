@@ -198,7 +198,7 @@ def test_sandboxes_that_became_plain_say_why_once() -> None:
     assert only(checks.running(answer)).message == "2 run in Plain mode: TrialFailed: mount was refused"
 
 
-def test_what_cannot_be_seen_is_never_called_broken() -> None:
+def test_checks_without_permission_warn_and_do_not_fail() -> None:
     findings = [
         checks.definitions({"rolloutjobs": NO_RIGHT}),
         *checks.operator(NO_RIGHT, None, NO_RIGHT, "team", NOW),

@@ -249,7 +249,7 @@ async def loss(client: ExecutorClient) -> SandboxFailure:
     return failure.value
 
 
-async def test_sandbox_lost_while_its_runner_was_stopped_is_nobodys_fault(
+async def test_sandbox_lost_while_its_runner_was_stopped_is_not_the_policys_fault(
     server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
 ) -> None:
     await server.stop()

@@ -202,7 +202,7 @@ def test_the_double_has_the_signatures_of_the_real_package() -> None:
             assert shape(function) == SIGNATURES[f"{double.__name__}.{name}"], f"{double.__name__}.{name}"
 
 
-def test_what_was_read_of_the_real_package_is_so_where_it_is_at_hand() -> None:
+def test_recorded_signatures_equal_the_real_package_when_installed() -> None:
     """`PYTHONPATH=its/source`; the test above holds without it."""
     core = pytest.importorskip("kodo.core", reason="kodo is on no package index; its recorded signatures were compared")
     for name, recorded in SIGNATURES.items():

@@ -44,7 +44,7 @@ def test_no_attempt_gets_the_prepared_state_of_another_task(other: WorkspaceSpec
     assert prepared_id(other) != prepared_id(SPEC)
 
 
-def test_what_does_not_change_the_state_does_not_prepare_it_again() -> None:
+def test_network_settings_do_not_change_the_prepared_state() -> None:
     assert prepared_id(replace(SPEC, network={"setup": "Public", "agent": "Public"})) == prepared_id(SPEC)
 
 

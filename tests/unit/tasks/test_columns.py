@@ -142,7 +142,7 @@ def test_a_broken_parquet_file_and_an_empty_one_are_named(tmp_path: Path) -> Non
     assert told(tmp_path, "rows.parquet").startswith("rows.parquet, row 1: has a value of an unsupported type")
 
 
-def test_a_column_may_be_there_for_the_filter_alone(tmp_path: Path) -> None:
+def test_column_can_be_used_only_by_the_filter(tmp_path: Path) -> None:
     rows = [{"name": name, "prompt": "p", "split": split} for name, split in (("a", "train"), ("b", "test"))]
     uri = write(tmp_path, rows, "jsonl")
     assert [task.name for task in load(tmp_path, uri, filter={"split": ["test"]}).tasks] == ["b"]

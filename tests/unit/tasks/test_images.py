@@ -31,10 +31,10 @@ def test_bases_are_taken_from_elsewhere_and_nothing_else_is_changed() -> None:
     )
 
 
-def test_the_longest_beginning_decides() -> None:
+def test_the_longest_prefix_decides() -> None:
     bases = {"a/": "x/", "a/b/": "y/", "a/b": "whole"}
     assert [rewritten(image, bases) for image in ("a/c:1", "a/b/c", "ab/c", "a/b")] == ["x/c:1", "y/c", "ab/c", "whole"]
 
 
-def test_a_name_is_one_that_a_registry_takes() -> None:
+def test_image_name_is_valid_for_a_registry() -> None:
     assert image_name("r/{name}:{digest}", "My Task@1_", "abc") == "r/my-task-1:abc"

@@ -57,7 +57,7 @@ def test_tasks_are_read_in_order(s3: S3, tmp_path: Path) -> None:
     assert [task.name for task in tasks] == [f"t{number}" for number in range(5000)]
 
 
-def test_parquet_is_read_there_too(s3: S3, tmp_path: Path) -> None:
+def test_parquet_is_read_from_object_storage(s3: S3, tmp_path: Path) -> None:
     tasks = Tasks.model_validate({"from": {"uri": s3.uri("data/tasks.parquet"), "columns": {"prompt": "prompt"}}})
     assert [(task.name, task.prompt) for task in load_tasks(tasks, tmp_path, s3.environ()).tasks] == [
         ("a", "p"),

@@ -59,13 +59,13 @@ def test_a_row_without_the_earlier_commit_takes_what_the_image_has_checked_out(c
 
 
 @given(st.text(), st.binary(max_size=3000))
-def test_what_is_sealed_opens_with_its_key_alone(key: str, data: bytes) -> None:
+def test_encrypted_text_opens_only_with_its_key(key: str, data: bytes) -> None:
     sealed = crypt(key, data)
     assert crypt(key, sealed) == data
     assert len(data) < 16 or crypt(f"{key}x", sealed) != data != sealed
 
 
-def test_the_tests_go_and_come_back_as_they_were_whatever_stands_there(tmp_path: Path) -> None:
+def test_tests_are_hidden_and_restored_unchanged_beside_planted_links(tmp_path: Path) -> None:
     program = Path(crypt.__code__.co_filename)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "test_1.py").write_text("secret")

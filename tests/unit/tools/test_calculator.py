@@ -38,7 +38,7 @@ def test_precision_is_in_significant_digits() -> None:
 
 
 @given(numbers, st.sampled_from(["+", "-", "*"]), numbers)
-def test_it_agrees_with_python(left: Any, operator: Any, right: Any) -> None:
+def test_results_equal_pythons(left: Any, operator: Any, right: Any) -> None:
     expression = f"({left!r}) {operator} ({right!r})"
     expected = eval(expression)
     value = ast.literal_eval(calculate(expression, 17))

@@ -169,7 +169,7 @@ def test_a_decorated_class_is_a_tool_and_each_job_gets_its_own() -> None:
     assert first is not second
 
 
-def test_a_built_in_keeps_its_meaning_and_ones_own_can_be_defined_again() -> None:
+def test_built_in_names_cannot_be_replaced_and_own_ones_can_be_defined_again() -> None:
     async def bash(command: str) -> str:
         """Mine."""
         return ""

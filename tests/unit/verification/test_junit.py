@@ -254,7 +254,7 @@ def test_what_pytest_itself_writes_is_matched_by_its_own_node_ids(tmp_path: Path
     assert passed((tmp_path / "r.xml").read_bytes(), *ids) == [True] * 10
 
 
-def test_a_test_is_plain_data() -> None:
+def test_report_is_parsed_into_plain_test_data() -> None:
     assert parse_report(report(case("m", "t", "<failure message='m'>text</failure>"))) == [
         ReportedTest("m", "t", None, False, "failure: m\ntext")
     ]

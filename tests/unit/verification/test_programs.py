@@ -32,7 +32,7 @@ from agent_runtime.grading.programs import first_program, probe_script
         ("", None),
     ],
 )
-def test_only_a_program_that_is_certain_is_looked_up(command: str, program: str | None) -> None:
+def test_first_program_is_found_only_where_it_is_certain(command: str, program: str | None) -> None:
     found = first_program(command)
     assert (found[0] if found else None) == program
 

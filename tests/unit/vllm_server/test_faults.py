@@ -114,7 +114,7 @@ async def test_a_restart_breaks_connections_off_and_comes_back_with_the_base_wei
         assert set(client.server.served[0].versions) == {5}
 
 
-async def test_answers_without_logprobs_and_ids(standin: Standin) -> None:
+async def test_logprobs_and_ids_can_be_left_out(standin: Standin) -> None:
     async with standin(faults=Faults(no_logprobs=True, no_token_ids=True)) as client:
         answer = await client.chat(logprobs=True, return_token_ids=True)
         assert answer["choices"][0]["logprobs"] is None

@@ -11,7 +11,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
 
 @given(TEXTS)
-def test_a_text_survives_its_ids(text: str) -> None:
+def test_encoded_text_decodes_to_itself(text: str) -> None:
     assert tokenizer().decode(tokenizer().encode(text), special=True) == text
 
 

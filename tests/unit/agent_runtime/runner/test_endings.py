@@ -47,7 +47,7 @@ def test_correctable_error_is_not_a_final_result(error: Exception, code: Exit) -
 
 
 @pytest.mark.parametrize("error", [ExtensionError("no such agent"), ManifestChanged("job", ["seed: 1 → 2"])])
-def test_what_no_other_pod_can_run_either_fails_the_job_at_once(error: Exception) -> None:
+def test_error_that_every_pod_would_meet_fails_the_job_at_once(error: Exception) -> None:
     assert ending_of(error) == Ending(Exit.BAD_JOB, RunnerState.ABORTED, str(error))
 
 

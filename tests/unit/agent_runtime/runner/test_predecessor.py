@@ -65,7 +65,7 @@ async def test_killed_draining_predecessor_is_awaited_for_a_limited_time() -> No
     assert await waited(Api(DRAINS), seconds=0.1) > 1
 
 
-def test_an_engine_that_follows_a_killed_one_does_not_wait_as_long_again() -> None:
+def test_an_engine_after_a_killed_one_waits_only_the_remaining_time() -> None:
     assert patience({}, 1000.0) == LONGEST_SECONDS
     assert patience({SINCE: "1000.0"}, 1012.0) == LONGEST_SECONDS - 12
     assert patience({SINCE: "1000.0"}, 5000.0) == 0

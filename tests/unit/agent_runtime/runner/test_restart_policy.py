@@ -25,7 +25,7 @@ def test_pauses_grow_only_over_quick_deaths_and_stay_bounded(lives: list[tuple[f
 
 
 @given(LIVES)
-def test_it_is_given_up_exactly_after_ten_deaths_without_a_seal(lives: list[tuple[float, bool]]) -> None:
+def test_runner_gives_up_exactly_after_ten_deaths_without_a_seal(lives: list[tuple[float, bool]]) -> None:
     deaths, in_a_row = Deaths(), 0
     for lived, progress in lives:
         deaths = deaths.another(lived_seconds=lived, progress=progress)

@@ -97,7 +97,7 @@ def test_an_engine_that_only_dies_fails_the_pod_and_says_so(supervise: Supervise
     assert "SIGKILL" in log
 
 
-def test_a_seal_forgives_earlier_deaths(supervise: Supervise) -> None:
+def test_a_seal_resets_the_count_of_deaths(supervise: Supervise) -> None:
     run = supervise("if life == 9: seal()\ndie()")
     assert run.end()[0] == Exit.CRASHED
     assert run.lives == 9 + 9, (

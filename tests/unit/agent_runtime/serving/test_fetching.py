@@ -55,21 +55,21 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("sums", [False, True])
-async def test_what_was_fetched_is_what_was_there(tmp_path: Path, sums: bool) -> None:
+async def test_fetched_files_equal_the_source(tmp_path: Path, sums: bool) -> None:
     source = Fake(FILES, sums=sums)
     assert await fetch_folder(source, tmp_path / "m", writer="w")
     assert there(tmp_path / "m") == source.contents
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-async def test_a_folder_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+async def test_existing_folder_is_not_fetched_again(tmp_path: Path) -> None:
     await fetch_folder(Fake(FILES), tmp_path / "m", writer="w")
     again = Fake(FILES)
     assert not await fetch_folder(again, tmp_path / "m", writer="other")
     assert again.read_paths == []
 
 
-async def test_a_folder_of_something_else_is_replaced(tmp_path: Path) -> None:
+async def test_a_folder_of_another_source_is_replaced(tmp_path: Path) -> None:
     await fetch_folder(Fake(FILES), tmp_path / "m", writer="w")
     other = Fake({"only": b"this"}, uri="mem://b")
     await fetch_folder(other, tmp_path / "m", writer="w")
@@ -138,7 +138,7 @@ async def test_weights_that_are_not_what_their_sums_say_are_never_used(tmp_path:
     assert not (tmp_path / "m").exists()
 
 
-async def test_a_digest_that_was_asked_for_is_kept_to(tmp_path: Path) -> None:
+async def test_a_requested_digest_is_verified(tmp_path: Path) -> None:
     source = Fake(FILES, sums=True)
     with pytest.raises(FetchError, match=r"expected sha256:0000"):
         await fetch_folder(source, tmp_path / "m", writer="w", digest="sha256:" + "0" * 64)

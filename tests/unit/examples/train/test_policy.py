@@ -22,14 +22,14 @@ def some_weights(seed: int = 1) -> policy.Weights:
 
 
 @given(st.text() | st.lists(st.sampled_from(["<answer>", "Left", "<|end|>", "√"])).map("".join))
-def test_a_text_is_its_tokens(text: str) -> None:
+def test_encoded_text_decodes_to_itself(text: str) -> None:
     ids = policy.encode(text)
     assert policy.decode(ids, special=True) == text
     assert not {*ids} & {END, TOKENS["<|user|>"]}, "nobody can write what the template alone may say"
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 7))
-def test_continued_answer_has_the_same_rest(seed: int, first: int) -> None:
+def test_continued_answer_equals_the_uncut_one(seed: int, first: int) -> None:
     weights = policy.fresh_weights()
     ids, logprobs = policy.sample(weights, PROMPT, 8, seed)
     head, head_logprobs = policy.sample(weights, PROMPT, first, seed)
@@ -106,7 +106,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
         policy.load(tmp_path)
 
 
-def test_the_best_possible_is_what_the_best_player_reaches() -> None:
+def test_rewards_of_random_and_best_play_are_ordered() -> None:
     assert lake.best_possible(slippery=False) == 1
     # Playing at random, ice that carries to either side changes nothing.
     assert lake.at_random(slippery=True) == pytest.approx(lake.at_random(slippery=False))

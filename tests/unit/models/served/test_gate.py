@@ -182,7 +182,7 @@ def test_a_process_that_stood_still_does_not_take_that_for_silence() -> None:
     assert not gate.acknowledges(9.0)
 
 
-def test_what_comes_before_the_reopening_is_seen_gets_the_version_that_it_brings() -> None:
+def test_tokens_that_arrive_before_the_open_gate_is_seen_get_the_answers_version() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(0, 5), 0)
     call = gate.begin(streamed=True)

@@ -26,7 +26,7 @@ def test_a_server_that_lacks_a_metric_is_not_under_pressure() -> None:
     assert parse_load("vllm:num_requests_running 1\n") == Load(Pressure(0.0, 0.0), 0.0)
 
 
-def test_a_page_that_is_not_vllms_says_nothing() -> None:
+def test_page_other_than_vllms_metrics_gives_no_load() -> None:
     assert parse_load("<html>404</html>") is None
 
 

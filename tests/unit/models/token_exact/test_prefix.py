@@ -64,7 +64,7 @@ def joined(stored: list[int], rendered: list[int]) -> list[int] | None:
 
 
 @given(conversations())
-def test_what_was_sampled_stays_and_the_whole_says_what_the_rendering_says(
+def test_joined_prompt_keeps_the_sampled_ids_and_equals_the_rendering(
     conversation: tuple[list[int], list[int]],
 ) -> None:
     stored, rendered = conversation

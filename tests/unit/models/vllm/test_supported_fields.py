@@ -20,7 +20,7 @@ from agent_runtime.proxy.protocols import openai_chat, openai_completions
         ("truncate_prompt_tokens", 100),
     ],
 )
-def test_what_would_change_nothing_is_refused_by_name(field: str, value: Any) -> None:
+def test_field_without_effect_is_refused_by_name(field: str, value: Any) -> None:
     for prompt in (False, True):
         assert without_effect({field: value}, prompt=prompt) == [field]
 
@@ -31,11 +31,11 @@ def test_fields_of_chats_and_of_bare_prompts_are_distinguished() -> None:
         assert without_effect({field: "x"}, prompt=True) == [field]
 
 
-def test_values_that_ask_for_nothing_are_taken() -> None:
+def test_values_without_a_request_are_accepted() -> None:
     assert not without_effect({"n": 1, "verbosity": "medium", "logit_bias": None, "top_logprobs": 0}, prompt=False)
 
 
-def test_nothing_that_the_proxy_passes_on_is_refused_but_what_vllm_passes_over() -> None:
+def test_passed_fields_are_accepted_except_those_that_vllm_ignores() -> None:
     passed_over = {"verbosity", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens"}
     for passed, prompt in (
         (openai_chat.FIELDS.passed, False),

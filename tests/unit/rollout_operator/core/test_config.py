@@ -10,7 +10,7 @@ from rollout_operator.config import load_config
 LEAST = {"images": {"runtime": "r:1", "executor": "e:1"}, "lease": {"namespace": "agent-rollouts"}}
 
 
-def test_the_least_configuration_is_enough(tmp_path: Path) -> None:
+def test_minimal_configuration_is_accepted(tmp_path: Path) -> None:
     config = load_config(_write(tmp_path, LEAST))
     assert config.watch.namespaces == []
     assert config.lease.renew_deadline_seconds < config.lease.duration_seconds
@@ -31,7 +31,7 @@ def test_the_least_configuration_is_enough(tmp_path: Path) -> None:
         ({"defaults": {"output": {"url": "s3://x"}}}, "defaults.output.uri: Field required"),
     ],
 )
-def test_a_mistake_is_named(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_wrong_setting_is_reported_with_its_name(tmp_path: Path, change: dict[str, object], words: str) -> None:
     path = _write(tmp_path, LEAST | change)
     with pytest.raises(ValueError, match="^" + str(path)) as error:
         load_config(path)

@@ -126,7 +126,7 @@ async def test_a_refused_event_ends_neither_the_next_one_nor_its_own_second_chan
     assert len(api.there) == 1
 
 
-async def test_of_a_storm_the_api_server_gets_a_few_a_second(recorder: EventRecorder, api: Api) -> None:
+async def test_burst_of_events_is_limited_to_a_few_a_second(recorder: EventRecorder, api: Api) -> None:
     for number in range(2 * MOST_WAITING):
         recorder.record(about("job"), "RolloutJob", Event("Warning", "Storm", str(number)))
     await asyncio.sleep(0.05)

@@ -67,7 +67,7 @@ async def test_a_status_is_written_only_over_the_version_that_was_read(monkeypat
         (UNREACHABLE, "the API server cannot be reached", False),
     ],
 )
-def test_what_may_pass_by_itself_is_not_learned_as_a_refusal(status: int, message: str, refused: bool) -> None:
+def test_temporary_refusal_is_not_remembered(status: int, message: str, refused: bool) -> None:
     assert ApiError(status, message).refused == refused
 
 

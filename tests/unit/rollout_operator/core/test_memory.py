@@ -8,7 +8,7 @@ from rollout_operator.world import MOST_FACTS, Memory
 
 
 @given(seconds=st.integers(1, 1000), later=st.integers(0, 2000))
-def test_a_fact_holds_for_its_seconds(seconds: int, later: int) -> None:
+def test_a_fact_expires_after_its_seconds(seconds: int, later: int) -> None:
     memory = Memory()
     memory.learn(Remember(("overlay-refused", "n"), "violates PodSecurity", seconds), now=50)
     expected = "violates PodSecurity" if later < seconds else None
@@ -16,14 +16,14 @@ def test_a_fact_holds_for_its_seconds(seconds: int, later: int) -> None:
     assert memory.recall(("overlay-refused", "other"), now=50 + later) is None
 
 
-def test_learning_again_counts_from_then() -> None:
+def test_learning_a_fact_again_extends_it() -> None:
     memory = Memory()
     memory.learn(Remember(("f",), "first", 10), now=0)
     memory.learn(Remember(("f",), "second", 10), now=9)
     assert memory.recall(("f",), now=15) == "second"
 
 
-def test_facts_about_ever_new_things_push_out_the_oldest() -> None:
+def test_new_facts_replace_the_oldest_at_the_limit() -> None:
     memory = Memory()
     for number in range(MOST_FACTS + 50):
         memory.learn(Remember(("f", str(number)), "m", 1000), now=0)

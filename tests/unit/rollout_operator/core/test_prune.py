@@ -222,7 +222,7 @@ def test_a_job_keeps_its_suspension_and_its_status() -> None:
     assert (kept["spec"], kept["status"]) == ({"suspend": True}, {"succeeded": 1})
 
 
-def test_of_what_keeps_the_pods_of_model_servers_the_number_and_the_digest_are_kept() -> None:
+def test_workloads_of_model_servers_keep_replicas_and_the_digest() -> None:
     body = {
         "metadata": METADATA,
         "spec": {"replicas": 3, "template": {"spec": {"containers": [{}] * 100}}},

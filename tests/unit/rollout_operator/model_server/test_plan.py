@@ -73,7 +73,7 @@ def test_a_download_job_that_is_tidied_away_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_plan_that_is_carried_out_and_made_again_is_empty(name: str) -> None:
+def test_plan_of_an_unchanged_server_is_empty(name: str) -> None:
     cluster = running(SPECS[name])
     assert [action for action in cluster.look().actions if not isinstance(action, Ask)] == []
     assert cluster.look().status == cluster.server["status"]
@@ -87,7 +87,7 @@ def test_a_plan_that_is_carried_out_and_made_again_is_empty(name: str) -> None:
         {"weightTransfer": {"pull": {"timeoutSeconds": 60}}},
     ],
 )
-def test_no_engine_is_restarted_for_what_pods_are_not_made_of(changes: dict[str, Any]) -> None:
+def test_engines_keep_running_when_a_change_does_not_affect_pods(changes: dict[str, Any]) -> None:
     cluster = running(SMALL)
     before = cluster.objects["StatefulSet", "qwen"]["metadata"]["resourceVersion"]
     cluster.spec(**changes)
@@ -168,7 +168,7 @@ def test_a_server_made_invalid_in_mid_update_still_opens_its_gate() -> None:
 
 
 @pytest.mark.parametrize("annotations", [{"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}])
-def test_an_annotation_that_lends_rights_on_the_node_is_refused(annotations: dict[str, str]) -> None:
+def test_an_annotation_that_grants_privileges_on_the_node_is_refused(annotations: dict[str, str]) -> None:
     cluster = running(SMALL)
     cluster.spec(podTemplate={"metadata": {"annotations": annotations}})
     cluster.settle()
@@ -329,7 +329,7 @@ HAPPENINGS = [
     story=st.lists(st.sampled_from(HAPPENINGS) | st.sampled_from(CHANGES), max_size=12),
     look_between=st.booleans(),
 )
-def test_any_story_comes_to_rest_and_nothing_is_made_twice(
+def test_plans_converge_and_create_no_object_twice_after_any_events(
     spec: str, story: list[str | dict[str, Any]], look_between: bool
 ) -> None:
     cluster = Cluster(SPECS[spec])

@@ -289,7 +289,7 @@ def test_a_server_that_a_person_paused_is_resumed_and_gets_no_calls_until_then()
     assert not fleet.engines[0].paused
 
 
-def test_forgetful_gateway_is_notified_again_and_its_engine_is_unchanged() -> None:
+def test_restarted_gateway_is_notified_again_and_its_engine_is_unchanged() -> None:
     fleet = at_version(1)
     fleet.restart_gateway(0)
     fleet.crash()

@@ -49,7 +49,7 @@ def test_replacing_pod_is_another_instance_with_a_json_safe_number() -> None:
     assert int(float(one)) == one
 
 
-def test_what_is_not_asked_for_or_makes_no_sense_is_left_out() -> None:
+def test_servers_of_others_and_invalid_objects_are_left_out() -> None:
     broken = {"metadata": {"name": "x", "namespace": "lab"}, "spec": {}}
     found = workers([model_server("other", server("qwen-0")), broken], "lab")
     assert found["workers"] == []

@@ -16,6 +16,6 @@ def test_a_job_is_kept_when_it_runs_or_its_deletion_is_switched_off() -> None:
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
-def test_it_is_due_exactly_when_its_seconds_are_over(ttl: int, elapsed: int) -> None:
+def test_seconds_left_reach_zero_when_the_ttl_is_over(ttl: int, elapsed: int) -> None:
     left = seconds_left(ENDED, ttl, ENDED + timedelta(seconds=elapsed))
     assert left == max(0, ttl - elapsed)

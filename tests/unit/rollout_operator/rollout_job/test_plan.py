@@ -90,7 +90,7 @@ def test_a_job_that_runs_costs_no_further_writes_when_nothing_happens() -> None:
     assert scene.status_writes == writes
 
 
-def test_describe_reads_like_a_story() -> None:
+def test_events_of_a_job_are_in_order_and_complete() -> None:
     scene = running()
     scene.runner_fails()
     scene.settle()
@@ -300,7 +300,7 @@ def test_draining_runners_keep_their_sandboxes_when_failed_runners_are_taken_bac
     assert scene.sandboxes == []
 
 
-def test_a_job_that_was_taken_back_does_not_wait_for_a_pod_of_a_lost_node() -> None:
+def test_resumed_job_does_not_wait_for_a_pod_of_a_lost_node() -> None:
     scene = running(runners={"replicas": 2})
     lost = scene.runners[1]
     for _ in range(10):

@@ -12,7 +12,7 @@ def restarts(failed_pods: int, sealed: int) -> Restarts:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50))
-def test_a_job_that_gets_on_is_never_given_up(failures_before_each_seal: list[int]) -> None:
+def test_a_job_that_makes_progress_is_never_given_up(failures_before_each_seal: list[int]) -> None:
     since, failed = count_from(None, 0, 0, suspended=False), 0
     for sealed, more in enumerate(failures_before_each_seal):
         for _ in range(more):

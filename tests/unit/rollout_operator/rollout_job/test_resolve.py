@@ -79,7 +79,7 @@ def test_value_that_the_schema_accepts_is_refused_with_the_field() -> None:
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/prefix/", "gs://bucket/a/b", "az://container/prefix"])
-def test_object_storage_is_taken_as_it_is(uri: str) -> None:
+def test_object_storage_uri_is_kept(uri: str) -> None:
     resolved = resolve(manifest(output={"uri": uri, "secretRef": "store"}), CONFIG)
     assert resolved.job is not None
     assert resolved.job.spec.output.uri == uri
@@ -110,7 +110,7 @@ def test_the_charts_defaults_never_replace_what_works() -> None:
     assert resolved.job.spec.model.wire()["endpoint"]["name"] == "small"
 
 
-def test_privileged_sandboxes_are_had_in_the_namespaces_of_the_chart_alone() -> None:
+def test_privileged_sandboxes_are_allowed_only_in_the_charts_namespaces() -> None:
     asked = manifest(security="Privileged")
     assert resolve(asked, config(privilegedNamespaces=["team"])).job is not None
     (problem,) = resolve(asked, config(privilegedNamespaces=["lab", "trusted"])).problems

@@ -71,7 +71,7 @@ def test_the_keys_of_mcp_servers_are_where_the_runner_looks_for_them() -> None:
     assert [variables[mcp_key_variable(f"web-{number}")]["valueFrom"] for number in range(2)] == sources
 
 
-def test_storage_credentials_come_from_the_jobs_own_secret_and_from_nowhere_else() -> None:
+def test_storage_credentials_come_only_from_the_jobs_own_secret() -> None:
     output = {"uri": "s3://bucket", "secretRef": "store"}
     assert container(output=output)["envFrom"] == [{"secretRef": {"name": "store"}}]
     assert container()["envFrom"] == []
@@ -147,6 +147,8 @@ def test_runner_template_sets_limits_and_places_and_keeps_the_runner() -> None:
         ),
     ],
 )
-def test_runner_template_that_lends_rights_or_hides_the_runner_is_refused(given: dict[str, Any], path: str) -> None:
+def test_runner_template_that_grants_privileges_or_hides_the_runner_is_refused(
+    given: dict[str, Any], path: str
+) -> None:
     problems = resolve(manifest(runners={"podTemplate": given}), CONFIG).problems
     assert path in [problem.path for problem in problems]

@@ -143,7 +143,7 @@ def test_making_a_pod_looks_at_no_node_so_that_5000_nodes_cost_what_one_costs() 
     assert way(make(where, sandbox())) == ("Overlay", "volume")
 
 
-def test_only_what_was_admitted_in_the_end_teaches_of_a_namespace() -> None:
+def test_refusals_are_remembered_only_when_a_pod_was_admitted() -> None:
     everything = refused(*VARIANTS)
     plain = observe(world(node(), pod(RUNNING, overlay=False), memory=everything), sandbox())
     learned = {remember.fact: remember.message for remember in learned_refusals(plain)}
@@ -172,7 +172,7 @@ def test_namespace_labelled_later_gets_overlay_with_plain_sandboxes_running() ->
     assert way(make(later, sandbox())) == ("Overlay", "volume")
 
 
-def test_what_is_known_already_is_not_learned_again() -> None:
+def test_remembered_refusal_is_not_learned_again() -> None:
     memory = refused(*VARIANTS[:2])
     for remember in learned_refusals(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())):
         memory.learn(remember, NOW.timestamp())

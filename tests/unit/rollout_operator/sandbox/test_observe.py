@@ -42,7 +42,7 @@ def test_a_sandbox_by_hand_has_a_key_of_its_own() -> None:
     assert (seen.job, seen.key_secret, seen.owner_uid) == (None, Ref("Secret", "lab", "s-sandbox"), "uid-s")
 
 
-def test_what_was_learned_of_a_namespace_counts_until_it_expires() -> None:
+def test_facts_of_a_namespace_expire() -> None:
     memory = Memory()
     image = ("lab", "busybox:1")
     for fact in (trial_failed_on(*image), trials_fail(*image), exec_failed("lab"), overlay_refused("lab")):

@@ -33,7 +33,7 @@ def test_without_bounds_a_pod_is_not_the_first_to_be_evicted_and_has_no_limit() 
 
 
 @given(st.integers(0, 2**50))
-def test_a_quantity_says_exactly_these_bytes(count: int) -> None:
+def test_formatted_quantity_gives_the_same_bytes(count: int) -> None:
     assert bytes_of(quantity(count), "") == count
 
 

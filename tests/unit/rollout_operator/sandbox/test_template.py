@@ -177,7 +177,7 @@ HARMLESS: Json = {
 
 
 @pytest.mark.parametrize("template", DANGERS, ids=str)
-def test_what_would_lend_rights_is_refused_with_its_field(template: Json) -> None:
+def test_field_that_grants_privileges_is_refused_by_name(template: Json) -> None:
     said = refused(template)
     assert said
     assert all(problem.startswith("spec.podTemplate.") for problem in said)
@@ -236,7 +236,7 @@ TEMPLATES = st.lists(PART | NONSENSE, max_size=3).map(mutated) | JSON.filter(lam
 @given(TEMPLATES, st.sampled_from([(PLAIN, []), (OVERLAY, list(OVERLAY_CAPABILITIES))]))
 @example({"spec": {"containers": None, "volumes": [None]}}, (PLAIN, []))
 @example({"spec": {"automountServiceAccountToken": None, "restartPolicy": None}}, (PLAIN, []))
-def test_no_template_that_passes_gives_a_pod_any_right(template: Json, mode: tuple[Choice, list[str]]) -> None:
+def test_accepted_templates_give_a_pod_no_privileges(template: Json, mode: tuple[Choice, list[str]]) -> None:
     if refused(template):
         return
     choice, capabilities = mode
@@ -245,7 +245,7 @@ def test_no_template_that_passes_gives_a_pod_any_right(template: Json, mode: tup
 
 
 @given(TEMPLATES)
-def test_any_template_at_all_is_answered_and_none_breaks_the_operator(template: Json) -> None:
+def test_arbitrary_templates_are_accepted_or_refused_by_field(template: Json) -> None:
     for problem in [*refused(template), *merge_problems(without_nulls(template), "spec.podTemplate")]:
         assert problem.startswith("spec.podTemplate")
 

@@ -15,11 +15,11 @@ def told(job: Job | None = None, namespace: str = "lab", **spec: Any) -> list[st
     return problems(SandboxSpec.model_validate({"image": "x:1", **spec}), job, namespace, ["trusted"])
 
 
-def test_a_good_one_has_no_problems() -> None:
+def test_valid_sandbox_has_no_problems() -> None:
     assert told() == told(JOB) == []
 
 
-def test_an_image_is_needed() -> None:
+def test_missing_image_is_reported() -> None:
     (problem,) = told(image=None)
     assert problem.startswith("spec.image: is missing")
 
@@ -30,13 +30,13 @@ def test_a_runner_cannot_give_its_sandboxes_what_their_job_does_not_say(field: d
     assert problem.startswith(f"spec.{next(iter(field))}: a Sandbox of a job takes it from RolloutJob j")
 
 
-def test_a_template_is_refused_where_it_stands() -> None:
+def test_refused_template_is_named_by_its_object_and_field() -> None:
     assert told(podTemplate=DANGEROUS)[0].startswith("spec.podTemplate.spec.hostNetwork: refused: ")
     job = Job("j", "uid-j", DANGEROUS, Security.STANDARD)
     assert told(job)[0].startswith("RolloutJob j spec.sandbox.podTemplate.spec.hostNetwork: refused: ")
 
 
-def test_privileged_is_only_had_where_the_chart_says_so() -> None:
+def test_privileged_is_allowed_only_in_the_charts_namespaces() -> None:
     job = Job("j", "uid-j", DANGEROUS, Security.PRIVILEGED)
     assert told(job, "trusted") == []
     (problem,) = told(job, "lab")
@@ -45,11 +45,11 @@ def test_privileged_is_only_had_where_the_chart_says_so() -> None:
     assert told(namespace="trusted", security="Privileged", podTemplate=DANGEROUS) == []
 
 
-def test_a_refusal_says_how_it_can_be_had() -> None:
+def test_refusal_names_the_setting_that_allows_the_field() -> None:
     assert "spec.security: Privileged" in told(podTemplate=DANGEROUS)[-1]
 
 
-def test_clients_are_a_label_selector() -> None:
+def test_invalid_label_selector_of_clients_is_reported_by_field() -> None:
     good = {"matchLabels": {"a.b/app": "notebook"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]}
     assert told(clients=good) == []
     wrong: dict[str, Any] = {

@@ -53,7 +53,7 @@ def test_an_option_that_would_have_no_effect_is_refused_with_what_to_use(
         create_tool(name, options)
 
 
-def test_a_name_that_stands_for_nothing_is_refused() -> None:
+def test_unknown_tool_name_is_refused() -> None:
     with pytest.raises(ExtensionError, match="no tool is named 'Serch'"):
         create_tool("Serch")
 
@@ -76,7 +76,7 @@ async def test_options_of_a_registered_class_go_to_its_constructor() -> None:
     assert (await result_of(create_tool("lookup_of_agents", {"words": "two"}))).content == "two"
 
 
-def test_several_are_known_by_the_names_that_the_model_sees() -> None:
+def test_created_tools_have_the_names_that_the_model_sees() -> None:
     assert list(create_tools({"BashExecutor": {"timeout": 5}, "Finish": {}, "search": {}})) == [
         "bash",
         "finish",
@@ -122,7 +122,7 @@ def test_a_wrapper_tells_its_own_description_and_does_what_it_wraps() -> None:
     assert (named.description, list(named.parameters["properties"])) == ("In other words.", ["expression", "precision"])
 
 
-async def test_only_a_call_that_worked_of_a_tool_that_ends_the_work_ends_it() -> None:
+async def test_work_ends_only_after_a_successful_call_of_a_termination_tool() -> None:
     async def hand_in(error: bool) -> ToolResult:
         """Hand in."""
         return ToolResult("handed in", error=error)

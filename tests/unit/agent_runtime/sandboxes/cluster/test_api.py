@@ -9,7 +9,7 @@ luck = st.floats(0, 1, exclude_max=True)
 
 
 @given(st.integers(0, 10_000), luck)
-def test_no_pause_is_longer_than_the_longest_and_none_hammers_the_api_server(tries: int, luck: float) -> None:
+def test_pauses_between_retries_stay_within_their_bounds(tries: int, luck: float) -> None:
     assert 0.05 <= retry_pause(tries, luck) <= LONGEST_PAUSE_SECONDS
 
 

@@ -101,7 +101,7 @@ def test_groups_whose_members_come_one_by_one_are_not_split_either(size: int, co
 
 
 @given(requests(), rooms(), bounds)
-def test_no_more_sandboxes_are_opened_than_the_queue_needs_and_one(
+def test_at_most_one_sandbox_more_than_the_queue_needs_is_opened(
     asked: list[Request], there: list[Room], within: Bounds
 ) -> None:
     plan = plan_packing(asked, there, within)
