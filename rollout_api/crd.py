@@ -75,7 +75,7 @@ def _at_least(release: Release) -> str:
 
 
 def _engine_rules(described: Description) -> Iterator[Schema]:
-    """Yield what holds for ModelServers with this inference server."""
+    """Yield the rules for ModelServers with this inference server."""
     other = f"self.engine.type != '{described.type}' || "
     oldest, updates = described.oldest, described.supports_updates
     too_old = f"engine.version is too old, expected {version_text(oldest)} or newer"
@@ -99,7 +99,7 @@ def _engine_rules(described: Description) -> Iterator[Schema]:
 
 
 def _adapter_rules() -> Iterator[Schema]:
-    """Yield what holds for `adapters`."""
+    """Yield the rules for the field `adapters`."""
     without = [name for name, described in DESCRIPTIONS.items() if described.updates.adapters is None]
     each = "self.adapters.all(name, "
     for rule, message in (

@@ -459,7 +459,7 @@ _OTHER_NAMES = {
     "id": "name",
     "timeout": "timeouts",
 }
-"""Names of other systems, and ours."""
+"""Field names of other systems, and ours for the same."""
 
 
 def _unknown_field(model: type[BaseModel], location: Location) -> str:

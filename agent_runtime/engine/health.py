@@ -21,7 +21,7 @@ RECENT_SECONDS: Final = 60.0
 
 
 class Health:
-    """What the events of a run tell of it."""
+    """What a run waits for, derived from its events."""
 
     def __init__(self) -> None:
         self._failing: dict[int, str] = {}
@@ -32,7 +32,7 @@ class Health:
         self._has_ended = False
 
     def observe(self, event: Event) -> None:
-        """Consider an event."""
+        """Update the state for an event."""
         match event:
             case ModelCallFailing(index=index, message=None):
                 self._failing.pop(index, None)

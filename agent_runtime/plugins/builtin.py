@@ -22,7 +22,9 @@ class PerformanceStop(RolloutManager):
         self,
         threshold: Annotated[float, Field(ge=0, le=1, description="Reward that counts as success.")] = 0.8,
         min_episodes: Annotated[int, Field(ge=1, description="Successes in a row that end the group.")] = 3,
-        max_episodes: Annotated[int, Field(ge=1, description="Graded members that end it in any case.")] = 10,
+        max_episodes: Annotated[
+            int, Field(ge=1, description="Number of graded members that ends the group whatever their rewards.")
+        ] = 10,
     ) -> None:
         self.threshold, self.min_episodes, self.max_episodes = threshold, min_episodes, max_episodes
 
@@ -61,9 +63,15 @@ class TrajectoryAnalysis(TrajectoryAnalyzer):
 
     def __init__(
         self,
-        error_rate: Annotated[float, Field(ge=0, le=1, description="Share of failed calls that is reported.")] = 0.3,
-        many_calls: Annotated[int, Field(ge=1, description="Tool calls that are reported.")] = 50,
-        slow_seconds: Annotated[float, Field(gt=0, description="Mean time of a call that is reported.")] = 10,
+        error_rate: Annotated[
+            float, Field(ge=0, le=1, description="Share of failed calls above which a rollout gets a suggestion.")
+        ] = 0.3,
+        many_calls: Annotated[
+            int, Field(ge=1, description="Number of tool calls above which a rollout gets a suggestion.")
+        ] = 50,
+        slow_seconds: Annotated[
+            float, Field(gt=0, description="Mean seconds of a call above which a rollout gets a suggestion.")
+        ] = 10,
     ) -> None:
         self.error_rate, self.many_calls, self.slow_seconds = error_rate, many_calls, slow_seconds
 

@@ -31,7 +31,7 @@ class EpochSegments:
     def add(self, key: str, data: bytes) -> None:
         """Add the next segment. Raises RecordCorrupt."""
         if self.closed_by is not None:
-            raise RecordCorrupt(key, f"it follows the end that epoch {self.closed_by} set")
+            raise RecordCorrupt(key, f"it was written after epoch {self.closed_by} had closed this one")
         content = segments.decode(key, data)
         if isinstance(content, Closing):
             self.closed_by = content.closed_by

@@ -98,7 +98,7 @@ class EpochLog:
         the next one, or are missing. Raises Superseded, StorageUnavailable.
         """
         if not self._begun:
-            raise RuntimeError(f"{self.name}: begin() comes before append()")
+            raise RuntimeError(f"{self.name}: call begin() before append()")
         async with self._lock:
             await self._write_pending()
             if records:

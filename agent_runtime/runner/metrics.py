@@ -151,7 +151,7 @@ class _ModelCollector(Collector):
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         yield self._family(gauge, "calls_in_flight", "Calls at model servers.", model.in_flight)
         yield self._family(gauge, "calls_waiting", "Calls that wait for the gate or for a place.", model.waiting)
-        yield self._family(counter, "spills", "Calls not at their group's first server.", model.spills)
+        yield self._family(counter, "spills", "Calls that did not go to their group's first server.", model.spills)
         yield self._family(counter, "resent_calls", "Calls that were sent again.", model.resent)
         yield self._family(counter, "gate_seconds", "Time behind a shut gate.", model.gate_seconds)
 

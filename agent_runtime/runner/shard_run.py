@@ -188,7 +188,7 @@ class ShardRun:
         """Wait until the model can be called, which takes as long as loading its weights."""
         model.on_acknowledged = self._reporter.report_now
         server = model_server_name(self._job)
-        assert server is not None, "only a job with a ModelServer has a ServedModel"
+        assert server is not None, "a ServedModel without a ModelServer in the job"
         self._metrics.watch_model(model, server)
         log.info("waiting for a server of %s", model.name)
         check, stop = asyncio.create_task(model.check()), asyncio.create_task(self._stopping.drain.wait())

@@ -28,7 +28,9 @@ class KeyRing:
         """
         owner = controller_of(body)
         if owner is None:
-            raise ValueError(f"Secret {body['metadata']['name']}: has no controller that it is deleted with")
+            raise ValueError(
+                f"Secret {body['metadata']['name']}: has no owner reference to a controller, so nothing would delete it"
+            )
         before = self.known.get(owner["uid"])
         key = before or self._new_key()
         try:

@@ -171,7 +171,7 @@ class Loop:
                 self._leading = self._execution.may_write()
                 result = "requeue_after"
             except Exception:  # an error of one object must not stop the others
-                log.exception("%s: reporting its failure failed", ref)
+                log.exception("%s: the failure of its reconciliation could not be reported", ref)
                 queue.retry(ref)
             finally:
                 queue.done(ref)
@@ -232,7 +232,7 @@ class Loop:
         """Return the failure for an unexpected exception. Its traceback is logged once."""
         failure = ApiError(OPERATOR_ERROR, f"the operator failed: {error!r}; its log has the details")
         if self._errors.get(ref) != failure.message:
-            log.error("%s: the round failed", ref, exc_info=error)
+            log.error("%s: the reconciliation failed", ref, exc_info=error)
         return failure
 
     def _failed(self, ref: Ref, obj: Manifest, failures: Sequence[ApiError], queue: WorkQueue[Ref]) -> None:

@@ -28,7 +28,7 @@ that step's tokens are sent at the resume, under the new version; after `abort` 
 
 def _is_paused(answer: Answer) -> bool | None:
     # /ready answers 503 while the server is paused, starts or ends (managers/tokenizer_manager.py:732). The kubelet and
-    # the gateway know of the other two.
+    # the gateway detect starts and ends by themselves, so 503 means paused here.
     return answer.status != 200
 
 

@@ -33,7 +33,7 @@ async def ls(where: WhereArgument = DEFAULT_OUTPUT, form: FormOption = Form.TEXT
 
 
 def _state(run: Overview) -> str:
-    """Return `running` only for a process on this machine: elsewhere, a run may go on without a trace here."""
+    """Return the run's state: `running` only if a process of this machine runs it, because others cannot be detected."""
     if run.damaged is not None:
         return "damaged"
     if run.aborted is not None:

@@ -21,7 +21,7 @@ from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 LINES = 40
 """Most lines shown of one tool result; `--full` shows all."""
 
-_HINT = "`rolloutctl results` lists the tasks. A task without a finished rollout is known by its index only."
+_HINT = "`rolloutctl results` lists the tasks. For a task without a finished rollout, give the rollout's index."
 RolloutArgument = Annotated[
     str,
     typer.Argument(

@@ -57,7 +57,7 @@ async def view(
 
 
 async def until_interrupted(words: str) -> None:
-    """Wait for Ctrl-C or SIGTERM, with which pages end, and say so in these words."""
+    """Print `words`, then wait for Ctrl-C or SIGTERM."""
     interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
@@ -66,7 +66,7 @@ async def until_interrupted(words: str) -> None:
 
 
 async def serve_run(uri: str) -> None:
-    """Serve the pages of a run, and say where they are, until this is cancelled."""
+    """Serve the pages of a run and print their URL; runs until it is cancelled."""
     where, _, folder = uri.rpartition("/")
     library = Library(open_existing(where, os.environ))
     async with serving(library, host="127.0.0.1", port=0, token=_token()) as url:

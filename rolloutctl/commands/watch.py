@@ -23,7 +23,7 @@ from rolloutctl.ui.transcript import steps
 
 LOOK_SECONDS = 1.0
 BUSY_SHARE = 0.1
-"""Most of the time that is spent with reading: a look at a run of 100,000 rollouts takes hundreds of requests."""
+"""Largest share of the time that is spent on reading: each look at a run of 100,000 rollouts takes hundreds of requests."""
 
 
 async def watch(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
@@ -58,7 +58,9 @@ async def _new_results(run: RunFolder, sealed: SealedResults) -> AsyncIterator[R
             return
         if not is_told and holder(run.job_file.uid) is None:
             is_told = True
-            say("No process of yours on this machine works on this run. This waits for one elsewhere; Ctrl-C ends it.")
+            say(
+                "No process of yours on this machine works on the run. Waiting for one elsewhere; Ctrl-C ends the wait."
+            )
         await _pause(began)
 
 

@@ -19,7 +19,7 @@ from rollout_api.records import (
 )
 
 SENT = "assistant message"
-"""Role of a step that is an answer in form only: the agent's own code sends it."""
+"""Role of an assistant message in a prompt that is not a recorded answer, such as an example of the agent's."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
                     shown.append(Step(role, text, record.turn))
                 else:
                     # A program in the sandbox reports the results of its calls in its next request only.
-                    shown[place[0]] = _told(shown[place[0]], place[1], text)
+                    shown[place[0]] = _with_reported_result(shown[place[0]], place[1], text)
         elif isinstance(record, ResponseRecord):
             ids, step = _answer(record, observations.get(record.turn, ()))
             asked.update((call_id, (len(shown), number)) for number, call_id in enumerate(ids))
@@ -121,7 +121,7 @@ def _answer(response: ResponseRecord, observed: Sequence[Observation]) -> tuple[
     )
 
 
-def _told(step: Step, number: int, result: str) -> Step:
+def _with_reported_result(step: Step, number: int, result: str) -> Step:
     """Return a step with the result of a call, unless it has one already."""
     call = step.calls[number]
     if call.result is not None:

@@ -31,7 +31,7 @@ class FailureLimit:
         if not self.ignored.done():
             self.ignored.set_result(None)
         caller = asyncio.current_task()
-        assert caller is not None, "coroutines of asyncio run in one"
+        assert caller is not None, "a coroutine of asyncio runs in a task"
         leave_behind(caller)
         await asyncio.get_running_loop().create_future()
 

@@ -155,7 +155,7 @@ class Checkpoints:
             if self._nested >= MOST_NESTED:
                 raise FileError(
                     workspace.working_dir,
-                    f"the workspace is based on {MOST_NESTED} checkpoints, which is the most; go back to an earlier one",
+                    f"the workspace is based on {MOST_NESTED} checkpoints, which is the maximum; go back to an earlier one",
                 )
             await workspace.freeze()
             going_on = await self._forked(workspace, None)
@@ -275,7 +275,7 @@ class WorkspaceStates:
 
     @property
     def _given(self) -> Keeping:
-        assert self.keeping is not None, "agents without states are refused earlier"
+        assert self.keeping is not None, "an agent that cannot keep states is refused earlier"
         return self.keeping
 
     async def _move(self, following: Workspace, why: CheckpointRecord | ReturnRecord) -> None:

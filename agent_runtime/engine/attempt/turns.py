@@ -234,7 +234,7 @@ class Turns:
                 # A failing server used up the time, not the policy.
                 cause = trouble
         else:
-            assert raised is not None, "there is no error: the agent returned"
+            assert raised is not None, "without an error, the agent has returned"
             cause = AgentRaised(raised)
         if isinstance(cause, ModelError):
             await self._clock.untimed(self._models.probe(cause))
@@ -399,7 +399,7 @@ class Turns:
         no call ends before the other jobs have reached their own next calls.
         """
         caller = asyncio.current_task()
-        assert caller is not None, "coroutines of asyncio run in one"
+        assert caller is not None, "a coroutine of asyncio runs in a task"
         async with self.failing_seldom:
             if _in_a_call.get():
                 raise RuntimeError(

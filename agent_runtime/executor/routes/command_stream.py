@@ -88,9 +88,8 @@ def read_command(content: bytes | bytearray) -> Command:
         )
     if spill > MAX_SPILL_BYTES or lives_on > 1 or (rows == 0) != (columns == 0):
         raise bad_request(
-            f"command: at most {MAX_SPILL_BYTES} bytes between head and tail, 0 or 1 for one that lives on, and "
-            "rows with "
-            f"columns expected, got {spill}, {lives_on}, {rows} and {columns}"
+            f"command: at most {MAX_SPILL_BYTES} bytes between head and tail, 0 or 1 as the mark of a command that keeps "
+            f"running, and both or neither of rows and columns expected, got {spill}, {lives_on}, {rows} and {columns}"
         )
     return Command(
         attempt.decode("latin-1"),

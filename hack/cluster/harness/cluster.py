@@ -91,7 +91,7 @@ def kill_node(name: str, index: int) -> None:
         if index == 0 or index not in state.nodes:
             expected = ", ".join(str(other) for other in state.nodes if other) or "none: add one first"
             raise ClusterError(
-                f"node {index}: it can be killed if it is one of: {expected} (node 0 is the control plane)"
+                f"node {index} cannot be killed; expected one of {expected} (node 0 is the control plane)"
             )
         node = state.layout.node(index)
         nodes.kill(node)

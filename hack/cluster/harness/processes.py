@@ -1,4 +1,4 @@
-"""Processes identified by id and start time, so that another process with the same id is never mistaken for one."""
+"""Processes identified by id and start time, so that a later process with the same id is never taken for it."""
 
 import json
 import os

@@ -168,8 +168,8 @@ class Control:
         """Take back the memory of the weights, which can be replaced then. The engine stays paused."""
         asleep, name = await self._weights_name(server)
         if asleep is None:
-            # An engine that has released nothing runs again after the request. It must have no calls then, because its
-            # weights may be replaced next. Runners send aborted calls again.
+            # An engine that did not sleep continues its calls when it is asked to wake. Its weights may be replaced
+            # next, so abort the calls first; runners send them again.
             await self._send(server, server.updates.abort)
         await self._send(server, _sleep(server).wake)
         if asleep is None:

@@ -116,7 +116,7 @@ async def test_error_of_a_checkpoint_that_an_agent_handled_is_the_same_after_a_c
     first = states(checkpoints, workspace, log)
     found = await calls(first)
     unknown = "there is no checkpoint 'other' in this rollout: checkpoint-0"
-    nested = "the workspace is based on 2 checkpoints, which is the most; go back to an earlier one"
+    nested = "the workspace is based on 2 checkpoints, which is the maximum; go back to an earlier one"
     rest = ["too large", "too large"] if is_plain else ["checkpoint-1", nested]
     assert found == ["checkpoint-0", unknown, *rest]
     await first.workspace.write("f", b"written after the errors", key="2:a")

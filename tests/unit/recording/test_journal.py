@@ -61,7 +61,7 @@ async def test_nothing_to_append_writes_nothing(record: JobRecord) -> None:
 
 async def test_append_before_begin_raises_an_error(record: JobRecord) -> None:
     journal = await Journal.claim(record, 0, 0)
-    with pytest.raises(RuntimeError, match=r"begin\(\) comes before append\(\)"):
+    with pytest.raises(RuntimeError, match=r"call begin\(\) before append\(\)"):
         await journal.append([note("too early")])
 
 
