@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings of pytest for all tests."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ QUARANTINE = "quarantine"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what only `make test-full` runs, let tests in quarantine fail, and order the files."""
+    """Deselect tests that only `make test-full` runs, allow failures of tests in quarantine, and order the files."""
     if not FULL and (full := [item for item in items if item.get_closest_marker("full")]):
         config.hook.pytest_deselected(items=full)
         items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -1,4 +1,4 @@
-"""Whoever comes from agentic-rollout-library runs each of its programs here, against a model that says what they expect."""
+"""Each program of agentic-rollout-library runs here, with a model that gives the answers that it expects."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 async def run(example: str, folder: Path, server: ScriptedServer, *arguments: str, family: str = "OPENAI") -> list[str]:
-    """The lines that a program prints. Started in an empty folder, as a person would."""
+    """Return the lines that a program prints. It starts in an empty folder."""
     url = server.url if family == "ANTHROPIC" else f"{server.url}/v1"
     name = "LLM_MODEL_NAME" if family == "LLM" else f"{family}_MODEL"
     variables = {name: "m", f"{family}_BASE_URL": url, f"{family}_API_KEY": "sk-test"}
@@ -85,7 +85,7 @@ async def run(example: str, folder: Path, server: ScriptedServer, *arguments: st
 
 
 async def started(folder: Path, variables: Mapping[str, str], *arguments: str) -> str:
-    """What Python prints."""
+    """Run Python; return its output."""
     program = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,

@@ -1,4 +1,4 @@
-"""What goes wrong for people: one clear message each, nothing lost, and a hostile or clumsy tool call harms nobody else."""
+"""Common mistakes give one clear message each and lose nothing. A hostile or clumsy tool call harms no other rollout."""
 
 import asyncio
 import contextlib
@@ -116,7 +116,7 @@ def test_commands_of_another_user_can_write_their_folder(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def disk(folder: Path, options: str) -> Iterator[Path]:
-    """A disk of its own, with options of mount(8), for a new folder."""
+    """Mount a separate file system with options of mount(8) at a new folder."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     yield folder

@@ -1,4 +1,4 @@
-"""What a workspace reaches is decided by phase: what is listed for the agent is closed for setup and verifier."""
+"""Network access by phase: what is listed for the agent is closed for setup and verifier."""
 
 import http.server
 import json

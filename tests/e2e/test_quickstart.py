@@ -1,4 +1,4 @@
-"""The job that a new user runs first, as they run it: by the command line, on this machine, then against a model server."""
+"""The job that a new user runs first: by the command line on this machine, then with a model server."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def test_nothing_is_left_on_the_machine_where_each_workspace_has_a_sandbox(tmp_p
 
 
 def tool_errors(folder: Path, result: dict[str, Any]) -> list[str]:
-    """What the tools refused in a rollout."""
+    """Return the errors of a rollout's tool calls."""
     store = Store.open(str(folder / "out"), {})
     records = asyncio.run(records_of(store, result["index"]))
     return [
@@ -90,7 +90,7 @@ async def records_of(store: Store, index: int) -> list[Record]:
 
 
 def test_one_workspace_per_sandbox_gives_the_same_rewards_as_many(tmp_path: Path) -> None:
-    """`Plain`, which isolates less, runs the same manifest. Its tasks here need nothing but a shell."""
+    """`Plain`, which isolates less, runs the same manifest, because its tasks need only a shell."""
     job = yaml.safe_load(QUICKSTART.read_text())
     job["metadata"]["name"] = "plain"
     spec = job["spec"]
@@ -126,7 +126,7 @@ def test_one_workspace_per_sandbox_gives_the_same_rewards_as_many(tmp_path: Path
 
 @pytest.fixture
 def model_server() -> Iterator[str]:
-    """A server that speaks OpenAI's chat form and always gives the same final answer; wants a key."""
+    """A server with OpenAI's chat API that requires a key and always gives the same final answer."""
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     over = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The core works where no optional integration is installed, and says what to install."""
+"""The core works without the optional integrations, and names what to install."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "examples" / "quickstart" / "job.yaml"
 INTEGRATIONS = Path("agent_runtime/integrations")
 FACADES = ("verl.py", "environments.py")
-"""Of `agent_rollouts`: the public names of integrations."""
+"""Modules of `agent_rollouts` with the public names of integrations."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The real cluster: `make cluster` brings it up and installs the chart; these tests find it there."""
+"""Fixtures of a real cluster, which `make cluster` starts and in which it installs the chart."""
 
 import contextlib
 import itertools
@@ -45,7 +45,7 @@ def on_nodes(cluster: Cluster) -> OnNodes:
 
 @pytest.fixture(scope="session")
 def mini_swe_agent_image(on_nodes: OnNodes) -> str:
-    """mini-swe-agent, and the openai package with it."""
+    """An image with mini-swe-agent and the openai package."""
     return on_nodes("mini-swe-agent")
 
 
@@ -54,7 +54,9 @@ Namespaces = Callable[..., str]
 
 @pytest.fixture
 def new_namespace(cluster: Cluster) -> Iterator[Namespaces]:
-    """Makes namespaces with the storage Secret in them, gone after the test. `level` is that of Pod Security."""
+    """Create namespaces with the storage Secret, which are deleted after the test. `level` is the level of Pod
+    Security.
+    """
     made: list[str] = []
 
     def make(level: str = "privileged", admission: bool = True) -> str:
@@ -76,19 +78,19 @@ def new_namespace(cluster: Cluster) -> Iterator[Namespaces]:
 
 @pytest.fixture
 def namespace(new_namespace: Namespaces) -> str:
-    """A namespace that admits both modes."""
+    """A namespace that admits both workspace modes."""
     return new_namespace()
 
 
 @pytest.fixture
 def unasked_namespace(new_namespace: Namespaces) -> str:
-    """A namespace where `kubectl apply` takes what the operator calls Invalid, as where the operator is away."""
+    """A namespace without the admission webhook: `kubectl apply` accepts objects that the operator sets to Invalid."""
     return new_namespace(admission=False)
 
 
 @pytest.fixture
 def new_job(cluster: Cluster, namespace: str) -> Callable[[Object], Job]:
-    """Turns a manifest into a job of the test's namespace whose results go to the cluster's storage; not yet applied."""
+    """Make a job of the test's namespace from a manifest, with results in the cluster's storage. It is not applied yet."""
 
     def make(manifest: Object, to: str = namespace) -> Job:
         manifest["spec"]["output"] = {"uri": f"s3://{cluster.bucket}/{to}", "secretRef": "storage"}
@@ -99,7 +101,7 @@ def new_job(cluster: Cluster, namespace: str) -> Callable[[Object], Job]:
 
 @pytest.fixture
 def outages(cluster: Cluster) -> Iterator[Outages]:
-    """Takes parts of the cluster away; all are back after the test."""
+    """Stop parts of the cluster; all of them run again after the test."""
     if not cluster.details:
         pytest.skip("this test stops parts of the cluster itself, which only the harness (hack/cluster) lets it do")
     found = Outages(cluster)
@@ -109,7 +111,7 @@ def outages(cluster: Cluster) -> Iterator[Outages]:
 
 @pytest.fixture
 def installed(cluster: Cluster, tmp_path: Path) -> InstalledRelease:
-    """The chart as all tests use it; a test that changes it installs it again."""
+    """The chart as all tests use it, which is installed again after a test that changed it."""
     return InstalledRelease(cluster, tmp_path)
 
 
@@ -124,7 +126,9 @@ def release(cluster: Cluster, new_namespace: Namespaces) -> Iterator[Release]:
 
 @pytest.fixture(scope="session")
 def load_image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """`load_image(name, files, modes)` brings an image of these files, by absolute path, to the nodes; its full name."""
+    """`load_image(name, files, modes)` loads an image with these files, by absolute path, into the nodes. Returns its
+    full name.
+    """
     if not cluster.details:
         pytest.skip(
             "this test brings images of its own to the nodes, which it can do on the harness (hack/cluster) only"
@@ -142,7 +146,7 @@ def load_image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 @pytest.fixture
 def chart_values(cluster: Cluster, installed: InstalledRelease) -> Iterator[Callable[..., None]]:
-    """Sets values of the installed chart, by Helm's own options; as before after the test."""
+    """Set values of the installed chart by Helm's options. The earlier values are restored after the test."""
 
     def upgrade(*options: str) -> None:
         installed.install(*options)

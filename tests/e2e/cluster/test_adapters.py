@@ -1,4 +1,4 @@
-"""Two jobs whose models are adapters of one ModelServer, each updated alone under its rollouts."""
+"""Two jobs whose models are adapters of one ModelServer. Each adapter is updated while its job's rollouts run."""
 
 from collections.abc import Callable
 
@@ -51,14 +51,14 @@ def test_two_policies_share_servers_and_every_token_has_the_version_of_its_own(
 
 
 def update_of(server: Server, name: str, version: int) -> None:
-    """kubectl patch: another version of one adapter, until all servers have it."""
+    """Set another version of one adapter, and wait until all servers have it."""
     uri = upload_weights(server.cluster, server.namespace, f"{name}-{version}", version)
     server.patch(adapters={name: {"version": version, "uri": uri}})
     wait_adapter(server, name, version)
 
 
 def wait_adapter(server: Server, name: str, version: int) -> None:
-    """Until the version is current, and both servers have it."""
+    """Wait until the version is current and both servers have it."""
 
     def is_there() -> bool | None:
         current = server.status.get("adapters", {}).get(name, {}).get("current")
@@ -69,7 +69,7 @@ def wait_adapter(server: Server, name: str, version: int) -> None:
 
 
 def advertise_accelerators(cluster: Cluster) -> None:
-    """Every node says that it has some; engines of tests use none."""
+    """Make every node report accelerators, which the engines of these tests do not use."""
     path = f"/status/capacity/{ACCELERATOR.replace('/', '~1')}"
     patch = f'[{{"op": "add", "path": "{path}", "value": "64"}}]'
     for node in cluster.kubectl("get", "nodes", "-o", "name").stdout.split():

@@ -1,4 +1,4 @@
-"""A sandbox of an image that has next to nothing, by the real container runtime. Other images: integration/images."""
+"""A sandbox of an image with almost no files, run by the real container runtime. Other images: integration/images."""
 
 from collections.abc import Callable
 from pathlib import Path

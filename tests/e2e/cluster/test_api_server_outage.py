@@ -1,4 +1,4 @@
-"""The API server or the object storage away: rollouts go on without the one, and wait for the other."""
+"""Outages of the API server, which rollouts do not need, and of the object storage, for which they wait."""
 
 import time
 from collections.abc import Callable

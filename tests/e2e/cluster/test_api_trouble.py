@@ -1,4 +1,4 @@
-"""Calls of a runner to a real API server that go wrong on their way: nothing is made twice, and nothing goes unheard of."""
+"""Failing calls of a runner to a real API server: no object is created twice, and no event is missed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,14 +15,14 @@ from tests.support.api_proxy import ApiProxy
 from tests.support.cluster import Cluster, Job, Object, small_job
 
 RUNNER = 7
-"""None that the operator starts."""
+"""Index of a runner that the operator does not start."""
 IMAGE = "127.0.0.1:1/nothing:here"
-"""What a container would run is of no interest here."""
+"""Image of the containers, which never run."""
 
 
 @pytest.fixture
 def job(new_job: Callable[[Object], Job]) -> Job:
-    """One whose own runner never starts, so that all Sandboxes are the test's."""
+    """A job whose own runner never starts, so that all its Sandboxes are those of the test."""
     job = new_job(small_job("owner"))
     job.manifest["spec"]["output"]["secretRef"] = "not-there"
     return job.apply()
@@ -35,13 +35,13 @@ def proxy(cluster: Cluster) -> ApiProxy:
 
 @pytest.fixture
 async def api(proxy: ApiProxy, namespace: str) -> AsyncIterator[KubeApi]:
-    """The runner's."""
+    """The runner's client of the API server."""
     async with proxy.serve(namespace) as made:
         yield made
 
 
 def new_sandbox(job: Job) -> Object:
-    """As a runner asks for it."""
+    """Return a Sandbox as a runner creates it."""
     owner = RolloutJob.model_validate(job.object)
     return sandbox_object(owner, RUNNER, new_name(job.name, RUNNER), SandboxSpec(image=IMAGE))
 

@@ -1,4 +1,4 @@
-"""A HorizontalPodAutoscaler of a ModelServer: servers come with the calls of a job, and go with them."""
+"""A HorizontalPodAutoscaler of a ModelServer adds and removes servers as the number of the job's calls changes."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ API = "v1beta1.external.metrics.k8s.io"
 TASKS = 4
 MOST_SERVERS = 3
 CALLS_OF_A_SERVER = 6
-"""16 rollouts make 16 calls at once, for which three servers are wanted."""
+"""Calls for each server. 16 rollouts make 16 concurrent calls, so the autoscaler wants three servers."""
 
 
 @pytest.fixture

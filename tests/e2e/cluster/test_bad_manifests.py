@@ -184,7 +184,7 @@ BAD: list[tuple[str, Any, str] | tuple[str, Any, str, str]] = [
 
 
 def changed(where: str, value: Any) -> Object:
-    """The good manifest with one thing set, or taken away."""
+    """Return the valid manifest with one field set or removed."""
     manifest = copy.deepcopy(GOOD)
     at: Any = manifest
     *parents, last = [int(part) if part.isdigit() else part for part in re.findall(r"\w+", where)]
@@ -201,7 +201,7 @@ def changed(where: str, value: Any) -> Object:
 
 @pytest.fixture(scope="module")
 def shared_namespace(cluster: Cluster) -> Iterator[str]:
-    """One for all: nothing is ever made in it."""
+    """One namespace for all tests, because none of them creates an object."""
     name = f"bad-manifests-{secrets.token_hex(3)}"
     cluster.kubectl("create", "namespace", name)
     yield name
@@ -209,7 +209,7 @@ def shared_namespace(cluster: Cluster) -> Iterator[str]:
 
 
 def one_of_each_rule() -> Iterator[Any]:
-    """All of BAD; `make test` leaves the second and further ones of each rule out."""
+    """Return all of BAD in `make test-full`, and one manifest for each rule in `make test`."""
     seen = set()
     for bad in BAD:
         marks = [pytest.mark.full] if bad[2] in seen else []

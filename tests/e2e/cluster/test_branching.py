@@ -1,4 +1,4 @@
-"""Rollouts on pods go on from a turn of rollouts on other pods, and a runner's death on the way changes nothing."""
+"""Rollouts in pods continue from a turn of rollouts in other pods, also when their runner is killed."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,9 @@ COUNT = 4
 
 
 def counting(mode: str) -> Object:
-    """A rollout that adds a line in each turn, and whose setup leaves what no second run of it would."""
+    """Return a job whose rollout adds a line in each turn. Its setup writes the time, so a second setup would be
+    noticed.
+    """
     steps = [turn(f"echo {step} >> log.txt; cat log.txt") for step in range(TURNS)]
     task = {"name": "count", "prompt": "Count.", "setup": ["date +%s.%N > when.txt"]}
     job = scripted_job(f"counting-{mode.lower()}", [task], {"only": [*steps, finish()]})
@@ -25,7 +27,7 @@ def counting(mode: str) -> Object:
 
 
 def branching(source: Job, mode: str, think: float) -> Object:
-    """Branches of turn 2, of which the snapshot is one turn old; each takes three turns more."""
+    """Return a job with branches of turn 2, whose snapshot is one turn older. Each branch takes three more turns."""
     uri = f"{source.manifest['spec']['output']['uri']}/{source.name}-{source.uid[:8]}"
     steps = [turn(f"echo b{step} >> log.txt; cat log.txt when.txt", think=think) for step in range(3)]
     copied: list[Object] = [{"content": "never asked for"}] * 3
@@ -61,7 +63,7 @@ def test_branches_begin_in_other_pods_as_their_source_was_and_survive_their_runn
 
 
 def last_output(job: Job, index: int) -> str:
-    """What the last command of a rollout showed."""
+    """Return the output of a rollout's last command."""
     key = next(result["trajectory"] for result in job.results() if result["index"] == index)
     steps = json.loads(job.read(key))["steps"]
     shown = [result["content"] for step in steps for result in step.get("observation", {}).get("results", [])]

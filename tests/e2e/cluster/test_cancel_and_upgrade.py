@@ -1,4 +1,4 @@
-"""Deleting cancels at once and never hangs; installing, upgrading and uninstalling the operator disturbs no job."""
+"""Deleting a job cancels it at once. Installing, upgrading and uninstalling the operator does not disturb a job."""
 
 import shutil
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from tests.support.release import InstalledRelease
 
 KINDS = "rolloutjobs,sandboxes,jobs,pods,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
 GONE_WITHIN_SECONDS = 30
-"""What a person who cancels a job is promised."""
+"""Documented time limit for the removal of a deleted job's objects."""
 
 
 def all_of(job: Job) -> list[Object]:
-    """Every object of a job, itself included."""
+    """Return every object of a job, including the job."""
     found = job.cluster.list(KINDS, job.namespace)
     return [thing for thing in found if thing["metadata"]["name"].startswith(job.name)]
 
 
 def assert_readable(job: Job, sealed: int) -> None:
-    """Its results are in storage, and nothing was added since it was cancelled but what was being sealed."""
+    """Check that the job's record is in storage, with at least this many sealed rollouts."""
     assert job.sealed() >= sealed
     assert job.read("job.json")
 

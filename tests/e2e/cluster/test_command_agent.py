@@ -1,4 +1,4 @@
-"""Unmodified programs in a sandbox pod are the agents; their model is the stand-in for vLLM, in a pod."""
+"""Unmodified programs in a sandbox pod are the agents. Their model is the stand-in for vLLM in another pod."""
 
 import random
 from collections.abc import Callable

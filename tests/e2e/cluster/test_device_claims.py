@@ -18,7 +18,7 @@ CLASS, TEMPLATE, REQUEST = "rollout-test", "one-device", "accelerator"
 
 @pytest.fixture
 def devices(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """A node with devices, a class of them, and a template of claims of one."""
+    """Create a node with devices, a class of them, and a template of claims."""
     if not cluster.details:
         pytest.skip("this test adds a driver to the cluster itself, which only the harness (hack/cluster) lets it do")
     cluster.node_process("addon", "start", "devices")
@@ -43,13 +43,13 @@ def devices(cluster: Cluster, namespace: str) -> Iterator[None]:
 
 
 def claiming(cluster: Cluster, namespace: str, name: str, replicas: int) -> Server:
-    """A ModelServer, each of its servers with a device of its own."""
+    """Return a ModelServer whose servers claim one device each."""
     pods = {"podTemplate": {"spec": quick_pods()}}
     return Server(cluster, namespace, name).apply(replicas=replicas, accelerator={"claimTemplate": TEMPLATE}, **pods)
 
 
 def claim_of(server: Server, pod_name: str) -> Object:
-    """The claim that was made for a pod."""
+    """Return the claim that was made for a pod."""
     pod = server.cluster.get("pod", pod_name, server.namespace)
     assert pod is not None
     [status] = pod["status"]["resourceClaimStatuses"]

@@ -1,4 +1,4 @@
-"""Whoever has a cluster and types what a page shows for it gets what the page says."""
+"""Pages for people with a cluster: each is typed as shown, and gives what the page says."""
 
 import os
 import sys
@@ -19,9 +19,9 @@ from tests.support.terminal import Terminal, checkout
 
 BY_PAGE = {page.stem: blocks(page) for page in PAGES}
 INSTALL = ("README", "installing")
-"""Pages that begin with a cluster without the chart."""
+"""Pages that start with a cluster in which the chart is not installed."""
 TEAM = "team-a"
-"""The namespace that they make."""
+"""Namespace that these pages create."""
 HELM_SECRET = "helm.sh/release.v1"
 """Type of the Secrets in which Helm keeps its releases."""
 
@@ -60,7 +60,7 @@ class Place:
         self.terminal.run(_typed(f"kubectl config set-context --current --namespace={namespace}"))
 
     def type_page(self, page: str, given: Callable[["Place"], object]) -> None:
-        """Write the files of a page, add what it tells its reader to have, and type what needs a cluster."""
+        """Write the files of a page, prepare what the page requires, and type its commands for a cluster."""
         found = BY_PAGE[page]
         for block in found:
             if block.title:
@@ -71,11 +71,11 @@ class Place:
                 self.terminal.run(block)
 
     def write(self, name: str, value: Object) -> None:
-        """A manifest."""
+        """Write a manifest."""
         (self.folder / name).write_text(yaml.safe_dump(value))
 
     def job(self, name: str) -> None:
-        """job.yaml: seconds of work, its results in the cluster's storage."""
+        """Write job.yaml: some seconds of work, with results in the cluster's storage."""
         self.write("job.yaml", small_job(name, output=self.output))
 
 
@@ -92,7 +92,7 @@ def place(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def bare(place: Place, installed: InstalledRelease) -> Iterator[Place]:
-    """Without the chart and what the pages make, which are as before after the test."""
+    """Remove the chart and what the pages create. Both are restored after the test."""
     # The pages end with the definitions gone, and with them every job of the cluster.
     if not place.cluster.details and (others := _of_others(place.cluster)):
         pytest.skip(
@@ -110,7 +110,7 @@ def bare(place: Place, installed: InstalledRelease) -> Iterator[Place]:
 
 
 def _of_others(cluster: Cluster) -> list[str]:
-    """What people keep in a cluster that they lend to these tests, and would lose."""
+    """Return names of objects in the cluster that belong to others and that the test would delete."""
     objects = [*cluster.list("rolloutjobs,sandboxes,modelservers", ""), *cluster.list("secrets", OPERATOR_NAMESPACE)]
     found = [thing["metadata"] for thing in objects if thing.get("type") != HELM_SECRET]
     names = [f"{metadata['namespace']}/{metadata['name']}" for metadata in found]
@@ -118,20 +118,20 @@ def _of_others(cluster: Cluster) -> list[str]:
 
 
 def storage_settings(place: Place) -> None:
-    """storage.env, and a job."""
+    """Write storage.env and a job."""
     place.job("fix-bugs")
     storage_variables(place)
 
 
 def storage_variables(place: Place) -> None:
-    """storage.env; the page makes the Secret."""
+    """Write storage.env; the page itself creates the Secret."""
     lines = [f"{name}={value}\n" for name, value in place.cluster.environ.items()]
     (place.folder / "storage.env").write_text("".join(lines))
     place.terminal.run(_typed(f"kubectl delete secret {STORAGE_SECRET}"))
 
 
 def questions(place: Place) -> None:
-    """The page's job, with its model and its output where pods of a cluster reach them."""
+    """Write the page's job, with a model and an output that pods can reach."""
     rows = [{"id": "q", "question": "?", "level": "hard", "check": ["true"]}]
     pq.write_table(pa.Table.from_pylist(rows), place.folder / "questions.parquet")
     job: dict[str, Any] = yaml.safe_load((place.folder / "job.yaml").read_text())
@@ -141,7 +141,7 @@ def questions(place: Place) -> None:
 
 
 def sandbox_to_copy_into(place: Place) -> None:
-    """sandbox.yaml and a folder."""
+    """Write sandbox.yaml and a folder to copy."""
     header = {"apiVersion": "rollout.dev/v1alpha1", "kind": "Sandbox", "metadata": {"name": "my-sandbox"}}
     place.write("sandbox.yaml", header | {"spec": {"image": QUICKSTART_IMAGE}})
     (place.folder / "data").mkdir()
@@ -149,7 +149,7 @@ def sandbox_to_copy_into(place: Place) -> None:
 
 
 def two_servers(place: Place) -> None:
-    """The ModelServer `qwen`, two servers of the stand-in, at policy 12."""
+    """Start the ModelServer `qwen`, two servers of the stand-in at policy 12."""
     server = Server(place.cluster, place.namespace, "qwen")
     weights = upload_weights(place.cluster, place.namespace, "model", 0)
     server.apply(model={"name": "Qwen/Qwen3-8B", "uri": weights, "secretRef": STORAGE_SECRET}, replicas=2)
@@ -159,7 +159,7 @@ def two_servers(place: Place) -> None:
 
 
 def one_server(place: Place) -> None:
-    """The ModelServer `qwen`, and new weights in the storage."""
+    """Start the ModelServer `qwen`, and upload new weights."""
     for version in (7, 8):
         upload_weights(place.cluster, place.namespace, f"step-{version}", version)
     Server(place.cluster, place.namespace, "qwen").apply().wait_ready(1)

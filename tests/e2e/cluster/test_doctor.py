@@ -1,4 +1,4 @@
-"""The doctor on a real cluster, asked before the first job: it names what stands in the way, and what to do."""
+"""The doctor on a real cluster before the first job: it names each problem and its remedy."""
 
 import json
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from tests.support.cluster import STORAGE_SECRET, Cluster, Object, small_job
 
 
 class Doctor:
-    """`rolloutctl doctor --cluster`."""
+    """Runs `rolloutctl doctor --cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def __call__(self, namespace: str, *arguments: str) -> tuple[int, dict[str, list[Object]]]:
-        """Exit code, and findings by subject."""
+        """Run it; return the exit code, and the findings by subject."""
         done = self._cluster.rolloutctl("doctor", "--cluster", *arguments, "-n", namespace, "-o", "json")
         findings: dict[str, list[Object]] = {}
         for finding in json.loads(done.stdout):
@@ -31,7 +31,7 @@ def doctor(cluster: Cluster) -> Doctor:
 
 
 def manifest_file(folder: Path, secret: str, uri: str = "s3://rollouts/doctor") -> str:
-    """A job whose results go to that place, with the credentials of that Secret."""
+    """Write a job whose results go to that URI, with the credentials in that Secret."""
     manifest = small_job("sound", output={"uri": uri, "secretRef": secret})
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(manifest))

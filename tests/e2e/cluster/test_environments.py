@@ -1,4 +1,4 @@
-"""Environments that nobody trusts, in sandbox pods: what they are worth, and what one that hangs at an action is."""
+"""Untrusted environments in sandbox pods: their rewards, and the outcome of one that hangs."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ ANSWERS = {"played": ["go", "go", "end"], "hanging": ["go", "hang"]}
 
 @pytest.mark.full
 def test_environment_in_a_sandbox_pod_works_and_a_hanging_one_is_graded(new_job: Callable[[Object], Job]) -> None:
-    """The game is in the task's files alone: no runner could open it."""
+    """The game is only in the task's files, so no runner could open it."""
     game = (REPOSITORY / "tests/support/games.py").read_text()
     tasks: list[Object] = [
         {

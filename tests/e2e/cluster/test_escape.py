@@ -1,4 +1,6 @@
-"""The escape test of the executor's integration tests, in real pods: a hostile tool call gets nowhere, in either mode."""
+"""The escape test of the executor's integration tests in real pods: a hostile tool call reaches nothing, in either
+mode.
+"""
 
 from pathlib import Path
 
@@ -61,7 +63,7 @@ print(worked)
 
 
 def attack(sandbox: ByHand) -> dict[str, str]:
-    """What the hostile script got hold of in a workspace, by attempt."""
+    """Return what the hostile script could reach from a workspace, by attempt."""
     sandbox.copy_in(HOSTILE, "/tmp/hostile.py")
     # The mark in pieces, so that the script's own arguments are not what it finds.
     said = sandbox.run(

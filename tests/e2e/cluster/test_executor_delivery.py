@@ -1,6 +1,6 @@
-"""Where the executor cannot come into a sandbox's pod as an image volume, an init container copies it.
+"""If a sandbox's pod cannot mount the executor as an image volume, an init container copies it.
 
-Each test leaves an operator that knows nothing: what one has learned of image volumes holds for all namespaces.
+Each test restarts the operator, which remembers for all namespaces whether image volumes work.
 """
 
 import json
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.full]
 
 
 def assert_copied(sandbox: ByHand) -> None:
-    """An init container has brought the executor, and it works."""
+    """Check that an init container has copied the executor, and that it works."""
     pod = sandbox.wait_ready().pod["spec"]
     assert [container["command"][1] for container in pod["initContainers"]] == ["--copy-to"]
     assert not [volume for volume in pod["volumes"] if "image" in volume]
@@ -26,7 +26,7 @@ def assert_copied(sandbox: ByHand) -> None:
 
 @pytest.fixture
 def refused_image_volumes(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """The words with which the API server refuses image volumes in the namespace, for as long as the test."""
+    """Have the API server refuse image volumes in the namespace during the test. Yields its message."""
     words = "no image volumes here"
     api = "admissionregistration.k8s.io/v1"
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}

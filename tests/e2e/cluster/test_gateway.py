@@ -64,7 +64,7 @@ def test_gateway_forwards_requests_to_servers_with_the_current_policy(
 
 
 def start_gateway(cluster: Cluster, namespace: str, folder: Path) -> None:
-    """Envoy and the picker in one pod, whose programs are on its node."""
+    """Start Envoy and the picker in one pod, from programs of its node."""
     (folder / "envoy.json").write_text(json.dumps(envoy_config(port=PORT, picker_port=PICKER_PORT)))
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
@@ -116,7 +116,7 @@ def start_gateway(cluster: Cluster, namespace: str, folder: Path) -> None:
 
 
 def ask(cluster: Cluster, namespace: str, prompts: list[str], *, check: bool = True) -> list[tuple[str, int]]:
-    """The policy version of each answer, and the cached tokens of its prompt."""
+    """Return the policy version of each answer, and the number of cached tokens of its prompt."""
     where = ("exec", GATEWAY, "-n", namespace, "-c", "envoy", "--")
     done = cluster.kubectl(*where, "python3", "-c", ASK, *prompts, check=False)
     assert not check or done.returncode == 0, f"{done.stderr} {logs(cluster, namespace)}"

@@ -1,4 +1,4 @@
-"""From inside a sandbox: nobody can be reached, and nothing can be found that would open a door."""
+"""A process in a sandbox can reach no other server, and finds no credentials."""
 
 import functools
 import http.server
@@ -123,7 +123,7 @@ print(json.dumps(answers))
 
 
 def pod(name: str, namespace: str, code: str) -> Object:
-    """A pod like any other of its namespace, that runs this Python program. A web server is ready when it answers."""
+    """Run a Python program in a pod of the namespace. A pod with a web server is ready when it answers."""
     container: Object = {"name": "main", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", code]}
     if code == WEB_SERVER:
         container["readinessProbe"] = {"httpGet": {"path": "/", "port": WEB_PORT}, "periodSeconds": 1}
@@ -145,7 +145,7 @@ def service(name: str, namespace: str) -> Object:
 
 
 def pod_address(cluster: Cluster, name: str, namespace: str) -> str:
-    """Of a pod that runs."""
+    """Return the address of a running pod."""
     cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "-n", namespace, "--timeout=120s")
     found = cluster.get("pod", name, namespace)
     assert found is not None
@@ -162,7 +162,7 @@ class _Hello(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def web_server(address: str, port: int = 0) -> Iterator[str]:
-    """A web server of this machine; its `address:port`."""
+    """Run a web server on this machine. Yields its `address:port`."""
     with http.server.ThreadingHTTPServer((address, port), _Hello) as server:
         thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.1))
         thread.start()
@@ -175,7 +175,7 @@ def web_server(address: str, port: int = 0) -> Iterator[str]:
 
 @contextmanager
 def metadata_service() -> Iterator[str]:
-    """A web server at the address where clouds serve credentials, for as long as the test runs."""
+    """Run a web server at the address where clouds serve credentials."""
     where = ("dev", "lo")
     subprocess.run(["ip", "address", "replace", f"{METADATA}/32", *where], check=True)
     try:
@@ -187,33 +187,35 @@ def metadata_service() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the sandboxes of a namespace: a job at work in each mode, its model, and everything else."""
+    """A job that runs in each mode, its model, and other servers that its sandboxes must not reach."""
 
     cluster: Cluster
     namespace: str
     jobs: Mapping[str, Job]
     targets: Mapping[str, str]
-    """What must not be reached, `address:port` by name."""
+    """Addresses that must not be reachable: `address:port` by name."""
 
     def sandbox(self, mode: str) -> ByHand:
-        """A sandbox of the job of that mode, with a free place in Overlay."""
+        """Return a sandbox of the job in that mode, which in Overlay has a free place."""
         return ByHand(self.cluster, self.namespace, self.jobs[mode].sandboxes()[0]["metadata"]["name"])
 
     def in_workspace(self, mode: str, *command: str) -> str:
-        """What a command says where tools run. In Plain, whose one place is taken, that is the container itself."""
+        """Return a command's output in a workspace. In Plain, whose only place is taken, run it in the container
+        itself.
+        """
         if mode == "Overlay":
             return self.sandbox(mode).run(*command, workspace="intruder")
         return self.in_container(mode, *command)
 
     def in_container(self, mode: str, *command: str) -> str:
-        """What a command says beside the executor."""
+        """Return the output of a command in the executor's container."""
         done = self.sandbox(mode).run_in_container(*command)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
 
 def job_at_work(surroundings_of: str, mode: str, model: str, output: Object) -> Object:
-    """A job whose runner holds a model's key and the storage's, and whose tool sleeps."""
+    """Return a job whose runner holds the keys of a model and of the storage, and whose tool sleeps."""
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
@@ -275,7 +277,7 @@ def around(cluster: Cluster) -> Iterator[Surroundings]:
 
 
 def _at_work(job: Job) -> str:
-    """The address of the runner, once its rollout is at work in a sandbox."""
+    """Return the runner's address once its rollout runs in a sandbox."""
 
     def address() -> str | None:
         ready = [found for found in job.sandboxes() if found.get("status", {}).get("podIP")]
@@ -292,7 +294,7 @@ def _service_address(cluster: Cluster, name: str, namespace: str) -> str:
 
 
 def _control_plane(cluster: Cluster) -> dict[str, str]:
-    """API server, kubelet and resolver, by each address that they have."""
+    """Return API server, kubelet and resolver by each of their addresses."""
     (slice_,) = cluster.list("endpointslices", "default", "kubernetes.io/service-name=kubernetes")
     node = cluster.list("nodes", "default")[0]
     node_address = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
@@ -307,7 +309,7 @@ def _control_plane(cluster: Cluster) -> dict[str, str]:
 
 
 def test_every_forbidden_target_is_reachable_without_a_sandbox(around: Surroundings) -> None:
-    """Without this, a cluster where nothing answers would pass for one that isolates."""
+    """Otherwise the test would also pass on a cluster where no server answers."""
     command = ("exec", "witness", "-n", around.namespace, "--", "python3", "-c", PROBE, json.dumps(around.targets))
     wanted, reached = sorted(around.targets), [""]
 

@@ -1,4 +1,4 @@
-"""A job from its manifest to its end: started or refused, shared, suspended and resumed, deleted, made again."""
+"""Jobs from their manifest to their end: started, refused, shared, suspended, resumed, deleted, and created again."""
 
 from collections.abc import Callable
 
@@ -20,14 +20,14 @@ NewJob = Callable[..., Job]
 
 
 def wait_gone(job: Job, seconds: float = 60) -> None:
-    """Until nothing of a deleted job is left but its results."""
+    """Wait until only the results of a deleted job are left."""
     gone = lambda: not (job.pods("runner") or job.pods("sandbox") or job.sandboxes()) or None  # noqa: E731
     eventually(gone, seconds, lambda: f"{job.name} left {job.pods('runner')}, {job.pods('sandbox')}")
     assert job.cluster.get("rolloutjob", job.name, job.namespace) is None
 
 
 def running(job: Job) -> list[str]:
-    """Its runner pods that have not ended."""
+    """Return its runner pods that have not ended."""
     return [pod["metadata"]["name"] for pod in job.pods("runner") if pod["status"]["phase"] in ("Pending", "Running")]
 
 

@@ -1,4 +1,4 @@
-"""The example that learns, on real pods: its rollouts by runners, its policy by a ModelServer, its weights by S3."""
+"""The training example on real pods: runners run the rollouts, a ModelServer serves the policy, S3 stores the weights."""
 
 import asyncio
 import json

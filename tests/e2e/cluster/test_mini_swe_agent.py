@@ -1,4 +1,4 @@
-"""mini-swe-agent, as it comes from PyPI, works in sandbox pods, and its runner is killed."""
+"""mini-swe-agent from PyPI works in sandbox pods while its runner is killed."""
 
 import asyncio
 import json
@@ -23,11 +23,11 @@ from tests.support.programs_in_pods import (
 pytestmark = [pytest.mark.long, pytest.mark.full]
 
 SLOWLY = "Let me think about this step for a while before I take it, for there is no hurry. " * 2
-"""Some seconds at the stand-in's 20 tokens a second, so that a kill falls into an answer."""
+"""Takes some seconds at the stand-in's 20 tokens a second, so that a kill hits an answer."""
 
 
 def thinking_model(cluster: Cluster, namespace: str) -> str:
-    """Address of a pod that counts in steps.txt, a command a turn, and hands in."""
+    """Run a pod with a model that counts in steps.txt, one command a turn, and then submits. Returns its address."""
     commands = [*(f"echo {number} >> steps.txt" for number in range(STEPS)), DONE]
     answers = [{"text": SLOWLY, "tool_calls": [{"name": "bash", "arguments": {"command": text}}]} for text in commands]
     script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script", "namespace": namespace}}
@@ -64,7 +64,7 @@ def a_job(mode: str, model: str, image: str) -> Object:
 
 
 def own_trajectories(job: Job) -> list[Object]:
-    """What the programs wrote of themselves, as ATIF."""
+    """Return the trajectories that the programs wrote, as ATIF."""
     store = Store.open(job.manifest["spec"]["output"]["uri"], job.cluster.environ, patience_seconds=30)
 
     async def read() -> list[Object]:

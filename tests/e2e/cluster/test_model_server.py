@@ -1,5 +1,4 @@
-"""A ModelServer on real nodes, with the stand-in in vLLM's place: it comes up, is found, is walled off, and goes without a
-trace."""
+"""A ModelServer on real nodes, with the stand-in instead of vLLM: its start, addresses, network rules and removal."""
 
 import asyncio
 import itertools
@@ -43,12 +42,12 @@ def server(cluster: Cluster, namespace: str) -> Server:
 
 
 def addresses(server: Server) -> Sequence[str]:
-    """Of the pods."""
+    """Return the addresses of the pods."""
     return [entry["url"].removeprefix("http://").rpartition(":")[0] for entry in server.ready]
 
 
 def calls_to(server: Server, asked: frozenset[Route]) -> Sequence[Sequence[object]]:
-    """Every route on both ports of every server, with a token that somebody made up."""
+    """Return a call of every route on both ports of every server, with an invalid token."""
     headers = {"Authorization": "Bearer guessed", "Content-Type": "application/json"}
     return [
         [method, f"http://{address}:{port}{path}", headers]

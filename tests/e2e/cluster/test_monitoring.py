@@ -83,7 +83,7 @@ def test_every_panel_and_every_alert_has_data(prometheus: Prometheus, new_job: C
 
 
 def usable(series: list[Object]) -> bool:
-    """Whether a panel would draw something: a quantile of nothing is a series, too, with the value NaN."""
+    """Whether a panel would show a value. A quantile without data is a series with the value NaN."""
     return any(one["value"][1] != "NaN" for one in series)
 
 

@@ -1,4 +1,4 @@
-"""A node fails with a runner and sandboxes on it: the rest of the cluster takes their work over."""
+"""A node with a runner and sandboxes fails, and the rest of the cluster takes over their work."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.full]
 
 @contextlib.contextmanager
 def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
-    """Nothing new comes to the node."""
+    """Let no new pods start on the node."""
     cluster.kubectl("cordon", node)
     try:
         yield
@@ -23,7 +23,7 @@ def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 def on(node: str, pods: Sequence[Object]) -> Sequence[Object]:
-    """Those of the pods that run on a node."""
+    """Return those of the pods that run on a node."""
     return [pod for pod in pods if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"]
 
 

@@ -1,4 +1,4 @@
-"""A job that stays open: a trainer hands in groups step by step, and the pods of the first step serve the last."""
+"""An open job: a trainer submits groups step by step, and the last step uses the pods of the first one."""
 
 import asyncio
 import json
@@ -36,7 +36,9 @@ def uids(pods: Sequence[Object]) -> set[str]:
 
 
 async def train(job: Job) -> list[set[str]]:
-    """What a trainer does: hand a step's groups in, wait for their results, and go on. The sandbox pods after each step."""
+    """Act as a trainer: submit a step's groups, wait for their results, and continue. Returns the sandbox pods after
+    each step.
+    """
     stream = await JobStream.open(job.status["resultURI"], job.cluster.environ)
     groups = stream.groups()
     sandboxes = []

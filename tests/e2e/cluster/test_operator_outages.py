@@ -1,4 +1,6 @@
-"""The operator is never in the path of a rollout: without it running ones go on, and two of them never work at once."""
+"""The operator is never in the path of a rollout: running ones continue without it, and two operators never act at
+once.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.alone
 
 
 def is_up_again(cluster: Cluster, pod: str) -> bool:
-    """Whether its container was started again and runs."""
+    """Whether its container was restarted and runs."""
     found = cluster.get("pod", pod, OPERATOR_NAMESPACE)
     statuses = found["status"]["containerStatuses"] if found else []
     return any(status["restartCount"] and "running" in status["state"] for status in statuses)
@@ -29,13 +31,13 @@ def is_up_again(cluster: Cluster, pod: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def one_operator(cluster: Cluster) -> Iterator[None]:
-    """Whatever a test does, one operator is there after it."""
+    """Have one operator after the test."""
     yield
     scale(cluster, 1)
 
 
 def assert_no_pod_twice(job: Job, writes: Sequence[Write]) -> None:
-    """Each Sandbox got one pod, ever; and with the job's end all pods and Sandboxes are gone."""
+    """Check that each Sandbox got only one pod, and that no pod or Sandbox remains after the job's end."""
     created = Counter((write.resource, write.name) for write in writes if write.verb == "create" and write.name)
     twice = {what: count for what, count in created.items() if what[0] in ("pods", "sandboxes") and count > 1}
     assert not twice

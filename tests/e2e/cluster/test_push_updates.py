@@ -1,5 +1,6 @@
-"""A trainer's pod pushes its weights into the engines of a ModelServer: bytes over the port that `weightTransfer.push`
-opens, under a running job, and with the trainer killed in the middle."""
+"""A trainer's pod pushes its weights into a ModelServer's engines over the port that `weightTransfer.push` opens, while
+a job runs, and is killed in the middle.
+"""
 
 import json
 import subprocess
@@ -60,13 +61,13 @@ print(json.dumps(reached))
 
 
 class Trainer:
-    """A Deployment of one pod, which comes back when it is killed."""
+    """A Deployment of one pod, which is created again when it is killed."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
 
     def apply(self) -> "Trainer":
-        """kubectl apply; returns when it answers."""
+        """Apply it, and wait until it answers."""
         metadata = {"name": "trainer", "namespace": self.namespace}
         address = {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         container = {
@@ -103,24 +104,24 @@ class Trainer:
         return self
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         self.cluster.kubectl("rollout", "status", "deployment/trainer", "-n", self.namespace, "--timeout=120s")
 
     def ask(self, path: str, body: object = None) -> list[Object]:
-        """What its pod answers."""
+        """Return its pod's answer."""
         text = "" if body is None else json.dumps(body)
         command = ("exec", "deployment/trainer", "-n", self.namespace, "--", "python3", "-c", ASK, path, text)
         answer: list[Object] = json.loads(self.cluster.kubectl(*command).stdout)
         return answer
 
     def kill(self) -> None:
-        """Without a word; another pod takes its place."""
+        """Kill its pod at once; another pod replaces it."""
         pods = ("delete", "pods", "-l", "app=trainer", "-n", self.namespace, "--force", "--grace-period=0")
         self.cluster.kubectl(*pods)
 
 
 def push_fields(namespace: str) -> Object:
-    """Fields of a ModelServer that the trainer pushes to."""
+    """Return fields of a ModelServer to which the trainer pushes."""
     push = {
         "hook": f"http://trainer.{namespace}.svc:{HOOK_PORT}/hook",
         "timeoutSeconds": 60,
@@ -177,7 +178,7 @@ def test_job_continues_during_pushes_and_after_the_trainer_dies(
 
 @contextmanager
 def listening(server: Server, pod: str) -> Iterator[None]:
-    """Somebody listens on both ports of a server's pod, so that only a network policy is in the way."""
+    """Listen on both ports of a server's pod, so that only a NetworkPolicy can prevent connections."""
     command = ["exec", pod, "-n", server.namespace, "-c", "engine", "--", "python3", "-c", LISTEN]
     kubectl = [server.cluster.program("kubectl"), "--kubeconfig", str(server.cluster.kubeconfig)]
     ports = [str(TENSOR_PORT), str(OTHER_PORT)]

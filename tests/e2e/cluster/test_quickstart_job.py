@@ -16,11 +16,11 @@ from tests.support.quickstart import REWARDS
 pytestmark = pytest.mark.long
 
 TAMPERS = 12
-"""A rollout that overwrites `python3`: what `cp` answers to that depends on the file system that it is in."""
+"""Member that overwrites `python3`. The exit code of its `cp` depends on the file system."""
 
 
 def prints(store: Store) -> dict[int, Any]:
-    """The fingerprint of the job's run."""
+    """Return the fingerprint of the job's run."""
     found = asyncio.run(fingerprint(store, "quickstart"))
     del found[TAMPERS]["records"]
     return found
@@ -28,7 +28,7 @@ def prints(store: Store) -> dict[int, Any]:
 
 @pytest.fixture(scope="module")
 def on_laptop(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Of a run on this machine."""
+    """Return the fingerprint of a run on this machine."""
     folder = tmp_path_factory.mktemp("laptop")
     # Its keys sorted, as an API server gives it back: they are what the scripted model says.
     (folder / "job.yaml").write_text(yaml.safe_dump(quickstart_manifest()))

@@ -1,4 +1,6 @@
-"""What would lend a sandbox rights is refused by name, whoever asks for it; a key opens its own job's sandboxes only."""
+"""Fields that would grant privileges to a sandbox are refused by name for every user. A key opens only the sandboxes of
+its own job.
+"""
 
 import json
 from collections.abc import Callable
@@ -81,7 +83,7 @@ TEMPLATES = {name: ({"spec": spec}, field) for name, (spec, field) in LENDING.it
 
 
 def invalid(sandbox: ByHand) -> str:
-    """Why a Sandbox was refused."""
+    """Return why a Sandbox was refused."""
     finished = sandbox.wait_finished()
     assert (finished["status"], finished["reason"]) == ("True", "Invalid"), finished
     return str(finished["message"])
@@ -147,7 +149,7 @@ def test_a_job_cannot_get_privileges_from_its_sandboxes_pod_template(
 
 @pytest.fixture
 def running(new_job: Callable[[Object], Job]) -> Callable[..., list[Job]]:
-    """Starts jobs that go on for long enough, and waits for their first sandboxes."""
+    """Start jobs that run long enough, and wait for their first sandboxes."""
 
     def start(*names: str) -> list[Job]:
         jobs = []
@@ -163,12 +165,12 @@ def running(new_job: Callable[[Object], Job]) -> Callable[..., list[Job]]:
 
 
 def _ready(job: Job) -> Object | None:
-    """A Sandbox of the job that has an address."""
+    """Return a Sandbox of the job that has an address."""
     return next((found for found in job.sandboxes() if found.get("status", {}).get("podIP")), None)
 
 
 def as_runner(job: Job) -> str:
-    """The runners of a job, as kubectl impersonates them."""
+    """Return the options with which kubectl impersonates a job's runners."""
     return f"--as=system:serviceaccount:{job.namespace}:{runner_name(job.name)}"
 
 

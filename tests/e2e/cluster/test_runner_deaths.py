@@ -1,4 +1,6 @@
-"""Whatever kills a runner, the next one goes on in the same sandboxes; one that only seemed dead can do nothing any more."""
+"""When a runner is killed, the next one continues in the same sandboxes. A runner that was only believed dead can do
+nothing any more.
+"""
 
 import random
 import time
@@ -22,7 +24,7 @@ NewJob = Callable[[Object], Job]
 
 
 def assert_nothing_lost_or_doubled(job: Job, total: int) -> None:
-    """Every rollout is there once, each of its steps was taken once, and no attempt was used up."""
+    """Check that every rollout is recorded once, each of its steps was taken once, and no attempt was used up."""
     results = job.results()
     assert [result["index"] for result in results] == list(range(total))
     for result in results:
@@ -34,7 +36,7 @@ def assert_nothing_lost_or_doubled(job: Job, total: int) -> None:
 
 
 def wait_for_progress(job: Job) -> None:
-    """Until a turn was recorded that was not there before."""
+    """Wait until another turn is recorded."""
     before = segments_among(job.keys(""))
     eventually(lambda: segments_among(job.keys("")) > before or None, 90, job.describe)
 

@@ -1,4 +1,4 @@
-"""A Sandbox that a person applies: used through rolloutctl, reached by the pods that it admits, gone without a trace."""
+"""A Sandbox that a person applies: used through rolloutctl, reached by the pods that it admits, and removed completely."""
 
 import tarfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.full import MODES_ONCE
 
 
 def apply_sandbox(cluster: Cluster, namespace: str, name: str = "mine", **spec: object) -> Object:
-    """A Sandbox that is ready."""
+    """Apply a Sandbox, and wait until it is ready."""
     cluster.apply(
         {
             "apiVersion": "rollout.dev/v1alpha1",
@@ -73,7 +73,7 @@ CONNECT = f"import socket, sys; socket.create_connection((sys.argv[1], {EXECUTOR
 
 
 def client_pod(name: str, namespace: str, labels: Object, address: str) -> Object:
-    """A pod that ends well when it has reached the executor of a sandbox."""
+    """Return a pod that succeeds if it reaches the executor of a sandbox."""
     container = {"name": "client", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", CONNECT, address]}
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Why a sandbox has ended, as a real kubelet, scheduler and kernel end it: whoever asks reads the true reason."""
+"""Sandboxes that a real kubelet, scheduler and kernel end: each reports the true reason."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.support.sandboxes import ByHand
 
 
 def ending(sandbox: ByHand) -> Object:
-    """Its condition Finished, which can be read when its pod has gone."""
+    """Return its condition Finished, which can be read after its pod is gone."""
     finished = sandbox.wait_finished()
     pod_is_gone = lambda: sandbox.cluster.get("pod", sandbox.name, sandbox.namespace) is None or None  # noqa: E731
     eventually(pod_is_gone, 60, sandbox.describe)
@@ -34,8 +34,8 @@ def test_unused_sandbox_ends_itself_and_a_used_one_at_its_lifetime(cluster: Clus
 
 
 def test_sandbox_killed_for_its_memory_reports_that(cluster: Cluster, namespace: str) -> None:
-    # Files in memory stay when whoever wrote them is killed, and the executor does not watch a volume: in the end the
-    # kernel has nobody left to take but the executor.
+    # Files in memory stay when the process that wrote them is killed, and the executor does not watch volumes. So in the
+    # end the executor is the only process that the kernel can kill.
     sandbox = ByHand(cluster, namespace, "hungry")
     sandbox.apply(
         resources={"memory": "32Mi"},
@@ -57,7 +57,7 @@ def test_sandbox_killed_for_its_memory_reports_that(cluster: Cluster, namespace:
 
 @pytest.fixture
 def seat(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A resource of which there is one in the whole cluster, and a priority by which a pod may take it from another."""
+    """Create a resource that exists once in the cluster, and a priority with which a pod may preempt another."""
     name = f"rollout.test/{namespace}"
     node = next(node["metadata"]["name"] for node in cluster.list("nodes", "") if not node["spec"].get("taints"))
 

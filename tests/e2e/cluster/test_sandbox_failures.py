@@ -1,4 +1,4 @@
-"""What goes wrong with sandboxes: each rollout gets the outcome of who caused it, and its neighbours notice nothing."""
+"""Failures of sandboxes: each rollout gets the outcome of its own cause, and other rollouts are not affected."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -15,11 +15,11 @@ NewJob = Callable[[Object], Job]
 MEBIBYTE = 2**20
 NO_IMAGE = "127.0.0.1:1/nothing:here"
 WAITING = "sleep 4242"
-"""A tool call that a test finds among the processes of a pod."""
+"""A tool call that a test can find among the processes of a pod."""
 
 
 def by_task(job: Job) -> dict[str, list[Object]]:
-    """Results by task, after a look that each rollout is there once."""
+    """Return the results by task, after a check that each rollout is recorded once."""
     results = job.results()
     assert [result["index"] for result in results] == list(range(len(results)))
     assert len(results) == job.status["total"]
@@ -30,18 +30,20 @@ def by_task(job: Job) -> dict[str, list[Object]]:
 
 
 def assert_unharmed(results: list[Object]) -> None:
-    """All with their reward at the first attempt."""
+    """Check that all have their reward at the first attempt."""
     for result in results:
         assert (result["outcome"], result["reward"], reasons(result)) == ("Completed", 1, []), result
 
 
 def reasons(result: Object) -> list[str]:
-    """Why its attempts failed, the first one first."""
+    """Return why its attempts failed, in order."""
     return [attempt["reason"] for attempt in result.get("failedAttempts", [])]
 
 
 def wait_for_waiting(job: Job, count: int, *, calls: int = 1, besides: Collection[str] = ()) -> list[Object]:
-    """So many of its sandbox pods in which so many tool calls WAITING run, others than those."""
+    """Wait until `count` of its sandbox pods, other than `besides`, each run this many tool calls WAITING. Returns the
+    pods.
+    """
 
     def waiting() -> list[Object] | None:
         pods = [pod for pod in job.pods("sandbox") if pod["metadata"]["name"] not in besides]
@@ -52,7 +54,7 @@ def wait_for_waiting(job: Job, count: int, *, calls: int = 1, besides: Collectio
 
 
 def assert_nothing_left(job: Job) -> None:
-    """Neither Sandboxes nor their pods outlive the job's work."""
+    """Check that no Sandbox or pod remains after the job's work."""
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 90, job.describe)
 
 
@@ -132,7 +134,7 @@ def test_tool_call_over_its_memory_ends_its_rollout_before_the_pods_limit(new_jo
 
 
 def test_rollout_whose_tool_call_kills_its_container_twice_is_to_blame(new_job: NewJob, outages: Outages) -> None:
-    """What the group kill of cgroup v2 does when something eats memory faster than anybody looks."""
+    """cgroup v2 kills the whole group if a process allocates memory faster than the executor measures it."""
     manifest = scripted_job(
         "group-kill", [task("kills")], {"kills": [turn(f"{WAITING}; true"), finish()], "careful": careful(1)}
     )

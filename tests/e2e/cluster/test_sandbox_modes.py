@@ -1,4 +1,4 @@
-"""Where Overlay is unavailable a sandbox is Plain, on a real API server and runtime; and its condition says why."""
+"""Where Overlay is unavailable on a real API server and runtime, a sandbox is Plain, and its condition says why."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.sandboxes import ByHand
 
 
 def assert_plain(sandbox: ByHand, reason: str) -> str:
-    """It has fallen back for that reason; the words."""
+    """Check that it fell back to Plain for that reason. Returns the message."""
     overlay = sandbox.condition("Overlay")
     assert (overlay["status"], overlay["reason"]) == ("False", reason), sandbox.describe()
     assert (sandbox.object["status"]["mode"], sandbox.object["status"]["places"]["total"]) == ("Plain", 1)

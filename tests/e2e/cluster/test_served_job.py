@@ -1,5 +1,6 @@
-"""Jobs whose model is a ModelServer: its policy changes and parts of it die under their rollouts, and every token is
-recorded with the version that made it."""
+"""Jobs whose model is a ModelServer. Its policy changes and parts of it die during rollouts, and every token is
+recorded with the version that sampled it.
+"""
 
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ from tests.support.served_jobs import (
 
 @pytest.fixture
 def script(cluster: Cluster, namespace: str) -> Object:
-    """Fields of a ModelServer whose model goes on until `let_end`."""
+    """Return fields of a ModelServer whose model continues until `let_end`."""
     return endless_model(cluster, namespace)
 
 

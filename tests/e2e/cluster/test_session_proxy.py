@@ -1,4 +1,4 @@
-"""The standalone session proxy, installed by the chart: agents outside of any job get a model, and every call is kept."""
+"""The standalone session proxy, installed by the chart: agents outside of jobs use a model, and every call is recorded."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ SESSION = "task-17"
 
 
 def install(release: Release, **proxy: str) -> list[Object]:
-    """helm upgrade with these values below `proxy`; the pods of the proxy."""
+    """Install the proxy with these values below `proxy`. Returns its pods."""
     values = {
         "enabled": "true",
         "adminKey": ADMIN_KEY,
@@ -41,7 +41,7 @@ def install(release: Release, **proxy: str) -> list[Object]:
 
 @asynccontextmanager
 async def reached(cluster: Cluster, pod: Object) -> AsyncIterator[str]:
-    """The URL of one replica."""
+    """Forward a port to one replica; yields its URL."""
     core = CoreV1Api(new_client_from_config(str(cluster.kubeconfig)))
     metadata = pod["metadata"]
     async with forwarded_port(core, metadata["namespace"], metadata["name"], PORT) as port:
@@ -49,7 +49,7 @@ async def reached(cluster: Cluster, pod: Object) -> AsyncIterator[str]:
 
 
 async def admin(method: str, url: str, body: object = None) -> Any:
-    """What the proxy answers to whoever has its admin key."""
+    """Return the proxy's answer to a request with its admin key."""
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     async with aiohttp.request(method, url, json=body, headers=headers) as response:
         assert response.status < 300, await response.text()
@@ -57,7 +57,7 @@ async def admin(method: str, url: str, body: object = None) -> Any:
 
 
 async def say(url: str, key: str, *messages: str) -> str:
-    """What the model says to a conversation, asked by the openai package."""
+    """Return the model's answer to a conversation, requested by the openai package."""
     roles = ["user", "assistant"]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=5) as client:
         completion = await client.chat.completions.create(
@@ -95,7 +95,7 @@ def test_session_continues_at_another_replica_when_its_owner_is_killed(cluster: 
 
 @contextmanager
 def program(*arguments: str, environ: dict[str, str], log: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A program of this repository, ended afterwards."""
+    """Run a program of this repository, and end it afterwards."""
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],

@@ -1,4 +1,4 @@
-"""Everything that can fail does, again and again: the counts still add up, nothing leaks and nothing grows."""
+"""Repeated failures of everything that can fail: the counts still add up, nothing leaks, and memory does not grow."""
 
 import random
 import time
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.alone, pytest.mark.full]
 GROUP = 4
 LOOK, DEATH = "look", "sandbox deleted"
 LOOKS = 12
-"""At the memory of each operator and runner, in the steady part."""
+"""Readings of the memory of each operator and runner in the steady phase."""
 MOST_GROWTH = 0.05
-"""Of the memory, over the steady part."""
+"""Largest allowed growth of the memory in the steady phase."""
 
 
 Log = Callable[[str], None]
@@ -31,32 +31,36 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run for how long."""
+    """How much is run, and for how long."""
 
     rollouts: int
     sandboxes: int
     think: float
-    """Seconds before each turn: so that the work lasts as long as accidents happen and memory is watched. Up to half of
-    what is done is lost: an engine's death costs each of its rollouts half a turn and the start of the next engine, a
-    sandbox's death half of each of its rollouts, a runner pod's the back-off of the Job controller (10 s, doubling)."""
+    """Seconds before each turn, so that the work lasts while accidents happen and memory is read. Up to half of the
+    work is lost. The death of an engine costs each of its rollouts half a turn and the start of the next engine, that
+    of a sandbox half of each of its rollouts, and that of a runner pod the back-off of the Job controller (10 s,
+    doubling).
+    """
     seconds: float
-    """Of accidents of all kinds, at even distances."""
+    """Seconds with accidents of all kinds, at even intervals."""
     accidents: Mapping[str, int]
     away_seconds: tuple[float, float]
-    """The shortest and the longest time that the API server, the storage and the operators are away."""
+    """Shortest and longest outage of the API server, the storage and the operators."""
     settling_seconds: float
-    """After them, before memory is watched: an engine that died just before is again as big as it will be."""
+    """Seconds between the accidents and the readings, because an engine that has just started still grows."""
     steady_seconds: float
-    """After that: operators and runners live on, only sandboxes die, and memory is watched."""
+    """Seconds of the steady phase that follows: operators and runners keep running, only sandboxes die, and memory is
+    read.
+    """
     steady_deaths: int
 
     @property
     def places(self) -> int:
-        """Rollouts at once."""
+        """Number of concurrent rollouts."""
         return self.sandboxes * GROUP
 
     def job(self) -> Object:
-        """The job, by two runners."""
+        """Return the job, with two runners."""
         return scripted_job(
             "soak",
             [task(f"task-{number}") for number in range(self.rollouts // GROUP)],
@@ -93,7 +97,7 @@ SIZE = Size(
 
 @pytest.fixture(autouse=True)
 def operators(cluster: Cluster) -> Iterator[None]:
-    """Two of them, so that one leads and can be killed; one after the test."""
+    """Run two operators, so that the leader can be killed, and one after the test."""
     cluster.kubectl("scale", OPERATOR, "-n", OPERATOR_NAMESPACE, f"--replicas={OPERATORS}")
     yield
     scale(cluster, 1)
@@ -167,7 +171,7 @@ def test_nothing_leaks_while_everything_fails_repeatedly(
 
 
 def at_their_times(timeline: Iterable[tuple[float, str]]) -> Iterator[str]:
-    """Each when its seconds are over, counted from the first; late ones at once."""
+    """Yield each name when its seconds since the start are over; late ones at once."""
     started = time.monotonic()
     for due, kind in timeline:
         time.sleep(max(0.0, started + due - time.monotonic()))
@@ -175,7 +179,9 @@ def at_their_times(timeline: Iterable[tuple[float, str]]) -> Iterator[str]:
 
 
 def assert_counts_add_up(job: Job, total: int, log: Log) -> None:
-    """Each rollout is there once and was solved, the status says the same, and only accidents cost attempts."""
+    """Check that each rollout is recorded once and solved, that the status agrees, and that only accidents cost
+    attempts.
+    """
     results = job.results()
     attempts = Counter(len(result["failedAttempts"]) for result in results)
     lost = Counter(attempt["reason"] for result in results for attempt in result["failedAttempts"])
@@ -194,7 +200,7 @@ def assert_counts_add_up(job: Job, total: int, log: Log) -> None:
 
 
 def assert_flat(name: str, watch: MemoryWatch) -> None:
-    """The processes of each pod that was there for long enough are the same ones, and have not grown."""
+    """Check that the processes of each pod that ran long enough are the same ones, and have not grown."""
     watched = {pod: samples for pod, samples in watch.seen.items() if len(samples.sizes) >= LOOKS / 2}
     assert watched, f"no {name} was there for long enough to see whether its memory grows; let members think longer"
     for pod, samples in watched.items():
@@ -203,16 +209,16 @@ def assert_flat(name: str, watch: MemoryWatch) -> None:
 
 
 def states(job: Job) -> set[str]:
-    """Of its runners, as they report."""
+    """Return the states that its runners report."""
     return {report["state"] for report in job.reports}
 
 
 def live(pods: Sequence[Object]) -> list[Object]:
-    """Those that run and are not going."""
+    """Return the pods that run and are not being deleted."""
     return [pod for pod in pods if is_live(pod)]
 
 
 def exit_code(pod: Object) -> int | None:
-    """How a runner ended (agent_runtime/runner/supervisor.py); None while it runs."""
+    """Return the exit code of a runner (agent_runtime/runner/supervisor.py); None while it runs."""
     states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
     return next((state["terminated"]["exitCode"] for state in states if "terminated" in state), None)

@@ -1,4 +1,4 @@
-"""A job whose storage refuses it says so, and can go on. Storage that is away: test_api_server_outage.py."""
+"""A job whose storage refuses it reports that and can be resumed. Outages of storage: test_api_server_outage.py."""
 
 import secrets
 import shutil
@@ -13,7 +13,7 @@ from tests.support.outages import Outages
 
 @pytest.fixture
 def bucket(cluster: Cluster, outages: Outages) -> Iterator[Path]:
-    """A bucket of the test's own: for the cluster's S3 server it is a folder."""
+    """Create a bucket for one test, which is a folder of the cluster's S3 server."""
     folder = Path(cluster.details["s3"]["folder"]) / f"e2e-{secrets.token_hex(4)}"
     folder.mkdir()
     yield folder

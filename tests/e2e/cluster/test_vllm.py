@@ -1,5 +1,6 @@
-"""A ModelServer of vLLM itself on real nodes: its policy changes under a job, and every token is recorded with the version
-whose weights made it."""
+"""A ModelServer of vLLM itself on real nodes: its policy changes during a job, and every token is recorded with the
+version whose weights sampled it.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -19,10 +20,10 @@ IMAGE = "agent-rollouts-vllm:test"
 VERSIONS = range(2)
 TURNS = 24
 TOKENS = 48
-"""Of each answer."""
+"""Tokens of each answer."""
 MEMBERS = 4
 TOLERANCE = 1e-2
-"""Between log probabilities of vLLM and of transformers, both in float32."""
+"""Allowed difference between log probabilities of vLLM and of transformers, both in float32."""
 FLAGS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "8"),
     # vLLM 0.32 on the CPU ends when it splits the prompt of a seeded request.
@@ -73,7 +74,7 @@ def engine(image: str, model: str) -> Object:
 
 
 def talk(name: str) -> Object:
-    """A job that talks to the model for TURNS turns in each of its rollouts."""
+    """Return a job that calls the model for TURNS turns in each of its rollouts."""
     task = {
         "name": "talk",
         "prompt": "{observation}",
@@ -119,7 +120,7 @@ def versions_of(branch: Branch) -> list[int]:
 
 
 def assert_made_by(checkpoint: Path, branches: list[Branch]) -> None:
-    """The recorded log probabilities are those of the checkpoint's weights."""
+    """Check that the recorded log probabilities are those of the checkpoint's weights."""
     computed = forward_pass(str(checkpoint), [branch.token_ids for branch in branches])
     for branch, logprobs in zip(branches, computed, strict=True):
         assert branch.logprobs is not None

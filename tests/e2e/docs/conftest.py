@@ -1,4 +1,4 @@
-"""At the end of a test run stands what pages show and nobody typed here."""
+"""Lists the blocks of pages that were not run, at the end of a test run."""
 
 from collections import defaultdict
 
@@ -8,7 +8,7 @@ from tests.support.documentation import NEEDS, PAGES, blocks
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where, and what it would have needed."""
+    """Print where they are, and what they would have needed."""
     places = defaultdict(list)
     for page in PAGES:
         for block in blocks(page):

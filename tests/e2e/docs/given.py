@@ -1,4 +1,4 @@
-"""What a page tells its reader in words to have, by the page's name."""
+"""What a page requires of its reader in words, by the page's name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,24 +15,24 @@ THIS_MACHINE = "agent-rollouts-quickstart"
 
 
 def by_page(name: str, folder: Path) -> None:
-    """Put it into the folder in which the page is typed."""
+    """Prepare the folder in which a page is typed."""
     if found := GIVEN.get(name):
         found(folder)
 
 
 def first_manifest(folder: Path) -> None:
-    """What `rolloutctl init` writes."""
+    """Write the manifest that `rolloutctl init` writes."""
     init(folder / "job.yaml")
 
 
 def uploaded_task(folder: Path) -> None:
-    """A task folder that needs no image, to be uploaded."""
+    """Write a task folder to upload, which needs no image."""
     hello_world(folder / "tasks" / "hello")
     (folder / "tasks" / "hello" / "environment" / "Dockerfile").unlink()
 
 
 def data_sets(folder: Path) -> None:
-    """One whose columns have names of their own, and one in SWE-bench's form."""
+    """Write two data sets: one with column names of its own, and one in SWE-bench's format."""
     rows = [
         {
             "id": f"q-{n}",
@@ -50,7 +50,7 @@ def data_sets(folder: Path) -> None:
 
 
 def wrong_manifest(folder: Path) -> None:
-    """One with three mistakes."""
+    """Write a manifest with three mistakes."""
     (folder / "wrong.yaml").write_text(WRONG)
 
 

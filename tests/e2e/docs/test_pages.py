@@ -1,4 +1,4 @@
-"""Whoever types what a page shows, from its top to its end, gets what the page says."""
+"""Each page gives what it says when a reader types it from top to bottom."""
 
 import json
 import os
@@ -16,24 +16,24 @@ from tests.support.ports import free_ports
 from tests.support.terminal import Terminal, checkout
 
 ANSWER = "I have looked at it. <answer>Right</answer>"
-"""What the model says in each turn: the end of most tasks, and an action in FrozenLake and Sokoban."""
+"""The model's answer in each turn. It ends most tasks, and is an action in FrozenLake and Sokoban."""
 MODEL_SERVERS = ("http://localhost:8000", "http://127.0.0.1:8000")
-"""Where pages have their model server."""
+"""Addresses of model servers in the pages."""
 IMAGES = ("python:3.12-slim",)
-"""Which pages pull from a registry."""
+"""Images that the pages pull from a registry."""
 PORTS = ("8080", "8090")
-"""On which pages serve something."""
+"""Ports on which the pages serve something."""
 TUTORIALS = ("first-agent", "first-plugin", "first-tool", "first-verifier")
 """Pages whose reader has an empty folder and no variables but PATH."""
 TYPED = [page for page in PAGES if any(block.language != "text" and not block.needs for block in blocks(page))]
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 DEAR = ("benchmarks", "bringing-tasks", "training-a-policy")
-"""Pages that take as long as half of the others together. What their commands do, faster tests show."""
+"""Pages that take half as long as all others together. Faster tests cover their commands."""
 
 
 @pytest.fixture(scope="session")
 def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A vLLM, as far as a test needs one, that serves `my-model`."""
+    """A server of `my-model` with the routes of vLLM that the tests need."""
     script = tmp_path_factory.mktemp("model") / "script.json"
     script.write_text(json.dumps({"*": [ANSWER] * 50}))
     options = ["--port", "0", "--print-url", "--script", str(script)]
@@ -47,14 +47,14 @@ def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that workspaces of this machine see; they have a /tmp of their own."""
+    """A folder that workspaces of this machine can see; they have a /tmp of their own."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-page-", dir="/var/tmp", ignore_cleanup_errors=True) as made:
         yield Path(made) / "folder"
 
 
 @pytest.fixture
 def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
-    """In a checkout, with the virtual environment at work, as `make quickstart` leaves it."""
+    """A terminal in a checkout with an active virtual environment, as after `make quickstart`."""
     environ = {
         **os.environ,
         "PATH": PATH,
@@ -67,7 +67,7 @@ def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
 
 @pytest.fixture
 def newcomer(folder: Path, model_server: str) -> Iterator[Terminal]:
-    """In an empty folder, with the virtual environment at work and nothing else."""
+    """A terminal in an empty folder, with an active virtual environment and nothing else."""
     folder.mkdir()
     home = folder.with_name("home")
     home.mkdir()

@@ -1,4 +1,4 @@
-"""Advantages compare the members of one group, and of no other: on one map no learning curve could show it."""
+"""Advantages compare only members of the same group. A learning curve on one map could not show that."""
 
 import math
 import random

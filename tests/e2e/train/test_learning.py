@@ -1,5 +1,6 @@
-"""The proof that tokens, masks, log probabilities, advantages and policy updates are right: a policy learns from them, and
-learns nothing as soon as one of them is wrong."""
+"""Shows that tokens, masks, log probabilities, advantages and policy updates are right: a policy learns from them, and
+learns nothing if one of them is wrong.
+"""
 
 import asyncio
 import functools
@@ -18,20 +19,20 @@ from tests.support.bare_lake import bare_curve
 from tests.support.wrong_trainers import DealtToOthers, MaskInverted
 
 FEW = Settings(groups=8, enough=0.5)
-"""A quarter of the rollouts of each update, and no further than to the half."""
+"""A training with a quarter of the groups, which ends at half of the possible reward."""
 WHOLE = Settings()
 # Even the best player mostly fails there, so there is less to learn from in each group.
 SLIPPERY = Settings(slippery=True, updates=40, learning_rate=40.0)
 WHOLE_TRAININGS = [(WHOLE, 0), (WHOLE, 1), (WHOLE, 2), (SLIPPERY, 0)]
 TRAININGS = [(FEW, 0), *(pytest.param(*training, marks=pytest.mark.full) for training in WHOLE_TRAININGS)]
 LAST = 5
-"""Updates over which the end of a whole curve is averaged: in one, members of a group slip alike."""
+"""Number of last updates over which a curve is averaged, because the members of one update's groups slip alike."""
 NEAR = 0.1
 
 
 @functools.cache
 def curve(settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
-    """A training, in a run of its own."""
+    """Train in a separate run; return the learning curve."""
 
     async def train(folder: Path) -> list[float]:
         async with server_process() as url:
@@ -42,7 +43,7 @@ def curve(settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> li
 
 
 def wanted(settings: Settings) -> float:
-    """The share of episodes that have to reach the goal at the end."""
+    """Return the share of episodes that must reach the goal at the end."""
     return settings.enough or lake.best_possible(slippery=settings.slippery) - NEAR
 
 

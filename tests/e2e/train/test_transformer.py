@@ -9,7 +9,7 @@ from tests.support.ports import free_port
 from tests.support.vllm_environment import run_with_vllm
 
 UPWARD = 0.4
-"""Share of episodes that reach the goal after a first step upward. A policy that knows nothing reaches it in 13 of 100."""
+"""Share of episodes that reach the goal after a first step upward. An untrained policy reaches it in 13 of 100."""
 UPDATES = 12
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]

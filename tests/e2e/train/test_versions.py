@@ -1,4 +1,4 @@
-"""A server that does not serve the policy that it was given is found out before anything is learned from it."""
+"""A server that does not serve the policy that it was given is detected before anything is learned from it."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from tests.support.lake import opened
 
 
 class KeepsOldWeights(Engine):
-    """Loads nothing, and takes on the new version's name."""
+    """Loads nothing, but takes the new version's name."""
 
     def reload(self, folder: Path | None) -> None:
         policy.load(folder or Path())
 
 
 class LiesAboutThem(KeepsOldWeights):
-    """And has the checksums of what it should have loaded."""
+    """Also reports the checksums of the weights that it should have loaded."""
 
     def reload(self, folder: Path | None) -> None:
         self._claimed = policy.load(folder or Path())

@@ -1,4 +1,4 @@
-"""Real coding agents, as npm and PyPI have them, fix a bug without a network; their runner is killed while they work."""
+"""Real coding agents from npm and PyPI fix a bug without a network while their runner is killed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Tools of real MCP servers, in the workspace by stdio and elsewhere by HTTP, and what a killed runner leaves of a call."""
+"""Tools of real MCP servers, in the workspace by stdio and elsewhere by HTTP, and calls that a killed runner has begun."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ def manifest(server: VllmStandIn, servers: list[dict[str, Any]], **spec: Any) ->
 
 
 def environment() -> Path:
-    """Has the servers; made once."""
+    """A Python environment with the servers, created once."""
     return own_environment("mcp-servers", *REQUIREMENTS)
 
 
@@ -90,7 +90,7 @@ def counting_server() -> list[dict[str, Any]]:
 
 
 def calls(*wanted: ToolCall | Answer) -> Any:
-    """A model that makes these calls, one a turn, and then ends."""
+    """Return a model that makes these calls, one a turn, and then ends."""
 
     def script(prompt: Prompt) -> Answer | None:
         if not prompt.session:
@@ -188,7 +188,7 @@ async def listening(port: int) -> None:
 
 @asynccontextmanager
 async def counting_elsewhere(folder: Path, port: int, *key: str) -> AsyncIterator[str]:
-    """The URL of a server that listens, to those who have the key if there is one."""
+    """Serve the counting server by HTTP; yields its URL. With a key, it refuses other callers."""
     (folder / "counting.py").write_text(COUNTING)
     process = await asyncio.create_subprocess_exec(
         str(environment() / "bin" / "python"), "counting.py", str(port), *key, cwd=folder,

@@ -1,4 +1,4 @@
-"""The real mini-swe-agent, as it comes from PyPI, is the agent; its runners are killed while it works."""
+"""The real mini-swe-agent from PyPI is the agent; its runners are killed while it works."""
 
 import asyncio
 import json

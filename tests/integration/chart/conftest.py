@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file for every kind that the chart could make."""
+    """A folder with a schema for every kind that the chart can render."""
     folder = tmp_path_factory.mktemp("schemas")
     for name, schema in (*kubernetes_schemas(), *prometheus_schemas()):
         (folder / name).write_text(json.dumps(schema))
@@ -58,12 +58,12 @@ def prometheus_schemas() -> Iterator[tuple[str, Schema]]:
 
 
 def file_name(kind: str, group: str, version: str) -> str:
-    """As kubeconform asks for it: `deployment-apps-v1.json`, `service-v1.json`."""
+    """Return the file name that kubeconform looks for: `deployment-apps-v1.json`, `service-v1.json`."""
     return "-".join(part for part in (kind.lower(), group.split(".")[0], version) if part) + ".json"
 
 
 def closed(schema: Any) -> Any:
-    """The schema with unknown fields refused, as the API server does with strict field validation."""
+    """Return the schema with unknown fields refused, like the API server's strict field validation."""
     if isinstance(schema, list):
         return [closed(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -75,7 +75,7 @@ def closed(schema: Any) -> Any:
 
 
 def go_module(path: str, version: str) -> Path:
-    """A module's files, from the Go module cache or proxy."""
+    """Return a module's files, from the Go module cache or proxy."""
     command = ["go", "mod", "download", "-json", f"{path}@v{version}"]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

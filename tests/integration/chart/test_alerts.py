@@ -1,4 +1,4 @@
-"""The alerts, run by promtool on series of figures."""
+"""The alerts, run by promtool on series of values."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ModelServers become (tests/unit/rollout_operator/model_server/golden), judged by Kubernetes' own schemas."""
+"""Objects of ModelServers (tests/unit/rollout_operator/model_server/golden), checked by Kubernetes' own schemas."""
 
 import json
 import subprocess

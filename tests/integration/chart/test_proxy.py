@@ -1,4 +1,4 @@
-"""The session proxy that the chart installs: what it is told, and which values do not fit together."""
+"""The session proxy that the chart installs: its settings, and values that contradict each other."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PROXY = f"{RELEASE}-proxy"
 
 
 def proxy(name: str) -> tuple[ProxySettings, Manifest]:
-    """Its settings as the proxy reads them, and its container."""
+    """Return its settings as the proxy reads them, and its container."""
     documents = render("--values", str(VALUES / f"{name}.yaml"))
     [config] = [each for each in of_kind(documents, "ConfigMap") if each["metadata"]["name"] == PROXY]
     [deployment] = [each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == PROXY]

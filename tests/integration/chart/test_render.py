@@ -1,4 +1,6 @@
-"""What the chart installs, rendered by Helm: for review (golden files), for the API server, and for who guards a cluster."""
+"""The chart's objects, rendered by Helm: for review (golden files), against the API server's schemas, and for the
+security of a cluster.
+"""
 
 import base64
 import json
@@ -43,7 +45,9 @@ def test_helm_lint_finds_no_problem(name: str) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_installed_objects_change_only_with_the_golden_files(name: str) -> None:
-    """The golden files hold all but the definitions; ROLLOUT_GOLDEN=write writes them anew, to be read in the diff."""
+    """The golden files have all objects except the definitions. ROLLOUT_GOLDEN=write writes them again, for a review of
+    the diff.
+    """
     kept = [document for document in rendered(name) if document["kind"] != "CustomResourceDefinition"]
     text = yaml.safe_dump_all(kept, sort_keys=True, width=120, allow_unicode=True)
     text = re.sub(r"(caBundle|ca.crt|tls.crt|tls.key): \S+", r"\1: (made by Helm)", text)
@@ -91,7 +95,7 @@ def test_nothing_can_block_an_uninstall(documents: list[Manifest]) -> None:
 
 
 def test_two_releases_never_share_an_object_of_the_cluster() -> None:
-    """Helm refuses the second one, or an uninstall takes the other one's rights away."""
+    """Otherwise Helm refuses the second release, or an uninstall removes rights of the other one."""
     names = []
     for namespace, release in (("a-b", "c"), ("a", "b-c"), ("a", "b"), ("a", "b-view")):
         command = [tool("helm"), "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.35.0"]
@@ -186,7 +190,7 @@ spec:
 
 
 def test_the_operator_may_give_runners_their_role() -> None:
-    """Kubernetes lets nobody create a Role that holds more than its creator."""
+    """Kubernetes refuses a Role with rights that its creator lacks."""
     held = rules(rendered("default"), "ClusterRole")
     config = OperatorConfig.model_validate({"images": {"runtime": "r", "executor": "e"}, "lease": {"namespace": "n"}})
     made = access(RolloutJob.model_validate(yaml.safe_load(JOB)), config)
@@ -237,7 +241,7 @@ def test_the_operator_reads_the_configuration(documents: list[Manifest], tmp_pat
 
 
 def test_model_servers_know_the_operators_pods(documents: list[Manifest]) -> None:
-    """Their network policy lets nobody else to the control port."""
+    """The servers' NetworkPolicy admits only the operator to the control port."""
     labels = [deployment["spec"]["template"]["metadata"]["labels"] for deployment in of_kind(documents, "Deployment")]
     assert [OPERATOR.items() <= found.items() for found in labels].count(True) == 1
 

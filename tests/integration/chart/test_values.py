@@ -1,4 +1,4 @@
-"""What a person may set: wrong values are refused by Helm itself, with the name of the field."""
+"""Values that a user may set: Helm itself refuses wrong ones, with the name of the field."""
 
 import pytest
 

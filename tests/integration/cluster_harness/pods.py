@@ -1,4 +1,4 @@
-"""Small pods for the tests of the harness: servers that say who called, and clients that try to reach them."""
+"""Small pods for tests of the harness: servers that report the caller, and clients that try to connect."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ with concurrent.futures.ThreadPoolExecutor(16) as pool:
 
 
 def run_harness(*command: str) -> str:
-    """A command of hack/cluster; returns what it printed."""
+    """Run a command of hack/cluster; return its output."""
     done = subprocess.run(
         [str(REPOSITORY / "hack" / "cluster" / command[0]), *command[1:]],
         capture_output=True,
@@ -49,7 +49,7 @@ def run_harness(*command: str) -> str:
 
 
 def base_archive() -> str:
-    """The archive of the image that the pods here are of."""
+    """Return the archive of the image of these pods."""
     done = subprocess.run([REPOSITORY / "hack" / "images" / "base"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).exists()
@@ -57,7 +57,7 @@ def base_archive() -> str:
 
 
 def pod(name: str, namespace: str, command: Sequence[str] = ("python3", "-c", SERVER), **spec: Any) -> dict[str, Any]:
-    """A pod that serves, or runs another command; labelled `app: NAME`."""
+    """Return a pod that serves, or runs another command; labelled `app: NAME`."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -75,7 +75,7 @@ def pod(name: str, namespace: str, command: Sequence[str] = ("python3", "-c", SE
 
 
 def run_pods(cluster: Cluster, *pods: dict[str, Any]) -> dict[str, str]:
-    """Applies pods and waits until all run; returns their addresses by name."""
+    """Apply pods and wait until all run. Returns their addresses by name."""
     cluster.apply(*pods)
     addresses = {}
     for manifest in pods:
@@ -94,7 +94,9 @@ def run_pods(cluster: Cluster, *pods: dict[str, Any]) -> dict[str, str]:
 
 
 def reach(cluster: Cluster, namespace: str, name: str, *targets: str) -> dict[str, str | None]:
-    """What a pod hears from each `host:port`: the address it was seen with, `open` for another port, None for nothing."""
+    """Return what a pod gets from each `host:port`: the address that the server saw, `open` for another port, None
+    without an answer.
+    """
     done = cluster.kubectl("exec", "-n", namespace, name, "--", "python3", "-c", CLIENT, *targets)
     answers: dict[str, str | None] = json.loads(done.stdout)
     return answers

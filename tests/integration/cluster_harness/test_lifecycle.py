@@ -1,4 +1,4 @@
-"""A second cluster beside the first one: two nodes, started, hurt, recovered and stopped without a trace."""
+"""A second cluster beside the first one: two nodes, started, damaged, recovered, and removed completely."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def second() -> Cluster:
 
 
 def describe() -> Object:
-    """What the second cluster's status is, healthy or not."""
+    """Return the second cluster's status, healthy or not."""
     status = [str(REPOSITORY / "hack/cluster/status"), "--name", NAME, "--json"]
     found: Object = json.loads(subprocess.run(status, capture_output=True, timeout=60, check=False).stdout)
     return found
@@ -47,7 +47,7 @@ def is_healthy() -> bool:
 
 
 def processes_of(namespaces: set[str]) -> dict[int, int]:
-    """Start times by process, of all in these process id namespaces but for the dead that nobody has asked after yet."""
+    """Return the start times of all processes in these process id namespaces, except zombies."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def processes_of(namespaces: set[str]) -> dict[int, int]:
 
 
 def namespaces_of(nodes: Sequence[Object]) -> set[str]:
-    """Process id namespaces of the nodes; a pod has one of its own below."""
+    """Return the process id namespaces of the nodes; each pod has a nested one."""
     return {os.readlink(f"/proc/{node['components']['containerd']}/ns/pid") for node in nodes}
 
 

@@ -20,7 +20,7 @@ def policy(name: str, namespace: str, app: str, **spec: Any) -> dict[str, Any]:
 
 
 def becomes(cluster: Cluster, namespace: str, client: str, expected: dict[str, bool]) -> None:
-    """Until a pod reaches exactly what it should; asked once more, so that a chance hit does not count."""
+    """Wait until a pod reaches exactly these addresses, twice in a row, so that a coincidence does not count."""
 
     def seen() -> dict[str, bool]:
         return {target: answer is not None for target, answer in reach(cluster, namespace, client, *expected).items()}

@@ -1,4 +1,4 @@
-"""The cluster provider with real executors, beside a stand-in for API server and operator."""
+"""The cluster provider with real executors, and a stand-in for API server and operator."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ FIRST, SECOND = Fence(1, "first"), Fence(2, "second")
 
 
 def rollout_job(mode: str = "Overlay", *, places: int = 4, group_size: int = 4, **changes: Any) -> RolloutJob:
-    """A job as a runner finds it."""
+    """Return a job as a runner reads it."""
     sandbox = {
         "image": "task",
         "workspaces": {"mode": mode, "perSandbox": places},
@@ -46,7 +46,7 @@ def rollout_job(mode: str = "Overlay", *, places: int = 4, group_size: int = 4, 
 
 
 def spec(group: str = "g0", **changes: Any) -> WorkspaceSpec:
-    """A small task: one file, one setup command that leaves one line behind."""
+    """Return a small task: one file, and a setup command that writes one line."""
     defaults: dict[str, Any] = {
         "group": group,
         "image": "task",
@@ -61,7 +61,7 @@ def spec(group: str = "g0", **changes: Any) -> WorkspaceSpec:
 
 @pytest.fixture
 async def operator() -> AsyncIterator[StandInOperator]:
-    """The stand-in, running."""
+    """A running stand-in for API server and operator."""
     stand_in = StandInOperator()
     await stand_in.api.start()
     yield stand_in
@@ -70,7 +70,7 @@ async def operator() -> AsyncIterator[StandInOperator]:
 
 @pytest.fixture(params=["Overlay", "Plain"])
 async def case(request: pytest.FixtureRequest, operator: StandInOperator) -> AsyncIterator[Case]:
-    """The cluster provider among the providers that keep one contract."""
+    """The cluster provider as a case of the tests that all providers share."""
     api = KubeApi(client.Configuration(host=f"http://127.0.0.1:{operator.api.port}"), NAMESPACE)
 
     def provider(places: int = 8) -> ClusterProvider:
@@ -82,7 +82,7 @@ async def case(request: pytest.FixtureRequest, operator: StandInOperator) -> Asy
 
 @pytest.fixture
 async def provider(case: Case) -> AsyncIterator[SandboxProvider]:
-    """One that is open."""
+    """An open provider."""
     one = case.provider()
     await one.open()
     yield one
@@ -94,7 +94,7 @@ Opened = Callable[..., Awaitable[ClusterProvider]]
 
 @pytest.fixture
 async def opened(operator: StandInOperator) -> AsyncIterator[Opened]:
-    """Opens a provider, as each process of a runner has one."""
+    """Open a provider, as each process of a runner does."""
     providers: list[tuple[ClusterProvider, KubeApi]] = []
 
     async def open_one(job: RolloutJob | None = None, *, runner: int = 0) -> ClusterProvider:
@@ -121,7 +121,7 @@ async def say(workspace: ExecutorWorkspace, command: str, key: str = "1:say") ->
 
 
 async def until(holds: Callable[[], Any], seconds: float = 60) -> None:
-    """Wait until it holds; fails when it does not in so long."""
+    """Wait until the condition holds; fail after this many seconds."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 (the condition is whatever a test says)
             await asyncio.sleep(0.02)

@@ -1,8 +1,7 @@
-"""A stand-in for the API server where there is no cluster: list, watch, create, get and delete of Sandboxes.
+"""A stand-in for the API server in tests without a cluster: list, watch, create, get and delete of Sandboxes.
 
-It stands beside the real thing, not in its place: the end-to-end tests run the same provider on a real API server. What it
-adds is that it can be told to lose a reply, throttle, forget old versions, drop watches and be away, at the very moment
-that a test needs.
+The end-to-end tests run the same provider on a real API server. This stand-in can lose a reply, throttle, forget old
+versions, drop watches and be unavailable exactly when a test needs it.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ def refuse(code: int, reason: str, message: str, headers: dict[str, str] | None 
 
 
 class StandInApi:
-    """Sandboxes of one namespace. `changed(type, sandbox)` is how the stand-in operator hears of them."""
+    """Sandboxes of one namespace. `changed(type, sandbox)` notifies the stand-in operator."""
 
     def __init__(self, changed: Callable[[str, dict[str, Any]], None]) -> None:
         self.sandboxes: dict[str, dict[str, Any]] = {}
@@ -53,7 +52,7 @@ class StandInApi:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen; on the same port as before when it was away."""
+        """Listen; on the same port as before an outage."""
         application = web.Application()
         application.router.add_get(COLLECTION, self._list_or_watch)
         application.router.add_post(COLLECTION, self._create)
@@ -66,14 +65,14 @@ class StandInApi:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Be away; what is stored stays."""
+        """Stop answering; the objects are kept."""
         self.drop_watches()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     def drop_watches(self) -> None:
-        """As the real one does with watchers that are slow."""
+        """End the watches, as the real API server does with slow watchers."""
         for queue in list(self._watchers):
             queue.put_nowait(None)
 
@@ -86,22 +85,22 @@ class StandInApi:
         return bool(watchers)
 
     def silence_watches(self) -> None:
-        """Their connections stay, and nothing comes over them any more."""
+        """Send nothing more over the watches, and keep their connections open."""
         self._watchers.clear()
 
     def forget_history(self) -> None:
-        """Compaction: whoever resumes from now on with an older version gets 410 Gone."""
+        """Answer 410 Gone to watches from older versions, as after a compaction."""
         self._oldest = self._version
         self._history.clear()
 
     def set_status(self, name: str, status: dict[str, Any]) -> None:
-        """The operator's write."""
+        """Write a status, as the operator does."""
         sandbox = self.sandboxes[name]
         sandbox["status"] = status
         self._record("MODIFIED", sandbox)
 
     def remove(self, name: str) -> None:
-        """A person, or garbage collection, deletes it."""
+        """Delete a Sandbox, as a person or garbage collection does."""
         sandbox = self.sandboxes.pop(name)
         self._record("DELETED", sandbox)
 
@@ -128,7 +127,7 @@ class StandInApi:
         return web.json_response(sandbox, status=201)
 
     def create(self, sandbox: dict[str, Any]) -> None:
-        """Store it, as a create whose reply may get lost does."""
+        """Store a Sandbox, as a create does whose reply may be lost."""
         self.writes.append(("create", sandbox["metadata"]["name"]))
         sandbox["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": "2026-01-01T00:00:00Z"}
         self.sandboxes[sandbox["metadata"]["name"]] = sandbox

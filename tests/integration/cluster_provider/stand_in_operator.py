@@ -1,6 +1,5 @@
-"""The operator's part where there is no cluster: each Sandbox gets a real executor, a process of this machine.
-
-An address of the loopback network stands for its pod's.
+"""The operator's part in tests without a cluster: each Sandbox gets a real executor, a process of this machine. A
+loopback address stands for its pod's.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ def condition(kind: str, holds: bool, reason: str, message: str = "") -> dict[st
 
 
 class StandInOperator:
-    """Starts and ends executors as Sandboxes come and go. `hears` False: it is down."""
+    """Starts and ends executors with their Sandboxes. It does nothing while `hears` is False."""
 
     def __init__(self) -> None:
         self.api = StandInApi(self._changed)
@@ -55,7 +54,7 @@ class StandInOperator:
         await self.api.stop()
 
     def finish(self, name: str, reason: str, message: str = "", *, executor: signal.Signals | None = None) -> None:
-        """The Sandbox has ended; its executor gets that signal, or stays: the address of a dead pod swallows packets."""
+        """Set the Sandbox to Finished. Its executor gets that signal; without one, it keeps the address of its pod."""
         if executor is not None:
             self.executors[name].send_signal(executor)
         status = {**self.api.sandboxes[name].get("status", {})}
@@ -64,7 +63,7 @@ class StandInOperator:
         self.api.set_status(name, status)
 
     def kill(self, name: str) -> None:
-        """The pod is gone with all that was in it."""
+        """Remove the pod with everything in it."""
         process = self.executors.pop(name)
         process.send_signal(signal.SIGCONT)
         process.terminate()
@@ -76,7 +75,7 @@ class StandInOperator:
         self._homes.pop(name).cleanup()
 
     def hear(self) -> None:
-        """It is up again, and makes up for what it missed."""
+        """Work again, and make up for what was missed."""
         self.hears = True
         for sandbox in self.api.sandboxes.values():
             if not sandbox.get("status"):

@@ -1,4 +1,4 @@
-"""What the API server does on a bad day, and that nothing which runs notices."""
+"""Failures of the API server that nothing that runs notices."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ Trouble = Callable[[web.Request], Awaitable[web.Response | None]]
 
 
 def lost_reply(api: StandInApi) -> Trouble:
-    """It is stored, and the connection breaks before the reply."""
+    """Store the object, and break the connection before the reply."""
 
     async def trouble(request: web.Request) -> None:
         api.create(await request.json())
@@ -27,7 +27,7 @@ def lost_reply(api: StandInApi) -> Trouble:
 
 
 def late_504(api: StandInApi) -> Trouble:
-    """It is stored, and a proxy on the way gives up."""
+    """Store the object, and answer 504 like a proxy that gives up."""
 
     async def trouble(request: web.Request) -> web.Response:
         api.create(await request.json())

@@ -1,4 +1,4 @@
-"""The contract that every provider keeps, kept by this one: the same tests as for the local provider."""
+"""The tests of the contract that all providers share, run on this provider."""
 
 from tests.integration.sandboxes.test_provider_contract import *  # noqa: F403
 

@@ -1,4 +1,4 @@
-"""A sandbox that ends: everybody in it is told at once, with the true reason; what lives elsewhere does not notice."""
+"""A sandbox that ends: all its attempts get the true reason at once, and other sandboxes are not affected."""
 
 import asyncio
 import contextlib
@@ -181,7 +181,7 @@ async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran
 async def test_network_outage_differs_from_a_refusing_executor(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, mode: str, outage: str
 ) -> None:
-    """A policy in Plain can fill its executor's queue of connections, so that nothing answers there either."""
+    """A policy in Plain can also fill its executor's queue of connections, and then nothing answers either."""
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
     monkeypatch.setattr(executor_client, "REPLY_SECONDS", 1)
     monkeypatch.setattr(fleet, "REASON_SECONDS", 5)
@@ -242,7 +242,9 @@ async def test_idle_ending_is_network_lost_only_when_the_network_was_down(
 async def test_runner_cut_off_from_all_does_not_delete_its_successors_sandbox(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node was cut off, so that another pod runs its shard. When the network is back, it is not told so at once."""
+    """Its node was cut off, so another pod runs its shard. When the network is back, this runner does not learn that at
+    once.
+    """
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
     monkeypatch.setattr(executor_client, "REPLY_SECONDS", 0.5)
     monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
@@ -267,7 +269,7 @@ async def test_runner_cut_off_from_all_does_not_delete_its_successors_sandbox(
 
 @contextlib.contextmanager
 def dropping(host: str) -> Iterator[None]:
-    """The kernel drops all packets to that address of this machine's loopback."""
+    """Drop all packets to that address of this machine's loopback."""
     table = f"drop-{host.replace('.', '-')}"
     rules = (
         f"add table ip {table}; add chain ip {table} in {{ type filter hook input priority 0; }}; "
@@ -282,7 +284,7 @@ def dropping(host: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swallowing(host: str) -> Iterator[None]:
-    """Nobody at that address even refuses a connection: somebody listens there, and has no room for one more."""
+    """Have connections to that address time out: a listener is there, but its queue is full."""
     address = (host, EXECUTOR_PORT)
     with socket.create_server(address, backlog=0), contextlib.ExitStack() as waiting:
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""A program in a workspace and its model, as with the local provider, over the network of pods."""
+"""A program in a workspace and its model, as with the local provider, over the pods' network."""
 
 from tests.integration.sandboxes.test_model_port import (
     test_a_program_in_a_workspace_without_network_reaches_its_model,

@@ -1,4 +1,6 @@
-"""Where workspaces go: groups share a sandbox, places are used again, empty sandboxes go, nothing is doubled."""
+"""Placement of workspaces: groups share a sandbox, places are used again, empty sandboxes are deleted, nothing is
+created twice.
+"""
 
 import asyncio
 

@@ -1,4 +1,6 @@
-"""A runner that ends and one that takes over: the sandboxes and what runs in them stay, nothing is doubled or left."""
+"""A runner ends and another one takes over: sandboxes and their processes stay, and nothing is duplicated or left
+behind.
+"""
 
 import asyncio
 
@@ -77,7 +79,7 @@ async def test_an_agents_leftover_workspace_is_removed_for_the_grading_of_its_at
 async def test_a_plain_sandbox_that_an_earlier_process_used_hosts_no_other_attempt(
     opened: Opened, operator: StandInOperator, mode: str, attempt: str
 ) -> None:
-    """What was written to its root is still there: it could change the next agent's work, or its grading."""
+    """Files that it wrote to the sandbox's root remain, and could change the next agent's work, or its grading."""
     operator.modes = ["Plain"] * 9
     first = await opened(rollout_job(mode))
     agent = await acquire(first)

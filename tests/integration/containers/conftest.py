@@ -1,4 +1,4 @@
-"""Real podman, with a store of its own, a small image, and the executor's bundle."""
+"""Real podman with its own store, a small image, and the executor's bundle."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ ENTRYPOINT ["/bin/false"]
 
 
 def most(limit: int) -> str:
-    """What this process may give of a limit; podman's own defaults are more than a container it runs in may have."""
+    """Return the largest value that this process may set for a limit. Podman's defaults may exceed it."""
     hard = resource.getrlimit(limit)[1]
     count = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
     return f"{count}:{count}"

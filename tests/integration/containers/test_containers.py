@@ -104,7 +104,7 @@ async def test_abandoned_sandbox_ends_with_its_container(kind: str, tmp_path: Pa
 
 
 async def test_executor_that_cannot_start_is_reported_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
-    """Not after sandbox.startSeconds, which are there for slow pulls."""
+    """It is reported at once, not after sandbox.startSeconds, which leave time for slow pulls."""
     (tmp_path / "broken/python").mkdir(parents=True)
     (tmp_path / "broken/executor").write_text("#!/bin/sh\nexit 7\n")
     (tmp_path / "broken/executor").chmod(0o755)

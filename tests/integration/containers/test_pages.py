@@ -1,4 +1,4 @@
-"""What the documentation shows for buildah and Docker can be typed where there are buildah and podman."""
+"""Commands that the documentation shows for buildah and Docker, typed on a machine with buildah and podman."""
 
 import os
 import shutil

@@ -95,7 +95,7 @@ def test_an_api_server_accepts_the_definitions() -> None:
 
 
 def a_rule_for_files(spec: dict[str, Any]) -> None:
-    """Why the union of a file is a oneOf and no rule."""
+    """Add a rule that is too costly. This is why the union of a file is a oneOf and not a rule."""
     file = spec["tasks"]["properties"]["inline"]["items"]["properties"]["files"]["items"]
     file["x-kubernetes-validations"] = [{"rule": "has(self.content) != has(self.contentBase64)", "message": "one"}]
 

@@ -1,4 +1,6 @@
-"""Jobs to branch, and agents that branch their own workspace; imported by the tests and by the runs that they start."""
+"""Jobs to branch, and agents that branch their own workspace. The tests and the runs that they start import this
+module.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ TURNS = 5
 
 
 def bash(command: str, delay: float = 0) -> dict[str, Any]:
-    """A turn that runs a command."""
+    """Return a turn that runs a command."""
     return {"toolCalls": [{"name": "bash", "arguments": {"command": command}}], "delaySeconds": delay}
 
 
@@ -24,7 +26,7 @@ FINISH: dict[str, Any] = {"toolCalls": [{"name": "finish", "arguments": {"messag
 
 
 def job(name: str, tasks: Mapping[str, Any], scripts: Mapping[str, Sequence[Any]], **spec: Any) -> dict[str, Any]:
-    """A RolloutJob whose model follows a script for each task."""
+    """Return a RolloutJob whose model follows a script for each task."""
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
@@ -45,7 +47,9 @@ def job(name: str, tasks: Mapping[str, Any], scripts: Mapping[str, Sequence[Any]
 
 
 def counting(name: str = "source", *, commands: Sequence[str] | None = None, **spec: Any) -> dict[str, Any]:
-    """A rollout of five turns that each add a line and show all of them; its setup leaves what no second run would."""
+    """Return a rollout of five turns that each add a line and show all of them. A second setup would write something
+    else.
+    """
     commands = commands or [f"echo {turn} >> log.txt; cat log.txt" for turn in range(TURNS)]
     task = {
         "name": "count",
@@ -64,7 +68,7 @@ def branching(
     then: str = "echo b >> log.txt; cat log.txt when.txt",
     **more: Any,
 ) -> dict[str, Any]:
-    """A job that branches rollout 0 of a run after those turns; each branch runs one command more."""
+    """Return a job that branches rollout 0 of a run after those turns. Each branch runs one more command."""
     spec = {field: more.pop(field) for field in list(more) if field in ("sandbox", "agent", "attempts", "groupSize")}
     entries = [{"job": run, "index": 0, "turn": turn, "count": count, **more} for turn in turns]
     copied = [{"content": "never asked for"}]
@@ -73,7 +77,7 @@ def branching(
 
 
 def searching(sandbox: Mapping[str, Any]) -> dict[str, Any]:
-    """A job of one rollout, whose agent searches."""
+    """Return a job of one rollout whose agent searches."""
     task = {
         "name": "search",
         "prompt": "Search.",
@@ -85,7 +89,7 @@ def searching(sandbox: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Searcher:
-    """Tries three ways from one checkpoint, each in the same state, and goes on in the second."""
+    """Tries three ways from one checkpoint, each in the same state, and continues in the second."""
 
     async def run(self, context: AgentContext) -> str:
         """See Agent."""
@@ -110,7 +114,7 @@ class Searcher:
 
 
 async def done(folder: Path, manifest: Mapping[str, Any], *plugins: object) -> RunReader:
-    """The finished run of a job."""
+    """Run a job to its end; return its run."""
     parsed = RolloutJob.model_validate(manifest)
     summary = await run_job(parsed, base_dir=folder, environ=os.environ, plugins=plugins)
     assert summary.completed
@@ -118,5 +122,5 @@ async def done(folder: Path, manifest: Mapping[str, Any], *plugins: object) -> R
 
 
 def run_of(reader: RunReader) -> str:
-    """Its folder, as a manifest beside the output names it."""
+    """Return its folder, as a manifest beside the output names it."""
     return f"out/{reader.folder}"

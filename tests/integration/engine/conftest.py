@@ -1,4 +1,4 @@
-"""A real S3 server, and one that is slow and fails now and then: for tests whose runs are processes of their own."""
+"""A real S3 server, and a slow one with failures, for tests whose runs are separate processes."""
 
 import asyncio
 import os
@@ -28,7 +28,9 @@ def s3() -> Iterator[S3]:
 
 @pytest.fixture
 def faulty_port(s3: S3) -> Iterator[int]:
-    """Port of a proxy before it: 30 ms a request; of 100, one each is busy, conflicts, and loses its reply."""
+    """Port of a proxy in front of it. Each request takes 30 ms. Of 100 requests, one gets a busy answer, one a
+    conflict, and one no reply.
+    """
     ports: list[int] = []
     loop = asyncio.new_event_loop()
     ready, over = threading.Event(), asyncio.Event()

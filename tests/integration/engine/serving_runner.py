@@ -1,8 +1,8 @@
-"""A runner whose workspace's program calls a model, and which asks to be killed at the worst moments.
+"""A runner whose workspace's program calls a model, and which asks to be killed at critical moments.
 
-Arguments: folder, mode, epoch. The first has the workspace made and the program started; those after it take both over.
-It prints `kill me` while the model thinks about the second question (epoch 1) and in the midst of the answer to the third
-one (epoch 2); at last how the program ended, as JSON.
+Arguments: folder, mode, epoch. The first one creates the workspace and starts the program; the later ones take over. It
+prints `kill me` while the model works on the second question (epoch 1), and in the middle of the answer to the third
+one (epoch 2). At the end it prints how the program ended, as JSON.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Branches begin in the state that their source had: restored or run again, in both modes."""
+"""Branches begin in the state that their source had, restored or run again, in both modes."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml"
 
 
 async def observed(reader: RunReader, index: int) -> list[str]:
-    """What each tool call of a rollout showed."""
+    """Return the output of each tool call of a rollout."""
     steps = (await reader.trajectory(index) or {})["steps"]
     return [result["content"] for step in steps for result in step.get("observation", {}).get("results", [])]
 
@@ -121,7 +121,7 @@ async def test_branch_has_the_sandbox_that_a_plugin_gave_its_source(tmp_path: Pa
 
 
 def run_until_first_workspace(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Start a run that dies when its first workspace is there, and nothing of the attempt is recorded yet."""
+    """Start a run that dies when its first workspace exists and nothing of the attempt is recorded yet."""
 
     def die(event: Event) -> None:
         if isinstance(event, WorkspaceAcquired):
@@ -190,7 +190,7 @@ async def test_snapshot_paths_of_a_plain_source_are_present_in_a_branch(tmp_path
 
 
 async def snapshot_of_turn(store: Store, turn: int) -> str | None:
-    """The run whose rollout 0 has a snapshot of that turn; None before there is one."""
+    """Return the run whose rollout 0 has a snapshot of that turn; None before it exists."""
     with contextlib.suppress(NoSuchRun):
         reader = await open_run(store, "source")
         if any(isinstance(record, SnapshotRecord) and record.turn == turn for record in await reader.records(0)):
@@ -267,7 +267,7 @@ async def test_an_agent_goes_back_to_its_checkpoints(tmp_path: Path, workspaces:
 
 
 class Delegating:
-    """Has a helper work between its own call of the model and the tools that it asks for."""
+    """Starts a sub-agent between its own model call and the tool calls of the answer."""
 
     async def run(self, context: AgentContext) -> str:
         messages: list[Message] = [{"role": "user", "content": context.task.prompt}]
@@ -283,7 +283,7 @@ class Delegating:
 
 
 async def done_by(agent: Callable[[], Agent], folder: Path, manifest: Mapping[str, Any]) -> RunReader:
-    """The finished run of a job with that agent."""
+    """Run a job with that agent to its end; return its run."""
     job = RolloutJob.model_validate(manifest)
     assert (await run_job(job, base_dir=folder, environ=os.environ, agent=agent)).completed
     return await open_run(Store.open(str(folder / "out"), {}), job.metadata.name)
@@ -388,7 +388,7 @@ async def test_branch_fails_if_its_agent_worked_outside_its_turns(tmp_path: Path
 
 
 class TriesAgain(ToolCalling):
-    """Begins again after each error and each cancellation."""
+    """Starts again after each error and each cancellation."""
 
     async def run(self, context: AgentContext) -> str | None:
         while True:

@@ -1,4 +1,4 @@
-"""SIGKILL while a run branches: the same command goes on, and what comes out is what an undisturbed run gives."""
+"""SIGKILL while a run branches: the same command continues, and the results are those of an undisturbed run."""
 
 import asyncio
 import copy
@@ -23,11 +23,11 @@ from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 KILLS = 20 if FULL else 2
 SEGMENTS = range(2, 8)
-"""So many segments of the journal after a start a kill comes."""
+"""Numbers of segments of the journal, counted from a start, after which a kill comes."""
 
 
 def killed_until_done(folder: Path, environ: dict[str, str], manifest: Mapping[str, Any], kills: int) -> int:
-    """Run a job to its end, with SIGKILLs on the way; how many there were."""
+    """Run a job to its end, with SIGKILLs in between. Returns their number."""
     seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
     print(f"ROLLOUT_SEED={seed}")
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""No moment at which a rollout is cancelled, or at which a part of it fails, costs a workspace or an earned reward."""
+"""A cancellation or a failure at any moment of a rollout costs no workspace and no earned reward."""
 
 import asyncio
 import itertools
@@ -57,7 +57,7 @@ async def finishes(messages: list[dict[str, Any]], task: str) -> str:
 
 
 class ReadyAtThatMoment(DummyProvider):
-    """Something happens between the moment at which a workspace is ready and the one at which its caller goes on."""
+    """Runs a function between the moment when a workspace is ready and the moment when its caller continues."""
 
     then: Callable[[], object]
 
@@ -104,7 +104,7 @@ async def test_workspace_is_freed_when_closing_the_tools_fails(tmp_path: Path, m
 
 
 class AtOnce(Groups):
-    """The second member of a group starts in the moment in which the end of the first one makes it superfluous."""
+    """Starts the second member of a group at the moment when the end of the first one makes it unnecessary."""
 
     def __init__(self, context: RunContext) -> None:
         super().__init__(context, _ignored)
@@ -149,7 +149,7 @@ async def test_straggler_is_sealed_when_it_is_cancelled_before_its_first_step(
 
 
 class Attacked(LocalProvider):
-    """Workspaces that an earlier process had, and whose programs have killed what serves them meanwhile."""
+    """Workspaces of an earlier process whose programs have meanwhile killed their init."""
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         workspace = await super().reattach(handle, spec=spec, fence=fence)

@@ -1,4 +1,4 @@
-"""An unmodified program in the sandbox is the agent: what is recorded of it, and who is to blame when it ends."""
+"""An unmodified program in the sandbox is the agent: what is recorded of it, and the attribution of its end."""
 
 import asyncio
 import json
@@ -57,12 +57,12 @@ class Ran:
 
     @property
     def end(self) -> tuple[str, str | None]:
-        """(outcome, stop reason or reason) of rollout 0."""
+        """Return the outcome, and the stop reason or the reason, of rollout 0."""
         result = self.results[0]
         return result["outcome"], result.get("stopReason") or result.get("reason")
 
     async def branches(self) -> list[Branch]:
-        """What a trainer gets of rollout 0."""
+        """Return the training data of rollout 0."""
         return await self.reader.tokens(0)
 
 
@@ -148,7 +148,7 @@ SLOW = Answer("Let me see what there is to say of that, word by word, as slowly 
 
 
 def slow(begun: asyncio.Queue[int]) -> Script:
-    """Long answers; their turns go to the queue as they are asked for."""
+    """Give long answers, and put each request into the queue."""
 
     def script(prompt: Prompt) -> Answer | None:
         if not prompt.session:
@@ -160,7 +160,7 @@ def slow(begun: asyncio.Queue[int]) -> Script:
 
 
 async def run_killed_in(folder: Path, server: VllmStandIn, begun: asyncio.Queue[int], *turns: int) -> Ran:
-    """`rolloutctl run`, killed in the midst of the answer of each of these turns, and then run to its end."""
+    """Run `rolloutctl run` with a kill in the middle of the answer of each of these turns, then to its end."""
     for turn in (*turns, None):
         process = await asyncio.create_subprocess_exec(
             *ROLLOUTCTL, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -181,7 +181,7 @@ async def run_killed_in(folder: Path, server: VllmStandIn, begun: asyncio.Queue[
 
 @pytest.mark.parametrize("mode", MODES_ONCE)
 async def test_program_continues_when_its_runners_are_killed_without_losing_a_turn(tmp_path: Path, mode: str) -> None:
-    """Two runners are killed while the program is being sent an answer; it asks for that once more, and goes on."""
+    """Two runners are killed during an answer to the program, which sends the request again and continues."""
     begun = asyncio.Queue[int]()
     async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
         command = ["python3", "agent.py", "{promptFile}", "6"]
@@ -294,7 +294,7 @@ async def test_program_that_ends_because_its_server_failed_is_an_infrastructure_
 
 
 class Firewalled(Speller):
-    """Fails at one word, and at no other."""
+    """Fails for requests with one word, and for no others."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         if "forbidden" in str(request.messages):
@@ -333,7 +333,7 @@ async def test_program_that_gives_up_without_a_runner_is_retried(tmp_path: Path)
 
 
 class Unwell(Speller):
-    """Fails at the second question of one conversation, once."""
+    """Fails once, at the second question of one conversation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,7 +382,9 @@ async def test_a_program_whose_own_calls_occupy_the_whole_server_is_graded(
 
 
 class Hung(Speller):
-    """Answers one call, and then at most what is asked about it, behind the gate of a policy update."""
+    """Answers one call. Later calls hang, except a probe if `is_well`, which first waits behind the gate of a policy
+    update.
+    """
 
     def __init__(self, *, is_well: bool) -> None:
         super().__init__()
@@ -411,7 +413,7 @@ async def test_program_that_times_out_is_excused_if_the_model_answers_no_other_r
 
 
 class Held(Speller):
-    """Every call waits behind a shut gate."""
+    """Holds every call behind a shut gate."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         request.health.on_hold(True)

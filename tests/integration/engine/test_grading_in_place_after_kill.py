@@ -23,7 +23,7 @@ class KillOnce:
 """
 ROLLOUTCTL = [sys.executable, "-m", "rolloutctl.main", "run", "job.yaml", "-o", "json"]
 VERIFIER = {"commands": ["test ! -e graded && touch graded", "test -e work"]}
-"""Passes once: it changes what it grades."""
+"""Passes only once, because it changes what it grades."""
 
 
 @pytest.mark.parametrize("form", ["Shared", "steps"])

@@ -1,4 +1,4 @@
-"""Who caused it decides: what infrastructure does is tried again and masked, what the policy does is graded.
+"""The cause decides: infrastructure failures are retried and masked, failures of the policy are graded.
 
 Whole runs of the engine over an in-memory provider that fails on demand, recorded in a real folder.
 """
@@ -45,7 +45,7 @@ FILE = {"path": "work.txt", "content": "to be done"}
 
 
 class OneCall:
-    """Asks for one command, then finishes; `fail` may raise instead."""
+    """Requests one command, then finishes; `fail` may raise instead."""
 
     name = "one-call"
     token_capture = "TextOnly"
@@ -104,7 +104,7 @@ class Ran:
 
     @property
     def outcomes(self) -> list[tuple[str, str | None, float | None]]:
-        """(outcome, stop reason or reason, reward) of each rollout."""
+        """Return the outcome, the stop reason or the reason, and the reward of each rollout."""
         return [(r["outcome"], r.get("stopReason") or r.get("reason"), r.get("reward")) for r in self.results]
 
 
@@ -122,7 +122,7 @@ async def run(job: RolloutJob, folder: Path, model: Model | None = None, **provi
 
 
 def failing(operation: str, attempts: set[str], reason: str = "NodeLost") -> dict[str, Any]:
-    """A provider whose sandbox is lost at the first such operation of each of these attempts."""
+    """Return arguments of a provider whose sandbox is lost at the first such operation of each of these attempts."""
     left = set(attempts)
 
     async def on_call(called: str, attempt: str, key: str | None) -> None:
@@ -171,14 +171,16 @@ async def test_a_model_that_is_down_is_infrastructure_and_a_full_context_is_the_
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_a_policy_that_kills_its_sandboxes_is_completed_with_reward_0(tmp_path: Path, limit: int) -> None:
-    """Once among others, which explains nothing, and twice alone; whatever `attempts.limit` is, it is not masked."""
+    """It does so once beside other rollouts, which proves nothing, and twice alone. Whatever `attempts.limit` is, it is
+    not masked.
+    """
     job = a_job(tmp_path, attempts={"limit": limit, "backoffSeconds": 0})
     ran = await run(job, tmp_path, **failing("run", {"0-0", "0-1", "0-2"}, "SandboxLost"))
     assert ran.outcomes == [("Completed", "ResourceLimit", 0.0), ("Completed", "Finished", 1.0)]
 
 
 async def test_rollouts_that_lose_a_shared_sandbox_twice_are_not_blamed_for_it(tmp_path: Path) -> None:
-    """Each is tried again without neighbours, where nobody else can take its sandbox away."""
+    """Each is retried alone, where no other rollout can destroy its sandbox."""
     lost = {"0-0", "1-0", "2-0", "3-0", "2-1"}
     ran = await run(a_job(tmp_path, group_size=4), tmp_path, **failing("run", lost, "SandboxLost"))
     assert ran.outcomes == [("Completed", "Finished", 1.0)] * 4
@@ -186,7 +188,7 @@ async def test_rollouts_that_lose_a_shared_sandbox_twice_are_not_blamed_for_it(t
 
 
 async def test_a_policy_that_kills_its_sandbox_between_its_tool_calls_is_not_masked(tmp_path: Path) -> None:
-    """A process that a tool call left behind does it while the model is asked."""
+    """A process that a tool call left behind kills the sandbox during a model call."""
     provider = DummyProvider(f"outcomes-{next(worlds)}")
 
     async def kill(request: ModelRequest) -> None:
@@ -220,7 +222,9 @@ async def test_a_policy_that_kills_its_shared_verifiers_sandbox_gets_a_failed_ve
 
 
 async def test_a_verifiers_program_that_the_agent_removed_is_a_failed_verdict(tmp_path: Path) -> None:
-    """Only what the prepared state lacks is the task's fault: it is looked up before the agent's files come in."""
+    """The task is at fault only for what the prepared state lacks, which is checked before the agent's files are
+    copied.
+    """
 
     async def commands(command: str | Sequence[str], files: Files) -> CommandResult:
         work = [path for path in files.content if path.endswith("work.txt")]
@@ -235,7 +239,7 @@ async def test_a_verifiers_program_that_the_agent_removed_is_a_failed_verdict(tm
 
 
 class UnexpectedModel(OneCall):
-    """Member 1 is answered with what no server should send."""
+    """Answers member 1 with what no server should send."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -345,7 +349,7 @@ async def test_error_of_an_agent_is_graded_and_reported_without_ending_the_run(t
 
 
 async def bash(command: str) -> str:
-    """Misses a field."""
+    """Raises a KeyError."""
     return {"ran": command}["output"]
 
 
@@ -372,7 +376,7 @@ def in_steps(folder: Path, steps: int, **spec: Any) -> RolloutJob:
 
 
 class CatchesLimits:
-    """Works until its context raises, and returns then."""
+    """Works until its context raises, and then returns."""
 
     async def run(self, context: AgentContext) -> str:
         with contextlib.suppress(Exception):
@@ -382,7 +386,7 @@ class CatchesLimits:
 
 
 class CatchesEverything(CatchesLimits):
-    """Neither errors nor its cancellation end it."""
+    """Ends neither by an error nor by its cancellation."""
 
     async def run(self, context: AgentContext) -> str:
         while True:
@@ -450,7 +454,7 @@ async def test_run_stops_when_the_agent_raises_in_the_steps_of_its_first_rollout
 
 
 async def test_resumed_run_stops_again_when_the_agent_still_raises(tmp_path: Path) -> None:
-    """With fewer places than rollouts that must raise, the first ones are sealed."""
+    """If fewer rollouts run at once than must raise, the first ones are sealed."""
     job = a_job(tmp_path, group_size=24, runners={"concurrency": 5})
     provider = DummyProvider(f"outcomes-{next(worlds)}")
     for _ in range(2):
@@ -540,7 +544,7 @@ async def test_job_that_loses_too_much_is_given_up_with_the_reason(tmp_path: Pat
 
 
 class Ageing(OneCall):
-    """A policy that is updated five times while a rollout's first tool call runs."""
+    """A policy that is updated five times during a rollout's first tool call."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         self.version = str(9 + 5 * request.turn)
@@ -568,7 +572,7 @@ async def test_rollouts_of_a_policy_older_than_the_limit_are_marked_stale_or_can
 
 
 class OnePolicyAMember(OneCall):
-    """Member 1 is answered by a policy that is five versions newer than that of member 0, once that is there."""
+    """Answers member 1 with a policy that is five versions newer than that of member 0, once `updated` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -639,7 +643,7 @@ async def test_stopped_run_resumes_without_repeating_a_turn(tmp_path: Path) -> N
 
 
 class _Overtaken(DummyProvider):
-    """A provider whose `reattach` first lets the earlier runner go on until `done`."""
+    """A provider whose `reattach` first lets the earlier runner continue until `done`."""
 
     go: asyncio.Event
     done: Callable[[], bool]
@@ -663,8 +667,8 @@ async def _take_over(
 ) -> tuple[Ran, list[tuple[str, int]]]:
     """Run a job of one rollout that a second runner takes over while the first one still works.
 
-    The first runner waits in its model call `hold_at` until the second has read the journal for the first time, and goes on
-    until `done`. `first` and `then` see the calls of the two.
+    The first runner waits in its model call `hold_at` until the second one has read the journal for the first time, and
+    then continues until `done`. `first` and `then` are called for the calls of the two runners.
     """
     world, job = f"outcomes-{next(worlds)}", a_job(folder, group_size=1)
     asked: list[tuple[str, int]] = []
@@ -694,7 +698,7 @@ async def _take_over(
 
 
 class Thinking(OneCall):
-    """Has no second answer within the agent's time while it `is_slow`."""
+    """Does not give its second answer within the agent's time while `is_slow`."""
 
     is_slow = True
 
@@ -760,7 +764,7 @@ async def test_failed_verdict_is_repeated_when_its_seal_was_not_written(
 
 
 class RunsManyCommands:
-    """Runs more commands than the executor has room for."""
+    """Runs more commands than the executor can remember."""
 
     async def run(self, context: AgentContext) -> None:
         for _ in range(5):

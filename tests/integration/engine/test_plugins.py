@@ -1,4 +1,4 @@
-"""Whole runs with plugins: when each hook is called, what its answers do, and what they must never do to a reward.
+"""Whole runs with plugins: when each hook is called, what its result changes, and that it never changes a reward.
 
 Over an in-memory provider, recorded in a real folder.
 """
@@ -29,7 +29,7 @@ worlds = itertools.count()
 
 
 class OneCall:
-    """Asks for one command, then finishes. Keeps the messages that it was sent, by (member, turn)."""
+    """Requests one command, then finishes. Keeps the messages of its calls by member and turn."""
 
     name = "one-call"
     token_capture = "TextOnly"
@@ -268,7 +268,7 @@ async def test_a_task_that_could_not_be_changed_is_infrastructure_and_never_rewa
 
 
 class Numbers:
-    """Gives each attempt another task: what is recorded, and not what is asked again, has to count."""
+    """Gives each attempt another task. A resumed rollout must use the recorded one."""
 
     def __init__(self) -> None:
         self.times = 0

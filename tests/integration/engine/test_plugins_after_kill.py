@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of rollouts with plugins: what they changed stands, what they counted is counted once."""
+"""SIGKILL in the middle of rollouts with plugins: their changes remain, and each call is counted once."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.support.resumed import resumed_rollouts
 ROLLOUTCTL = [sys.executable, "-m", "rolloutctl.main", "run", "job.yaml", "-o", "json"]
 TURNS, MEMBERS, TASKS = 4, 3, 2
 KILL_AT_LINES = (10, 40)
-"""Lines of the log, of some 70 that an undisturbed run writes."""
+"""Numbers of lines of the log at which a run is killed. An undisturbed run writes about 70."""
 
 MODULE = """
 import os, secrets
@@ -84,7 +84,7 @@ def job() -> dict[str, Any]:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
+    """Variables with a separate temporary folder, because the test's path may be too long for a socket."""
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryDirectory(prefix="r-") as temporary:
         yield dict(os.environ, TMPDIR=temporary, PYTHONPATH=path)
@@ -98,7 +98,7 @@ def log_lines(folder: Path) -> list[str]:
 
 
 def finish(folder: Path, environ: dict[str, str], kill_at: tuple[int, ...]) -> dict[int, Any]:
-    """Run to the end, killed when the log has so many lines; the results of the run by index."""
+    """Run to the end, with a kill when the log has this many lines. Returns the results by index."""
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(job()))
     for lines in (*kill_at, None):

@@ -1,4 +1,4 @@
-"""A program in the sandbox runs its tools by itself: plugins see what its model asks for, and change none of it."""
+"""A program in the sandbox runs its tools itself: plugins see the calls in its model's answers, and change none."""
 
 import sys
 from pathlib import Path

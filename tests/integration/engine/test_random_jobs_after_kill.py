@@ -111,7 +111,7 @@ def bash(command: str) -> dict[str, Any]:
 
 
 def turn(rng: random.Random, number: int) -> dict[str, Any]:
-    """One turn of the scripted model. Whatever is done twice or not at all changes what a later turn sees."""
+    """Return one turn of the scripted model. A repeated or lost call changes what a later turn sees."""
     count = f"echo {number} >> log.txt; wc -l < log.txt; tail -n 1 log.txt"
     calls = rng.choice(
         [

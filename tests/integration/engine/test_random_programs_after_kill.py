@@ -1,5 +1,6 @@
-"""Programs that talk to their model at random, through three APIs, while their runner is killed: every sampled token is
-trained once, as the server made it."""
+"""Programs that call their model at random, through three APIs, while their runner is killed: every sampled token is
+trained once, as the server sampled it.
+"""
 
 import asyncio
 import os

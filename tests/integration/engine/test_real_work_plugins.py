@@ -1,4 +1,4 @@
-"""Plugins that were written for Real Work are called here as there, and a run can be read as their trajectories."""
+"""Plugins written for Real Work are called as there, and a run can be exported as Real Work's trajectories."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def run_with(folder: Path, modules: list[str], **changes: Any) -> tuple[RunReader, list[str]]:
-    """A run of two members whose model tries a dangerous command, then another one, then is done; what it was told."""
+    """Run two members whose model tries a dangerous command, then another one, then ends. Returns the run and the
+    messages to the model.
+    """
     told: list[str] = []
 
     async def answer(messages: list[dict[str, Any]], turn: int, member: int) -> dict[str, Any]:

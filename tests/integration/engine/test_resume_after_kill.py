@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: the same command goes on, and what comes out is what an undisturbed run gives."""
+"""SIGKILL at random moments: the same command continues, and the results are those of an undisturbed run."""
 
 import asyncio
 import json
@@ -25,11 +25,13 @@ KILLS = 100 if FULL else 3
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 TURNS = 5
 SEGMENTS = range(40)
-"""So many segments of the journal after a start a kill comes; a run writes some 330."""
+"""Numbers of segments of the journal, counted from a start, after which a kill comes. A run writes some 330."""
 
 
 def job(output: str) -> dict[str, Any]:
-    """Each turn adds a line and counts them: a call that was lost or done twice changes what the model sees."""
+    """Return a job in which each turn adds a line and counts all of them, so that a lost or repeated call changes the
+    output.
+    """
     commands = [f"echo turn-{turn} >> log.txt; sleep 0.05; wc -l < log.txt; tail -n 1 log.txt" for turn in range(TURNS)]
     turns: list[dict[str, Any]] = [
         {"content": f"turn {n}", "toolCalls": [{"name": "bash", "arguments": {"command": c}}], "delaySeconds": 0.05}
@@ -75,7 +77,7 @@ def start(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
 def kill_until_done(
     folder: Path, store: Store, environ: dict[str, str], kills: int, rng: random.Random
 ) -> tuple[int, dict[str, Any]]:
-    """Run to the end, killing on the way; at most `kills` times. Returns the kills done and the last run's summary."""
+    """Run to the end, with at most `kills` kills. Returns their number, and the last run's summary."""
     done = 0
     while True:
         process = start(folder, environ)

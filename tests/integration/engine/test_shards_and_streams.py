@@ -1,4 +1,4 @@
-"""A job that several runners share, one that stays open, and one that is asked to stop: nothing is lost or done twice.
+"""A job that several runners share, an open job, and a job that is asked to stop: nothing is lost or done twice.
 
 Whole runs of the engine over an in-memory provider, recorded in a real folder.
 """
@@ -38,12 +38,12 @@ from rollout_api.tasks import Task
 from tests.support.dummy_sandboxes import DummyProvider
 
 UID = str(uuid.uuid4())
-"""Another one in each process, because a run is locked by its uid on the whole machine."""
+"""Differs between processes, because a run is locked by its uid on the whole machine."""
 worlds = itertools.count()
 
 
 class Commands:
-    """Asks for `turns` commands, then finishes; answers after `seconds`. Counts its calls by rollout and turn."""
+    """Requests `turns` commands, then finishes; answers after `seconds`. Counts its calls by rollout and turn."""
 
     name, token_capture = "commands", "TextOnly"
 
@@ -80,7 +80,7 @@ def a_result(group: int) -> Result:
 
 @pytest.fixture
 def overtaking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store whose writes overtake one another, on their way there and on their way back."""
+    """Return a store whose writes overtake one another, in requests and in replies."""
     create, delays = Store.create, itertools.cycle([0.03, 0.0, 0.02, 0.01, 0.0])
 
     async def slow(self: Store, key: str, data: bytes) -> bool:
@@ -139,7 +139,7 @@ async def test_runners_share_a_job_and_the_last_writes_all_results(tmp_path: Pat
 
 
 class DeletesOldRuns(Commands):
-    """`gc` runs while the model is checked."""
+    """Runs `gc` while the model is checked."""
 
     def __init__(self, output: Path) -> None:
         super().__init__()
@@ -430,7 +430,7 @@ async def test_drained_run_finishes_its_turns_and_resumes(tmp_path: Path) -> Non
 
 
 class SlowToHear:
-    """A plugin that takes its time over the end of a group."""
+    """A plugin that takes long to handle the end of a group."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -472,7 +472,7 @@ async def test_session_of_a_closed_stream_ends_when_all_groups_are_out(tmp_path:
 
 
 class SlowToOpen(DummyProvider):
-    """Is opened after the run was looked for, and takes its time."""
+    """A provider that opens slowly, after existing runs were looked up."""
 
     async def open(self) -> None:
         await asyncio.sleep(0.05)

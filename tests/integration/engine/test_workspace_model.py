@@ -65,7 +65,9 @@ for number in range(1, 5):
 
 
 async def run_with_kills(folder: Path, mode: str) -> dict[str, object]:
-    """Three runners one after the other; the first two are killed when they ask for it. How the program ended."""
+    """Run three runners one after the other; the first two are killed when they ask for it. Returns how the program
+    ended.
+    """
     for epoch in (1, 2, 3):
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(SERVING_RUNNER), str(folder), mode, str(epoch),
@@ -143,7 +145,7 @@ class ListJournal:
 
 @asynccontextmanager
 async def workspace_in(folder: Path, mode: str = "Overlay") -> AsyncIterator[Workspace]:
-    """A workspace without network."""
+    """Create a workspace without network."""
     template = SandboxTemplate.model_validate({"workspaces": {"mode": mode}, "idleSeconds": 60})
     provider = LocalProvider(folder / "run", template, places=1)
     await provider.open()
@@ -153,7 +155,7 @@ async def workspace_in(folder: Path, mode: str = "Overlay") -> AsyncIterator[Wor
 
 
 def served(workspace: Workspace, model: Model, journal: ListJournal, **changes: Any) -> Any:
-    """The model, for the programs of a workspace."""
+    """Serve the model to the programs of a workspace."""
     fixed: dict[str, Any] = {"session": "rollout-0-1", "task": "spelling", "member": 0, "seed": 1}
     fixed |= {"sampling": Sampling(), "limits": Limits(), **changes}
     return serve_model(workspace, model, journal, [], **fixed)
@@ -162,7 +164,7 @@ def served(workspace: Workspace, model: Model, journal: ListJournal, **changes: 
 async def run(
     workspace: Workspace, program: str, model: WorkspaceModel, key: str, python: str = sys.executable
 ) -> CommandResult:
-    """A Python program that has the model, and in Overlay this process's packages."""
+    """Run a Python program that can call the model."""
     command = [python, "-c", program]
     return await workspace.run(command, key=key, deadline_seconds=60, env=model.environment())
 

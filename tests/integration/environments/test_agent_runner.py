@@ -1,4 +1,4 @@
-"""Episodes as ROLL's env managers ask for them."""
+"""Episodes as ROLL's env managers request them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ GAME = "tests.support.games:Game"
 
 
 def says(*answers: str) -> FunctionModel:
-    """A model that gives these answers, by turn; the last one for ever."""
+    """Return a model that gives these answers by turn, and repeats the last one."""
 
     async def answer(messages: list[dict[str, Any]], turn: int) -> str:
         return f"<answer>{answers[min(turn, len(answers) - 1)]}</answer>"

@@ -1,4 +1,4 @@
-"""Whole jobs in environments: what is rewarded, what is masked, and what a killed runner leaves."""
+"""Whole jobs in environments: what is rewarded, what is masked, and what remains after a killed runner."""
 
 import asyncio
 import json
@@ -54,7 +54,9 @@ def document(*environments: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 async def results(folder: Path, answers: dict[str, str], *environments: dict[str, Any], **spec: Any) -> list[Result]:
-    """Run a job in which each environment's model always gives the answer of that task; of `A, B`, A in the first turn."""
+    """Run a job in which each environment's model always gives the answer of that task. An answer `A, B` means A in the
+    first turn and B later.
+    """
 
     async def answer(messages: list[dict[str, Any]], task: str) -> str:
         first, *others = answers[task].split(", ")
@@ -208,7 +210,7 @@ async def test_task_that_cannot_be_opened_is_reported_before_anything_runs(tmp_p
 
 @pytest.fixture
 def environ() -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
+    """Variables with a separate temporary folder, because the test's path may be too long for a socket."""
     with tempfile.TemporaryDirectory(prefix="r-") as temporary:
         yield dict(os.environ, TMPDIR=temporary, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "operator")]))
 
@@ -241,7 +243,7 @@ def test_killed_runner_leaves_the_same_episodes_as_an_undisturbed_one(
 
 
 def run_to_its_end(folder: Path, environ: dict[str, str], kills: int, drawn: random.Random) -> None:
-    """Run the job, and kill it so many times, each time when it has written some more of its journal."""
+    """Run the job, and kill it this many times, each time after it has written more of its journal."""
     for killed in range(kills + 1):
         process = subprocess.Popen(
             ROLLOUTCTL, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=(folder / "stderr.log").open("ab")

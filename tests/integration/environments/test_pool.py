@@ -1,4 +1,4 @@
-"""Environments in real processes: none blocks the engine, none takes its neighbours along."""
+"""Environments in real processes: none blocks the engine or affects its neighbours."""
 
 import asyncio
 import json
@@ -22,7 +22,9 @@ from rollout_api.tasks import Task, Timeouts
 
 NO_WORKSPACE = cast(ToolWorkspace, None)
 SHORT = Timeouts(command_seconds=1)
-"""What a start may take is as it is: a busy machine needs more than a second for a new process."""
+"""Time limits with a short step. The limit of a start is the default, because a new process may take more than a
+second.
+"""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real executor as a process of its own, in both modes, and a client that keeps to the contract's headers."""
+"""A real executor as a separate process, in both modes, and a client that sends the contract's headers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ExecutorProcess:
         return self.address.removeprefix("unix:")
 
     def memory_kib(self) -> int:
-        """Resident memory of the executor itself."""
+        """Return the resident memory of the executor itself."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1])
@@ -123,7 +123,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The error's code."""
+        """Return the error's code."""
         return str(self.json["error"]["code"])
 
     @property
@@ -132,7 +132,7 @@ class Answer:
 
 
 class Client:
-    """Calls in the name of one attempt and hold."""
+    """Makes calls of one attempt and hold."""
 
     KEPT: ClassVar = {"head_bytes": 32_768, "tail_bytes": 32_768, "spill_bytes": 64 << 20}
 
@@ -149,7 +149,7 @@ class Client:
         self._numbers = itertools.count()
 
     def held_by(self, fence: str) -> Client:
-        """The same attempt and workspace in the name of another hold."""
+        """Return a client of the same attempt and workspace with another hold."""
         other = Client(self.session, self.base, self.commands, self.attempt, fence)
         other.workspace, other.folder = self.workspace, self.folder
         return other
@@ -164,7 +164,7 @@ class Client:
     async def call(
         self, method: str, path: str, *, key: str | None = None, json: Any = None, data: Any = None, keyed: bool = True
     ) -> Answer:
-        """`path` below /v1; `~` stands for the workspace's path, `@` for the test's own folder in it."""
+        """Make a call. `path` is below /v1; `~` stands for the workspace's path, `@` for the test's folder in it."""
         headers = {"Authorization": f"Bearer {TOKEN}", "Rollout-Attempt": self.attempt, "Rollout-Fence": self.fence}
         if key is not None or (keyed and method != "GET" and not path.startswith("/attempts")):
             headers["Idempotency-Key"] = key or self.new_key()
@@ -178,7 +178,7 @@ class Client:
             return Answer(response.status, await response.read(), response.headers)
 
     async def digest_of(self, path: str) -> str:
-        """SHA-256 of what a GET gives, read piece by piece."""
+        """Return the SHA-256 of a GET's body, which is read piece by piece."""
         digest = hashlib.sha256()
         async with self.session.get(self.url(path), headers={"Authorization": f"Bearer {TOKEN}"}) as response:
             assert response.status == 200
@@ -192,7 +192,7 @@ class Client:
         return await self.call("PUT", f"/attempts/{self.attempt}/fence", json=body)
 
     async def start(self, command: str | list[str], key: str | None = None, **fields: Any) -> Answer:
-        """The status of a command, once it is started or, with `waitSeconds`, once it has ended; or the refusal."""
+        """Start a command. Returns its status once it has started or, with `waitSeconds`, ended; or the refusal."""
         key = key or self.new_key()
         said = await self.ask(command, key, **fields)
         if isinstance(said, Refused):
@@ -211,7 +211,7 @@ class Client:
         output: dict[str, int] | None = None,
         **names: Any,
     ) -> CommandResult | Running | Refused:
-        """What is answered to the start of a command: at once, or, with `waitSeconds`, when it has ended."""
+        """Request the start of a command. Returns the answer at once or, with `waitSeconds`, after the command's end."""
         caps = {**self.KEPT, **{f"{name.removesuffix('Bytes')}_bytes": count for name, count in (output or {}).items()}}
         content = command_content(
             (self.attempt, self.fence, key, self.workspace),
@@ -228,7 +228,7 @@ class Client:
         return answer(await self.commands.ask(content, waitSeconds or None))
 
     async def run(self, command: str | list[str], key: str | None = None, **fields: Any) -> dict[str, Any]:
-        """The status of a command that has ended."""
+        """Run a command to its end; return its status."""
         started = await self.start(command, key, **{"waitSeconds": 30, **fields})
         assert started.status == 200, started.body
         status: dict[str, Any] = started.json
@@ -236,13 +236,13 @@ class Client:
         return status
 
     async def out(self, command: str | list[str], **fields: Any) -> str:
-        """What a command says on stdout, as text."""
+        """Return a command's standard output as text."""
         head = (await self.run(command, **fields))["stdout"]["head"]
         assert head["encoding"] == "utf-8"
         return str(head["data"])
 
     async def output_until(self, process: str, wanted: bytes, cursor: int = 0) -> Answer:
-        """Output from a cursor on, once it has `wanted` in it."""
+        """Return the output from a cursor on, once it contains `wanted`."""
         for _ in range(200):
             piece = await self.call("GET", f"~/processes/{process}/output?cursor={cursor}")
             if wanted in piece.body:
@@ -251,7 +251,7 @@ class Client:
         raise AssertionError(f"{wanted!r} did not come")
 
     async def status(self, process: str, wait: float = 0) -> dict[str, Any]:
-        """The status of a process, once it has ended or the wait is over."""
+        """Return the status of a process, once it has ended or the wait is over."""
         until = time.monotonic() + wait
         while True:
             found = await self.call("GET", f"~/processes/{process}")
@@ -264,7 +264,7 @@ class Client:
 
 @asynccontextmanager
 async def open_session(executor: ExecutorProcess) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    """A client session and the base of its URLs."""
+    """Yield a client session and the base of its URLs."""
     unix = executor.address.startswith("unix:")
     connector = aiohttp.UnixConnector(executor.socket, limit=0) if unix else aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
@@ -276,7 +276,7 @@ _attempts = itertools.count()
 
 @asynccontextmanager
 async def open_client(executor: ExecutorProcess, **workspace: Any) -> AsyncIterator[Client]:
-    """A fenced attempt with one workspace, deleted in the end."""
+    """Yield a fenced attempt with one workspace, which is deleted at the end."""
     async with open_session(executor) as (session, base):
         streams = ExecutorClient(executor.address, TOKEN)
         client = Client(session, base, streams._streams, f"a{os.getpid()}-{next(_attempts)}")
@@ -307,7 +307,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[ExecutorProcess]:
 
 @pytest.fixture(scope="session")
 def overlay() -> Iterator[ExecutorProcess]:
-    """An executor in Overlay, for what Plain does not offer."""
+    """An executor in Overlay, for features that Plain lacks."""
     process = ExecutorProcess("Overlay")
     yield process
     process.end()
@@ -336,13 +336,13 @@ def start_executor() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def executor_process() -> type[ExecutorProcess]:
-    """To start an executor that lives as long as the test's module."""
+    """Start executors that live as long as the test's module."""
     return ExecutorProcess
 
 
 @pytest.fixture
 def connect() -> Any:
-    """`open_client`, for tests that start executors of their own."""
+    """`open_client`, for tests that start their own executors."""
     return open_client
 
 
@@ -354,7 +354,7 @@ def session_of() -> Any:
 
 @pytest.fixture
 def raw(executor: ExecutorProcess) -> Any:
-    """`await raw(bytes)`: sends bytes on a new connection, and gives everything that comes back until it is closed."""
+    """`await raw(bytes)` sends bytes on a new connection, and returns everything that comes back until it is closed."""
 
     async def send(*pieces: bytes, seconds: float = 10.0, pause: float = 0.0) -> bytes:
         reader, writer = await asyncio.open_unix_connection(executor.socket)

@@ -1,4 +1,4 @@
-"""Commands over one connection to a real executor: as exact as by HTTP, whatever becomes of the connection."""
+"""Commands over one connection to a real executor: as exact as by HTTP, also when the connection breaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 
 
 class Runner:
-    """A runner's own connection, in the name of the test's attempt."""
+    """A runner's own connection, for the test's attempt."""
 
     def __init__(self, executor: Any, client: Any, fence: str = "1:runner") -> None:
         epoch, holder = fence.split(":")
@@ -33,7 +33,7 @@ class Runner:
         return await self.client.run(self._hold, self._workspace, key, command, **{**rest, **kept, **how})
 
     def lose_connection(self) -> None:
-        """As a broken network does."""
+        """Break the connection, as a network may."""
         self.client._streams.close()
 
 

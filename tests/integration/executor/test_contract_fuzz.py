@@ -1,4 +1,4 @@
-"""The running server against its own OpenAPI document: whatever is sent, the reply is one that the document names."""
+"""The running server against its own OpenAPI document: every reply to arbitrary requests is documented."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHECKS = [
 
 
 def harmless(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with commands, paths and waits that hurt nobody, and names of things that exist."""
+    """Return the document with harmless commands, paths and waits, and with names of existing objects."""
     components = document["components"]
     components["parameters"]["waitSeconds"]["schema"] = {"type": "number", "minimum": 0, "maximum": 0.05}
     components["parameters"]["path"]["schema"] = {"enum": ["/fuzz/f/a", "/fuzz/f", "/fuzz/f/a/b", "fuzz/f/c"]}
@@ -73,7 +73,7 @@ def harmless(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def valid(result: Any) -> Any:
-    """The operation that a result stands for; a document with a fault raises."""
+    """Return the operation of a result. Raises if the document has an error."""
     return result.ok()
 
 
@@ -111,7 +111,7 @@ def prepare(base: str, headers: dict[str, str]) -> None:
 
 
 async def start_commands(base: str, token: str) -> None:
-    """One that reads its input, and one that ends."""
+    """Start a command that reads its input, and one that ends."""
     client = ExecutorClient(f"tcp:{base.removeprefix('http://')}", token)
     hold = Hold("fuzz", Fence(EPOCH, "fuzzer"))
     how: dict[str, Any] = {"cwd": None, "user": None, "env": {}, "stdin": b"", "head_bytes": 100, "tail_bytes": 100}

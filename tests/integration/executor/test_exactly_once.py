@@ -16,7 +16,7 @@ COUNT_A_RUN = "echo run >> runs; sleep 0.5; wc -l < runs"
 
 
 def request_bytes(client: Any, method: str, path: str, key: str, body: bytes, length: int | None = None) -> bytes:
-    """A request as it goes over the wire; `length` for a body that is announced longer than it is."""
+    """Return a request's bytes; `length` announces a longer body than it has."""
     path = path.replace("~", f"/workspaces/{client.workspace}").replace("@", client.folder)
     lines = [
         f"{method} /v1{path} HTTP/1.1",

@@ -1,4 +1,4 @@
-"""Broken, slow and hostile HTTP: a clear refusal, nobody else disturbed."""
+"""Broken, slow and hostile HTTP gets a clear refusal, and no other client is affected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def refusal(reply: bytes) -> tuple[int, str]:
-    """Status and code of a raw reply."""
+    """Return status and code of a raw reply."""
     head, _, body = reply.partition(b"\r\n\r\n")
     return int(head.split(b" ")[1]), json.loads(body)["error"]["code"]
 

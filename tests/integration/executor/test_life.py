@@ -1,4 +1,4 @@
-"""How an executor starts, what it says of itself, and how it ends."""
+"""How an executor starts, what it reports, and how it ends."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_orphans_are_reaped_where_the_executor_is_pid_1(start_executor: An
 
 
 def zombies_below(ancestor: int) -> list[int]:
-    """Processes that have ended and that nobody has waited for."""
+    """Return processes that have ended and were not reaped."""
     parents, zombies = {}, []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

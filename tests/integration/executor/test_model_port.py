@@ -1,4 +1,4 @@
-"""The model port: from a program in a workspace to the runner and back, through everything that breaks in between."""
+"""The model port, from a program in a workspace to the runner and back, while connections and processes fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Carrier:
         self.reader, self.writer = reader, writer
 
     async def request(self) -> tuple[bytes, dict[str, str], bytes]:
-        """Request line, headers and body of the request that it carries."""
+        """Return request line, headers and body of the next request."""
         async with asyncio.timeout(120):
             first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -36,7 +36,7 @@ class Carrier:
         return first.encode(), headers, body
 
     async def is_cut(self) -> bool:
-        """Whether the executor closes it within the time that a test has."""
+        """Whether the executor closes it within the test's time limit."""
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(120):
                 assert await self.reader.read() == b""
@@ -48,7 +48,7 @@ class Carrier:
 
 
 async def attached(executor: Any, client: Any) -> Carrier | bytes:
-    """A connection in this client's name; the reply where it is refused."""
+    """Return a connection of this client, or the reply if it is refused."""
     reader, writer = await asyncio.open_unix_connection(executor.socket)
     lines = [
         f"POST /v1/workspaces/{client.workspace}/model HTTP/1.1",
@@ -73,7 +73,7 @@ async def carrier(executor: Any, client: Any) -> Carrier:
 
 
 async def opened(client: Any) -> str:
-    """Opens the model port; its URL."""
+    """Open the model port; return its URL."""
     answer = await client.call("PUT", "~/model", json={}, keyed=False)
     assert answer.status == 200, answer.body
     return str(answer.json["url"])
@@ -85,7 +85,7 @@ async def state(client: Any) -> dict[str, Any]:
 
 
 async def until(client: Any, **expected: int) -> None:
-    """Waits until the port counts that many requests that wait, or are with a runner."""
+    """Wait until the port reports these numbers of waiting and forwarded requests."""
     async with asyncio.timeout(120):
         while True:
             if expected.items() <= (await state(client)).items():
@@ -100,7 +100,7 @@ def post(body: bytes = b"{}", *headers: str) -> bytes:
 
 @contextlib.asynccontextmanager
 async def program(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection as a program in the workspace opens it; in Plain, the workspace's loopback is the test's own."""
+    """Connect as a program in the workspace does. In Plain, the workspace's loopback is the test's own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     try:
         yield reader, writer

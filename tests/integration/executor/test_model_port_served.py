@@ -1,4 +1,4 @@
-"""The runner's end of a model port: over a network that breaks, and fenced."""
+"""The runner's end of a model port, over a network that breaks, and with fencing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_runtime.sandboxes.executor_client.model_port import serve_model
 
 
 class Network:
-    """A TCP port that leads to the executor, until it is cut."""
+    """A TCP port that forwards to the executor until it is cut."""
 
     def __init__(self, executor: Any) -> None:
         self.is_down = False
@@ -25,7 +25,7 @@ class Network:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def cut(self) -> None:
-        """Everything that is open breaks."""
+        """Break all open connections."""
         for writer in self._open:
             writer.transport.abort()
 
@@ -49,7 +49,7 @@ class Network:
 
 @pytest.fixture
 async def network(executor: Any) -> AsyncIterator[tuple[Network, int]]:
-    """The way to the executor, and its port."""
+    """A network to the executor, and its port."""
     network = Network(executor)
     server = await asyncio.start_server(network.carry, "127.0.0.1", 0)
     yield network, server.sockets[0].getsockname()[1]
@@ -59,7 +59,7 @@ async def network(executor: Any) -> AsyncIterator[tuple[Network, int]]:
 
 @contextlib.asynccontextmanager
 async def served(client: Any, port: int, server: web.Server) -> AsyncIterator[str]:
-    """The model port of the client's workspace, served over that network."""
+    """Serve the model port of the client's workspace over that network."""
     epoch, holder = client.fence.split(":")
     connection = ExecutorClient(f"tcp:127.0.0.1:{port}", client.token)
     hold = Hold(client.attempt, Fence(int(epoch), holder))
@@ -69,7 +69,7 @@ async def served(client: Any, port: int, server: web.Server) -> AsyncIterator[st
 
 
 def fetch(url: str) -> list[str]:
-    """A command that sends a request and prints the last line of what comes back."""
+    """Return a command that sends a request and prints the last line of the reply."""
     port = url.rpartition(":")[2]
     return [
         "bash",
@@ -104,7 +104,7 @@ async def test_network_failure_is_hidden_from_a_program_without_a_started_answer
 
 
 def says(text: str) -> web.Server:
-    """A model that always says this."""
+    """Return a model that always gives this answer."""
 
     async def answer(_request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text=text)

@@ -1,4 +1,4 @@
-"""The way out of a workspace: what a phase allows, and nothing else."""
+"""The network access of a workspace: what a phase allows, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FETCH = "exec 3<>/dev/tcp/127.0.0.1/3128; printf '{request}' >&3; cat <&3"
 
 
 def fetch(*lines: str) -> list[str]:
-    """A command that sends one request to the proxy and prints what comes back."""
+    """Return a command that sends one request to the proxy and prints the reply."""
     return ["bash", "-c", FETCH.format(request="\\r\\n".join(lines) + "\\r\\n\\r\\n")]
 
 
 @asynccontextmanager
 async def listening(seen: list[bytes]) -> AsyncIterator[int]:
-    """A server of the machine's loopback: greets by HTTP, then echoes."""
+    """Serve on the machine's loopback: greet by HTTP, then echo."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

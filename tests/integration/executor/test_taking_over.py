@@ -1,4 +1,4 @@
-"""Fencing over the wire: an old runner can neither act nor delay the new one, and commands run on."""
+"""Fencing over the network: an old runner can neither act nor delay the new one, and commands continue."""
 
 from __future__ import annotations
 

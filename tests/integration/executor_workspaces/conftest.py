@@ -1,4 +1,4 @@
-"""Real hosts, in this process: `overlay` needs to be root on Linux, or a kernel that lets users make namespaces."""
+"""Real hosts in this process. `overlay` needs root on Linux, or a kernel that lets users create namespaces."""
 
 from __future__ import annotations
 

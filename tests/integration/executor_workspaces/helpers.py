@@ -1,4 +1,4 @@
-"""Short words for what the tests do with workspaces."""
+"""Short functions for operations on workspaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and all it wrote to both outputs."""
+    """How a command ended, and everything that it wrote to both outputs."""
 
     exit: Exit
     output: str
@@ -33,7 +33,7 @@ class Done:
 
 
 async def read_all(descriptor: int) -> bytes:
-    """Everything until the other end is closed."""
+    """Return everything until the other end is closed."""
     loop = asyncio.get_running_loop()
     content = bytearray()
     while block := await loop.run_in_executor(None, os.read, descriptor, 1 << 16):
@@ -59,7 +59,7 @@ async def start(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> tuple[Spawned, int]:
-    """A command, and the descriptor that its output can be read from."""
+    """Start a command; return it, and the descriptor of its output."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDONLY)
     try:
@@ -73,7 +73,7 @@ async def start(
 
 
 async def run(workspace: Workspace, argv: Sequence[str] | str, **options: Any) -> Done:
-    """Run a command to its end. What it leaves in the background must not hold its output."""
+    """Run a command to its end, without waiting for background processes that hold its output."""
     async with asyncio.timeout(PATIENCE):
         child, readable = await start(workspace, argv, **options)
         output = await read_all(readable)
@@ -85,7 +85,7 @@ async def write(workspace: Workspace, path: str, content: bytes, **arguments: An
 
 
 async def put(workspace: Workspace, operation: str, content: bytes, **arguments: Any) -> dict[str, Any]:
-    """A file operation that reads a body."""
+    """Run a file operation that reads a body."""
     async with asyncio.timeout(PATIENCE):
         readable, writable = os.pipe()
         sending = asyncio.create_task(write_all(writable, content))
@@ -96,7 +96,7 @@ async def put(workspace: Workspace, operation: str, content: bytes, **arguments:
 
 
 async def get(workspace: Workspace, operation: str, **arguments: Any) -> bytes:
-    """A file operation that writes a body."""
+    """Run a file operation that writes a body; return it."""
     async with asyncio.timeout(PATIENCE):
         readable, writable = os.pipe()
         reading = asyncio.create_task(read_all(readable))
@@ -108,7 +108,9 @@ async def get(workspace: Workspace, operation: str, **arguments: Any) -> bytes:
 
 
 def keepers_children(host: Any) -> tuple[list[int], int]:
-    """The inits of workspaces and those that wait to become one, in PID namespaces of their own; and who removes layers."""
+    """Return the inits and the spares of workspaces, which have PID namespaces of their own, and the process that
+    removes layers.
+    """
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
@@ -126,7 +128,7 @@ def keepers_children(host: Any) -> tuple[list[int], int]:
 
 
 async def assert_no_layer_is_left_over(host: Any, *, but: int = 0) -> None:
-    """Every layer has its init, or spare, once all that are being removed have gone; so many have none."""
+    """Check that every layer, except `but`, belongs to an init or a spare once all removals are done."""
     deadline = time.monotonic() + PATIENCE
     while True:
         layers = [name for name in os.listdir(f"{host.config.state_dir}/layers") if set(name) <= set(string.hexdigits)]
@@ -139,7 +141,7 @@ async def assert_no_layer_is_left_over(host: Any, *, but: int = 0) -> None:
 
 
 class Inside:
-    """A host, with short ways to make workspaces in it."""
+    """A host, with short functions to create workspaces in it."""
 
     def __init__(self, host: Host) -> None:
         self.host = host

@@ -1,8 +1,8 @@
 # ruff: noqa: RET503, SIM115, SIM102, SIM105 (a list of attempts, each as short as it can be said)
-"""Runs inside a workspace and tries to get out. Prints a line for each attempt that worked; prints `held` when none did.
+"""Runs inside a workspace and tries to get out. Prints a line for each attempt that worked, or `held` if none did.
 
 `hostile.py PORT NEIGHBOUR_MARK EXECUTOR_PID OUTSIDE`: a port that a neighbour serves, a text that only the neighbour's
-files and processes hold, the executor's process id outside of the workspace, and a path that is there only outside.
+files and processes contain, the executor's process id outside of the workspace, and a path that exists only outside.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ worked: list[str] = []
 
 
 def attempt(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Each attempt returns what it got hold of, or something false; being refused is an OSError."""
+    """Record an attempt. It returns what it could reach, or a false value; a refusal is an OSError."""
     try:
         got = function()
     except (OSError, ValueError):
@@ -186,7 +186,7 @@ def enter_the_namespaces_of_init() -> Any:
 
 
 def helpers() -> list[int]:
-    """Whatever else runs in sight: init, subreapers, in Plain the executor; all execute the executor's own program."""
+    """Return the other visible processes: init, subreapers, and in Plain the executor. All run the executor's program."""
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
 
 

@@ -1,6 +1,7 @@
-"""A whole life of a host in a process of its own, standard library alone: `scenario.py MODE STATE_DIR [hold]`.
+"""A whole life of a host in a separate process with only the standard library: `scenario.py MODE STATE_DIR [hold]`.
 
-Prints one JSON object of what it saw. With `hold` it prints that with everything still running, and waits to be killed.
+Prints what it observed as one JSON object. With `hold` it prints that while everything still runs, and waits to be
+killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A workspace whose tools attack: its neighbours, the executor and the machine notice nothing."""
+"""A workspace whose tools attack: its neighbours, the executor and the machine are not affected."""
 
 from __future__ import annotations
 
@@ -368,7 +368,9 @@ async def test_the_kernel_kills_tools_before_the_executor_when_memory_runs_out(m
 
 
 async def test_descriptors_in_flight_do_not_prevent_new_workspaces(masked: Inside) -> None:
-    """The kernel counts them by user, over all workspaces: their rollouts would be lost, or could not be graded."""
+    """The kernel counts them by user, over all workspaces. Otherwise other rollouts would be lost, or could not be
+    graded.
+    """
     neighbour, culprit = await masked.make(), await masked.make()
     command, output = await start(culprit, [_PYTHON, "-c", _SENDS_DESCRIPTORS])
     told = await asyncio.get_running_loop().run_in_executor(None, os.read, output, 100)
@@ -401,7 +403,7 @@ async def test_a_tool_that_kills_its_subreaper_only_ends_its_own_command(either:
 
 
 async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Inside) -> None:
-    """Otherwise a policy could turn its own failure into one of the infrastructure, and be tried again."""
+    """Otherwise a policy could turn its own failure into an infrastructure failure, and get another attempt."""
     workspace = await masked.make()
     for _ in range(5):
         command, output = await start(workspace, "kill -STOP $PPID; sleep 2000")
@@ -428,7 +430,7 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
     ],
 )
 async def test_a_tool_that_kills_its_own_init_is_recorded_as_the_cause(plain: Inside, attack: str) -> None:
-    """Otherwise a policy could have its attempt taken for one that was lost to infrastructure, and be tried again."""
+    """Otherwise a policy could turn its own failure into an infrastructure failure, and get another attempt."""
     workspace = await plain.make(user="0" if os.geteuid() == 0 else None)
     command, output = await start(
         workspace,

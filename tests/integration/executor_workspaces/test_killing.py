@@ -1,4 +1,4 @@
-"""How what a workspace leaves behind is killed."""
+"""How processes that a workspace leaves behind are killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 class Family:
-    """A process that kills below itself when it is told to, and a child of it that sleeps."""
+    """A process that kills its descendants on request, and a child of it that sleeps."""
 
     def __init__(self, kill: Callable[[], object]) -> None:
         told, tell = os.pipe()
@@ -44,7 +44,7 @@ class Family:
             os._exit(0)
 
     def kill(self) -> bool:
-        """Tell it to kill. Whether the child has ended then."""
+        """Have it kill; return whether the child has ended."""
         os.write(self._tell, b"!")
         os.waitpid(self._killer, 0)
         ends = select.poll()

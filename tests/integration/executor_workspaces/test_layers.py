@@ -1,4 +1,4 @@
-"""Layers: fork, freeze, snapshot and restore keep a tree exactly; masks and binds are part of what is seen."""
+"""Layers: fork, freeze, snapshot and restore keep a tree exactly, and masks and binds are visible in it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_plain_says_that_it_cannot_fork(plain: Inside) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that is in the view of workspaces, unlike what is below /tmp."""
+    """A folder that workspaces can see, unlike those below /tmp."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -134,7 +134,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 async def furnished(place: Path) -> AsyncIterator[Inside]:
-    """A secret folder with something bound below it, read-only; and a shared folder that may be written."""
+    """A secret folder with a read-only bind below it, and a shared folder that is writable."""
     for name in ("secret/tool", "shared", "state"):
         (place / name).mkdir(parents=True)
     (place / "secret/key").write_text("key")
@@ -213,7 +213,7 @@ async def test_a_large_file_is_written_and_read_back_unchanged(overlay: Inside) 
 
 
 async def test_programs_are_installed_removed_and_moved_below_usr_as_anywhere(overlay: Inside) -> None:
-    """Where it is a part of its own, a file goes from there to elsewhere as between file systems."""
+    """Where /usr is a separate part, files move between it and other folders as between file systems."""
     workspace = await overlay.make()
     moves = "mkdir /kept && cp /bin/echo /usr/bin/said && mv /usr/bin/said /kept && mv /kept/said /usr/local/bin"
     assert (await run(workspace, f"{moves} && rm /usr/bin/yes && mkdir -p /usr/share/new/deep")).ok

@@ -1,4 +1,4 @@
-"""Nothing outlives its executor, whichever way that ends; and what works without being root."""
+"""Nothing remains after an executor, however it ends; and what works without root."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def user(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def state(user: str) -> Iterator[str]:
-    """A state folder of that user, in the view of workspaces like everything of the machine."""
+    """Create a state folder of that user, which workspaces can see like all folders of the machine."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         if user == "nobody":
             os.chown(folder, _NOBODY, _NOBODY)
@@ -260,7 +260,7 @@ async def test_usage_counts_what_is_there(tmp_path: Path) -> None:
 
 
 async def test_the_largest_workspace_is_killed_before_the_sandboxs_memory_is_used_up(tmp_path: Path) -> None:
-    """Two workspaces without limits of their own: the larger one goes before the sandbox's memory is used up."""
+    """Two workspaces without limits of their own: the larger one is killed before the sandbox's memory is used up."""
     async with opened(HostConfig(str(tmp_path), mode="Overlay", places=2, memory_bytes=300_000_000)) as host:
         small, large = await host.create(WorkspaceSpec("small")), await host.create(WorkspaceSpec("large"))
         script = "import time; x = b'x' * {}; print(1, flush=True); time.sleep(1000)"
@@ -276,7 +276,7 @@ async def test_the_largest_workspace_is_killed_before_the_sandboxs_memory_is_use
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own on a disk that nobody else writes to."""
+    """A separate file system, on a disk to which nothing else writes."""
     image, folder = tmp_path / "image", tmp_path / "disk"
     folder.mkdir()
     with image.open("wb") as file:
@@ -307,7 +307,7 @@ async def test_layers_are_separate_from_inodes_freed_on_ext4(disk: Path) -> None
 
 
 def _written(disk: Path) -> int:
-    """Bytes that have reached it: its seventh figure counts sectors of 512."""
+    """Return the bytes written to it. Field 7 of its statistics counts sectors of 512 bytes."""
     device = os.stat(disk).st_dev
     figures = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     return int(figures[6]) * 512

@@ -34,7 +34,7 @@ _KEEPS_BUSY = {
 
 @pytest.fixture
 def one_processor() -> Iterator[None]:
-    """One processor for all that the test starts, and an ordinary priority, where this process may give itself that."""
+    """Give the test one processor, and an ordinary priority if this process may set one."""
     processors, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     os.sched_setaffinity(0, {min(processors)})
     with contextlib.suppress(PermissionError):
@@ -83,7 +83,7 @@ async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
 async def test_tools_start_nicer_than_what_serves_them_in_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
 ) -> None:
-    """So the executor answers beside hundreds of busy threads; else the runner takes the sandbox for lost."""
+    """So the executor answers while hundreds of threads are busy. Otherwise the runner would consider the sandbox lost."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     if language == "Python":
         monkeypatch.setattr(native, "_library", None)

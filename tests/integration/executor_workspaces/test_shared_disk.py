@@ -1,4 +1,4 @@
-"""On a disk that others write to as well, as every pod's is."""
+"""A disk to which other programs write too, as in every pod."""
 
 from __future__ import annotations
 

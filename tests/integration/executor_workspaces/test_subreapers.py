@@ -1,4 +1,4 @@
-"""What starts commands: C where it is compiled; Python where not, and for what is unusual. Nobody should notice which."""
+"""Subreapers in C where they are compiled, else in Python, which also handles unusual commands. Both behave the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_started_by_nohup() -> Iterator[None]:
 
 @pytest.fixture(params=["C", "Python"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the workspaces that the test makes from here on."""
+    """Select the language for the workspaces that the test creates from then on."""
     chosen: str = request.param
     if chosen == "C":
         assert shutil.which("cc") is None or native.is_compiled(), "subreaper.c was not compiled: make install-test"
@@ -62,7 +62,7 @@ async def _identity(workspace: Workspace, user: str) -> str:
 async def test_a_command_runs_as_the_same_user_in_both_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Name, uid, pairs, groups, home: from the workspace's own lists, also when they change under way."""
+    """Name, uid, pairs, groups, home: from the workspace's own lists, also when they change meanwhile."""
     seen: list[list[str]] = []
     for language in ("C", "Python"):
         with monkeypatch.context() as patch:
@@ -161,7 +161,7 @@ async def test_leftover_process_keeps_its_subreaper_and_delays_no_command(inside
 
 
 async def test_command_whose_subreaper_is_killed_immediately_has_ended(inside: Inside) -> None:
-    """Before anybody was told that it had begun."""
+    """It is killed before its start was reported."""
     workspace = await inside.make()
     for _ in range(10):
         done = await run(workspace, "kill -9 $PPID; sleep 50")

@@ -1,4 +1,4 @@
-"""What both modes promise, and what Overlay adds."""
+"""What both modes guarantee, and what Overlay adds."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def _until_running(workspace: object, count: int) -> None:
 
 
 async def test_what_ends_a_command_at_its_deadline_never_hits_the_next_one(either: Inside) -> None:
-    """It did, when the next one was started while the process list was looked through once more."""
+    """A signal used to reach the next command if it started while the process list was read again."""
     workspace = await either.make()
     for _ in range(20):
         command, output = await start(workspace, "sleep 2000")

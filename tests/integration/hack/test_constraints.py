@@ -10,15 +10,15 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OLDEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=") + ".0"
 PYTHONS = (OLDEST, "3.12", "3.13", "3.14")
-"""The oldest Python that is promised, and the newest release of each line after it."""
+"""The oldest supported Python, and the newest release of each later line."""
 UNREACHABLE = 2
-"""Exit status of uv for what is no conflict of versions, such as an index that does not answer."""
+"""Exit status of uv for failures other than a conflict of versions, such as an unavailable index."""
 
 pytestmark = pytest.mark.full
 
 
 def why_unresolved(uv: str, python: str, extra: str, constraints: Path) -> str | None:
-    """The conflict that uv reports; None where the pins resolve. Skips where the package index cannot be reached."""
+    """Return the conflict that uv reports; None if the pins resolve. Skips if the package index is unavailable."""
     options = ["--python-version", python, "--extra", extra, "--constraints", str(constraints)]
     command = [uv, "pip", "compile", "--quiet", *options, "pyproject.toml"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
@@ -29,7 +29,7 @@ def why_unresolved(uv: str, python: str, extra: str, constraints: Path) -> str |
 
 @pytest.fixture(scope="module")
 def uv() -> str:
-    """uv, which resolves for another Python than the one that runs it."""
+    """uv, which resolves for other versions of Python than the one that runs it."""
     program = shutil.which("uv")
     if program is None:
         pytest.skip("not checked, because uv is not installed: pip install uv")

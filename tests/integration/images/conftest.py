@@ -1,6 +1,6 @@
-"""Real images, unpacked, and an executor started from its bundle in a root of its own, as a container would be.
+"""Real images, unpacked, and an executor started from its bundle in a separate root, as in a container.
 
-Needs root on Debian; what the roots are made of is installed.
+Needs root on Debian. The roots are made of installed packages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def needs_root() -> None:
 
 @pytest.fixture(scope="session")
 def workshop() -> Iterator[Path]:
-    """A folder for roots. Not pytest's own, which lives on after the tests."""
+    """A folder for roots. It is not pytest's own, which would keep them after the tests."""
     folder = Path(tempfile.mkdtemp(prefix="images-"))
     folder.chmod(0o755)
     yield folder
@@ -59,7 +59,7 @@ def workshop() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def bundle(workshop: Path) -> Path:
-    """The executor image's files."""
+    """The files of the executor's image."""
     (archive,) = build("executor")
     ((folder,), _) = unpack(archive, workshop)
     return folder
@@ -86,7 +86,7 @@ def busybox(workshop: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def musl(workshop: Path) -> Path:
-    """Like Alpine: musl is the libc of all that there is."""
+    """Like Alpine: musl is its only libc."""
     root = workshop / "musl"
     loader = compile_for_musl(SAYS_HELLO, root / "hello")
     (root / "lib").mkdir()
@@ -103,7 +103,7 @@ def scratch(workshop: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def debian_hello(debian: Path) -> Path:
-    """The Debian root, with the same program as the others have."""
+    """The Debian root, with the program that the other roots have."""
     compile_c(SAYS_HELLO, debian / "hello")
     return debian
 
@@ -134,7 +134,7 @@ class Container:
             )
 
     async def wait_until_it_listens(self) -> None:
-        """What a probe sees. Fails with the executor's own words when it ends."""
+        """Wait until a probe succeeds. Fails with the executor's own output if it ends."""
         connector = aiohttp.UnixConnector(self.address.removeprefix("unix:"))
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(START_SECONDS):
             while self._process.poll() is None:
@@ -147,7 +147,7 @@ class Container:
         raise AssertionError(f"ended with {self._process.returncode}: {self.log.read_text()}")
 
     def end(self) -> int:
-        """Its exit status after SIGTERM."""
+        """End it by SIGTERM; return its exit status."""
         if self._process.poll() is None:
             # unshare's child, which is PID 1 in there.
             children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
@@ -185,7 +185,9 @@ def compile_library() -> Callable[[str, Path], Path]:
 
 @pytest.fixture(scope="session")
 def run_bundle(bundle: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`run_bundle(folder, *arguments)`: the bundle's image run as nobody, as an init container, `folder` at /copied."""
+    """`run_bundle(folder, *arguments)` runs the bundle's image as nobody, like an init container, with `folder` at
+    /copied.
+    """
     script = """
         set -e
         mkdir -p "$ROOT" && mount -t tmpfs -o mode=755 tmpfs "$ROOT"
@@ -215,7 +217,7 @@ def build_images() -> Callable[..., list[Path]]:
 
 @pytest.fixture(scope="module")
 def mounted(workshop: Path) -> Iterator[Callable[[str], tuple[Path, dict[str, Any]]]]:
-    """`mounted(target)`: an image's root folder and its configuration."""
+    """`mounted(target)` returns an image's root folder and its configuration."""
     done: dict[str, tuple[Path, dict[str, Any]]] = {}
 
     def get(target: str) -> tuple[Path, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The bundle brings everything it needs: it starts as PID 1 of any Linux image, and commands see only that image."""
+"""The bundle has everything that it needs: it starts as PID 1 of any Linux image, and commands see only that image."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Caller:
         return await self.client.call(method, path, hold=self.hold, key=f"0:{self._calls}", **arguments)
 
     async def run(self, command: str | list[str]) -> tuple[int | None, str]:
-        """Exit code and output of a command."""
+        """Run a command; return its exit code and output."""
         self._calls += 1
         how: dict[str, Any] = {
             "cwd": None,
@@ -125,7 +125,7 @@ async def test_a_workspace_works_in_any_image(
 
 
 async def files_work(caller: Caller) -> None:
-    """Written, read, listed and packed without any program of the image."""
+    """Check that files are written, read, listed and packed without programs of the image."""
     await caller.write("files", "/work/a/b.txt", b"text\n")
     assert await caller.read("files", "/work/a/b.txt") == b"text\n"
     packed = io.BytesIO()
@@ -141,7 +141,7 @@ async def files_work(caller: Caller) -> None:
 
 
 async def forks_work(caller: Caller) -> None:
-    """A prepared workspace, forked; the fork has its files."""
+    """Check that a fork of a prepared workspace has its files."""
     await caller.change("POST", f"{caller.workspace}/freeze")
     parent = caller.workspace.rpartition("/")[2]
     await caller.change("POST", "/workspaces", json_body={"id": "fork", "parent": parent})
@@ -217,7 +217,7 @@ def test_a_copy_that_cannot_be_made_says_why(workshop: Path, run_bundle: Any) ->
 
 
 def test_a_bundle_on_a_volume_without_programs_says_so(bundle: Path, tmp_path: Path) -> None:
-    """The launcher alone, as where the rest cannot be executed."""
+    """The launcher is alone, as if the other files could not be executed."""
     subprocess.run(["cp", bundle / "executor", tmp_path], check=True)
     started = subprocess.run([tmp_path / "executor", "--config", "-"], capture_output=True, text=True, check=False)
     assert started.returncode == 2

@@ -1,4 +1,4 @@
-"""What the images promise whoever deploys them."""
+"""What the images guarantee to people who deploy them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_image_says_what_it_is_and_keeps_no_build_secret(target: str, mounted
 
 
 def run(root: Path, configuration: dict[str, Any], *command: str) -> subprocess.CompletedProcess[str]:
-    """A command with the image's own user, environment and folder."""
+    """Run a command with the image's own user, environment and folder."""
     user = configuration.get("User") or "0:0"
     folder = configuration.get("WorkingDir") or "/"
     inside = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, *command]

@@ -1,4 +1,4 @@
-"""What `make release` makes is what people install: tried as they would, without a checkout."""
+"""The files of `make release`, used as people use them, without a checkout."""
 
 import hashlib
 import json

@@ -24,7 +24,7 @@ from rollout_api.model_server import Gate, ModelServerStatus, ServerState
 from tests.support.policy_updater import MODEL, TOKEN, read_status, write
 
 LONG = 300.0
-"""Whatever takes longer never happens, on a machine that is busy with other things as well."""
+"""Time limit for what happens on any machine, however busy."""
 
 
 @dataclass
@@ -41,14 +41,16 @@ class Pod:
 
 @dataclass
 class Stream:
-    """One call, and the books that its runner keeps of it."""
+    """One call, and its runner's record of it."""
 
     server: str
     boot: str
     request_id: str
     call: CallSpans
     lost: bool = False
-    """Its engine was started anew under it, or had another version when it came; a runner would do it again elsewhere."""
+    """Its engine restarted during the call, or had another version at its start. A runner would repeat such a call
+    elsewhere.
+    """
 
 
 class Fleet:
@@ -150,7 +152,7 @@ class Fleet:
         return found
 
     def ask_for(self, version: int, *, exists: bool = True) -> None:
-        """kubectl patch: spec.policy."""
+        """Change spec.policy, as kubectl patch does."""
         weights = self.folder / "store" / str(version)
         if exists:
             _write_weights(weights, version)
@@ -158,7 +160,7 @@ class Fleet:
         self.tell()
 
     async def until_failed(self, version: int) -> ModelServerStatus:
-        """All have gone back from this version, and the gate is open."""
+        """Wait until all servers have returned from this version, and the gate is open."""
         async with asyncio.timeout(LONG):
             while True:
                 self._assert_well()
@@ -168,7 +170,7 @@ class Fleet:
                 await asyncio.sleep(0.02)
 
     async def until_open(self, version: int, least: int | None = None) -> ModelServerStatus:
-        """The gate is open with this version, and so many servers are ready; all when left out."""
+        """Wait until the gate is open with this version, and this many servers are ready; all of them when left out."""
         wanted = len(self.pods) if least is None else least
         try:
             async with asyncio.timeout(LONG):
@@ -184,7 +186,7 @@ class Fleet:
             raise AssertionError(f"never at {version}: {self.status}\n{self.story}") from None
 
     async def until_answering(self) -> None:
-        """Every call that runners keep has had its first token."""
+        """Wait until every call of the runners has its first token."""
         async with asyncio.timeout(LONG):
             while sum(stream.call.tokens > 0 for stream in self.streams) < self.calls * len(self._runners) * len(
                 self.pods
@@ -193,7 +195,7 @@ class Fleet:
                 await asyncio.sleep(0.02)
 
     def _assert_well(self) -> None:
-        """What plays the kubelet and the runners has not failed itself."""
+        """Raise a failure of the stand-ins for kubelet and runners."""
         for task in [*self._tasks, *self._runners]:
             if task.done() and not task.cancelled():
                 task.result()
@@ -213,7 +215,7 @@ class Fleet:
         pod.up = bool(await pod.process.stdout.readline())
 
     async def kill(self, pod: Pod) -> None:
-        """SIGKILL; the kubelet notices by itself."""
+        """SIGKILL it; the kubelet detects that."""
         assert pod.process is not None
         if pod.process.returncode is None:
             if pod.up:
@@ -228,7 +230,7 @@ class Fleet:
         )
 
     async def kill_updater(self) -> None:
-        """SIGKILL, and another one takes over."""
+        """SIGKILL it, and start another one."""
         assert self.updater is not None
         self.killed_updaters += 1
         self.updater.kill()
@@ -288,7 +290,7 @@ class Fleet:
     # Runners.
 
     async def _runner(self, key: str) -> None:
-        """Keeps a stream on every server that is ready; its books are those of a real runner."""
+        """Keep a stream to every ready server, recorded as by a real runner."""
         loop = asyncio.get_running_loop()
         gate = PolicyGate(key)
         mine: dict[tuple[str, int], tuple[Stream, asyncio.Task[None]]] = {}
@@ -348,18 +350,18 @@ class Fleet:
             stream.lost = True
 
     async def until_all_have_tokens(self) -> None:
-        """Every call that runs has had some from now on."""
+        """Wait until every running call has received further tokens."""
         before = [(stream, stream.call.tokens) for stream in self.streams]
         async with asyncio.timeout(LONG):
             while not all(stream.call.tokens > tokens or stream.lost for stream, tokens in before):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def end_calls(self) -> None:
-        """Runners end, and their calls."""
+        """End the runners and their calls."""
         await end(self._runners)
 
     async def served(self) -> dict[str, dict[str, Any]]:
-        """What engines have really done, by request; of those that were killed, what they had brought to an end."""
+        """Return what engines really did, by request; for killed ones, what they had finished."""
         found = dict(self._served)
         for pod in self.pods:
             found |= await self._served_by(pod)
@@ -373,7 +375,7 @@ class Fleet:
             return {}  # it ended just now
 
     async def really_loaded(self) -> list[int]:
-        """The version of each engine's weights, whatever it says."""
+        """Return the version of each engine's real weights, whatever it reports."""
         found = []
         for pod in self.pods:
             async with self.http.get(f"http://127.0.0.1:{pod.port}/_standin/state") as response:
@@ -386,7 +388,7 @@ class Fleet:
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel them, and return when they are over."""
+    """Cancel them, and return when they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -402,7 +404,7 @@ def _runs(pod: Pod) -> bool:
 
 
 def _free_port() -> int:
-    """Below those that kernels give to whoever connects: nobody gets it while the engine that it is for is down."""
+    """Return a port below those of outgoing connections, so that no other program takes it while its engine is down."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as found, contextlib.suppress(OSError):

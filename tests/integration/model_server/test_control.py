@@ -1,4 +1,4 @@
-"""The operator's side of the control port: what is tried again, what is not, and what a person reads when it fails."""
+"""The operator's side of the control port: what is retried, and the messages of failures."""
 
 import asyncio
 import resource
@@ -18,7 +18,7 @@ from rollout_operator.server_contact import Call, LoadOptions, Server, ServerOpe
 
 
 class Port:
-    """Answers what the test puts into `answers`, by route; the last one for ever."""
+    """Answers with the test's `answers` by route, and repeats the last one."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[web.Response]] = {}
@@ -33,7 +33,7 @@ class Port:
 
 
 def up(server: Address) -> Server:
-    """The server at an address, which runs."""
+    """Return a running server at an address."""
     return Server(
         name=server.name,
         uid="uid",
@@ -190,7 +190,7 @@ async def test_port_without_a_listener_is_named(port: tuple[Port, Address, Contr
 
 
 async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple[Port, Address, Control]) -> None:
-    """Else whoever may create a ModelServer reads, in its status, what only the operator can reach."""
+    """Otherwise a user who may create a ModelServer could read, in its status, what only the operator can reach."""
     answers, server, control = port
     answers.answers["/policy/hook"] = [web.Response(status=502, text="the trainer is away")]
     answers.answers["/policy/served"] = [web.json_response({"engine": "a-process", "version": None})]

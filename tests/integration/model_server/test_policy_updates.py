@@ -1,4 +1,4 @@
-"""Policy updates with real processes: stand-ins for vLLM behind real gateways, streams that run, things that are killed."""
+"""Policy updates with real processes: stand-ins for vLLM behind real gateways, running streams, and killed processes."""
 
 import asyncio
 import random
@@ -11,9 +11,10 @@ from tests.integration.model_server.fleet import LONG, Fleet
 
 
 async def compare(fleet: Fleet) -> list[list[int]]:
-    """The runners' books against what engines really did: of each call that can be compared, the versions in order.
+    """Compare the runners' records with what engines really did. Returns the versions, in order, of each call that can
+    be compared.
 
-    Tokens of which a runner says that it does not know are never wrong.
+    Tokens whose version a runner records as unknown are never wrong.
     """
     await asyncio.sleep(0.2)  # Some tokens more.
     await fleet.end_calls()
@@ -37,7 +38,7 @@ async def compare(fleet: Fleet) -> list[list[int]]:
 
 
 def straddled(calls: list[list[int]]) -> int:
-    """How many changed their version on the way."""
+    """Return how many calls changed their version."""
     return sum(len(versions) > 1 for versions in calls)
 
 

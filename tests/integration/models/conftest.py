@@ -1,4 +1,4 @@
-"""A real server on loopback that speaks OpenAI's and Anthropic's shapes, and can be told to fail in every way."""
+"""A real server on loopback with the formats of OpenAI and Anthropic, which can fail in every way."""
 
 import asyncio
 from collections import deque
@@ -31,7 +31,7 @@ def completion(**overrides: Any) -> dict[str, Any]:
 
 @dataclass
 class Server:
-    """Answers with `planned` behaviours one after another, and with `usual` when there are none left."""
+    """Answers with the `planned` behaviours one after another, then with `usual`."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The Messages API: translated both ways, checked with Anthropic's own package."""
+"""The Messages API: translated in both directions, checked with Anthropic's own package."""
 
 from typing import Any
 

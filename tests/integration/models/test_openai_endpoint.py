@@ -92,7 +92,7 @@ async def test_logprobs_that_do_not_match_the_tokens_are_left_out(server: Any, c
 
 
 def strict(*refused: str, field: str = "max_tokens") -> Any:
-    """A server that refuses fields it does not know, as OpenAI's own does."""
+    """Make the server refuse unknown fields, as OpenAI's own does."""
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         for name in refused:

@@ -26,7 +26,7 @@ class Buildah:
         return done.stdout.strip()
 
     def layer(self, base: str, change: Callable[[Path], None], *config: str) -> str:
-        """An image: `base` and a layer with that change over it."""
+        """Build an image: `base`, and a layer with that change."""
         container = self("from", "--pull-never", base)
         change(Path(self("mount", container)))
         self("umount", container)
@@ -38,7 +38,7 @@ class Buildah:
         return image
 
     def archive(self, image: str, place: Path, form: str = "oci-archive") -> Path:
-        """The image as tools hand it on."""
+        """Write the image as an archive or a layout."""
         self("push", "-q", "--disable-compression", image, f"{form}:{place}:image")
         return place
 

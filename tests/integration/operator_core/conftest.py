@@ -17,7 +17,7 @@ from tests.integration.operator_core.control_plane import REPOSITORY, WAIT_SECON
 from tests.support.ports import free_ports
 
 OPERATOR_ACCOUNT = "system:serviceaccount:rights:rollout-operator"
-"""The account that the chart would make in the namespace `rights`."""
+"""The account that the chart would create in the namespace `rights`."""
 RUNNER_ACCOUNT = "system:serviceaccount:rights:job-runner"
 """The account of the runners of the RolloutJob `job` there."""
 USERS = ("first", "second", OPERATOR_ACCOUNT, RUNNER_ACCOUNT)
@@ -50,7 +50,7 @@ class Replica:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 
     def metric(self, name: str) -> float:
-        """Value of one metric, with its labels as they are written; -1 while the process does not answer."""
+        """Return the value of a metric, with its labels as they are written; -1 while the process does not answer."""
         for line in self._read(self._metrics, "/metrics").splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[-1])
@@ -69,11 +69,11 @@ class Replica:
             time.sleep(0.2)
 
     def ready(self) -> bool:
-        """Whether its cache is complete."""
+        """Whether it reports that its cache is complete."""
         return self._read(self._metrics, "/readyz") == "ok\n"
 
     def healthy(self) -> bool:
-        """Whether the kubelet would let it live."""
+        """Whether it passes the kubelet's liveness probe."""
         return "ok" in self._read(self._health, "/healthz")
 
     def stop(self) -> int:

@@ -1,4 +1,6 @@
-"""A real API server with etcd and garbage collection, of this test run's own: it can be killed without harm to others."""
+"""A real API server with etcd and garbage collection for this test run only, which can be killed without effect on
+others.
+"""
 
 import json
 import secrets
@@ -31,8 +33,8 @@ rules:
 class ControlPlane:
     """etcd, kube-apiserver and the garbage collector on loopback ports.
 
-    It knows the users that are asked for: service accounts (`system:serviceaccount:NAMESPACE:NAME`) have the rights that
-    they are given, all others may do everything.
+    It knows the requested users: service accounts (`system:serviceaccount:NAMESPACE:NAME`) have the rights that they
+    are given, all others may do everything.
     """
 
     def __init__(self, folder: Path, users: tuple[str, ...]) -> None:
@@ -74,13 +76,13 @@ class ControlPlane:
         until(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", "the API server is ready")
 
     def kill_api_server(self) -> None:
-        """End it as a power cut would."""
+        """Kill it, as a power failure would."""
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait()
 
     def kubeconfig(self, user: str) -> Path:
-        """Path of a user's kubeconfig."""
+        """Return the path of a user's kubeconfig."""
         path = self._folder / f"{user.replace(':', '-')}.kubeconfig"
         authority = self._folder / "certificates" / "apiserver.crt"
         cluster = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(authority)}
@@ -96,19 +98,19 @@ class ControlPlane:
         return path
 
     def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> str:
-        """What kubectl prints."""
+        """Return the output of kubectl."""
         command = [str(self._bin / "kubectl"), "--kubeconfig", str(self.kubeconfig("admin")), *arguments]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout.strip()
 
     def refusal_of(self, *arguments: str) -> str:
-        """What kubectl complains of; empty when it did what was asked for."""
+        """Return kubectl's error; empty on success."""
         command = [str(self._bin / "kubectl"), "--kubeconfig", str(self.kubeconfig("admin")), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
 
     def helm(self, *arguments: str) -> str:
-        """What helm prints."""
+        """Return the output of Helm."""
         return subprocess.run(
             [str(self._bin / "helm"), *arguments], capture_output=True, text=True, timeout=60, check=True
         ).stdout
@@ -118,11 +120,11 @@ class ControlPlane:
         self.kubectl("apply", "-f", "-", text="\n---\n".join(json.dumps(obj) for obj in objects))
 
     def get(self, kind: str, name: str, namespace: str) -> dict[str, Any] | None:
-        """An object, or None."""
+        """Return an object, or None."""
         return self._reader.get(kind.lower(), name, namespace)
 
     def names(self, kind: str, namespace: str) -> list[str]:
-        """Names of all objects of a kind."""
+        """Return the names of all objects of a kind."""
         return [found["metadata"]["name"] for found in self._reader.list(kind, namespace)]
 
     @cached_property
@@ -130,11 +132,11 @@ class ControlPlane:
         return ClusterReader(self.kubeconfig("admin"))
 
     def writes(self, user: str, namespace: str) -> list[str]:
-        """Every successful write of a user, as `verb resource/name[/subresource]`, from the audit log."""
+        """Return every successful write of a user, as `verb resource/name[/subresource]`, from the audit log."""
         return self._audited(user, namespace, range(200, 300))
 
     def forbidden(self, user: str, namespace: str) -> list[str]:
-        """Every write that a user had no right to."""
+        """Return every write that was refused because the user lacked the right."""
         return self._audited(user, namespace, range(403, 404))
 
     def _audited(self, user: str, namespace: str, codes: range) -> list[str]:
@@ -150,7 +152,7 @@ class ControlPlane:
         return found
 
     def close(self) -> None:
-        """End everything, and wait for it."""
+        """End everything, and wait for that."""
         for process in reversed(self._processes.values()):
             process.kill()
             process.wait()
@@ -162,7 +164,7 @@ class ControlPlane:
 
 
 def until(condition: Callable[..., T], what: str, seconds: float = WAIT_SECONDS) -> T:
-    """What the condition gives when it is true for the first time; the test fails when it never is."""
+    """Return the condition's first true value; fail if it never becomes true."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"not seen within {seconds:.0f} s: {what}"

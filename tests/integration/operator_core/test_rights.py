@@ -1,4 +1,4 @@
-"""The rights that the chart gives the operator: all that it needs, tried with nothing but them."""
+"""The rights that the chart gives the operator suffice for all its work."""
 
 import asyncio
 import copy
@@ -18,7 +18,7 @@ NAMESPACE = "rights"
 
 
 def assert_only_its_label_of_a_node_can_be_changed(plane: ControlPlane) -> None:
-    """The operator labels a node without user namespaces, and may do nothing else to it."""
+    """The operator can label a node without user namespaces, and can change nothing else of it."""
     metadata = {"name": "old", "labels": {"pool": "old"}}
     status = {"conditions": [{"type": "Ready", "status": "True"}], "runtimeHandlers": [{"name": ""}, {"name": "kata"}]}
     plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -127,7 +127,7 @@ def test_charts_permissions_suffice_for_all_states_of_jobs_and_sandboxes(plane: 
 
 
 def _runner_reports_and_may_do_nothing_else(plane: ControlPlane) -> None:
-    """What a runner's account may write: the status of its own job's RolloutShards, which the operator sums up."""
+    """Check that a runner can write only the status of its own job's RolloutShards, which the operator sums up."""
     selector = ["-n", NAMESPACE, "-l", "rollout.dev/job=job", "-o", "name"]
     (own,) = until(lambda: plane.kubectl("get", "rolloutshards", *selector).split(), "the shard of its runner")
     shard = own.partition("/")[2]

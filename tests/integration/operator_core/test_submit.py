@@ -1,4 +1,4 @@
-"""`rolloutctl submit` against a real API server: the job that it makes is the one that was written."""
+"""`rolloutctl submit` against a real API server: the applied job equals the manifest."""
 
 import json
 import os

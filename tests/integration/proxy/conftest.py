@@ -1,4 +1,4 @@
-"""A proxy on loopback, over a model of the test or a stand-in for vLLM."""
+"""A proxy on loopback, with a model of the test or a stand-in for vLLM."""
 
 import asyncio
 import contextlib
@@ -35,26 +35,26 @@ class Proxy:
     stack: contextlib.AsyncExitStack
 
     async def register(self, name: str, **fields: Any) -> str:
-        """Make a session; its base URL."""
+        """Register a session; return its base URL."""
         async with self.http.post(f"{self.url}/sessions/{name}", headers=ADMIN, json=fields) as reply:
             assert reply.status == 201, await reply.text()
             return f"{self.url}{(await reply.json())['base_path']}"
 
     async def openai(self, name: str, *, max_retries: int = 0, timeout: float = 60, **fields: Any) -> AsyncOpenAI:
-        """The openai package in a session of its own."""
+        """Return a client of the openai package in a session of its own."""
         client = AsyncOpenAI(
             base_url=await self.register(name, **fields), api_key="unused", max_retries=max_retries, timeout=timeout
         )
         return await self.stack.enter_async_context(client)
 
     async def records(self, name: str) -> list[Record]:
-        """What is durable of a session."""
+        """Return the durable records of a session."""
         settings = await self.store.settings(name)
         assert settings is not None
         return await self.store.folder(settings).records()
 
     async def metric(self, name: str) -> float:
-        """A metric's value."""
+        """Return a metric's value."""
         async with self.http.get(f"{self.url}/metrics") as reply:
             lines = (await reply.text()).splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
@@ -62,7 +62,7 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def proxy_over(model: Model, folder: Path, admin_key: str | None = "the-admin-key") -> AsyncIterator[Proxy]:
-    """A proxy that sessions are registered at."""
+    """Run a proxy at which sessions are registered."""
     store = Store.open(str(folder), {})
     async with contextlib.AsyncExitStack() as stack:
         served = await stack.enter_async_context(standalone_proxy(store, model, admin_key))
@@ -101,7 +101,7 @@ async def engine() -> AsyncIterator[VllmStandIn]:
 
 @contextlib.asynccontextmanager
 async def opened_vllm(engine: VllmStandIn) -> AsyncIterator[InferenceClient]:
-    """The stand-in as a model, checked; what the check asked is forgotten."""
+    """Open the stand-in as a model, check it, and forget the requests of that check."""
     vllm = InferenceClient(f"{engine.url}/v1", engine.model, headers={}, key_origin="nowhere", call_seconds=60)
     await vllm.check()
     engine.served.clear()
@@ -119,7 +119,7 @@ async def vllm_proxy(engine: VllmStandIn, tmp_path: Path) -> AsyncIterator[Proxy
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that another task brings about."""
+    """Wait for something that another coroutine does."""
     async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110 the other task knows of no event
             await asyncio.sleep(0.01)

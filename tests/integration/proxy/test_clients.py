@@ -1,4 +1,4 @@
-"""The real openai package as a client: what it gets, what it raises, and what is recorded of it."""
+"""The real openai package as a client: its results, its errors, and what is recorded."""
 
 import asyncio
 import base64
@@ -231,7 +231,7 @@ async def test_a_client_that_goes_away_stops_the_engine(tmp_path: Path, stream: 
 
 @dataclass
 class LateAnswers:
-    """The first answer is `written`; the store's word of it comes when `told` is set."""
+    """The first answer is `written`, and the store reports that only when `told` is set."""
 
     written: asyncio.Event = field(default_factory=asyncio.Event)
     told: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,4 +1,4 @@
-"""The google-genai package, which Gemini CLI's protocol is that of, as a client of the proxy."""
+"""The google-genai package, whose protocol Gemini CLI uses, as a client of the proxy."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ OpenClient = Callable[..., Any]
 
 @pytest.fixture
 def gemini(servers: Servers) -> Iterator[OpenClient]:
-    """The package in a session of its own."""
+    """Return a client of the package in a session of its own."""
     clients: list[Any] = []
 
     def opened(**session: Any) -> Any:

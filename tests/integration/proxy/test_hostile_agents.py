@@ -1,4 +1,6 @@
-"""An agent that floods the proxy, sends too much or reads nothing: it gets a clear answer, and other sessions theirs."""
+"""An agent that floods the proxy, sends too much or reads nothing gets a clear answer, and other sessions are not
+affected.
+"""
 
 import asyncio
 import json
@@ -22,7 +24,7 @@ CALLS = 500
 
 
 class OneIsHeld(TokenModel):
-    """Answers all sessions except `hostile`, whose answers wait for `released`, and may be long."""
+    """Answers all sessions except `hostile`. Its answers wait for `released`, and may be long."""
 
     def __init__(self) -> None:
         super().__init__()

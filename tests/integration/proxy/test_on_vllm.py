@@ -21,7 +21,7 @@ SCRIPT: list[Answer | str] = [Answer("I look.", [ToolCall("bash", {"command": "l
 
 
 async def claude(proxy: Proxy, name: str, **fields: Any) -> anthropic.AsyncAnthropic:
-    """The anthropic package in a session of its own."""
+    """Return a client of the anthropic package in a session of its own."""
     base = (await proxy.register(name, **fields)).removesuffix("/v1")
     return await proxy.stack.enter_async_context(
         anthropic.AsyncAnthropic(base_url=base, api_key="unused", max_retries=2, timeout=60)
@@ -29,7 +29,7 @@ async def claude(proxy: Proxy, name: str, **fields: Any) -> anthropic.AsyncAnthr
 
 
 async def assert_exact(proxy: Proxy, name: str, engine: VllmStandIn) -> None:
-    """One branch, made of what the engine saw and sampled."""
+    """Check that there is one branch, with the ids that the engine read and sampled."""
     served = list(engine.served)
     [branch] = token_branches(linear(await proxy.records(name)))
     assert branch.token_ids == [*served[-1].prompt_ids, *served[-1].ids]

@@ -32,7 +32,7 @@ def said(text: str) -> list[Any]:
 
 
 def strict(*objects: Any) -> None:
-    """Check answers against the package's own types, which the package itself does not."""
+    """Check answers strictly against the package's own types, which the package itself does not do."""
     for value in objects:
         type(value).model_validate(value.to_dict())
 
@@ -444,7 +444,7 @@ def test_message_stream_helper_puts_calls_together(servers: Servers) -> None:
 
 
 def tool_round(servers: Servers, client: anthropic.Anthropic, *following: Any, **result: Any) -> Any:
-    """A call of a tool, and its result; the raw reply to that."""
+    """Make a tool call, and send its result; return the raw reply to that."""
     first = client.messages.create(model="m", max_tokens=50, messages=said("tool"), tools=ANTHROPIC_TOOLS)
     calls: Any = first.content
     [made] = calls

@@ -1,4 +1,4 @@
-"""Replicas killed under load: every reply that a client has whole is in the record, and no sample is there twice."""
+"""Replicas killed under load: every reply that a client has received completely is recorded, and no sample twice."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ class Replicas:
 
 @pytest.fixture
 async def replicas(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Replicas]:
-    """Three of them."""
+    """Three replicas."""
     options = getattr(request, "param", ())
     started = Replicas(str(tmp_path), [free_port() for _ in range(3)], options=options)
     try:
@@ -111,7 +111,7 @@ class Agent:
     retries: int = 0
 
     async def turn(self, text: str, *, stream: bool) -> None:
-        """A question, and its whole answer."""
+        """Ask a question; return the whole answer."""
         self.messages.append({"role": "user", "content": text})
         body = json.dumps({"model": "tiny", "messages": self.messages, "stream": stream})
         attempt = 0
@@ -163,7 +163,7 @@ async def metric(client: aiohttp.ClientSession, port: int, name: str) -> float:
 
 
 async def recorded(replicas: Replicas, name: str) -> list[str]:
-    """The answers of a session that count."""
+    """Return the answers of a session that count."""
     store = SessionStore(Store.open(replicas.uri, {}))
     settings = await store.settings(name)
     assert settings is not None
