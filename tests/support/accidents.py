@@ -1,4 +1,4 @@
-"""Accidents that happen to a running job and to the cluster below it: who is hit, and when, is left to chance."""
+"""Random accidents in a running job and in its cluster."""
 
 import random
 import time
@@ -11,15 +11,15 @@ from tests.support.runner_pods import is_live, kill_engine, second_runner, shard
 
 FREEZE, THAW = "runner frozen", "runners thawed"
 THAWED_AFTER = 3
-"""Accidents from freeze to thaw, the freeze itself counted: the other runner needs a few seconds to take over."""
+"""Accidents from freeze to thaw, including the freeze. The other runner needs a few seconds to take over."""
 OPERATORS = 2
-"""One works, the other waits for its end."""
+"""One operator leads, the other is on standby."""
 ONLY_HERE = frozenset({"leader killed", "API server away", "storage away"})
-"""What only the harness's own cluster (hack/cluster) lets a test do."""
+"""Accidents that are only possible in the harness's own cluster (hack/cluster)."""
 
 
 def in_random_order(counts: Mapping[str, int], chance: random.Random) -> list[str]:
-    """Each accident as often as its count says; a while after each freeze, a thaw."""
+    """Return each accident as often as its count says, and a thaw some time after each freeze."""
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     order: list[str] = []
     thaws: list[int] = []
@@ -31,13 +31,13 @@ def in_random_order(counts: Mapping[str, int], chance: random.Random) -> list[st
 
 
 def at_even_distances(kinds: Sequence[str], seconds: float, chance: random.Random) -> list[tuple[float, str]]:
-    """When each of them happens: somewhere in a stretch of its own."""
+    """Return a random time in a separate interval for each of them."""
     stretch = seconds / max(1, len(kinds))
     return [((number + chance.random()) * stretch, kind) for number, kind in enumerate(kinds)]
 
 
 class Accidents:
-    """Lets them happen, one at a time. `away_seconds`: the shortest and the longest time that something is away."""
+    """Causes accidents, one at a time. `away_seconds`: shortest and longest outage."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Accidents:
         }
 
     def happen(self, kind: str) -> str:
-        """One of them; who was hit, or for how long, for the log."""
+        """Cause one accident. Returns its victim, or its duration, for the log."""
         return self._kinds[kind]()
 
     def clean_up(self) -> None:
-        """Delete the pods that took over from frozen runners: they belong to no Job."""
+        """Delete the pods that took over from frozen runners, because they belong to no Job."""
         for name in self._successors:
             self._cluster.kubectl("delete", "pod", name, "-n", self._job.namespace, "--ignore-not-found")
 
@@ -81,7 +81,7 @@ class Accidents:
         return _name(pod)
 
     def _delete(self, pod: Object) -> str:
-        """At once, with no time to say good-bye."""
+        """Delete a pod without a grace period."""
         now = ("--grace-period=0", "--force", "--wait=false")
         self._cluster.kubectl("delete", "pod", _name(pod), "-n", pod["metadata"]["namespace"], *now)
         return _name(pod)
@@ -91,7 +91,7 @@ class Accidents:
         return _name(pod)
 
     def _freeze(self) -> str:
-        """A runner stands still, is believed dead, and another one takes its shard over."""
+        """Freeze a runner, which is then believed dead, and start another one for its shard."""
         pod = self._one(self._runners)
         kill_engine(self._cluster, pod, "STOP")
         self._frozen.append(pod)
@@ -138,11 +138,11 @@ class Accidents:
         return f"for {seconds:.0f} s"
 
     def _one(self, pods: Callable[[], Sequence[Object]]) -> Object:
-        """Any of them; when all have just been killed, of the next ones."""
+        """Return one of them at random. If all were just killed, wait for their successors."""
         return self._chance.choice(eventually(lambda: pods() or None, 120, self._job.describe))
 
     def _runners(self) -> list[Object]:
-        """Those of the Job; a frozen one and the one that takes over are left to each other."""
+        """Return the runners of the Job, without frozen ones and their successors."""
         frozen = {_name(pod) for pod in self._frozen}
         pods = [pod for pod in self._job.pods("runner") if is_live(pod) and shard(pod) is not None]
         return [pod for pod in pods if _name(pod) not in frozen]

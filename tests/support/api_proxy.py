@@ -1,4 +1,4 @@
-"""A proxy before a real API server, so that a call to it can go wrong at the very moment that a test needs."""
+"""A proxy in front of a real API server, so that a call can fail exactly when a test needs it."""
 
 import asyncio
 import contextlib
@@ -15,25 +15,25 @@ from tests.support.cluster import Cluster
 from tests.support.s3 import serving
 
 Trouble = Callable[[web.Request], Awaitable[web.Response]]
-"""Meets one call in the API server's place. It may pass the call on, and answer something else."""
+"""Handles one call instead of the API server. It may forward the call, and return another answer."""
 
 
 @dataclass
 class ApiProxy:
-    """Passes everything on but what meets trouble, with the credentials of the cluster's kubeconfig."""
+    """Forwards all calls that meet no trouble, with the credentials of the cluster's kubeconfig."""
 
     cluster: Cluster
     trouble: list[tuple[str, Trouble]] = field(default_factory=list)
-    """By method. Each meets the next call of its method that is no watch."""
+    """Troubles by method. Each one handles the next call of its method that is not a watch."""
     forgotten: int = 0
-    """So many next watches ask for a version from before the memory of the API server."""
+    """Number of next watches that request a version that the API server no longer has."""
     seen: list[str] = field(default_factory=list)
-    """What the API server answered: `POST sandboxes 409`, and of watches each event, `WATCH sandboxes MODIFIED`."""
+    """Answers of the API server, as `POST sandboxes 409`, and each event of a watch, as `WATCH sandboxes MODIFIED`."""
     _watches: set[asyncio.Task[None]] = field(default_factory=set)
 
     @contextlib.asynccontextmanager
     async def serve(self, namespace: str) -> AsyncIterator[KubeApi]:
-        """Yields the API, by way of this proxy, as a runner of the namespace has it."""
+        """Yield a runner's client in the namespace, which uses this proxy."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._handle)
         async with (
@@ -47,12 +47,12 @@ class ApiProxy:
             self.break_watches()
 
     def break_watches(self) -> None:
-        """Cut off all that are open, in the middle of whatever they say."""
+        """Cut off all open watches, in the middle of their events."""
         for watch in self._watches:
             watch.cancel()
 
     async def pass_on(self, request: web.Request) -> web.Response:
-        """What the API server answers."""
+        """Return the API server's answer."""
         method, url = request.method, f"{self._upstream}{request.raw_path}"
         headers = {"Content-Type": request.headers.get("Content-Type", "")}
         async with self._session.request(method, url, data=await request.read(), headers=headers) as answer:
@@ -100,7 +100,7 @@ def _plural(request: web.Request) -> str:
 
 @contextlib.asynccontextmanager
 async def _kubectl_proxy(cluster: Cluster) -> AsyncIterator[str]:
-    """The API server without credentials, on loopback."""
+    """Run the API server's proxy on loopback, which needs no credentials."""
     command = (cluster.program("kubectl"), "--kubeconfig", str(cluster.kubeconfig), "proxy", "--port=0")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None

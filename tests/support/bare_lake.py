@@ -1,4 +1,6 @@
-"""The example's training as one loop: no server, no engine, no storage. What the whole way through them has to come to."""
+"""The example's training as one loop without server, engine or storage. The training with them must give the same
+curve.
+"""
 
 from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ MEMBERS, MOST_TOKENS = 8, 8  # as in examples/train/job.yaml
 
 
 def bare_curve(settings: Settings, seed: int, updates: int) -> list[float]:
-    """The share of episodes that reach the goal, for each update."""
+    """Return the share of episodes that reach the goal, by update."""
     weights, curve = policy.fresh_weights(), []
     for update in range(updates):
         samples, reached = list[Sample](), 0.0
@@ -38,7 +40,7 @@ def bare_curve(settings: Settings, seed: int, updates: int) -> list[float]:
 
 
 def _play(weights: policy.Weights, number: int, settings: Settings, seed: int) -> tuple[Branch, float]:
-    """An episode's tokens and its reward."""
+    """Return an episode's tokens and its reward."""
     task, form = lake.task(number, slippery=settings.slippery), AnswerForm.of()
     assert task.environment is not None
     episode = Episode(described(task.environment))
@@ -64,5 +66,5 @@ def _play(weights: policy.Weights, number: int, settings: Settings, seed: int) -
 
 
 def _closed(answer: Sequence[int]) -> list[int]:
-    """What the template adds to an answer that was cut off."""
+    """Return what the template adds to an answer that was cut off."""
     return [] if answer[-1] == END else [END]

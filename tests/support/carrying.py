@@ -1,4 +1,4 @@
-"""Carrying one real folder into another, as a grading does it."""
+"""Carry a real folder into another one, as a grading does."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def piped(write: Callable[[int], Any], read: Callable[[int], Any]) -> Any:
 
 
 def packed(folder: Path, parts: Sequence[str] = (".",)) -> bytes:
-    """The tar that a workspace makes of a folder."""
+    """Return the tar of a folder, as a workspace packs it."""
 
     def read(stream: int) -> bytes:
         with open(stream, "rb", closefd=False) as file:
@@ -46,7 +46,7 @@ def packed(folder: Path, parts: Sequence[str] = (".",)) -> bytes:
 
 
 def write_all(data: bytes) -> Callable[[int], None]:
-    """Writes bytes to a descriptor."""
+    """Write bytes to a descriptor."""
 
     def write(stream: int) -> None:
         with open(stream, "wb", closefd=False) as file:
@@ -68,7 +68,7 @@ def rules(*, artifacts: Sequence[str] = (".",), hidden: Sequence[str] = ()) -> l
 
 
 def carry(folder: Path, data: bytes, form: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Carry a tar into a prepared folder; what was dropped."""
+    """Carry a tar into a prepared folder; return what was dropped."""
     body = json.dumps(list(form)).encode() + b"\n" + data
     reply = piped(write_all(body), lambda stream: carrying.carry(os.path.realpath(folder), stream))
     return [*reply["dropped"], *(["more"] if reply["more"] else [])]

@@ -1,4 +1,4 @@
-"""Answers of a model, and what is said in between, as hypothesis strategies."""
+"""Hypothesis strategies for answers of a model and the messages between them."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ OBJECTS = st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=3)
 
 @st.composite
 def written_arguments(draw: st.DrawFn) -> str:
-    """Arguments as models write them: any spacing, any escapes, and sometimes no JSON at all."""
+    """Arguments as models write them: any spacing, any escapes, and sometimes invalid JSON."""
     if draw(st.integers(0, 5)) == 0:
         return draw(st.sampled_from(["", "{", '{"a": 1', "[1]", "null", '{"a":}', "rm -rf"]))
     separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]))
@@ -28,7 +28,7 @@ def written_arguments(draw: st.DrawFn) -> str:
 
 @st.composite
 def answers(draw: st.DrawFn, turn: int = 0) -> Message:
-    """The assistant message of one answer, as a server gives it."""
+    """Assistant messages of one answer, as a server returns them."""
     message: Message = {"role": "assistant", "content": draw(st.none() | st.text(max_size=20))}
     if draw(st.booleans()):
         message["reasoning_content"] = draw(st.text(min_size=1, max_size=20))
@@ -42,7 +42,7 @@ def answers(draw: st.DrawFn, turn: int = 0) -> Message:
 
 
 def reply(message: Message, **fields: Any) -> ModelReply:
-    """A reply with counts of tokens."""
+    """Return a reply with counts of tokens."""
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     usage = Usage(prompt_tokens=11, completion_tokens=5, cached_tokens=3)
     given: dict[str, Any] = {"message": message, "finish_reason": reason, "model": "m", "usage": usage}
@@ -51,7 +51,7 @@ def reply(message: Message, **fields: Any) -> ModelReply:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[tuple[list[Message], Message]]:
-    """Turns: what is said before each answer, results of all its predecessor's calls first; and the answer."""
+    """Turns: the messages before each answer, first the results of all calls of the previous answer, and the answer."""
     turns: list[tuple[list[Message], Message]] = []
     said: list[Message] = [{"role": "system", "content": "Be good."}] if draw(st.booleans()) else []
     said.append({"role": "user", "content": draw(st.text(min_size=1, max_size=10))})

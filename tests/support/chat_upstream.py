@@ -1,4 +1,4 @@
-"""A server of OpenAI's chat completions without token ids. The first word of the last user message chooses the answer."""
+"""A server of OpenAI's chat completions without token ids. The first word of the last user message selects the answer."""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""A real cluster for end-to-end tests: objects through kubectl, as a user would, results read from object storage."""
+"""A real cluster for end-to-end tests: objects through kubectl, as a user accesses them, and results from object
+storage.
+"""
 
 import asyncio
 import json
@@ -37,14 +39,14 @@ class Cluster:
     environ: Mapping[str, str]
     bucket: str
     details: Mapping[str, Any]
-    """What `hack/cluster/status --json` says; empty for a cluster that somebody else brought."""
+    """Output of `hack/cluster/status --json`; empty for another cluster."""
 
     def program(self, name: str) -> str:
-        """kubectl or helm: the harness's own, else the one on PATH."""
+        """Return kubectl or helm: the harness's own, else the one on PATH."""
         return str(Path(self.details["bin"]) / name) if self.details else name
 
     def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """kubectl with these arguments, `text` on its standard input."""
+        """Run kubectl with these arguments, and `text` as standard input."""
         done = subprocess.run(
             [self.program("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=text,
@@ -57,11 +59,13 @@ class Cluster:
         return done
 
     def apply(self, *objects: Object) -> None:
-        """kubectl apply."""
+        """Apply objects by kubectl."""
         self.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects))
 
     def evict(self, pod: str, namespace: str) -> bool:
-        """As `kubectl drain` does it: by the eviction API, which obeys PodDisruptionBudgets. False: refused for now."""
+        """Evict a pod like `kubectl drain`, by the eviction API, which obeys PodDisruptionBudgets. False: refused for
+        now.
+        """
         metadata = {"name": pod, "namespace": namespace}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
@@ -74,22 +78,24 @@ class Cluster:
         return ClusterReader(self.kubeconfig)
 
     def get(self, kind: str, name: str, namespace: str) -> Object | None:
-        """An object, None when there is none."""
+        """Return an object; None if it does not exist."""
         return self._reader.get(kind, name, namespace)
 
     def list(self, kinds: str, namespace: str, selector: str = "") -> Sequence[Object]:
-        """Objects of these kinds, separated by commas, by label; without a namespace of all of them."""
+        """Return the objects of these kinds (separated by commas), by label. Without a namespace, those of all
+        namespaces.
+        """
         return self._reader.list(kinds, namespace, selector)
 
     def helm(self, *arguments: str) -> str:
-        """helm with these arguments; what it printed."""
+        """Run helm with these arguments; return its output."""
         command = [self.program("helm"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
 
     def wait_for_operator(self) -> None:
-        """Until those operators work that are to, and none of a configuration before."""
+        """Wait until the wanted operators work, and none with an earlier configuration runs."""
         self.kubectl("rollout", "status", OPERATOR, "-n", OPERATOR_NAMESPACE, "--timeout=120s")
 
         def ended() -> bool | None:
@@ -99,12 +105,12 @@ class Cluster:
         eventually(ended, 60, lambda: "the operator that was replaced does not end")
 
     def rolloutctl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """rolloutctl, as on the laptop of somebody with this kubeconfig and the credentials of the storage."""
+        """Run rolloutctl like a user with this kubeconfig and the credentials of the storage."""
         environ = dict(self.environ) | {"KUBECONFIG": str(self.kubeconfig), "COLUMNS": "200"}
         return run_rolloutctl(*arguments, folder=Path.cwd(), environ=environ, text=text, timeout=300)
 
     def node_process(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command of the harness, such as `component kill apiserver`."""
+        """Run a command of the harness, such as `component kill apiserver`."""
         done = subprocess.run(
             [str(REPOSITORY / "hack" / "cluster" / command[0]), *command[1:], *_name()],
             capture_output=True,
@@ -117,7 +123,7 @@ class Cluster:
 
 
 class Job:
-    """A RolloutJob in a namespace of its own storage prefix."""
+    """A RolloutJob in a namespace. Its results are below a storage prefix of that namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str, manifest: Object) -> None:
         self.cluster, self.namespace, self.manifest = cluster, namespace, manifest
@@ -131,42 +137,44 @@ class Job:
 
     @property
     def object(self) -> Object:
-        """As the API server has it now."""
+        """Return it as the API server has it now."""
         found = self.cluster.get("rolloutjob", self.name, self.namespace)
         assert found is not None, f"RolloutJob {self.name} is gone"
         return found
 
     @cached_property
     def uid(self) -> str:
-        """Of its first object."""
+        """Return the uid of its first object."""
         return str(self.object["metadata"]["uid"])
 
     @property
     def status(self) -> Object:
-        """Its status, empty before the operator has seen it."""
+        """Return its status; empty before the operator has processed it."""
         status: Object = self.object.get("status", {})
         return status
 
     def condition(self, kind: str) -> Object:
-        """A condition, empty when it is not there."""
+        """Return a condition; empty if it does not exist."""
         return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
 
     def pods(self, role: str) -> Sequence[Object]:
-        """Pods of its runners or sandboxes."""
+        """Return the pods of its runners or sandboxes."""
         return self.cluster.list("pods", self.namespace, f"rollout.dev/job-uid={self.uid},rollout.dev/role={role}")
 
     def sandboxes(self) -> Sequence[Object]:
-        """Its Sandboxes."""
+        """Return its Sandboxes."""
         return self.cluster.list("sandboxes", self.namespace, f"rollout.dev/job-uid={self.uid}")
 
     @property
     def reports(self) -> list[Object]:
-        """What its runners have reported."""
+        """Return the reports of its runners."""
         shards = self.cluster.list("rolloutshards", self.namespace, f"rollout.dev/job-uid={self.uid}")
         return [shard["status"] for shard in shards if "status" in shard]
 
     def wait(self, condition: str, seconds: float = 240) -> Object:
-        """Until a condition is true. Says what the job looked like when it never came, or another end came."""
+        """Wait until a condition is true. Fails with a description of the job at the time limit, and when another end
+        came.
+        """
         ends = {"Succeeded", "Failed", "Invalid"} - {condition}
 
         def true() -> Object | None:
@@ -183,38 +191,38 @@ class Job:
         return eventually(true, seconds, lambda: f"{condition} of {self.name}: {self.describe()}")
 
     def wait_sealed(self, count: int, seconds: float = 240) -> None:
-        """Until so many rollouts are sealed, as the status says."""
+        """Wait until this many rollouts are sealed, by the status."""
         eventually(lambda: self.status.get("sealed", 0) >= count or None, seconds, self.describe)
 
     def wait_stored(self, count: int, seconds: float = 120) -> None:
-        """Until so many rollouts are sealed, as storage says: true also while the operator or the API server is away."""
+        """Wait until this many rollouts are sealed, by the storage, which also works without operator or API server."""
         eventually(lambda: self.sealed() >= count or None, seconds, self.describe)
 
     def results(self) -> list[Object]:
-        """Lines of results.jsonl."""
+        """Return the lines of results.jsonl."""
         return [json.loads(line) for line in self.read("results.jsonl").decode().splitlines()]
 
     def read(self, key: str) -> bytes:
-        """An object of its run's folder."""
+        """Return an object of its run's folder."""
         data = asyncio.run(self.store().get(key))
         assert data is not None, f"{key} of {self.name} is not in storage"
         return data
 
     def keys(self, prefix: str) -> Sequence[str]:
-        """Keys of its run's folder below a prefix."""
+        """Return the keys of its run's folder below a prefix."""
         return [meta.key for meta in asyncio.run(self.store().list(prefix))]
 
     def sealed(self) -> int:
-        """Rollouts that are sealed, as its storage says."""
+        """Return the number of sealed rollouts in its storage."""
         return len(self.keys("seals"))
 
     def store(self) -> Store:
-        """Its run's folder."""
+        """Return the store of its run's folder."""
         uri = self.manifest["spec"]["output"]["uri"]
         return Store.open(f"{uri}/{self.name}-{self.uid[:8]}", self.cluster.environ, patience_seconds=30)
 
     def patch(self, spec: Object) -> None:
-        """kubectl patch of fields of its spec."""
+        """Patch fields of its spec by kubectl."""
         patch = json.dumps({"spec": spec})
         self.cluster.kubectl("patch", "rolloutjob", self.name, "-n", self.namespace, "--type=merge", "-p", patch)
 
@@ -223,17 +231,17 @@ class Job:
         self.patch({"suspend": suspend})
 
     def delete(self, *options: str) -> None:
-        """kubectl delete."""
+        """Delete it by kubectl."""
         self.cluster.kubectl("delete", "rolloutjob", self.name, "-n", self.namespace, *options)
 
     def columns(self, *options: str) -> dict[str, str]:
-        """What `kubectl get` shows of it, by the heading of the column; one that has nothing to say is empty."""
+        """Return the columns of `kubectl get` by their headings; a column without a value is empty."""
         told = self.cluster.kubectl("get", "rolloutjobs", self.name, "-n", self.namespace, *options).stdout
         header, row = told.splitlines()
         return {name.group().strip(): row[name.start() : name.end()].strip() for name in re.finditer(r"\S+\s*", header)}
 
     def describe(self) -> str:
-        """All that a failed test wants to know."""
+        """Return what helps to understand a failed test."""
         found = [
             self.cluster.kubectl("get", "rolloutjobs,sandboxes,jobs,pods", "-n", self.namespace, check=False).stdout,
             self.cluster.kubectl("describe", "rolloutjob", self.name, "-n", self.namespace, check=False).stdout[-6000:],
@@ -247,7 +255,9 @@ class Job:
 
 
 def eventually(found: Callable[[], T | None], seconds: float, describe: Callable[[], str] = str) -> T:
-    """The first value that is not None; a failed test that says what was there when time is over."""
+    """Return the first value that is not None. At the time limit the test fails with a description of the current
+    state.
+    """
     until = time.monotonic() + seconds
     while (value := found()) is None:
         assert time.monotonic() < until, describe()
@@ -256,7 +266,7 @@ def eventually(found: Callable[[], T | None], seconds: float, describe: Callable
 
 
 def storage_secret(cluster: Cluster, namespace: str) -> Object:
-    """The Secret with the settings of the object storage."""
+    """Return the Secret with the settings of the object storage."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -266,13 +276,13 @@ def storage_secret(cluster: Cluster, namespace: str) -> Object:
 
 
 def quickstart_manifest() -> Object:
-    """examples/quickstart/job.yaml."""
+    """Return examples/quickstart/job.yaml."""
     manifest: Object = yaml.safe_load((REPOSITORY / "examples/quickstart/job.yaml").read_text())
     return manifest
 
 
 def small_job(name: str, tasks: int = 1, **spec: object) -> Object:
-    """A job that takes seconds: its Oracle solves every task, so each reward is 1."""
+    """Return a job that takes seconds. Its Oracle solves every task, so each reward is 1."""
     task = {"prompt": "p", "solution": ["touch solved"], "verifier": {"commands": ["test -e solved"]}}
     return {
         "apiVersion": "rollout.dev/v1alpha1",
@@ -288,7 +298,7 @@ def small_job(name: str, tasks: int = 1, **spec: object) -> Object:
 
 
 def slow_quickstart(turn_seconds: float, **spec: object) -> Object:
-    """The quickstart's job on a cluster, each answer of its model after so long: time for something to happen to it."""
+    """Return the quickstart's job with slower answers of its model, so that a test has time to disturb it."""
     manifest = quickstart_manifest()
     manifest["spec"]["sandbox"]["image"] = QUICKSTART_IMAGE
     manifest["spec"] |= spec
@@ -299,7 +309,7 @@ def slow_quickstart(turn_seconds: float, **spec: object) -> Object:
 
 
 def assert_rewards(job: Job) -> Sequence[Object]:
-    """A quickstart's results are those of a laptop run, each rollout there once. Returns them."""
+    """Check that a quickstart's results are those of a run on a laptop, each rollout once. Returns them."""
     results = job.results()
     assert [result["index"] for result in results] == list(range(24))
     rewards: dict[str, list[float]] = {}
@@ -311,19 +321,21 @@ def assert_rewards(job: Job) -> Sequence[Object]:
 
 
 def assert_undisturbed(job: Job) -> None:
-    """As above, and no rollout needed a second attempt."""
+    """Like `assert_rewards`, and check that no rollout needed a second attempt."""
     for result in assert_rewards(job):
         assert (result["attempt"], result["failedAttempts"]) == (0, []), result
 
 
 def _name() -> list[str]:
-    """Which of the harness's clusters is meant."""
+    """Return the option that selects the harness's cluster."""
     name = os.environ.get("ROLLOUT_TEST_CLUSTER")
     return ["--name", name] if name else []
 
 
 def find_cluster() -> Cluster | None:
-    """The harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names, with its storage in ROLLOUT_TEST_S3_*."""
+    """Return the harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names, with its storage in
+    ROLLOUT_TEST_S3_*.
+    """
     if kubeconfig := os.environ.get("ROLLOUT_TEST_KUBECONFIG"):
         environ = {
             "AWS_ACCESS_KEY_ID": os.environ["ROLLOUT_TEST_S3_KEY"],

@@ -1,6 +1,5 @@
-"""Reads a cluster's objects over one kept connection.
-
-Tests look several times a second, and a kubectl takes 0.2 s of processor each time.
+"""Reads a cluster's objects over one connection, because tests read several times a second and a kubectl takes 0.2 s of
+processor time.
 """
 
 import json
@@ -15,7 +14,7 @@ Object = dict[str, Any]
 
 
 class ClusterReader:
-    """GETs with the credentials of a kubeconfig. Objects are as the API server has them, camelCase."""
+    """Reads with the credentials of a kubeconfig. Objects are in camelCase, as the API server has them."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._api = config.new_client_from_config(str(kubeconfig), persist_config=False)
@@ -23,11 +22,11 @@ class ClusterReader:
         self._headers = {"Accept": "application/json"} | ({"Authorization": token} if token else {})
 
     def get(self, kind: str, name: str, namespace: str) -> Object | None:
-        """An object, None when there is none. `kind` as kubectl takes it: plural, singular or short."""
+        """Return an object; None if it does not exist. `kind` may be plural, singular or short, as for kubectl."""
         return self._read(f"{self._folder(kind, namespace)}/{name}")
 
     def list(self, kinds: str, namespace: str, selector: str = "") -> list[Object]:
-        """Objects of these kinds, separated by commas, each with its `kind`."""
+        """Return the objects of these kinds (separated by commas), each with its `kind`."""
         found: list[Object] = []
         for kind in kinds.split(","):
             query = f"?labelSelector={quote(selector)}" if selector else ""
@@ -41,7 +40,7 @@ class ClusterReader:
 
     @cached_property
     def _kinds(self) -> dict[str, tuple[str, str, bool]]:
-        """Where objects of a kind are, by each of its names: path of the group, plural, whether in namespaces."""
+        """Return the location of each kind, by each of its names: path of the group, plural, whether in namespaces."""
         groups = ["/api/v1"] + [
             f"/apis/{group['preferredVersion']['groupVersion']}" for group in (self._read("/apis") or {})["groups"]
         ]

@@ -1,4 +1,4 @@
-"""Coding agents of the catalog: their tools, and a scripted model that fixes the quickstart's first bug with them."""
+"""The coding agents of the catalog: their tools, and a scripted model that fixes the quickstart's first bug with them."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -23,15 +23,15 @@ LAST_WORDS = "median() is right now."
 
 @dataclass(frozen=True)
 class Tools:
-    """How an agent's own tools are called."""
+    """How to call an agent's own tools."""
 
     marker: str
-    """Text in the prompt of its main conversation, and of no side call."""
+    """Text in the prompt of its main conversation that no side call contains."""
     read: Callable[[], ToolCall]
     edit: Callable[[str, str], ToolCall]
     shell: Callable[[str], ToolCall]
     end: ToolCall | None = None
-    """The call that hands in; without it, an answer without calls does."""
+    """The call that submits the work; None if an answer without calls does."""
 
 
 def _call(name: str, **arguments: Any) -> ToolCall:
@@ -44,7 +44,7 @@ def _patch(old: str, new: str) -> str:
 
 
 def _replace(old: str, new: str) -> str:
-    """A shell command that replaces a text."""
+    """Return a shell command that replaces a text."""
     lines = [
         "from pathlib import Path",
         'file = Path("median.py")',
@@ -54,7 +54,7 @@ def _replace(old: str, new: str) -> str:
 
 
 def _block(old: str, new: str) -> str:
-    """An edit in Aider's text form."""
+    """Return an edit in Aider's text form."""
     return f"median.py\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n"
 
 
@@ -129,7 +129,7 @@ def is_main(agent: str, prompt: Prompt) -> bool:
 
 
 def turns(agent: str) -> list[Answer]:
-    """The model's answers in the conversation that works on the task."""
+    """Return the model's answers in the conversation that works on the task."""
     if agent == "Aider":
         # It has no tools: it applies the edits in an answer, and reports one that does not fit, or the failure of its
         # test, at most three times.
@@ -157,12 +157,12 @@ def answer(agent: str, prompt: Prompt) -> Answer | str:
 
 
 def turn_of(agent: str, prompt: Prompt) -> int:
-    """How many of the model's answers a request has. Agents may add answers that the model did not give."""
+    """Return how many of the model's answers a request contains. Agents may add answers that the model did not give."""
     return sum(f"{GENERATION_PROMPT}{turn.text.splitlines()[0]}" in prompt.text for turn in turns(agent))
 
 
 def _settings(agent: str) -> dict[str, Any]:
-    """`config` of the agent, and changes of the task."""
+    """Return `config` of the agent, and changes of the task."""
     if agent != "Aider":
         return {}
     test = "python3 -c 'import median; assert median.median([3, 1, 2]) == 2'"

@@ -1,4 +1,4 @@
-"""Commands on this machine, with results as a workspace gives them."""
+"""Commands on this machine, with results like those of a workspace."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ async def run_here(
     head_bytes: int = 65_536,
     tail_bytes: int = 65_536,
 ) -> CommandResult:
-    """Run it to its end, or kill it and all that it started at its deadline."""
+    """Run it to its end, or kill it with all its processes at the deadline."""
     started = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         *(["sh", "-c", command] if isinstance(command, str) else command),

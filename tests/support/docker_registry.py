@@ -1,4 +1,4 @@
-"""The registry that most people run, in front of a temporary folder; it wants a name and a password."""
+"""The registry `docker-registry` on a temporary folder. It requires a name and a password."""
 
 import base64
 import contextlib
@@ -25,24 +25,26 @@ auth: {{htpasswd: {{realm: test, path: {folder}/users}}}}
 
 @dataclass(frozen=True)
 class DockerRegistry:
-    """A running one, by plain HTTP on the loopback."""
+    """A running registry, by plain HTTP on the loopback."""
 
     host: str
     folder: Path
 
     def images(self) -> list[str]:
-        """What was pushed: `name:tag`."""
+        """Return what was pushed, as `name:tag`."""
         root = self.folder / "images/docker/registry/v2/repositories"
         tags = (path.relative_to(root).parts for path in root.rglob("_manifests/tags/*"))
         return sorted(f"{'/'.join(parts[:-3])}:{parts[-1]}" for parts in tags if parts[-2] == "tags")
 
     def writes(self) -> int:
-        """Requests so far that were to change something."""
+        """Return the number of requests so far that could change something."""
         lines = (self.folder / "log").read_text().splitlines()
         return sum(any(f'"{method} /v2/' in line for method in ("POST", "PATCH", "PUT")) for line in lines)
 
     def machine(self, folder: Path) -> dict[str, str]:
-        """The environment of a machine with no images, whose user has logged in, and whose tools speak HTTP to it."""
+        """Return the environment of a machine without images, whose user has logged in, and whose tools speak HTTP to
+        it.
+        """
         configured = folder / ".config/containers"
         configured.mkdir(parents=True)
         (configured / "registries.conf").write_text(f'[[registry]]\nlocation = "{self.host}"\ninsecure = true\n')
@@ -56,7 +58,7 @@ class DockerRegistry:
 
 @contextlib.contextmanager
 def serve_docker_registry() -> Iterator[DockerRegistry]:
-    """It, empty; fetched first where it is not there yet."""
+    """Serve an empty registry, whose program is fetched first if missing."""
     program = subprocess.run([SCRIPT], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="docker-registry-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""The code blocks of the documentation, and what each of them asks for. docs/testing.md has the rules."""
+"""The code blocks of the documentation, and what each of them needs. docs/testing.md has the rules."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 LANGUAGES = ("sh", "console", "python", "yaml", "json", "toml", "text")
-"""`text` is what nobody runs: a drawing, a grammar, a message."""
+"""Languages of blocks. `text` is for what cannot be run: a drawing, a grammar, a message."""
 
 CLUSTER = "cluster"
 NEEDS = {
@@ -23,7 +23,8 @@ NEEDS = {
     "internet": "a package index, a registry or a paid API",
     "verl": "verl in an environment of its own: tests/integration/verl/test_pages.py runs it",
 }
-"""What a block may need that the test of its page has not, as `needs="hours"` says it, and who runs it then, if anybody."""
+"""What a block may need, as in `needs="hours"`, that the test of its page does not have, and which tests run it then.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,33 +34,33 @@ class Block:
     page: str
     """The file, from the repository's root."""
     line: int
-    """Of its fence, from 1."""
+    """Line of its fence, from 1."""
     language: str
     text: str
     title: str = ""
-    """The file that a reader makes of it; empty when it is none."""
+    """Name of the file that a reader creates from it; empty if it is not a file."""
     needs: str = ""
     exit: int = 0
-    """With what its last command has to end."""
+    """Exit code of its last command."""
 
     @property
     def place(self) -> str:
-        """Where it stands, as editors know it."""
+        """Return its position, as editors write it."""
         return f"{self.page}:{self.line}"
 
 
 class WrongBlock(ValueError):
-    """A block that does not say what it is."""
+    """A block that lacks a valid description of itself."""
 
 
 def blocks(page: Path) -> Sequence[Block]:
-    """All blocks of a page in order. Raises WrongBlock for the first that breaks a rule."""
+    """Return all blocks of a page in order. Raises WrongBlock for the first one that breaks a rule."""
     name = str(page.relative_to(REPOSITORY)) if page.is_relative_to(REPOSITORY) else page.name
     return read_blocks(name, page.read_text())
 
 
 def read_blocks(page: str, markdown: str) -> Sequence[Block]:
-    """As `blocks`, of a text."""
+    """Like `blocks`, for a text."""
     fences = [token for token in MarkdownIt("commonmark").parse(markdown) if token.type == "fence"]
     return [_block(page, (fence.map or [0])[0] + 1, fence.info, fence.content) for fence in fences]
 
@@ -83,7 +84,7 @@ def _block(page: str, line: int, info: str, text: str) -> Block:
 
 
 def commands(block: Block) -> Sequence[tuple[str, str]]:
-    """What a `console` block types, each with the output that it shows."""
+    """Return the commands of a `console` block, each with the output that it shows."""
     found: list[tuple[str, str]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
@@ -97,7 +98,9 @@ def commands(block: Block) -> Sequence[tuple[str, str]]:
 
 
 def shows(expected: str, output: str) -> bool:
-    """Whether an output is the one shown: `…` stands for anything, blanks count as one, a line `…` for any lines."""
+    """Whether an output equals the shown one. `…` stands for any text, a line `…` for any lines, and blanks count as
+    one.
+    """
     lines = [_pattern(line) for line in expected.splitlines() if line.strip()]
     found = "".join(f"{' '.join(line.split())}\n" for line in output.splitlines() if line.strip())
     return re.fullmatch("".join(lines), found) is not None

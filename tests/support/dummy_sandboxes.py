@@ -1,8 +1,8 @@
-"""Workspaces in memory, for tests of what uses them: same keys, fences and lifetimes as the real ones, no processes.
+"""Workspaces in memory for tests: the keys, fences and lifetimes of real ones, without processes.
 
-What a command does is the test's own function. `on_call` sees every call before it happens and may raise or wait, which is
-how failures and delays are injected. Worlds live in a registry of the class, so another provider object of the same world
-reattaches as another process would.
+The test's own function runs the commands. `on_call` is awaited before every call and may raise or wait, to inject
+failures and delays. Worlds are kept in a registry of the class, so another provider of the same world reattaches as
+another process would.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from rollout_api.sandbox import NetworkAccess
 
 @dataclass
 class Files:
-    """What a command of a test works on: regular files by absolute path. Folders exist where a file lies below them."""
+    """The regular files of a workspace by absolute path. A folder exists if a file is below it."""
 
     content: dict[str, bytes] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
     network: NetworkAccess = "None"
 
     def copy(self) -> Files:
-        """The same files, independent from now on."""
+        """Return an independent copy of the files."""
         return Files(dict(self.content), dict(self.modes))
 
     def below(self, folder: str) -> list[str]:
-        """Paths of the files in a folder and all below it."""
+        """Return the paths of all files below a folder."""
         return sorted(path for path in self.content if path.startswith(folder.rstrip("/") + "/"))
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all below it."""
+        """Remove a file, or a folder with everything below it."""
         for gone in [path, *self.below(path)]:
             self.content.pop(gone, None)
             self.modes.pop(gone, None)
@@ -78,11 +78,11 @@ class DummyState:
     watermark: int = 0
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     model_port: socket.socket | None = None
-    """Listens as long as the phase lasts: who connects while nobody serves it waits in its backlog."""
+    """Listens as long as the phase lasts. Connections without a server wait in its backlog."""
     model_listener: asyncio.Server | None = None
 
     def close_model_port(self) -> None:
-        """Nobody can connect any more."""
+        """Refuse further connections."""
         if self.model_listener is not None:
             self.model_listener.close()
             self.model_listener = None
@@ -93,26 +93,26 @@ class DummyState:
 
 @dataclass
 class World:
-    """What outlives a provider object."""
+    """The state that outlives a provider object."""
 
     workspaces: dict[str, DummyState] = field(default_factory=dict)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def ended(code: int = 0, stdout: bytes = b"", stderr: bytes = b"") -> CommandResult:
-    """The result of a command that ended by itself."""
+    """Return the result of a command that ended by itself."""
     return CommandResult(
         code, None, None, 0.0, stdout, stderr, len(stdout), len(stderr), 0, 0, len(stdout), len(stderr)
     )
 
 
 async def every_command_succeeds(_command: str | Sequence[str], _files: Files) -> CommandResult:
-    """What commands do when a test says nothing else."""
+    """Run commands by default: all succeed."""
     return ended()
 
 
 async def nothing_happens(_operation: str, _attempt: str, _key: str | None) -> None:
-    """No failure is injected."""
+    """Inject no failure."""
 
 
 class DummyProvider:
@@ -137,7 +137,7 @@ class DummyProvider:
         self._groups = PreparedGroups(self._prepare, self._drop)
 
     async def open(self) -> None:
-        """Nothing to get ready."""
+        """Do nothing."""
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> DummyWorkspace:
         """See SandboxProvider."""
@@ -181,7 +181,7 @@ class DummyProvider:
                 self.remove(identity)
 
     def lose(self, identity: str, reason: str = "SandboxLost") -> None:
-        """The sandbox of a workspace (`ATTEMPT.NAME`) dies: calls at work and later ones fail."""
+        """Lose the sandbox of a workspace (`ATTEMPT.NAME`): running and later calls fail."""
         state = self.world.workspaces[identity]
         state.lost = SandboxFailure(reason, f"workspace {identity} was lost on the test's order")
         state.close_model_port()
@@ -189,7 +189,7 @@ class DummyProvider:
             task.cancel()
 
     def remove(self, identity: str) -> None:
-        """The workspace is gone and its place is free."""
+        """Remove the workspace and free its place."""
         self.world.workspaces.pop(identity, None)
         self.world.freed.set()
 
@@ -212,7 +212,7 @@ class DummyProvider:
 
 
 def raise_fence(state: DummyState, fence: Fence) -> None:
-    """Take the workspace over. Raises Fenced when a newer fence, or an equal one of another holder, stands."""
+    """Take the workspace over. Raises Fenced if a newer fence, or an equal one of another holder, is current."""
     stands = state.fence
     if fence.epoch < stands.epoch or (fence.epoch == stands.epoch and fence.holder != stands.holder):
         raise Fenced(f"epoch {stands.epoch} of {stands.holder} holds this attempt; {fence.epoch} is too low")
@@ -333,7 +333,7 @@ class DummyWorkspace:
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
-        """See Workspace: here the tar takes the place of all that is in its parts."""
+        """See Workspace. Here the tar replaces everything in its parts."""
         for number, form in enumerate(rules):
             await self.remove(posixpath.normpath(posixpath.join(path, form["root"])), key=f"{key}-before-{number}")
         await self.untar(path, data, key=key)
@@ -348,7 +348,7 @@ class DummyWorkspace:
         ancestors: Ancestors = "refuse",
         owner: str | None = None,
     ) -> None:
-        """See Workspace: there are no links here."""
+        """See Workspace. There are no links here."""
         archive = b"".join([chunk async for chunk in data])
 
         async def work() -> None:
@@ -365,11 +365,11 @@ class DummyWorkspace:
         await self._once("untar", key, (path, archive), work)
 
     async def layers(self) -> Sequence[str]:
-        """See Workspace: a snapshot has everything here."""
+        """See Workspace. A snapshot contains everything here."""
         return ()
 
     async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
-        """See Workspace: here the whole working folder."""
+        """See Workspace. Here the snapshot is the whole working folder."""
         async for chunk in self.tar(self.working_dir):
             yield chunk
 
@@ -378,7 +378,7 @@ class DummyWorkspace:
         await self.untar(self.working_dir, data, key=key)
 
     async def freeze(self) -> None:
-        """See Workspace: there are no processes."""
+        """See Workspace. There are no processes here."""
         await self._enter_call("freeze", None)
 
     async def fork(self, name: str, *, of: str | None = None) -> DummyWorkspace:
@@ -411,12 +411,12 @@ class DummyWorkspace:
         return hmac.digest(self._state.seed, purpose.encode(), "sha256")
 
     async def missed_requests(self) -> int:
-        """See Workspace. Nobody counts those here."""
+        """See Workspace. They are not counted here."""
         return 0
 
     @asynccontextmanager
     async def serve_model(self, server: web.Server) -> AsyncIterator[str]:
-        """See Workspace: here on this machine's loopback, and only what has not been sent yet is held."""
+        """See Workspace. Here it serves on this machine's loopback, and only requests that were not sent yet are held."""
         await self._enter_call("serve_model", None)
         state = self._state
         if state.model_port is None:
@@ -438,7 +438,7 @@ class DummyWorkspace:
                 connection.force_close()
 
     async def kill_all(self, *, key: str) -> None:
-        """See Workspace: no process outlives its call here."""
+        """See Workspace. No process outlives its call here."""
         await self._enter_call("kill_all", key)
 
     async def acknowledge(self, turn: int) -> None:
@@ -462,7 +462,9 @@ class DummyWorkspace:
     async def _once(
         self, operation: str, key: str | None, request: tuple[Any, ...], work: Callable[[], Awaitable[Any]]
     ) -> Any:
-        """The reply of that key: remembered, joined, or worked out now. A caller that goes away does not stop the work."""
+        """Return the reply of that key: remembered, joined, or computed now. The work continues if a caller
+        disconnects.
+        """
         await self._enter_call(operation, key)
         if key is None:
             return await work()
@@ -509,5 +511,5 @@ class DummyWorkspace:
 
 
 def turn_of(key: str) -> int:
-    """The turn of an idempotency key, `TURN:NAME`."""
+    """Return the turn of an idempotency key, `TURN:NAME`."""
     return int(key.partition(":")[0])

@@ -1,4 +1,4 @@
-"""A reverse proxy that treats requests as a network and a busy store do: slowly, with refusals, with lost replies."""
+"""A reverse proxy that behaves like a network and a busy store: slow, with refusals, with lost replies."""
 
 import asyncio
 import contextlib
@@ -20,34 +20,36 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 @dataclass
 class FaultProxy:
-    """What is done to requests. Chances are per request, 0 to 1; they may be changed while it serves."""
+    """Applies faults to requests. Chances are per request, 0 to 1; they may be changed while it serves."""
 
     upstream: int
     """Port of the real server."""
     seed: int = 0
     delay_seconds: float = 0
-    """Before each request is passed on."""
+    """Delay before each request is forwarded."""
     unavailable: float = 0
-    """Answered with 503, and not passed on."""
+    """Chance of an answer 503 instead of forwarding."""
     throttled: float = 0
-    """Answered with 429, and not passed on."""
+    """Chance of an answer 429 instead of forwarding."""
     conflict: float = 0
-    """A write is answered with 409, and not passed on, as S3 does while another write of the key is under way."""
+    """Chance that a write is answered with 409 instead of being forwarded, as S3 does while another write of the key is
+    under way.
+    """
     lost_request: float = 0
-    """The connection breaks before the request is passed on."""
+    """Chance that the connection breaks before the request is forwarded."""
     lost_reply: float = 0
-    """The request is passed on and done; the connection breaks before its reply."""
+    """Chance that the request is forwarded and done, and the connection breaks before its reply."""
     refusals: list[tuple[int, str]] = field(default_factory=list)
-    """Status and error code for each of the next requests, which are not passed on."""
+    """Status and error code for each of the next requests, which are not forwarded."""
     down: bool = False
-    """Every connection breaks."""
+    """Whether every connection breaks."""
     port: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     """Requests by method, and faults by name."""
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator["FaultProxy"]:
-        """Serves on a free port of loopback."""
+        """Serve on a free port of the loopback."""
         self._random = random.Random(self.seed)
         application = web.Application(client_max_size=1 << 30)
         application.router.add_route("*", "/{path:.*}", self._handle)

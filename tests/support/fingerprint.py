@@ -1,4 +1,4 @@
-"""What a run came to, without what may differ between two equal runs: times, places, epochs."""
+"""The content of a run without what may differ between two equal runs: times, places, epochs."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from rollout_api.records import IntentRecord, ObservationsRecord, Record, Respon
 
 
 def plain(record: Record) -> Any:
-    """The content of a record."""
+    """Return the content of a record."""
     match record:
         case IntentRecord():
             return ["intent", record.turn, record.keep, record.messages]
@@ -24,9 +24,9 @@ def plain(record: Record) -> Any:
 
 
 async def fingerprint(store: Store, name: str) -> dict[int, Any]:
-    """By rollout index: its result and everything in its journal. Two equal runs have equal fingerprints.
+    """Return, by rollout index, its result and everything in its journal. Two equal runs have equal fingerprints.
 
-    Also checks that every object that a seal vouches for is there, with its digest.
+    Also checks that every object in a seal exists, with its digest.
     """
     run = await open_run(store, name)
     prints: dict[int, Any] = {}

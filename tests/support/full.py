@@ -1,17 +1,17 @@
-"""How much is tested: `make test-full` sets ROLLOUT_FULL, and only this module reads it."""
+"""How much is tested: `make test-full` sets ROLLOUT_FULL, which only this module reads."""
 
 import os
 
 import pytest
 
 FULL = bool(os.environ.get("ROLLOUT_FULL"))
-"""Whether tests marked `full` run too, and counts are the large ones."""
+"""Whether tests marked `full` run too, with the large counts."""
 
 
 def examples(full: int) -> int:
-    """Return how many examples of a property are tried: `full` of them in `make test-full`, else a quarter, at least 3."""
+    """Return the number of examples of a property test: `full` in `make test-full`, else a quarter of it, at least 3."""
     return full if FULL else max(3, full // 4)
 
 
 MODES_ONCE = ["Overlay", pytest.param("Plain", marks=pytest.mark.full)]
-"""Modes of workspaces, for tests of what does not depend on the mode: `make test` tries them in Overlay."""
+"""Modes of workspaces for tests that do not depend on the mode: `make test` uses Overlay only."""

@@ -1,4 +1,4 @@
-"""Environments that misbehave on demand, and models that play: what `module:Class` and `model.function` name in tests."""
+"""Environments that misbehave on demand, and models that play: `module:Class` and `model.function` in tests."""
 
 import asyncio
 import hashlib
@@ -8,9 +8,8 @@ from typing import Any
 
 
 class Game:
-    """Counts its steps. `hang`, `die` and `raise` are actions that do so; `drift` tells processes apart.
-
-    From seed `limit` on there is nothing.
+    """Counts its steps. The actions `hang`, `die` and `raise` do so; `drift` distinguishes processes. Seeds from
+    `limit` on have no episode.
     """
 
     def __init__(self, slow_reset: bool = False, drift: bool = False, limit: int = 1000) -> None:
@@ -39,7 +38,7 @@ class Game:
 
 
 class OldGame(Game):
-    """Steps as Gym did before version 0.26."""
+    """Steps like Gym before version 0.26."""
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:  # type: ignore[override]
         observation, reward, terminated, _, info = super().step(action)
@@ -47,7 +46,7 @@ class OldGame(Game):
 
 
 async def wander(messages: list[dict[str, Any]], task: str, member: int, **_: Any) -> str:
-    """Walks at random, the same way whenever it sees the same; every fifth answer has no action."""
+    """Walk at random, in the same way for equal observations; every fifth answer has no action."""
     await asyncio.sleep(0.2)
     drawn = hashlib.sha256(f"{task}{member}{messages}".encode()).digest()[0] % 5
     return ["<answer>Left</answer>", "<answer>Down</answer>", "<answer>Right</answer>", "<answer>Up</answer>", "Hm."][

@@ -1,4 +1,6 @@
-"""The server of Harbor trials, in this process or in one of its own, and a program that asks its model and solves a task."""
+"""A server of Harbor trials, in this process or in a separate one, and a program that calls its model and solves a
+task.
+"""
 
 import asyncio
 import os
@@ -30,11 +32,11 @@ for turn in range(int(sys.argv[2])):
     open("turns.txt", "a").write("turn\\n")
 open("hello.txt", "w").write("Hello, world!\\n")
 """
-"""Asks its model so often, with a tool on offer, then solves `hello_world`, whatever the answers were."""
+"""Calls its model this many times with a tool, then solves `hello_world` whatever the answers were."""
 
 
 def job_manifest(name: str, agent: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """A manifest that runs are made of. Its own model is nowhere: each run brings one."""
+    """Return the manifest of the server's runs. Its own model does not exist, because each run brings one."""
     model = {"endpoint": {"baseURL": "http://127.0.0.1:9/v1", "name": "nobody"}, "allowTextOnly": True}
     return {
         "apiVersion": "rollout.dev/v1alpha1",
@@ -52,18 +54,18 @@ def job_manifest(name: str, agent: dict[str, Any], **spec: Any) -> dict[str, Any
 
 
 def asking(turns: int) -> dict[str, Any]:
-    """The agent that runs `ASKING`."""
+    """Return the agent that runs `ASKING`."""
     return {"type": "Command", "command": [sys.executable, "-c", ASKING, "{prompt}", str(turns)]}
 
 
 def job(name: str, agent: dict[str, Any], **spec: Any) -> RolloutJob:
-    """The same, read."""
+    """Return the parsed manifest."""
     return load_manifest(yaml.safe_dump(job_manifest(name, agent, **spec)))
 
 
 @asynccontextmanager
 async def harbor_server(folder: Path, *jobs: RolloutJob, **options: Any) -> AsyncIterator[tuple[str, Runs]]:
-    """A server in this process; its URL, with the key, and its runs."""
+    """Run a server in this process. Yields its URL, with the key, and its runs."""
     served = {job.metadata.name: ServedJob(job, folder) for job in jobs}
     runs = Runs(folder / "runs", served, dict(os.environ), **options)
     runner, port = await serving(runs, KEY, "127.0.0.1", 0)
@@ -75,7 +77,7 @@ async def harbor_server(folder: Path, *jobs: RolloutJob, **options: Any) -> Asyn
 
 
 async def start_serve(folder: Path, port: int) -> asyncio.subprocess.Process:
-    """`rolloutctl serve job.yaml` in that folder, once it answers."""
+    """Start `rolloutctl serve job.yaml` in that folder; return once it answers."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "from rolloutctl.main import app; app()", "serve", "job.yaml", "--port", str(port),
         cwd=folder, env={**os.environ, "HARBOR_SERVER_KEY": KEY, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -1,4 +1,4 @@
-"""Task folders in the form of Harbor and of Terminal-bench, as their own documentation writes a first one."""
+"""Task folders in the formats of Harbor and Terminal-bench, like the first examples of their documentation."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ exit 3
 
 
 def write_folder(folder: Path, files: dict[str, str | bytes]) -> Path:
-    """Files by path, as a folder."""
+    """Write files by path as a folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -19,7 +19,7 @@ def write_folder(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def hello_world(folder: Path, config: str = "", /, **files: str | bytes) -> Path:
-    """Write "Hello, world!" into hello.txt. `config` stands at the end of its task.toml."""
+    """Write the task "Write 'Hello, world!' into hello.txt". `config` is appended to its task.toml."""
     return write_folder(
         folder,
         {
@@ -38,7 +38,7 @@ def hello_world(folder: Path, config: str = "", /, **files: str | bytes) -> Path
 
 
 def in_two_steps(folder: Path, gate: float = 0.5, strategy: str = "mean") -> Path:
-    """First a file, then another one made of it; the second step's test wants both."""
+    """Write a task with two steps: one file, then another one made from it. The second step's test requires both."""
     return write_folder(
         folder,
         {
@@ -63,7 +63,7 @@ def in_two_steps(folder: Path, gate: float = 0.5, strategy: str = "mean") -> Pat
 
 
 def terminal_bench(folder: Path, config: str = "", /, **files: str | bytes) -> Path:
-    """Write "Hello, world!" into hello.txt, in the older form. `config` stands at the end of its task.yaml."""
+    """Write the same task in the older format of Terminal-bench. `config` is appended to its task.yaml."""
     return write_folder(
         folder,
         {

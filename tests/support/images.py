@@ -1,4 +1,4 @@
-"""Images, as tests take them apart and make them: small ones of programs that are compiled here, for any libc or none."""
+"""Images that tests unpack or create: small ones, of programs compiled here for any libc or none."""
 
 import json
 import os
@@ -26,7 +26,7 @@ int main(int count, char **words) {
 
 
 def install_compilers() -> None:
-    """Fails with what is missing, rather than hide that nothing was tested."""
+    """Fail with the names of missing compilers, so that untested code is noticed."""
     assert os.geteuid() == 0, "images are made and unpacked by root; run these tests as root"
     missing = sorted(package for program, package in PACKAGES.items() if not shutil.which(program))
     if missing:
@@ -35,14 +35,14 @@ def install_compilers() -> None:
 
 
 def compile_c(code: str, place: Path, *options: str, compiler: str = "gcc") -> Path:
-    """A program, or with `-shared` a library."""
+    """Compile a program, or with `-shared` a library."""
     place.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([compiler, "-O1", "-x", "c", *options, "-o", place, "-"], input=code, text=True, check=True)
     return place
 
 
 def compile_for_musl(code: str, place: Path) -> str:
-    """A program whose libc is musl; the path of the loader that it asks for, which is all of musl."""
+    """Compile a program for musl; return the path of the loader that it needs, which contains all of musl."""
     compile_c(code, place, compiler="musl-gcc")
     program = subprocess.run(["readelf", "-l", place], stdout=subprocess.PIPE, text=True, check=True).stdout
     loader = program.partition("program interpreter: ")[2].partition("]")[0]
@@ -51,18 +51,18 @@ def compile_for_musl(code: str, place: Path) -> str:
 
 
 def busybox() -> Path:
-    """A static one: a shell and small tools."""
+    """Return the path of a static busybox: a shell and small tools."""
     return Path(str(shutil.which("busybox")))
 
 
 def build(*targets: str) -> list[Path]:
-    """The archives of the product's own images."""
+    """Return the archives of the product's images."""
     made = subprocess.run([REPOSITORY / "hack/images/build", *targets], stdout=subprocess.PIPE, text=True, check=True)
     return [Path(line) for line in made.stdout.split()]
 
 
 def unpack(archive: Path, workshop: Path) -> tuple[list[Path], dict[str, Any]]:
-    """An image's layers, the lowest first, each unpacked once whatever number of images has it; and its configuration."""
+    """Return an image's layers, the lowest first, and its configuration. Each layer is unpacked once for all images."""
 
     def read(name: str) -> Any:
         return json.loads(subprocess.run(["tar", "-xOf", archive, name], stdout=subprocess.PIPE, check=True).stdout)

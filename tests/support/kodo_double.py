@@ -1,6 +1,7 @@
-"""Stands in for the kodo package where that is not installed: the same signatures, on podman's command line.
+"""Replaces the kodo package where that is not installed: the same signatures, with podman's command line.
 
-Signatures as in https://github.com/baidubce/kodo, kodo/core.py: `kodo_signatures.json` has them, and a test compares.
+The signatures of https://github.com/baidubce/kodo, kodo/core.py, are in `kodo_signatures.json`, and a test compares
+them.
 """
 
 import importlib.util
@@ -13,13 +14,13 @@ from typing import Any
 
 
 def stand_in() -> None:
-    """Take the real package's place in this process, unless that is installed."""
+    """Replace the package in this process, unless the real one is installed."""
     if "kodo" not in sys.modules and importlib.util.find_spec("kodo") is None:
         sys.modules["kodo"] = sys.modules[__name__]
 
 
 class NotFound(Exception):
-    """As of the docker package."""
+    """Like that of the docker package."""
 
     status_code = 404
 
@@ -42,7 +43,7 @@ def pull(name: str) -> Any:
 
 
 class Container:
-    """What the docker package gives of a container, as far as it is used."""
+    """The used part of a container of the docker package."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The policy of examples/train, its server and open jobs that it answers."""
+"""The policy of examples/train, its server, and open jobs that it answers."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from rolloutctl.client import Client
 async def opened(
     folder: Path, engine: Engine | None = None, settings: Settings | None = None
 ) -> AsyncIterator[tuple[Trainer, RolloutSession]]:
-    """A trainer with an open job, and a server with that engine in this process."""
+    """Open a trainer with an open job, and a server with that engine in this process."""
     runner = await serve(engine or Engine(None), "lake", "127.0.0.1", 0)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:

@@ -1,10 +1,10 @@
-"""An environment of one step whose rewards are moved by an offset that each of its groups has for itself."""
+"""An environment of one step, with a separate offset of the rewards in each group."""
 
 from typing import Any
 
 
 class Lamp:
-    """Goes on by `Up`: reward 1 and the offset, else the offset alone."""
+    """Switched on by `Up`: reward 1 plus the offset, else the offset alone."""
 
     def __init__(self, offset: float = 0.0) -> None:
         self._offset = offset

@@ -1,4 +1,4 @@
-"""Runs as the engine records them, made up: every outcome, forks, cheats, and text that wants to be markup."""
+"""Invented runs, recorded like the engine's: every outcome, forks, cheats, and text with markup."""
 
 import hashlib
 import io
@@ -48,7 +48,7 @@ HOSTILE = [
 def made_up_rollout(
     index: int, group_size: int = 8, turns: int = 4, hostile: bool = True, began: float = BEGAN
 ) -> Rollout:
-    """The rollout of that index; the same index makes the same rollout."""
+    """Return the rollout of that index; equal indices give equal rollouts."""
     chance = random.Random(index)
     group, member = divmod(index, group_size)
     task = task_name(group)
@@ -163,7 +163,7 @@ def made_up_rollout(
 
 
 def manifest(name: str, count: int, group_size: int, **spec: Any) -> dict[str, Any]:
-    """The manifest of a made-up run."""
+    """Return the manifest of an invented run."""
     tasks = [{"name": task_name(group), "prompt": "Mend it."} for group in range(-(-count // group_size))]
     return {
         "apiVersion": "rollout.dev/v1alpha1",
@@ -195,7 +195,7 @@ def write_run(
     created: float = BEGAN,
     **spec: Any,
 ) -> Path:
-    """Write a run of made-up rollouts, with artifacts and tokens; return its folder."""
+    """Write a run of invented rollouts with artifacts and tokens; return its folder."""
     whole = total or len(rollouts)
     uid = hashlib.sha256(name.encode()).hexdigest()[:8] + "-0000"
     folder = output / f"{name}-{uid[:8]}"
@@ -269,12 +269,12 @@ def write_bare_run(output: Path, name: str, rollouts: int, group_size: int = 8) 
 
 
 def task_name(group: int) -> str:
-    """The name of a made-up task."""
+    """Return the name of an invented task."""
     return f"fix-{['parser', 'cache', 'dates', 'queue', 'matrix'][group % 5]}-{group}"
 
 
 def in_flight_index(rollout: Rollout) -> int:
-    """The index of a rollout without a result: `made_up_rollout` writes it into the name of the runner."""
+    """Return the index of a rollout without a result, which `made_up_rollout` writes into the name of the runner."""
     first = rollout.records[0]
     assert isinstance(first, AttemptRecord)
     return int(first.runner.removeprefix("host-"))

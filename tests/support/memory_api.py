@@ -1,4 +1,4 @@
-"""An API server in memory behind the interface of `KubeApi`, and the operator's loop on it, with real queues and caches."""
+"""An API server in memory with the interface of `KubeApi`, and the operator's loop on it, with real queues and caches."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ CONFIG = OperatorConfig(images=Images(runtime="r", executor="e"), lease=LeaseSet
 
 
 class MemoryApi:
-    """Objects by kind, namespace and name. Every change is shown to `sink` at once, as a watch would."""
+    """Objects by kind, namespace and name. `sink` gets every change at once, as from a watch."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Json] = {}
@@ -44,7 +44,7 @@ class MemoryApi:
         self._version = 0
 
     def put(self, kind: str, obj: Json) -> Json:
-        """Store an object as it is given, and show it."""
+        """Store an object unchanged, and notify the sink."""
         self._version += 1
         metadata = obj["metadata"]
         metadata.setdefault("uid", str(uuid.uuid4()))
@@ -59,7 +59,7 @@ class MemoryApi:
         return copy.deepcopy(obj)
 
     def of(self, kind: str) -> list[Json]:
-        """All objects of a kind."""
+        """Return all objects of a kind."""
         return [obj for (found, _, _), obj in self.objects.items() if found == kind]
 
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
@@ -131,7 +131,7 @@ async def operator_on(
     may_write: Callable[[], bool] = lambda: True,
     writes_in_flight: int = 16,
 ) -> AsyncIterator[Loop]:
-    """The operator's loop, at work on what is stored and on every change."""
+    """Run the operator's loop on all stored objects and on every change."""
     kube = cast("KubeApi", api)
     cache, memory, keys = Cache(), Memory(), KeyRing(kube)
     operations = ServerOperations(cast("Any", None), may_ask=lambda: False)
@@ -154,7 +154,7 @@ async def operator_on(
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    """What the condition gives when it is true for the first time."""
+    """Return the condition's first true value."""
     async with asyncio.timeout(seconds):
         while not (found := condition()):  # noqa: ASYNC110 - objects change without telling anybody
             await asyncio.sleep(0.01)

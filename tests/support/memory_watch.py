@@ -1,4 +1,4 @@
-"""Whether the memory of a pod's processes grows, over a time in which none of them is killed."""
+"""Measures whether the memory of a pod's processes grows while none of them is killed."""
 
 import time
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from tests.support.runner_pods import resident_mebibytes
 
 @dataclass
 class MemoryWatch:
-    """Looks at pods again and again."""
+    """Reads the memory of pods repeatedly."""
 
     cluster: Cluster
     seen: dict[str, "Samples"] = field(default_factory=dict)
-    """By name of the pod."""
+    """Samples by the name of the pod."""
 
     def look(self, pods: Sequence[Object]) -> None:
-        """Once at each of these pods."""
+        """Read each of these pods once."""
         for pod in pods:
             if found := resident_mebibytes(self.cluster, pod):
                 self.seen.setdefault(pod["metadata"]["name"], Samples()).add(time.monotonic(), found)
@@ -26,22 +26,24 @@ class MemoryWatch:
 
 @dataclass
 class Samples:
-    """Of one pod: times in seconds of any one clock, memory in MiB."""
+    """Samples of one pod: times in seconds of one clock, memory in MiB."""
 
     times: list[float] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     processes: set[frozenset[int]] = field(default_factory=set)
-    """All sets of process ids that were seen: more than one, and a younger process stands for an older one."""
+    """All observed sets of process ids. With more than one, a process was replaced."""
 
     def add(self, now: float, found: dict[int, float]) -> None:
-        """One look: memory by process id."""
+        """Add one reading: memory by process id."""
         self.times.append(now)
         self.sizes.append(sum(found.values()))
         self.processes.add(frozenset(found))
 
     @property
     def growth(self) -> float:
-        """By how much of its mean the memory grows from the first look to the last, by the line of least squares."""
+        """Return the growth of the memory from the first to the last reading, by the line of least squares, relative to
+        its mean.
+        """
         line = linear_regression(self.times, self.sizes)
         return line.slope * (self.times[-1] - self.times[0]) / mean(self.sizes)
 

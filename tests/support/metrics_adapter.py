@@ -1,6 +1,6 @@
-"""Runs in a pod: the API external.metrics.k8s.io of a cluster, with one metric. Stands in for prometheus-adapter or KEDA.
+"""Runs in a pod: a cluster's API external.metrics.k8s.io with one metric, instead of prometheus-adapter or KEDA.
 
-`rollout_model_calls{model_server}` is the sum over a namespace's runners, which it finds in the API server and asks itself.
+`rollout_model_calls{model_server}` is the sum over a namespace's runners, which it lists in the API server and reads.
 Arguments: certificate and key of its HTTPS port, 8443. Needs only Python.
 """
 
@@ -35,7 +35,7 @@ def runners(namespace: str) -> list[str]:
 
 
 def calls(namespace: str, server: str) -> float:
-    """Return the calls to a ModelServer that are at servers or wait."""
+    """Return the calls to a ModelServer that run or wait."""
     total = 0.0
     for address in runners(namespace):
         try:

@@ -1,4 +1,4 @@
-"""mini-swe-agent as the agent of a job: how it is started, and a model that works with it."""
+"""mini-swe-agent as the agent of a job: its command, and a model that works with it."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ ENVIRONMENT = {
 STEPS = 5
 TURNS = STEPS + 1
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""The command by which it hands in."""
+"""The command by which it submits."""
 
 
 def working(prompt: Prompt) -> Answer | None:
-    """Counts in steps.txt, a command a turn, and hands in."""
+    """Answer as a model that counts in steps.txt, one command a turn, and then submits."""
     if not prompt.session:
         return None
     command = f"echo {prompt.turn} >> steps.txt" if prompt.turn < STEPS else DONE

@@ -1,4 +1,4 @@
-"""Calls of a model, made by hand."""
+"""Model requests for tests."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rollout_api.model import Sampling
 
 
 def model_request(content: str = "Hi", **changes: Any) -> ModelRequest:
-    """One message of the user's, without tools; `changes` are fields of the call in place of those here."""
+    """Return a request with one user message and no tools. `changes` replace its fields."""
     plain: dict[str, Any] = {
         "messages": [{"role": "user", "content": content}],
         "tools": [],

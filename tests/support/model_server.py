@@ -1,4 +1,4 @@
-"""ModelServers of the stand-in on a real cluster: made, given policies and asked as a user would."""
+"""ModelServers of the stand-in on a real cluster: created, updated and called as by a user."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ print(urllib.request.urlopen(request, timeout=30).read().decode())
 
 
 def upload_weights(cluster: Cluster, namespace: str, folder: str, version: int) -> str:
-    """Weights of the stand-in, in the storage; their URI."""
+    """Upload weights of the stand-in; return their URI."""
     uri = f"s3://{cluster.bucket}/{namespace}/{folder}"
     store = Store.open(uri, cluster.environ, patience_seconds=30)
     asyncio.run(store.put("version.json", json.dumps({"version": version}).encode()))
@@ -33,13 +33,15 @@ def upload_weights(cluster: Cluster, namespace: str, folder: str, version: int) 
 
 
 def small_containers() -> list[Object]:
-    """What init containers of a pod template ask for, so that many pods fit on a test's node."""
+    """Return small requests for init containers of a pod template, so that many pods fit on a test's node."""
     small = {"requests": {"cpu": "50m", "memory": "64Mi"}}
     return [{"name": name, "resources": small} for name in ("download", "gateway")]
 
 
 def quick_pods(**engine: object) -> Object:
-    """`podTemplate.spec` of small pods that start and go within seconds; more fields of the container `engine`."""
+    """Return `podTemplate.spec` of small pods that start and end within seconds. Further fields are those of the
+    container `engine`.
+    """
     quick = {"startupProbe": {"periodSeconds": 1}, "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
     return {
         "initContainers": small_containers(),
@@ -49,7 +51,7 @@ def quick_pods(**engine: object) -> Object:
 
 
 def standin_spec(cluster: Cluster, namespace: str, **spec: object) -> Object:
-    """`spec` of a ModelServer, or `model.server` of a job."""
+    """Return `spec` of a ModelServer, or `model.server` of a job."""
     weights = upload_weights(cluster, namespace, "model", 0)
     return {
         "model": {"name": NAME, "uri": weights, "secretRef": STORAGE_SECRET},
@@ -71,7 +73,7 @@ class Server:
         self.cluster, self.namespace, self.name = cluster, namespace, name
 
     def apply(self, **spec: object) -> "Server":
-        """kubectl apply."""
+        """Apply it by kubectl."""
         self.cluster.apply(
             {
                 "apiVersion": "rollout.dev/v1alpha1",
@@ -83,7 +85,7 @@ class Server:
         return self
 
     def delete(self) -> None:
-        """kubectl delete; returns when its pods are gone."""
+        """Delete it by kubectl; return when its pods are gone."""
         self.cluster.kubectl("delete", "modelserver", self.name, "-n", self.namespace, "--ignore-not-found")
 
         def pods() -> Sequence[Object]:
@@ -93,28 +95,28 @@ class Server:
 
     @property
     def found(self) -> Object | None:
-        """As the API server has it now; None when it is gone."""
+        """Return it as the API server has it now; None if it is gone."""
         return self.cluster.get("modelserver", self.name, self.namespace)
 
     @property
     def status(self) -> Object:
-        """Its status, empty before the operator has seen it."""
+        """Return its status; empty before the operator has processed it."""
         status: Object = (self.found or {}).get("status", {})
         return status
 
     @property
     def policy(self) -> Object:
-        """Version and gate."""
+        """Return version and gate."""
         policy: Object = self.status.get("policy", {})
         return policy
 
     @property
     def ready(self) -> Sequence[Object]:
-        """Its servers that may be called."""
+        """Return its servers that accept calls."""
         return [server for server in self.status.get("servers", []) if server["ready"]]
 
     def wait_ready(self, count: int, seconds: float = 240) -> "Server":
-        """Until so many servers are ready, and no other is listed."""
+        """Wait until this many servers are ready, and no other is listed."""
         eventually(
             lambda: True if [len(self.ready), len(self.status.get("servers", []))] == [count] * 2 else None,
             seconds,
@@ -123,12 +125,12 @@ class Server:
         return self
 
     def ask_for(self, version: int) -> None:
-        """kubectl patch: another policy."""
+        """Set another policy, as kubectl patch does."""
         uri = upload_weights(self.cluster, self.namespace, f"policy-{version}", version)
         self.patch(policy={"version": version, "uri": uri})
 
     def update(self, version: int, uri: str) -> None:
-        """Another policy by the Python client, which waits for it. Raises PolicyNotServed."""
+        """Update the policy by the Python client, which waits for it. Raises PolicyNotServed."""
 
         async def update() -> None:
             async with await config.new_client_from_config(str(self.cluster.kubeconfig)) as api:
@@ -138,25 +140,25 @@ class Server:
         asyncio.run(update())
 
     def patch(self, **spec: object) -> None:
-        """kubectl patch: fields of its spec."""
+        """Patch fields of its spec by kubectl."""
         patch = json.dumps({"spec": spec})
         self.cluster.kubectl("patch", "modelserver", self.name, "-n", self.namespace, "--type=merge", "-p", patch)
 
     def wait_step(self, *steps: str) -> None:
-        """Until a policy update is at one of these steps."""
+        """Wait until a policy update is at one of these steps."""
         eventually(lambda: True if self.policy.get("step") in steps else None, 120, self.describe)
 
     def wait_policy(self, version: int) -> None:
-        """Until the gate is open with this policy."""
+        """Wait until the gate is open with this policy."""
         wanted = {"current": version, "gate": "Open"}
         eventually(lambda: True if wanted.items() <= self.policy.items() else None, 180, self.describe)
 
     def ask_engine(self, pod: str, path: str, body: object = None) -> Any:
-        """What the engine in a pod answers; POST where there is a body."""
+        """Return the answer of the engine in a pod; a POST if there is a body."""
         return json.loads(self.engine_text(pod, path, body))
 
     def engine_text(self, pod: str, path: str, body: object = None) -> str:
-        """The same, as text."""
+        """Return the same as text."""
         method, data = ("GET", "") if body is None else ("POST", json.dumps(body))
         url = f"http://127.0.0.1:{MODEL_ENGINE_PORT}{path}"
         command = ("python3", "-c", ASK_ENGINE, method, url, data)
@@ -164,15 +166,17 @@ class Server:
         return done.stdout
 
     def evict(self, pod: str) -> bool:
-        """By the eviction API. False: refused for now."""
+        """Evict a pod by the eviction API. False: refused for now."""
         return self.cluster.evict(pod, self.namespace)
 
     def condition(self, kind: str) -> Object:
-        """A condition, empty when it is not there."""
+        """Return a condition; empty if it does not exist."""
         return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
 
     def run_in_pod(self, name: str, labels: Object, *arguments: str, namespace: str = "") -> str:
-        """What a pod with these labels prints that runs Python with these arguments, where the server is or elsewhere."""
+        """Return the output of a pod with these labels that runs Python with these arguments, in the server's namespace
+        or another.
+        """
         place = namespace or self.namespace
         container = {"name": "main", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", *arguments]}
         pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
@@ -185,7 +189,7 @@ class Server:
         return said
 
     def describe(self) -> str:
-        """All that a failed test wants to know."""
+        """Return what helps to understand a failed test."""
         kinds = "modelservers,statefulsets,jobs,pods,services,events"
         found = [self.cluster.kubectl("get", kinds, "-n", self.namespace, check=False).stdout]
         found.append(self.cluster.kubectl("describe", "modelserver", "-n", self.namespace, check=False).stdout)

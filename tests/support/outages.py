@@ -1,4 +1,4 @@
-"""Taking parts of the harness's own cluster away, as accidents would, and giving all of them back."""
+"""Outages of parts of the harness's own cluster, all of which are restored."""
 
 import contextlib
 import json
@@ -17,18 +17,18 @@ class Write:
 
     verb: str
     resource: str
-    """With its subresource, as in `rolloutjobs/status`."""
+    """Resource with its subresource, as `rolloutjobs/status`."""
     namespace: str
     name: str
     user: str
     pod: str
-    """Pod of whoever wrote, where it was one."""
+    """Pod of the writer, if it was one."""
     time: str
-    """When it was asked for, RFC 3339 in UTC."""
+    """Time of the request, RFC 3339 in UTC."""
 
 
 class Outages:
-    """What a test takes away is back after it."""
+    """Restores after a test what the test has stopped."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -37,14 +37,14 @@ class Outages:
 
     @contextlib.contextmanager
     def without(self, component: str) -> Iterator[None]:
-        """A component of the first node is dead within, killed without a word."""
+        """Kill a component of the first node during the block."""
         self._stopped.add(component)
         self._harness("component", "kill", component)
         yield
         self._start(component)
 
     def kill(self, pod: Object) -> None:
-        """SIGKILL of all processes of a pod's containers, at once."""
+        """SIGKILL all processes of a pod's containers at once."""
         killed = 0
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -55,18 +55,18 @@ class Outages:
         assert killed, f"pod {pod['metadata']['name']} has no process on this machine"
 
     def add_node(self) -> str:
-        """A further node, ready; its name."""
+        """Add a node, and wait until it is ready; return its name."""
         index = self._harness("node", "add").strip()
         name = next(node["name"] for node in self._status()["nodes"] if node["index"] == int(index))
         self._added.append(name)
         return str(name)
 
     def kill_node(self, name: str) -> None:
-        """A power failure of a node that was added."""
+        """Kill an added node, as a power failure would."""
         self._harness("node", "kill", name.rpartition("-")[2])
 
     def writes(self, namespace: str) -> Sequence[Write]:
-        """All writes of objects of a namespace so far, in the order in which they were asked for."""
+        """Return all writes of objects of a namespace so far, in the order of the requests."""
         found = []
         with Path(self._cluster.details["auditLog"]).open() as log:
             for line in log:
@@ -78,7 +78,7 @@ class Outages:
         return sorted(found, key=lambda write: write.time)
 
     def restore(self) -> None:
-        """Give everything back."""
+        """Restore everything."""
         for component in self._stopped:
             self._start(component)
         for name in self._added:

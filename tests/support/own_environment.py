@@ -1,4 +1,4 @@
-"""A Python environment of its own for a package that the product does not depend on: made once, kept in the cache."""
+"""Separate Python environments for packages on which the product does not depend, created once and kept in the cache."""
 
 import asyncio
 import fcntl
@@ -13,9 +13,9 @@ from pathlib import Path
 
 
 def own_environment(name: str, *requirements: str) -> Path:
-    """The folder of a virtual environment that has these packages; another list of them is another environment.
+    """Return the folder of a virtual environment with these packages; each list of packages has its own environment.
 
-    Made where it is missing, which needs a package index and takes a minute or two; whoever else wants it meanwhile waits.
+    A missing one is created, which needs a package index and takes a minute or two. Concurrent callers wait for it.
     """
     wanted = "\n".join((*requirements, sys.version))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-rollouts" / "environments"
@@ -35,7 +35,7 @@ ROLLOUTCTL = "from rolloutctl.main import app; app()"
 
 
 async def start_rolloutctl(folder: Path, environment: Path) -> asyncio.subprocess.Process:
-    """`rolloutctl run job.yaml` in such an environment: on this machine, its programs are in every sandbox."""
+    """Start `rolloutctl run job.yaml` in such an environment. On this machine, its programs are in every sandbox."""
     return await asyncio.create_subprocess_exec(
         str(environment / "bin" / "python"), "-c", ROLLOUTCTL, "run", "job.yaml", "-o", "json",
         cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -44,9 +44,8 @@ async def start_rolloutctl(folder: Path, environment: Path) -> asyncio.subproces
 
 
 async def run_killed(folder: Path, environment: Path, kill: asyncio.Event, mend: Callable[[], None]) -> str:
-    """Run the job to its end; whenever `kill` is set its runner is killed, `mend` called, and another one goes on.
-
-    Returns the folder of the run.
+    """Run the job to its end. Whenever `kill` is set, its runner is killed, `mend` is called, and another runner
+    continues. Returns the run's folder.
     """
     while True:
         process = await start_rolloutctl(folder, environment)

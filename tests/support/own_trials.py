@@ -1,4 +1,4 @@
-"""What a user of verl-recipe PR #83 names by `agent_import_path` and `environment_import_path`."""
+"""Classes for `agent_import_path` and `environment_import_path` of verl-recipe PR #83."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ class Agent(ToolCalling):
 
 
 class Sandboxes(LocalProvider):
-    """Keeps what it needs below a folder of the user's choice."""
+    """Keeps its files below a folder that the user chooses."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(Path(folder), SandboxTemplate(), places=2)
 
 
 class NoSandboxes:
-    """Is no provider."""
+    """A class that is not a provider."""

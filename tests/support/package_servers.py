@@ -30,11 +30,11 @@ SCRIPT = {
 
 @dataclass
 class Servers:
-    """Three proxies, and what the upstream of the first two was asked."""
+    """Three proxies, and the requests to the upstream of the first two."""
 
     plain_url: str
     hasty_url: str
-    """Its calls have one second."""
+    """URL of the proxy whose calls have one second."""
     exact_url: str
     upstream: ChatUpstream
     numbers: "itertools.count[int]"
@@ -47,12 +47,12 @@ class Servers:
         return url, str(reply.json()["key"])
 
     def gpt(self, **session: Any) -> openai.OpenAI:
-        """The openai package in a session of its own."""
+        """Return a client of the openai package in a session of its own."""
         url, key = self.key(**session)
         return self.stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
 
     def claude(self, **session: Any) -> anthropic.Anthropic:
-        """The anthropic package in a session of its own."""
+        """Return a client of the anthropic package in a session of its own."""
         url, key = self.key(**session)
         return self.stack.enter_context(anthropic.Anthropic(base_url=url, api_key=key, max_retries=0))
 
@@ -83,7 +83,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[str, str, str, ChatUpstre
 
 @contextlib.contextmanager
 def package_servers(folder: Path) -> Iterator[Servers]:
-    """The servers run in a thread of their own, so that calls can use the packages' blocking clients."""
+    """Run the servers in a separate thread, so that tests can use the packages' blocking clients."""
     ready, found = threading.Event(), []
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 

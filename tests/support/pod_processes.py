@@ -1,4 +1,4 @@
-"""Processes and memory of a sandbox pod's container, seen from inside it: so on any cluster, whoever has its nodes."""
+"""Processes and memory of a sandbox pod's container, read from inside it, which works on any cluster."""
 
 from tests.support.cluster import Cluster, Object
 
@@ -25,17 +25,17 @@ cat memory.peak memory.max 2>/dev/null || cat memory/memory.max_usage_in_bytes m
 
 
 def running(cluster: Cluster, pod: Object, command: str) -> int:
-    """How many processes have this whole command line; 0 too where nothing can be asked yet, or any more."""
+    """Return how many processes have this command line; 0 also if the container cannot be read."""
     return _signal(cluster, pod, command, 0)
 
 
 def kill(cluster: Cluster, pod: Object, command: str) -> int:
-    """SIGKILL of those processes; how many they were."""
+    """SIGKILL those processes; return their number."""
     return _signal(cluster, pod, command, 9)
 
 
 def memory_peak(cluster: Cluster, pod: Object) -> tuple[int, int] | None:
-    """The most bytes that the container had so far, and its limit; None where it cannot be asked yet, or any more."""
+    """Return the most bytes that the container has used so far, and its limit; None if the container cannot be read."""
     told = _exec(cluster, pod, "sh", "-c", _MEMORY).split()
     return (int(told[0]), int(told[1])) if len(told) == 2 else None
 

@@ -1,8 +1,8 @@
-"""The operator's half of policy updates as a process that may be killed: files in a folder stand for the API server.
+"""The operator's part of policy updates as a process that can be killed. Files in a folder replace the API server.
 
-    python -m tests.support.policy_updater FOLDER
+python -m tests.support.policy_updater FOLDER
 
-Reads `fleet.json` (what the API server knows: spec, pods, runners' acknowledgements), and writes `status.json`.
+Reads `fleet.json` (the contents of the API server: spec, pods, runners' acknowledgements), and writes `status.json`.
 """
 
 import asyncio
@@ -26,25 +26,27 @@ from rollout_operator.server_contact import LoadOptions, Server, ServerContact
 MODEL = "policy"
 TOKEN = "a-token"
 TRY_SECONDS = 240.0
-"""For one fetch or push. A version that takes longer is given up for good, which no busy machine may bring about."""
+"""Time limit of one fetch or push. A version that takes longer is given up for good, which must not happen on a busy
+machine.
+"""
 REF = Ref("ModelServer", "lab", MODEL)
 
 
 def write(path: Path, data: Any) -> None:
-    """Whole, or not at all."""
+    """Write a file completely or not at all."""
     new = path.with_suffix(f".{os.getpid()}.new")
     new.write_text(json.dumps(data))
     new.replace(path)
 
 
 def read_status(folder: Path) -> ModelServerStatus:
-    """What is written, or what stands before anything is."""
+    """Return the written status, or the initial one."""
     path = folder / "status.json"
     return ModelServerStatus.model_validate_json(path.read_bytes()) if path.exists() else ModelServerStatus()
 
 
 def observe(folder: Path, operations: ServerOperations) -> Seen:
-    """Everything at one moment."""
+    """Read everything at one moment."""
     fleet = json.loads((folder / "fleet.json").read_bytes())
     servers = []
     for pod in fleet["pods"]:
@@ -80,7 +82,7 @@ def observe(folder: Path, operations: ServerOperations) -> Seen:
 
 
 async def run(folder: Path) -> None:
-    """Observe, decide, ask, write down; until killed."""
+    """Observe, decide, send requests, write the status; until killed."""
     fleet = json.loads((folder / "fleet.json").read_bytes())
     operations = ServerOperations(Control(backoff_seconds=0.05), may_ask=lambda: True)
     again = asyncio.Event()

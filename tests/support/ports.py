@@ -8,13 +8,15 @@ import time
 from pathlib import Path
 
 PORTS = range(12_000, 30_000)
-"""Above Kubernetes' own ports, below its node ports (30000 and more) and below those that Linux gives to outgoing
-connections (32768 and more): no connection takes one of them between the choice and the server's start.
+"""Above Kubernetes' own ports, below its node ports (30000 and more) and below Linux's ports of outgoing connections
+(32768 and more). So no connection takes one of them between the choice and the server's start.
 """
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on. Chosen at random, whatever the seed: other tests choose at the same time."""
+    """Return different ports without a listener. They are random whatever the seed, because other tests choose at the
+    same time.
+    """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         while len(found) < count:
@@ -26,12 +28,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port without a listener."""
     return free_ports(1)[0]
 
 
 def wait_for_port(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the server listens there. Raises RuntimeError, with the end of its log, where it ends or takes too long."""
+    """Wait until the server listens there. Raises RuntimeError, with the end of its log, if it ends or takes too long."""
     deadline = time.monotonic() + 20
     while server.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

@@ -1,5 +1,8 @@
-"""`rolloutctl` without the second that each of its processes spends on imports: a process that has imported what most
-commands need forks one for each command, with its own folder, environment, standard streams and exit code."""
+"""`rolloutctl` without the second for imports that each of its processes takes.
+
+A process that has imported what most commands need forks a child for each command, with its own folder, environment,
+standard streams and exit code.
+"""
 
 import contextlib
 import functools
@@ -33,15 +36,20 @@ MODULES = (
     "typer.main",
     "typer.rich_utils",
 )
-"""Not `rolloutctl` itself, nor `kubernetes`, which look at the environment when they are imported."""
+"""Modules to import. `rolloutctl` itself and `kubernetes` are left out, because they read the environment when they are
+imported.
+"""
 MOST_BYTES = 1 << 20
 
 
 def run_rolloutctl(
     *arguments: str, folder: Path, environ: Mapping[str, str] | None = None, text: str = "", timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run `rolloutctl ARGUMENTS` in a folder to its end. `environ` is added to this process's environment; variables that
-    an interpreter reads when it starts, apart from PYTHONPATH, have no effect. `text` is its standard input."""
+    """Run `rolloutctl ARGUMENTS` in a folder to its end.
+
+    `environ` is added to this process's environment. Variables that an interpreter reads at its start have no effect,
+    except PYTHONPATH. `text` is its standard input.
+    """
     request = json.dumps([arguments, str(folder.absolute()), os.environ | dict(environ or {})]).encode()
     answers, answer = socket.socketpair()
     with answers, contextlib.ExitStack() as opened:
@@ -62,7 +70,7 @@ def run_rolloutctl(
 
 @functools.cache
 def _forking_process() -> socket.socket:
-    """The channel to it. It ends when this process closes the channel, by its own end at the latest."""
+    """Return the channel to the forking process, which ends when this process closes the channel or ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         code = f"from {__name__} import serve; serve({theirs.fileno()})"
@@ -75,7 +83,7 @@ def _forking_process() -> socket.socket:
 
 
 def serve(channel_fd: int) -> None:
-    """For each request fork a process that waits for the command's own one, and answers with its exit code."""
+    """Fork a process for each request. It waits for the command's process, and answers with its exit code."""
     for module in MODULES:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait

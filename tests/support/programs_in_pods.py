@@ -1,4 +1,4 @@
-"""Programs in sandbox pods whose model is the stand-in for vLLM, in a pod of its own, and whose runners are killed."""
+"""Programs in sandbox pods whose runners are killed. Their model is the stand-in for vLLM in a separate pod."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ STANDIN_IMAGE = "agent-rollouts-vllm-standin:test"
 MODEL = "model"
 PORT = 8000
 TAKEOVER = 6
-"""Objects that a takeover of two attempts writes, before anything new is said."""
+"""Objects that a takeover of two attempts writes before anything else."""
 
 # Reads what the stand-in says of itself.
 _SERVED = (
@@ -27,7 +27,7 @@ _SERVED = (
 
 
 def model_pod(namespace: str) -> Object:
-    """A pod in which the stand-in answers, some seconds an answer."""
+    """Return a pod with the stand-in, whose answers take some seconds."""
     container = {
         "name": "engine",
         "image": STANDIN_IMAGE,
@@ -45,7 +45,7 @@ def model_pod(namespace: str) -> Object:
 
 
 def start_model(cluster: Cluster, namespace: str, *objects: Object) -> str:
-    """Apply what has the model's pod among it; the address at which it answers."""
+    """Apply objects with the model's pod among them; return the model's address."""
     cluster.apply(*objects)
     cluster.kubectl("wait", "--for=condition=Ready", f"pod/{MODEL}", "-n", namespace, "--timeout=120s")
     pod = cluster.get("pod", MODEL, namespace)
@@ -59,7 +59,9 @@ def _wait_for_more_than(job: Job, count: int) -> None:
 
 
 def kill_while_they_talk(cluster: Cluster, job: Job, waits: Sequence[float]) -> None:
-    """Kill the runner's engine so many seconds after more was recorded, somewhere in an answer; once for each wait."""
+    """Kill the runner's engine this many seconds after something was recorded, in the middle of an answer; once for
+    each wait.
+    """
     for seconds in waits:
         _wait_for_more_than(job, len(job.keys("attempts")) + TAKEOVER)
         assert job.sealed() == 0, "the programs were done before the last kill; let them ask more"
@@ -68,7 +70,9 @@ def kill_while_they_talk(cluster: Cluster, job: Job, waits: Sequence[float]) -> 
 
 
 def assert_nothing_was_lost_or_doubled(cluster: Cluster, namespace: str, job: Job, mode: str, turns: int) -> None:
-    """Each rollout passed at its first attempt, and a trainer gets the very tokens that the model saw and sampled."""
+    """Check that each rollout passed at its first attempt, and that its training data has the tokens that the model
+    read and sampled.
+    """
     for result in job.results():
         assert (result["outcome"], result["stopReason"], result["reward"]) == ("Completed", "Finished", 1), result
         assert (result["attempt"], result["failedAttempts"], result["turns"]) == (0, [], turns), result
@@ -78,13 +82,13 @@ def assert_nothing_was_lost_or_doubled(cluster: Cluster, namespace: str, job: Jo
 
 
 def _served(cluster: Cluster, namespace: str, session: str) -> Sequence[Any]:
-    """What the stand-in did for a session."""
+    """Return the stand-in's record of a session."""
     told = json.loads(cluster.kubectl("exec", MODEL, "-n", namespace, "--", "python3", "-c", _SERVED).stdout)
     return [SimpleNamespace(**request) for request in told if request["session"] == session]
 
 
 def _samples(job: Job, index: int) -> Sequence[Branch]:
-    """What a trainer gets of a rollout."""
+    """Return a rollout's training data."""
     store = Store.open(job.manifest["spec"]["output"]["uri"], job.cluster.environ, patience_seconds=30)
 
     async def read() -> Sequence[Branch]:

@@ -1,6 +1,7 @@
-"""A real Prometheus that scrapes a cluster as the chart's ServiceMonitor and PodMonitor ask, through the API server's proxy.
+"""A real Prometheus that scrapes a cluster by the chart's ServiceMonitor and PodMonitor, through the API server's
+proxy.
 
-Debian's Prometheus is built without discovery in Kubernetes: a small server here tells it the same facts over HTTP.
+Debian's Prometheus lacks discovery in Kubernetes, so a small server here provides the same targets over HTTP.
 """
 
 import contextlib
@@ -26,17 +27,17 @@ from tests.support.ports import free_ports
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A server that runs."""
+    """A running server."""
 
     port: int
 
     def query(self, expression: str) -> list[Manifest]:
-        """What an expression is now: a list of series, each with one value."""
+        """Return the current value of an expression: a list of series, each with one value."""
         found: list[Manifest] = self._get(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
         return found
 
     def rules(self) -> list[Manifest]:
-        """The alerting rules with their state."""
+        """Return the alerting rules with their state."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def _get(self, path: str) -> Any:
@@ -45,7 +46,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator[Prometheus]:
-    """Prometheus with the chart's monitors and alerts; its data and logs lie in the folder."""
+    """Run Prometheus with the chart's monitors and alerts; its data and logs are in the folder."""
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))
         api, port = free_ports(2)
@@ -70,7 +71,7 @@ def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator
 
 
 def scrape_config(monitor: Manifest, api: int, discovery: str) -> Manifest:
-    """What the Prometheus operator makes of a ServiceMonitor or PodMonitor; but the way leads through a local proxy."""
+    """Return the Prometheus operator's configuration for a ServiceMonitor or PodMonitor, with a local proxy in between."""
     spec = monitor["spec"]
     if monitor["kind"] == "PodMonitor":
         role, label, [endpoint] = "pods", "pod_label", spec["podMetricsEndpoints"]
@@ -105,7 +106,7 @@ def scrape_config(monitor: Manifest, api: int, discovery: str) -> Manifest:
 
 @contextlib.contextmanager
 def serve_discovery(api: str) -> Iterator[str]:
-    """Serves `/pods` and `/services`: the targets of a cluster whose API answers at that URL."""
+    """Serve `/pods` and `/services`: the targets of a cluster whose API answers at that URL."""
     targets = {"/pods": partial(pod_targets, api), "/services": partial(service_targets, api)}
 
     class Handler(BaseHTTPRequestHandler):
@@ -130,7 +131,7 @@ def serve_discovery(api: str) -> Iterator[str]:
 
 
 def pod_targets(api: str) -> list[Manifest]:
-    """Every port of every running pod, as Prometheus' own discovery describes it."""
+    """Return every port of every running pod, as Prometheus' own discovery describes it."""
     return [
         target(pod["status"]["podIP"], port, pod["metadata"]["namespace"], pod["metadata"]["name"], "pod_label", pod)
         for pod in get(f"{api}/api/v1/pods")["items"]
@@ -143,7 +144,7 @@ def pod_targets(api: str) -> list[Manifest]:
 
 
 def service_targets(api: str) -> list[Manifest]:
-    """Every port of every pod behind a Service; slices carry the labels of their Service."""
+    """Return every port of every pod behind a Service. Slices have the labels of their Service."""
     return [
         target(
             one["addresses"][0], port, part["metadata"]["namespace"], one["targetRef"]["name"], "service_label", part
@@ -156,7 +157,7 @@ def service_targets(api: str) -> list[Manifest]:
 
 
 def target(address: str, port: Manifest, namespace: str, pod: str, label: str, labelled: Manifest) -> Manifest:
-    """One address to scrape."""
+    """Return one address to scrape."""
     facts = {"namespace": namespace, "pod_name": pod, "port_name": port["name"]}
     labels = {f"{label}_{key}": value for key, value in labelled["metadata"].get("labels", {}).items()}
     return {
@@ -166,24 +167,24 @@ def target(address: str, port: Manifest, namespace: str, pod: str, label: str, l
 
 
 def get(url: str) -> Any:
-    """A JSON answer."""
+    """Return a JSON answer."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         return json.load(answer)
 
 
 def meta(name: str) -> str:
-    """Prometheus' name for a fact about a Kubernetes object."""
+    """Return Prometheus' name for a property of a Kubernetes object."""
     return "__meta_kubernetes_" + re.sub(r"\W", "_", name)
 
 
 def monitors_of(documents: list[Manifest]) -> list[Manifest]:
-    """The chart's ServiceMonitor and PodMonitor."""
+    """Return the chart's ServiceMonitor and PodMonitor."""
     return [*of_kind(documents, "ServiceMonitor"), *of_kind(documents, "PodMonitor")]
 
 
 @contextlib.contextmanager
 def running(command: list[str], log: Any) -> Iterator[None]:
-    """A child process, ended at the end."""
+    """Run a child process, which is ended with the context."""
     process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         yield

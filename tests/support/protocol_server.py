@@ -1,4 +1,4 @@
-"""A small server that speaks all protocols for one session, with a model that says what the test wrote."""
+"""A small server with all protocols for one session, and a model that answers what the test sets."""
 
 import itertools
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +19,7 @@ from rollout_api.records import Message
 
 
 class Fails(Exception):
-    """The model's answer is an error."""
+    """An error as the model's answer."""
 
     def __init__(self, kind: ErrorKind) -> None:
         super().__init__(kind)
@@ -28,7 +28,7 @@ class Fails(Exception):
 
 @dataclass
 class Session:
-    """What the tests set and see."""
+    """What the tests set and read."""
 
     model: Callable[[list[Message]], ModelReply] = lambda messages: ModelReply({}, "")
     url: str = ""
@@ -73,7 +73,7 @@ def refused(protocol: Translation, kind: ErrorKind, message: str, param: str | N
 
 @asynccontextmanager
 async def serve_protocols() -> AsyncIterator[Session]:
-    """A server on a free port, until the end of the block."""
+    """Serve on a free port until the end of the block."""
     session, app = Session(), web.Application()
 
     def serve(protocol: Translation) -> None:

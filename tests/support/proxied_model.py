@@ -1,4 +1,4 @@
-"""A model for tests of the session proxy: exact about tokens, steered by the test."""
+"""A model for tests of the session proxy: exact about tokens, and controlled by the test."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from rollout_api.records import Record, ResponseRecord, Usage
 
 @dataclass
 class TokenModel:
-    """Takes token ids: its prompt is the prefix it is given, and 3 new ids a message. Each answer has ids of its own."""
+    """Takes token ids: its prompt is the given prefix and 3 new ids for each message. Each answer has different ids."""
 
     name: str = "tiny"
     token_capture: str = "Tokens"
     asked: list[ModelRequest] = field(default_factory=list)
     cancelled: int = 0
     hold: asyncio.Event | None = None
-    """Where given, an answer's first word comes at once, and the rest when it is set."""
+    """If given, an answer's first word comes at once, and the rest when this is set."""
     failures: list[Exception] = field(default_factory=list)
     """Raised by the next calls, in order."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Two words, and ids that no other answer has."""
+        """Return two words, and ids that no other answer has."""
         self.asked.append(request)
         number = len(self.asked)
         if self.failures:
@@ -51,19 +51,19 @@ class TokenModel:
         )
 
     async def check(self) -> None:
-        """Always there."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 @dataclass
 class MemoryJournal:
-    """Records in a list."""
+    """A journal in a list."""
 
     records: list[Record] = field(default_factory=list)
     hold: asyncio.Event | None = None
-    """Where given, appends wait for it."""
+    """If given, appends wait for it."""
     superseded: bool = False
     failures: list[Exception] = field(default_factory=list)
     """Raised by the next appends of answers, in order."""

@@ -14,7 +14,7 @@ ENVIRON = {**os.environ, ADMIN_KEY_VARIABLE: KEY}
 
 @contextlib.asynccontextmanager
 async def rolloutctl(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The process; killed at the end."""
+    """Run the process, and kill it at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rolloutctl.main", *arguments, env=ENVIRON, stderr=asyncio.subprocess.PIPE
     )
@@ -27,7 +27,7 @@ async def rolloutctl(*arguments: str) -> AsyncIterator[asyncio.subprocess.Proces
 
 
 async def said(process: asyncio.subprocess.Process, words: str) -> str:
-    """The next line of its log with these words."""
+    """Return the next line of its log with these words."""
     assert process.stderr is not None
     async with asyncio.timeout(300):
         while line := (await process.stderr.readline()).decode():
@@ -37,5 +37,5 @@ async def said(process: asyncio.subprocess.Process, words: str) -> str:
 
 
 async def url_of(proxy: asyncio.subprocess.Process) -> str:
-    """Where a proxy listens, once it does."""
+    """Return where a proxy listens, once it does."""
     return "http://127.0.0.1:" + (await said(proxy, "at http://")).rsplit(":", 1)[1].strip()

@@ -1,6 +1,7 @@
-"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT LOST_SECONDS [keyless]`.
+"""One replica of the session proxy as a process.
 
-Its model answers after some milliseconds, each time with words that no other answer has.
+`python -m tests.support.proxy_replica STORE PORT LOST_SECONDS [keyless]`. Its model answers after some milliseconds,
+each time with words that no other answer has.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ ADMIN_KEY = "the-admin-key"
 
 
 class UniqueModel:
-    """A `Model`."""
+    """A `Model` whose answers differ."""
 
     name = "tiny"
     token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Three words; to `wait` nothing within the hour."""
+        """Return three words. The message `wait` gets no answer within an hour."""
         if request.messages[-1]["content"] == "wait":
             await asyncio.sleep(3600)
         words = [secrets.token_hex(4) for _ in range(3)]
@@ -37,14 +38,14 @@ class UniqueModel:
         return ModelReply(message, "stop", self.name, Usage(prompt_tokens=1, completion_tokens=3))
 
     async def check(self) -> None:
-        """Always there."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class LateStore(Store):
-    """Its replies come late, so that a kill often falls between a record and the reply that it allows."""
+    """A store whose replies come late, so that a kill often falls between a record and the reply that depends on it."""
 
     async def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
@@ -54,7 +55,7 @@ class LateStore(Store):
 
 
 async def serve(uri: str, port: int, admin_key: str | None) -> None:
-    """Until it is told to stop, or killed."""
+    """Serve until a signal or a kill."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), admin_key, port=port):

@@ -1,10 +1,9 @@
-"""A trainer that pushes its weights: `python pushing_trainer.py ADDRESS HOOK_PORT MASTER_PORT`. Of the standard library
-alone, so that it runs in any image.
+"""A trainer that pushes its weights: `python pushing_trainer.py ADDRESS HOOK_PORT MASTER_PORT`. It uses only the
+standard library, so it runs in any image.
 
-POST /hook is what `weightTransfer.push.hook` names: it answers what is about to be sent, and where engines find the
-trainer's group. An engine that joins is then sent the tensors on the port that it names (vllm_server/transfer.py).
-
-GET /asked lists the questions of the hook; POST /pause {"seconds": N} has each transfer stand still in its middle.
+POST /hook is `weightTransfer.push.hook`: it answers what is sent next, and where engines find the trainer's group. An
+engine that joins gets the tensors on the port that it names (vllm_server/transfer.py). GET /asked lists the requests to
+the hook. POST /pause {"seconds": N} pauses each transfer in the middle.
 """
 
 import json
@@ -29,7 +28,7 @@ ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 class Trainer:
-    """What it was asked, and what it sends now."""
+    """The requests to its hook, and what it sends now."""
 
     def __init__(self, address: str, master_port: int) -> None:
         self.address, self.master_port = address, master_port
@@ -37,7 +36,7 @@ class Trainer:
         self.pause_seconds = 0.0
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """To the hook."""
+        """Return the answer of the hook."""
         self.asked.append(question)
         group = {"master_address": self.address, "master_port": self.master_port}
         ranks = {server["name"]: 1 + number for number, server in enumerate(question["servers"])}
@@ -46,7 +45,7 @@ class Trainer:
         return {"updates": PARTS, "servers": servers}
 
     def serve_group(self) -> None:
-        """Send the weights to every engine that joins, for ever."""
+        """Send the weights to every engine that joins, forever."""
         with socket.create_server(("0.0.0.0", self.master_port)) as server:
             while True:
                 member, _ = server.accept()
@@ -71,7 +70,7 @@ class Trainer:
 
 
 def handler(trainer: Trainer) -> type[BaseHTTPRequestHandler]:
-    """The trainer over HTTP."""
+    """Return the trainer's HTTP handler."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""What examples/quickstart/README.md promises: the reward of each member of each group."""
+"""The promises of examples/quickstart/README.md: the reward of each member of each group."""
 
 REWARDS: dict[str, list[float]] = {
     "fix-median": [1, 0.5, 0, 0],
@@ -10,4 +10,4 @@ REWARDS: dict[str, list[float]] = {
 }
 
 STUMBLES = ("parse-duration", 3)
-"""The member that makes malformed tool calls on its way; the others that fix all of it make none."""
+"""The member that makes malformed tool calls before it fixes the bug; the others that fix all of it make none."""

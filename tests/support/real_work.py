@@ -1,4 +1,4 @@
-"""The interface of Real Work's `src/plugins/base.py`, and plugins of each of its kinds that tell what they were given."""
+"""The interface of Real Work's `src/plugins/base.py`, and plugins of each of its kinds that record their calls."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,6 @@
-"""A small run, recorded without an engine, with what exports must tell apart: branches, tools, tokens, lost rollouts."""
+"""A small run, recorded without an engine, with everything that exports distinguish: branches, tools, tokens, lost
+rollouts.
+"""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ def _tool(name: str, argument: str) -> dict[str, Any]:
 
 
 TOOLS = [_tool("bash", "command"), _tool("read", "path")]
-"""Two whose parameters have different names, which one Parquet type cannot tell apart."""
+"""Two tools whose parameters have different names, which one Parquet type cannot distinguish."""
 
 MANIFEST = {
     "apiVersion": "rollout.dev/v1alpha1",
@@ -55,7 +57,7 @@ TOOL_USE: list[Record] = [
     _answer(1, DONE, [5], [6], keep=4),
 ]
 FORKED: list[Record] = [*TOOL_USE, asked(2, 0, OTHER, branch=1, time=103.5), _answer(2, DONE, [9], [6, 7])]
-"""The agent forgets all, and begins a second branch."""
+"""The agent drops its conversation and begins a second branch."""
 
 
 def _result(index: int, **fields: Any) -> Result:
@@ -82,7 +84,7 @@ ROLLOUTS: list[tuple[Result, list[Record]]] = [
     (_result(2, **LOST), BEGUN),
     (_result(3, **LOST, turns=0), []),
 ]
-"""One that failed, one with two branches that passed, one lost in the midst, one lost before the first call."""
+"""One that failed, one with two branches that passed, one lost in the middle, one lost before its first call."""
 
 
 DELEGATED: list[Record] = [

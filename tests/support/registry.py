@@ -1,4 +1,6 @@
-"""A registry for one image, enough of it to pull from: https://github.com/opencontainers/distribution-spec, v1.1."""
+"""A registry for one image with the routes that a pull needs: https://github.com/opencontainers/distribution-spec,
+v1.1.
+"""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,7 +51,7 @@ class Registry:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def allow(self, home: Path) -> Path:
-        """Make a home folder in which container tools speak plain HTTP to it."""
+        """Write settings into a home folder so that container tools speak plain HTTP to it."""
         place = home / ".config/containers/registries.conf"
         place.parent.mkdir(parents=True)
         place.write_text(f'[[registry]]\nlocation = "{self.host}"\ninsecure = true\n')

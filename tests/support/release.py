@@ -1,4 +1,4 @@
-"""Releases of the chart on a real cluster: the one that all tests use, and a second one for one namespace alone."""
+"""Releases of the chart on a real cluster: the one that all tests use, and a second one for a single namespace."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Object, eventuall
 
 
 class InstalledRelease:
-    """The release that all tests use, with the values and the namespace that it was found with."""
+    """The release that all tests use, with its original values and namespace."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
@@ -20,30 +20,30 @@ class InstalledRelease:
         self._labels = namespace["metadata"]["labels"]
 
     def install(self, *settings: str, chart: Path = CHART) -> None:
-        """helm upgrade --install of a chart with those values, and more; the namespace is made anew where it is gone."""
+        """Install or upgrade a chart with those values, and more. A missing namespace is created again."""
         metadata = {"name": OPERATOR_NAMESPACE, "labels": self._labels}
         self._cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         options = ("--values", str(self._values), "--wait", "--timeout", "3m", *settings)
         self._cluster.helm("upgrade", "--install", *self._release, str(chart), *options)
 
     def uninstall(self) -> None:
-        """helm uninstall, where it is installed."""
+        """Uninstall the release if it is installed."""
         self._cluster.helm("uninstall", *self._release, "--ignore-not-found", "--wait", "--timeout", "60s")
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release named `second` in a namespace, with an operator that watches that namespace alone."""
+    """A release named `second` in a namespace, with an operator that watches only that namespace."""
 
     cluster: Cluster
     namespace: str
 
     def helm(self, *arguments: str) -> str:
-        """helm in the release's namespace."""
+        """Run helm in the release's namespace."""
         return self.cluster.helm("--namespace", self.namespace, *arguments)
 
     def upgrade(self, *settings: str) -> str:
-        """helm upgrade --install, until the operator is Ready; what it printed."""
+        """Install or upgrade, and wait until the operator is ready. Returns Helm's output."""
         installed = self.cluster.get("deployment", "agent-rollouts", OPERATOR_NAMESPACE)
         assert installed is not None, "the chart is not installed: `make cluster` does it"
         image: str = installed["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -58,12 +58,12 @@ class Release:
         return self.helm("upgrade", "--install", "second", str(CHART), "--wait", "--timeout", "3m", *options)
 
     def pods(self) -> list[Object]:
-        """The operator's pods that are not going away."""
+        """Return the operator's pods that are not being deleted."""
         found = self.cluster.list("pods", self.namespace, "app.kubernetes.io/instance=second")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def left(self) -> list[str]:
-        """What there is of the release, terminating pods included."""
+        """Return the release's objects, terminating pods included."""
         found = self.cluster.list(
             "pods,services,deployments,replicasets,configmaps,serviceaccounts,roles,rolebindings,networkpolicies",
             self.namespace,
@@ -72,11 +72,11 @@ class Release:
         return [name for name in names if name.startswith("second")]
 
     def holder(self) -> str:
-        """The pod that works, from the Lease."""
+        """Return the pod that leads, from the Lease."""
         lease = self.cluster.get("lease", "second", self.namespace) or {"spec": {}}
         return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]
 
     def wait_leader(self) -> str:
-        """The pod that works, once one of those that are there does."""
+        """Wait until one of the existing pods leads; return it."""
         names = {pod["metadata"]["name"] for pod in self.pods()}
         return eventually(lambda: found if (found := self.holder()) in names else None, 60, self.holder)

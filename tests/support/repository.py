@@ -1,4 +1,4 @@
-"""A small real git repository with a bug, its fix in later history, and the instance of SWE-bench that it makes."""
+"""A small real git repository with a bug, its fix in later history, and the SWE-bench instance for it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ HIDDEN_TESTS = TESTS.replace("import double", "import add, double") + (
 
 
 def git(folder: Path, *arguments: str, data: bytes = b"") -> str:
-    """What a git command prints."""
+    """Return the output of a git command."""
     environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     who = ["-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "protocol.file.allow=always"]
     run = subprocess.run(
@@ -26,7 +26,7 @@ def git(folder: Path, *arguments: str, data: bytes = b"") -> str:
 
 
 def commit(folder: Path, message: str, files: Mapping[str, str]) -> str:
-    """Write files, commit, and give the id."""
+    """Write files and commit; return the id."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +37,9 @@ def commit(folder: Path, message: str, files: Mapping[str, str]) -> str:
 
 
 def make_repository(folder: Path) -> dict[str, Any]:
-    """The instance of a repository made in a folder. The work tree is at the bug; the fix is in branches, tags, a stash, a
-    reflog, a remote's branch, a pack, and an object that nothing reaches."""
+    """Create a repository in a folder; return its instance. The work tree has the bug. The fix is in branches, tags, a
+    stash, a reflog, a remote's branch, a pack, and an unreachable object.
+    """
     folder.mkdir(parents=True)
     git(folder, "init", "-q", "-b", "main")
     first = commit(folder, "first", {"calculator.py": BUG.replace("2 * a", "a + a")})

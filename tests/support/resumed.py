@@ -1,4 +1,4 @@
-"""Kills a run in the midst of its work, and holds its record to what was promised: nothing that was acknowledged is lost."""
+"""Kills a run in the middle of its work, and checks that its record has lost nothing that was acknowledged."""
 
 import asyncio
 import random
@@ -19,18 +19,18 @@ _SEAL = re.compile(r"/seals/(\d+)\.json$")
 
 
 def segments_in(store: Store) -> int:
-    """Segments of journals that all runs in a store have written by now."""
+    """Return how many segments of journals all runs in a store have written so far."""
     return segments_among([item.key for item in asyncio.run(store.list(""))])
 
 
 def segments_among(keys: Sequence[str]) -> int:
-    """Segments that were written by the time of a listing, those that a seal has replaced included."""
+    """Return how many segments were written by the time of a listing, with those that a seal has replaced."""
     replaced = sum(int(match[2]) for key in keys if (match := _RECORDS.search(key)))
     return replaced + sum(_SEGMENT.search(key) is not None for key in keys)
 
 
 def rollouts_at_work(store: Store) -> set[str]:
-    """Rollouts that have recorded something and are not sealed."""
+    """Return the rollouts that have recorded something and are not sealed."""
     keys = [item.key for item in asyncio.run(store.list(""))]
     begun, sealed = ({match[1] for key in keys if (match := what.search(key))} for what in (_SEGMENT, _SEAL))
     return begun - sealed
@@ -39,9 +39,9 @@ def rollouts_at_work(store: Store) -> set[str]:
 def kill_in_the_midst(
     process: subprocess.Popen[Any], store: Store, rng: random.Random, *, after: Sequence[int]
 ) -> bool:
-    """SIGKILL it a moment after it has written one of these numbers of segments. False: it ended before that.
+    """SIGKILL it a moment after it has written one of these numbers of segments. False: it ended before.
 
-    Counted in segments and not in seconds, so that a slow machine's kills do not all meet a starting interpreter.
+    Segments are counted instead of seconds, because on a slow machine all kills would hit a starting interpreter.
     """
     enough = segments_in(store) + rng.choice(after)
     while process.poll() is None and segments_in(store) < enough:
@@ -56,11 +56,11 @@ def kill_in_the_midst(
 
 
 def resumed_rollouts(store: Store, name: str) -> set[int]:
-    """Rollouts whose recorded work one process began and another went on with.
+    """Return the rollouts whose recorded work one process began and another continued.
 
-    Asserts that each attempt that had recorded its workspace is the one that was sealed, with as many segments as were
-    ever written to it: a runner's death neither costs an attempt nor a turn. Only an attempt that was still booting may
-    end without a seal.
+    Checks that each attempt that had recorded its workspace is the sealed one, with as many segments as were ever written
+    to it: a runner's death costs neither an attempt nor a turn. Only an attempt that was still starting may end without
+    a seal.
     """
     return asyncio.run(_resumed_rollouts(store, name))
 

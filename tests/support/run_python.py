@@ -1,4 +1,7 @@
-"""Runs a file of Python; one with `await` outside of functions as `python -m asyncio` takes it. Usage: run_python.py FILE"""
+"""Runs a file of Python. One with `await` outside of functions runs as in `python -m asyncio`.
+
+Usage: run_python.py FILE
+"""
 
 import ast
 import asyncio

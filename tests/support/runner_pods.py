@@ -1,4 +1,4 @@
-"""Runner pods and the engines in them (and the memory of any pod of ours), reached as anybody with `kubectl exec` would."""
+"""Runner pods and the engines in them (and the memory of any of our pods), accessed by `kubectl exec`."""
 
 import contextlib
 import subprocess
@@ -24,7 +24,7 @@ else:
 
 
 def live_runner(job: Job, index: int = 0) -> Object:
-    """The pod that runs a shard now."""
+    """Return the pod that runs a shard now."""
 
     def found() -> Object | None:
         for pod in job.pods("runner"):
@@ -36,7 +36,7 @@ def live_runner(job: Job, index: int = 0) -> Object:
 
 
 def kill_engine(cluster: Cluster, pod: Object, signal: str = "KILL") -> None:
-    """Send its engine a signal; between two engines, to the next one."""
+    """Send its engine a signal; between two engines, wait for the next one."""
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
 
     def sent() -> bool | None:
@@ -48,7 +48,7 @@ def kill_engine(cluster: Cluster, pod: Object, signal: str = "KILL") -> None:
 
 @contextlib.contextmanager
 def ending(cluster: Cluster, pod: Object) -> Iterator[list[int]]:
-    """For a pod that is deleted within, and gone at the end: the exit code of its container, once it has ended."""
+    """Watch a pod that the caller deletes in the block, until it is gone. Yields a list for its container's exit code."""
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     # Watched: between the container's end and the pod's there is no time to look.
     show = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode} "
@@ -68,7 +68,7 @@ def ending(cluster: Cluster, pod: Object) -> Iterator[list[int]]:
 
 
 def resident_mebibytes(cluster: Cluster, pod: Object) -> dict[int, float]:
-    """Memory of each process of a pod of ours, by process id; empty when it cannot be asked any more."""
+    """Return the memory of each process of one of our pods, by process id; empty if it cannot be read any more."""
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     look = "cat /proc/[0-9]*/status 2>/dev/null"
     told = cluster.kubectl("exec", name, "-n", namespace, "--", "sh", "-c", look, check=False).stdout
@@ -81,7 +81,7 @@ def resident_mebibytes(cluster: Cluster, pod: Object) -> dict[int, float]:
 
 
 def second_runner(pod: Object, name: str) -> Object:
-    """Another runner of the same shard, as Kubernetes starts one when it believes that the first is gone."""
+    """Return another runner pod of the same shard, as Kubernetes starts one when it believes that the first is lost."""
     labels = {key: value for key, value in pod["metadata"]["labels"].items() if key.startswith("rollout.dev/")}
     keep = (
         "automountServiceAccountToken",
@@ -106,13 +106,13 @@ def second_runner(pod: Object, name: str) -> Object:
 
 
 def shard(pod: Object) -> str | None:
-    """Number of its shard; None of a pod that no Job has made."""
+    """Return the number of its shard; None for a pod that no Job created."""
     index: str | None = pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index")
     return index
 
 
 def is_live(pod: Object) -> bool:
-    """It runs, no container of it waits to be started again, and it is not going."""
+    """Whether it runs, none of its containers waits for a restart, and it is not being deleted."""
     states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
     is_going = "deletionTimestamp" in pod["metadata"]
     return pod["status"].get("phase") == "Running" and not is_going and all("running" in state for state in states)

@@ -1,4 +1,4 @@
-"""S3 for tests: a real server (versitygw) that keeps create-only writes, and a careless one that does not."""
+"""S3 for tests: a real server (versitygw) that supports create-only writes, and a careless one that does not."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ BUCKET = "rollouts"
 
 @dataclass(frozen=True)
 class S3:
-    """Where a server is, and how to reach it."""
+    """Location of a server, and how to reach it."""
 
     port: int
 
     def environ(self, port: int | None = None) -> dict[str, str]:
-        """Settings for `Store.open`; another port is that of a proxy before it."""
+        """Return settings for `Store.open`. Another port is that of a proxy in front of it."""
         return {
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test-secret",
@@ -33,13 +33,13 @@ class S3:
         }
 
     def uri(self, prefix: str) -> str:
-        """A prefix of the bucket, which is there."""
+        """Return a prefix of the bucket, which exists."""
         return f"s3://{BUCKET}/{prefix}"
 
 
 @contextlib.contextmanager
 def serve_s3(within: Path | None = None) -> Iterator[S3]:
-    """versitygw over a temporary folder, in the system's or `within` another; built first where it is not there yet."""
+    """Run versitygw on a temporary folder, in the system's or `within` another. It is built first if missing."""
     program = subprocess.run([BUILD_SCRIPT], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="versitygw-", dir=within) as folder:
@@ -70,7 +70,7 @@ def serve_s3(within: Path | None = None) -> Iterator[S3]:
 
 @contextlib.asynccontextmanager
 async def careless_s3() -> AsyncIterator[S3]:
-    """A server of S3's requests for single objects that writes whatever `If-None-Match` says, as some do."""
+    """Serve S3's requests for single objects, and ignore `If-None-Match`, as some servers do."""
     objects: dict[str, bytes] = {}
 
     async def answer(request: web.Request) -> web.Response:
@@ -94,7 +94,7 @@ async def careless_s3() -> AsyncIterator[S3]:
 
 @contextlib.asynccontextmanager
 async def serving(application: web.Application) -> AsyncIterator[int]:
-    """Serves it on loopback; yields the port."""
+    """Serve it on loopback; yields the port."""
     runner = web.AppRunner(application)
     await runner.setup()
     try:

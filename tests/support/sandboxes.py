@@ -1,4 +1,4 @@
-"""Sandboxes applied by hand: what runs in their workspaces, and what runs in their containers beside them."""
+"""Sandboxes applied by hand: commands in their workspaces, and in their containers beside them."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ from rolloutctl.cluster_access import forwarded_port
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Object, eventually
 
 WORKSPACE_SECONDS = 120
-"""Of one command: a busy machine of two cores may need a minute for what takes a second."""
+"""Time limit of one command. A busy machine of two cores may need a minute for one second of work."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ByHand:
     name: str
 
     def apply(self, **spec: object) -> "ByHand":
-        """kubectl apply."""
+        """Apply it by kubectl."""
         self.cluster.apply(
             {
                 "apiVersion": "rollout.dev/v1alpha1",
@@ -41,75 +41,75 @@ class ByHand:
 
     @property
     def object(self) -> Object:
-        """As the API server has it now."""
+        """Return it as the API server has it now."""
         found = self.cluster.get("sandbox", self.name, self.namespace)
         assert found is not None, f"Sandbox {self.name} is gone"
         return found
 
     @property
     def pod(self) -> Object:
-        """Its pod, as the API server has it now."""
+        """Return its pod as the API server has it now."""
         found = self.cluster.get("pod", self.name, self.namespace)
         assert found is not None, f"pod {self.name} is gone"
         return found
 
     def condition(self, kind: str) -> Object:
-        """A condition, empty when it is not there."""
+        """Return a condition; empty if it does not exist."""
         conditions = self.object.get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
 
     def wait_finished(self) -> Object:
-        """Until it has ended: its condition Finished."""
+        """Wait until it has ended; return its condition Finished."""
         return eventually(lambda: self.condition("Finished") or None, 120, self.describe)
 
     def wait_ready(self) -> "ByHand":
-        """Until it can be used."""
+        """Wait until it is ready."""
         eventually(lambda: self.condition("Ready").get("status") == "True" or None, 120, self.describe)
         return self
 
     @property
     def address(self) -> str:
-        """Of its pod."""
+        """Return its pod's address."""
         return str(self.object["status"]["podIP"])
 
     def copy_in(self, source: Path, target: str, workspace: str = "main") -> None:
-        """A file into a workspace."""
+        """Copy a file into a workspace."""
         done = self.cluster.rolloutctl(
             *("sandbox", "cp", "-n", self.namespace, "--workspace", workspace, str(source), f"{self.name}:{target}")
         )
         assert done.returncode == 0, done.stderr + self.describe()
 
     def try_to_run(self, *command: str, workspace: str = "main") -> subprocess.CompletedProcess[str]:
-        """A command in a workspace, and how it ended."""
+        """Run a command in a workspace; return how it ended."""
         return self.cluster.rolloutctl(
             *("sandbox", "exec", "-n", self.namespace, "--workspace", workspace, self.name),
             *("--deadline-seconds", str(WORKSPACE_SECONDS), "--", *command),
         )
 
     def run(self, *command: str, workspace: str = "main") -> str:
-        """What a command says in a workspace."""
+        """Return the output of a command in a workspace."""
         done = self.try_to_run(*command, workspace=workspace)
         assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}{self.describe()}"
         return done.stdout
 
     def run_in_container(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """A command as the container's user, beside the executor and outside of every workspace."""
+        """Run a command as the container's user, beside the executor and outside of every workspace."""
         return self.cluster.kubectl(
             "exec", "-i", self.name, "-n", self.namespace, "--", *command, text=text, check=False
         )
 
     def token_by(self, key: str) -> str:
-        """The token of its executor, if that were the key."""
+        """Return the token that its executor would have with that key."""
         return executor_token(key, self.name, self.object["metadata"]["uid"])
 
     def assert_unharmed(self) -> None:
-        """Its executor is the one that was started: the container never restarts, so it would be gone."""
+        """Check that its executor was never restarted. The container never restarts, so the executor would be gone."""
         assert self.run("echo", "fine") == "fine\n"
         (container,) = self.pod["status"]["containerStatuses"]
         assert ("running" in container["state"], container["restartCount"]) == (True, 0), self.describe()
 
     def describe(self) -> str:
-        """All that a failed test wants to know."""
+        """Return what helps to understand a failed test."""
         done = self.cluster.kubectl(
             "describe", f"sandbox/{self.name}", f"pod/{self.name}", "-n", self.namespace, check=False
         )
@@ -117,14 +117,14 @@ class ByHand:
 
 
 def secret_value(cluster: Cluster, namespace: str, name: str, key: str) -> str:
-    """What a Secret holds."""
+    """Return the content of a Secret."""
     secret = cluster.get("secret", name, namespace)
     assert secret is not None
     return base64.b64decode(secret["data"][key]).decode()
 
 
 def answer_of_executor(cluster: Cluster, namespace: str, pod: str, token: str) -> int:
-    """The status with which a pod's executor answers whoever shows this token."""
+    """Return the status with which a pod's executor answers a caller with this token."""
 
     async def ask() -> int:
         client = new_client_from_config(str(cluster.kubeconfig))

@@ -1,4 +1,4 @@
-"""Jobs whose model follows a script: what each member's tools do, and how long its model thinks before each."""
+"""Jobs whose model follows a script: the tool calls of each member, and a delay before each turn."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,29 +9,29 @@ STEPS = 6
 
 
 def turn(command: str, *, think: float = 0) -> Object:
-    """A tool call, after so many seconds."""
+    """Return a tool call, after this many seconds."""
     return {"delaySeconds": think, "toolCalls": [{"name": "bash", "arguments": {"command": command}}]}
 
 
 def finish(*, think: float = 0) -> Object:
-    """The agent's own end."""
+    """Return the agent's own end."""
     return {"delaySeconds": think, "toolCalls": [{"name": "finish", "arguments": {"message": "Done."}}]}
 
 
 def careful(think: float) -> Sequence[Object]:
-    """A member that writes a line in each turn. A call that was lost or made twice shows in the lines."""
+    """Return a member that writes a line in each turn, which shows lost and repeated calls."""
     return [*(turn(f"echo {step} >> steps", think=think) for step in range(STEPS)), finish(think=think)]
 
 
 def task(name: str, **fields: object) -> Object:
-    """A task whose reward is 1 when each step of a `careful` member was taken once, in order."""
+    """Return a task whose reward is 1 if each step of a `careful` member was taken once, in order."""
     wanted = " ".join(map(str, range(STEPS)))
     check = f'test "$(cat steps | xargs)" = "{wanted}"'
     return {"name": name, "prompt": "Take every step once.", "verifier": {"commands": [check]}, **fields}
 
 
 def scripted_job(name: str, tasks: Sequence[Object], members: Mapping[str, Sequence[Object]], **spec: object) -> Object:
-    """A RolloutJob. `members`: the turns of each member of a group, by a name that says what it does, in their order."""
+    """Return a RolloutJob. `members`: the turns of each member of a group, in order, by a descriptive name."""
     script = [{"turns": list(turns)} for turns in members.values()]
     return {
         "apiVersion": "rollout.dev/v1alpha1",

@@ -1,5 +1,6 @@
-"""Jobs whose model is a ModelServer of the stand-in: rollouts that go on until they are told to end, and what engines really
-did, to compare the record with."""
+"""Jobs whose model is a ModelServer of the stand-in: rollouts that continue until they are told to end, and what
+engines really did, to compare the record with.
+"""
 
 import asyncio
 import json
@@ -18,11 +19,11 @@ ARGUMENTS = "--script /script/script.json --tokens-per-second 20 --load-seconds 
 TEXT = "I have looked at the files of this folder once more, and before I say what I think of them I write down what I saw. "
 
 Truth = dict[tuple[str, int], set[tuple[int, float, int]]]
-"""By session and position: tokens that engines made there, with log probability and policy version."""
+"""By session and position: the sampled tokens of the engines, with log probability and policy version."""
 
 
 def endless_model(cluster: Cluster, namespace: str, *arguments: str) -> Object:
-    """Fields of a ModelServer whose model goes on calling a tool until `let_end`, also when its engines are new."""
+    """Return fields of a ModelServer whose model calls a tool in every turn until `let_end`, also with new engines."""
     call = {"name": "bash", "arguments": {"command": "echo saw >> notes"}}
     answers = {"*": [{"text": f"{turn}. {TEXT}", "tool_calls": [call]} for turn in range(MOST_TURNS)]}
     metadata = {"name": "script", "namespace": namespace}
@@ -35,13 +36,13 @@ def endless_model(cluster: Cluster, namespace: str, *arguments: str) -> Object:
 
 
 def let_end(server: Server) -> None:
-    """From now on its model has nothing more to do."""
+    """Have its model end from now on."""
     for entry in server.ready:
         server.ask_engine(entry["name"], "/_standin/script", {"*": ["Done."] * MOST_TURNS})
 
 
 def served_job(name: str, model: Object, tasks: int, runners: int) -> Object:
-    """A job that works until `let_end`."""
+    """Return a job that works until `let_end`."""
     task = {"prompt": "Look around.", "verifier": {"commands": ["test -s notes"]}}
     return {
         "apiVersion": "rollout.dev/v1alpha1",
@@ -62,7 +63,7 @@ def served_job(name: str, model: Object, tasks: int, runners: int) -> Object:
 
 
 def remember(server: Server, pod: str, truth: Truth) -> None:
-    """What an engine has really done so far."""
+    """Record what an engine has really done so far."""
     for request in server.ask_engine(pod, "/_standin/served"):
         for version, begin, end in request["spans"]:
             for number in range(begin, end):
@@ -72,7 +73,7 @@ def remember(server: Server, pod: str, truth: Truth) -> None:
 
 
 def wait_tokens(server: Server, rollouts: int) -> None:
-    """Until engines have made some for each of the rollouts."""
+    """Wait until engines have sampled tokens for each of the rollouts."""
     wanted = {f"rollout-{index}" for index in range(rollouts)}
 
     def working() -> bool | None:
@@ -85,7 +86,7 @@ def wait_tokens(server: Server, rollouts: int) -> None:
 
 
 def results_of(job: Job) -> tuple[RunReader, list[Result]]:
-    """The run, and its results when all rollouts went well at the first attempt that counts."""
+    """Return the run and its results, after a check that each rollout has reward 1 and one branch without forks."""
     uri = job.manifest["spec"]["output"]["uri"]
     reader = asyncio.run(open_run(Store.open(uri, job.cluster.environ, patience_seconds=30), job.name))
     found = list(reader.results())
@@ -96,7 +97,9 @@ def results_of(job: Job) -> tuple[RunReader, list[Result]]:
 
 
 def versions_in(reader: RunReader, result: Result, truth: Truth) -> list[int]:
-    """The policy versions of a rollout's trained tokens in order, each token checked against what engines did."""
+    """Return the policy versions of a rollout's trained tokens, in order, after a comparison of each token with the
+    engines' record.
+    """
     [branch] = asyncio.run(reader.tokens(result.index))
     assert branch.logprobs is not None
     ids, versions = branch.token_ids, list[int]()

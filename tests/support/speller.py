@@ -1,4 +1,4 @@
-"""A model whose tokens are letters, for tests of what is recorded of it."""
+"""A model whose tokens are letters, for tests of its record."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from rollout_api.records import Usage
 
 
 async def at_once(_question: int, _letter: int) -> None:
-    """No letter is waited for."""
+    """Spell without pauses between letters."""
 
 
 class Speller:
@@ -52,7 +52,7 @@ class Speller:
         )
 
     async def check(self) -> None:
-        """It is always there."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""

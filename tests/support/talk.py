@@ -1,4 +1,4 @@
-"""An environment that talks for as long as its episode may last."""
+"""An environment that returns text in every step of its episode."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ WORDS = ("go on", "and then?", "why?", "how many?", "ünïcode ✓")
 
 
 class Talk:
-    """Takes any action, and answers with the next of its words."""
+    """Takes any action, and returns its next word."""
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         self._steps = seed

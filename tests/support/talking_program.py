@@ -1,4 +1,4 @@
-"""An agent that nobody wrote for us: a program that talks to its model, and what of that is to be recorded."""
+"""An unmodified program as the agent, and the record that its model calls must give."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -34,8 +34,10 @@ for number in range(int(sys.argv[2])):
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
 print("all is answered")
 """
-"""Needs no package. Asks as often as its second argument says, beginning with what is in the file that its first one names;
-each answer is streamed, and sent back with the next question. An answer that breaks off is asked for again, and told."""
+"""A program without packages. It makes as many calls as its second argument says, beginning with the content of the
+file in its first one. Each answer is streamed, and sent back with the next question. An answer that breaks off is
+requested again, and reported.
+"""
 
 ASKING = """
 import openai, os, sys
@@ -49,25 +51,24 @@ for number in range(int(sys.argv[2])):
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
 print("all is answered")
 """
-"""The same as one writes it with the openai package: nothing is streamed, and the package asks again for what breaks off."""
+"""The same program with the openai package: nothing is streamed, and the package itself retries what breaks off."""
 
 
 class Served(Protocol):
-    """What a server says that it did for one request."""
+    """A server's own record of one request."""
 
     @property
     def prompt_ids(self) -> list[int]:
-        """What it was given."""
+        """Ids of its prompt."""
 
     ids: list[int]
-    """What it sampled."""
+    """Sampled ids."""
     logprobs: list[float]
 
 
 def one_conversation(requests: Sequence[Served]) -> list[tuple[int, int, float]]:
-    """(id, mask, logprob) of requests that go on from each other, as the server saw them.
-
-    Where the same was asked again, the last answer counts: those before it broke off.
+    """Return (id, mask, logprob) of requests that continue each other, as the server saw them. Of a repeated request,
+    the last answer counts; the earlier ones broke off.
     """
     sequence: list[tuple[int, int, float]] = []
     for request in {tuple(request.prompt_ids): request for request in requests}.values():
@@ -78,18 +79,20 @@ def one_conversation(requests: Sequence[Served]) -> list[tuple[int, int, float]]
 
 
 def exported(branch: Branch) -> list[tuple[int, int, float]]:
-    """(id, mask, logprob) of a sample, as a trainer gets it."""
+    """Return (id, mask, logprob) of a sample, as a trainer gets it."""
     assert branch.logprobs is not None
     return list(zip(branch.token_ids, branch.mask, branch.logprobs, strict=True))
 
 
 def check_tokens(served: Sequence[Served], branches: Sequence[Branch]) -> None:
-    """As `check_answers`. Where the same was asked again, the last answer counts: those before it broke off."""
+    """Like `check_answers`. Of a repeated request, the last answer counts; the earlier ones broke off."""
     check_answers({tuple(request.prompt_ids): request for request in served}.values(), branches)
 
 
 def check_answers(requests: Collection[Served], branches: Sequence[Branch]) -> None:
-    """Every answer is in exactly one sample, behind the prompt that the server saw, and nothing else is trained."""
+    """Check that every answer is in exactly one sample, after the prompt that the server saw, and that nothing else is
+    trained.
+    """
     samples = [exported(branch) for branch in branches]
     for request in requests:
         begin, end = len(request.prompt_ids), len(request.prompt_ids) + len(request.ids)

@@ -41,13 +41,13 @@ PART_OF: dict[str, Any] = {
 
 @dataclass
 class Terminal:
-    """A folder, an environment that lasts from block to block, and what is typed there. Close it in the end."""
+    """A folder, an environment that lasts from block to block, and the typed commands. Close it at the end."""
 
     folder: Path
     environ: Mapping[str, str]
     python: str = sys.executable
     stand_ins: Mapping[str, str] = field(default_factory=dict)
-    """What stands here for what a page names, such as the address of a model server."""
+    """Replacements for what a page names, such as the address of a model server."""
     _running: list[int] = field(default_factory=list)
     """Process groups that have more to do."""
 

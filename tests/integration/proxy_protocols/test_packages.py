@@ -31,7 +31,7 @@ DONE: Message = {"role": "assistant", "content": "All done here.", "reasoning_co
 
 
 def model(messages: list[Message]) -> ModelReply:
-    """Two tool calls, then an end, then thanks for every further word."""
+    """A model that makes two tool calls, then ends, and then answers `thanks` to every further message."""
     answers = sum(message["role"] == "assistant" for message in messages)
     message = (
         (CALLING, DONE)[answers] if answers < 2 else {"role": "assistant", "content": f"You are welcome {answers}."}
@@ -72,7 +72,9 @@ async def claude(session: Session) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 
 def assert_one_conversation(session: Session) -> None:
-    """The model saw its own words each time, byte for byte, and each request extends the turn before."""
+    """Check that the model gets its own messages back unchanged each time, and that each request extends the turn
+    before.
+    """
     assert [known.turn for known in session.known] == [None, 0, 1]
     assert session.known[-1].messages == CONVERSATION
     for before, after in zip(session.known, session.known[1:], strict=False):

@@ -1,4 +1,4 @@
-"""A worker that lost its proxy: how soon it comes back."""
+"""How soon a worker that lost its proxy connects again."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""`rolloutctl proxy` and `rolloutctl proxy-worker` as a person starts them, with a vLLM behind the worker alone."""
+"""`rolloutctl proxy` and `rolloutctl proxy-worker` as a person starts them, with a vLLM that only the worker reaches."""
 
 import asyncio
 import signal

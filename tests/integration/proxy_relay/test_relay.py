@@ -1,4 +1,4 @@
-"""Models that connect out to the proxy: answers, streams, cancellation, and workers that die, hang and come back."""
+"""Models that connect to the proxy: answers, streams, cancellation, and workers that die, hang and come back."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 @dataclass
 class NamedModel:
-    """Says its own name, one word after another; held where a test asks for it."""
+    """Answers with its own name, one word after another. A test may hold its answers."""
 
     own: str = "worker"
     name: str = "tiny"
@@ -86,7 +86,7 @@ async def until(what: Callable[[], bool]) -> None:
 
 @dataclass
 class Bench:
-    """A proxy whose model is a hub, its workers, and a registered session."""
+    """A proxy whose model is the relay's hub, the hub's workers, and a registered session."""
 
     hub: Hub
     url: str
@@ -95,7 +95,7 @@ class Bench:
     workers: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def start(self, model: NamedModel, **options: Any) -> asyncio.Task[Any]:
-        """A worker, when it is connected."""
+        """Start a worker; return when it is connected."""
         before = self.hub.workers
         worker = Worker(self.url, KEY, model, f"worker-{model.own}", **options)
         task = asyncio.ensure_future(worker.run())
@@ -104,7 +104,7 @@ class Bench:
         return task
 
     async def go_on(self, prompt: str | list[int], *, stream: bool = False) -> tuple[int, str]:
-        """Status, and text or error, of a completion of a bare prompt."""
+        """Return status, and text or error, of a completion of a bare prompt."""
         body = {"model": "tiny", "prompt": prompt, "stream": stream}
         async with self.client.post(f"{self.base_url}/completions", json=body) as reply:
             text = await reply.text()
@@ -114,7 +114,7 @@ class Bench:
         return 200, "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
     async def ask(self, text: str = "hello", *, stream: bool = False) -> tuple[int, str]:
-        """Status and body of a call of the session."""
+        """Return status and body of a call of the session."""
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": stream}
         data = io.BytesIO(json.dumps(body).encode())
         async with self.client.post(f"{self.base_url}/chat/completions", data=data) as reply:
@@ -337,7 +337,7 @@ async def test_request_with_the_most_bytes_of_a_message_does_not_disconnect_the_
 
 
 class PromptingModel(NamedModel):
-    """Goes on from bare prompts too."""
+    """Continues bare prompts too."""
 
     async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
         self.prompts.append(prompt)
@@ -512,7 +512,7 @@ async def test_a_worker_of_verl_is_served(tmp_path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def silent_after(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A connection in between that passes on nothing any more once the event is set, and closes nothing either."""
+    """A connection in between that forwards nothing once the event is set, and stays open."""
     silence = asyncio.Event()
     _, _, port = url.rpartition(":")
 

@@ -19,13 +19,13 @@ def s3() -> Iterator[S3]:
 
 @pytest.fixture
 def uri(s3: S3) -> str:
-    """A prefix that nobody else uses."""
+    """A prefix that no other test uses."""
     return s3.uri(uuid.uuid4().hex)
 
 
 @pytest.fixture
 async def proxy(s3: S3) -> AsyncIterator[FaultProxy]:
-    """A proxy before the server that does no harm until it is told to."""
+    """A proxy in front of the server, without faults until a test sets them."""
     async with FaultProxy(s3.port).serve() as proxy:
         yield proxy
 

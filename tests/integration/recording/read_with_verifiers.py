@@ -1,4 +1,4 @@
-"""Runs with verifiers: loads a folder with `results.jsonl` as it loads its own, and tells what it found."""
+"""Runs with verifiers: loads a folder with `results.jsonl` as verifiers does, and prints what it found."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Runs with verifiers 0.4: loads a folder with `traces.jsonl` as it loads its own, and tells what it found."""
+"""Runs with verifiers 0.4: loads a folder with `traces.jsonl` as verifiers does, and prints what it found."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""An export in the hands of those that it is for: the real verifiers."""
+"""The real verifiers reads an export."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ async def test_current_verifiers_reads_conversations_branches_rewards_and_errors
 
 
 def told_by(peer: Peer, script: str, folder: Path) -> str:
-    """The last line that a script prints."""
+    """Return the last line that a script prints."""
     done = subprocess.run([install(peer), HERE / script, folder], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()[-1]

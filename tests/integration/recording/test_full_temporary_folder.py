@@ -1,4 +1,4 @@
-"""Artifacts wait in the temporary folder until they are stored. How large they are is the policy's choice."""
+"""Artifacts wait in the temporary folder until they are stored. The policy controls their size."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,9 @@ async def test_artifacts_are_stored_through_a_temporary_folder_without_a_size(
 async def test_artifacts_wait_for_room_that_other_rollouts_take(
     tmp_path: Path, small_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a policy could lose its attempts by leaving a lot, as soon as several rollouts do so at once."""
+    """Otherwise a policy could lose its attempts with large artifacts, as soon as several rollouts store theirs at
+    once.
+    """
     monkeypatch.setattr(grading, "ROOM_PAUSE_SECONDS", 0.05)
     store, at_once = Store.open(str(tmp_path / "out"), {}), asyncio.Barrier(3)
     tries: Counter[int] = Counter()

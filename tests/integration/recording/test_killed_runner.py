@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: what a runner was told is durable is there, whole, for the next one."""
+"""SIGKILL at any moment: what a runner knows to be durable is complete for the next one."""
 
 import asyncio
 import sys

@@ -1,4 +1,6 @@
-"""A real S3 server behind a bad network: what is acknowledged is there, and each write is known to be ours or not."""
+"""A real S3 server behind a bad network: acknowledged writes exist, and each existing object is known to be ours or
+another's.
+"""
 
 import asyncio
 import hashlib

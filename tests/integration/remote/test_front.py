@@ -1,4 +1,4 @@
-"""One port for many trials: whose calls reach whom, and when they end."""
+"""One port for many trials: each call reaches the trial of its key, and ends with it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from agent_runtime.proxy.keys import new_key
 
 
 class Model:
-    """Tells its name, or stands still."""
+    """Answers with its name, or hangs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.held = name, asyncio.Event()

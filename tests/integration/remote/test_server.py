@@ -1,4 +1,4 @@
-"""The Harbor server's form over our jobs: real uploads, real sandboxes, a server that is killed."""
+"""The Harbor server's API over our jobs: real uploads, real sandboxes, and a server that is killed."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 async def post(url: str, archive: bytes, metadata: Any = None, **headers: str) -> Answer:
-    """One request as PR #83's client makes it, with further headers."""
+    """Send a request as PR #83's client does, with further headers."""
     form = aiohttp.FormData()
     form.add_field("metadata", metadata if isinstance(metadata, str) else json.dumps(metadata or {}))
     form.add_field("task_archive", archive, filename="task.tar.gz", content_type="application/gzip")
@@ -190,7 +190,7 @@ async def test_concurrent_requests_with_the_same_key_give_one_run(tmp_path: Path
 
 
 async def test_equal_keys_at_two_servers_with_one_output_are_two_runs(tmp_path: Path) -> None:
-    """The second client got the first one's reward, for another task."""
+    """Otherwise the second client would get the first one's reward, for another task."""
     oracle = job("oracle", {"type": "Oracle"}, mode="Eval", output={"uri": str(tmp_path / "out")})
     task = hello_world(tmp_path / "hello")
     rewards = []
@@ -203,7 +203,7 @@ async def test_equal_keys_at_two_servers_with_one_output_are_two_runs(tmp_path: 
 
 
 async def test_second_server_on_a_folder_is_refused_and_takes_no_run_from_the_first(tmp_path: Path) -> None:
-    """It ended the runs that clients waited for, and told clients that polled that theirs had failed."""
+    """Otherwise it would end the first server's runs, and report them as failed to their clients."""
     archive, model = pack(hello_world(tmp_path / "hello")), HeldModel()
     async with model as model_url, harbor_server(tmp_path, job("mini", asking(turns=1))) as (url, _):
         metadata = {
@@ -222,7 +222,7 @@ async def test_second_server_on_a_folder_is_refused_and_takes_no_run_from_the_fi
 
 
 class HeldModel:
-    """A client's session, in whose first call everything stands still."""
+    """A client's session whose first call hangs."""
 
     def __init__(self) -> None:
         self.asked, self.gone, self.free = asyncio.Event(), asyncio.Event(), asyncio.Event()

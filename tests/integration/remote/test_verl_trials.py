@@ -1,4 +1,6 @@
-"""verl's rollouts as trials on a Harbor server: a real server, real sandboxes, a policy in this process for verl's."""
+"""verl's rollouts as trials on a Harbor server: a real server, real sandboxes, and a policy in this process instead of
+verl's.
+"""
 
 import asyncio
 import shutil
@@ -40,7 +42,7 @@ class Output:
 
 
 class Letters:
-    """A token is a character. Tools stand at the head of the prompt, as chat templates put them."""
+    """A token is a character. Tools are at the head of the prompt, as in chat templates."""
 
     stop_token_ids = ()
 
@@ -57,7 +59,7 @@ class Letters:
 
 
 class Policy:
-    """Says ok, or nothing at all while it is held up."""
+    """Answers `ok`, or nothing while it is held."""
 
     def __init__(self) -> None:
         self.free = asyncio.Event()
@@ -91,7 +93,7 @@ def config(folder: Path, **remote: Any) -> dict[str, Any]:
 async def play(
     folder: Path, policy: Policy, members: int = 1, environ: Mapping[str, str] | None = None, **remote: Any
 ) -> list[Member]:
-    """The rollouts of one row, as a worker of verl runs them."""
+    """Run the rollouts of one row, as a worker of verl does."""
     settings = read_settings(config(folder, **remote), environ or {})
     assert settings is not None
     running = Rollouts(
@@ -173,7 +175,7 @@ async def test_a_local_trial_uses_the_users_own_agent_and_sandboxes(tmp_path: Pa
 
 
 class ForeignServer:
-    """PR #83's own server: it answers when the trial has ended, and knows nothing of our headers."""
+    """Behaves like PR #83's own server: it answers when the trial has ended, and ignores our headers."""
 
     def __init__(self, *answers: dict[str, Any], is_asking: bool = False) -> None:
         self.answers, self.is_asking = list(answers), is_asking
@@ -248,7 +250,7 @@ async def test_policy_that_makes_a_slow_verifier_time_out_is_graded(
     monkeypatch.setattr(trials, "GRACE_SECONDS", 0.5)
 
     class Slow(ForeignServer):
-        """Its verifier runs until its time limit, which is longer than the time for building an image."""
+        """Its verifier runs until its time limit, which exceeds the time for building an image."""
 
         async def run(self, request: web.Request) -> web.Response:
             answer = await super().run(request)
@@ -364,7 +366,7 @@ async def test_failure_that_only_the_proxy_sees_is_not_graded_as_zero(tmp_path: 
     store = tmp_path / "store"
 
     class GivesUp(ForeignServer):
-        """Its agent calls the model while the proxy cannot write its record, and gives up."""
+        """Its agent calls the model while the proxy cannot write its record, and then ends."""
 
         async def run(self, request: web.Request) -> web.Response:
             answer = await super().run(request)

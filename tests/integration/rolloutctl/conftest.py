@@ -45,14 +45,14 @@ class Page:
         return await asyncio.wait_for(reply, 60)
 
     async def run(self, script: str) -> Any:
-        """The value of an expression of the page's; a promise is awaited."""
+        """Return the value of an expression in the page; a promise is awaited."""
         reply = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in reply:
             raise AssertionError(f"{script}: {json.dumps(reply['exceptionDetails'])}")
         return reply["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression is true. While it raises, it is not."""
+        """Wait until an expression is true. An exception counts as false."""
         await self.run(
             "new Promise((done, fail) => { const end = Date.now() + 30000; "
             f"const holds = () => {{ try {{ return {condition}; }} catch {{ return false; }} }}; const look = () => "
@@ -66,7 +66,7 @@ class Page:
         await self.until(f"document.readyState === 'complete' && location.href.startsWith({url.split('#')[0]!r})")
 
     async def press(self, key: str) -> None:
-        """A key, as the keyboard sends it."""
+        """Press a key."""
         text = {"text": key} if len(key) == 1 else {}
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, **(text if kind == "keyDown" else {}))
@@ -88,7 +88,7 @@ class Page:
                 self.requests.append(event["params"]["request"]["url"])
 
     async def close(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
 

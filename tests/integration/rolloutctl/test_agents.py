@@ -1,4 +1,4 @@
-"""One agent on one prompt, in Python: what comes back, and what is recorded."""
+"""One agent on one prompt, in Python: its result and its record."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def server() -> AsyncIterator[VllmStandIn]:
 
 @dataclass
 class Batch:
-    """As verl's DataProto, without its tensors."""
+    """A batch like verl's DataProto, without tensors."""
 
     batch: dict[str, Any]
     non_tensor_batch: dict[str, Any]
@@ -87,7 +87,7 @@ async def test_row_of_a_batch_that_is_lost_has_no_reward_and_costs_no_other() ->
 
 
 def says(*answers: str) -> Any:
-    """A model that says one after another."""
+    """Return a model that gives these answers in order."""
     left = list(answers)
 
     async def generate(messages: Sequence[Mapping[str, Any]], temperature: float = 0.0) -> str:
@@ -199,7 +199,7 @@ async def test_native_tool_calls_of_a_function_are_run(folder: Path) -> None:
 
 
 class Thinker(BaseAgent):
-    """Asks until there is a final answer; the first call may have a limit of its own."""
+    """Calls the model until there is a final answer. The first call may have a separate limit."""
 
     async def run_trajectory(self, prompt: Any, llm_generate_func: Any, request_id: str, **kwargs: Any) -> Trajectory:
         trajectory = Trajectory(request_id=request_id)

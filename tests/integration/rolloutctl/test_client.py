@@ -1,4 +1,4 @@
-"""A trainer in Python must get every finished group once, be able to stop early, and keep a session across steps."""
+"""A trainer in Python gets every finished group once, can stop early, and can keep a session across steps."""
 
 import asyncio
 import os

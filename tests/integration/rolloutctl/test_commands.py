@@ -1,4 +1,6 @@
-"""The real command line, run as a person or a script runs it: exit codes, what is on which stream, what errors say."""
+"""The real command line, run like a person or a script does: exit codes, the contents of both streams, and error
+messages.
+"""
 
 import json
 import os
@@ -34,7 +36,7 @@ class Shell:
         return run_rolloutctl(*arguments, folder=self.folder, environ=environ)
 
     def run_interpreter(self, *arguments: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """As a program with an interpreter that starts with this environment."""
+        """Run a program in a new interpreter with this environment."""
         return subprocess.run(
             [*self.program, *arguments],
             cwd=self.folder,
@@ -68,7 +70,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, rolloutctl_program: list[
 
 
 def slow_job(folder: Path, delay: float, *, first: float | None = None, **spec: object) -> Path:
-    """A job whose model takes `delay` seconds a turn, `first` for the first one of each rollout if that is given."""
+    """Write a job whose model takes `delay` seconds a turn, and `first` seconds for the first one of each rollout if
+    given.
+    """
     source = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
     job = yaml.safe_load(source.read_text())
     job["metadata"]["name"] = "slow"
@@ -83,7 +87,7 @@ def slow_job(folder: Path, delay: float, *, first: float | None = None, **spec: 
 
 
 def wait_for(process: subprocess.Popen[str], folder: Path, pattern: str) -> None:
-    """Wait until a file is there, while the process runs."""
+    """Wait until a file exists, while the process runs."""
     for _ in range(1200):
         if list(folder.glob(pattern)):
             return
@@ -676,7 +680,7 @@ def test_unreachable_model_is_reported_before_anything_runs(shell: Shell) -> Non
 
 
 class DyingModel(BaseHTTPRequestHandler):
-    """Answers the check, and fails from then on."""
+    """Answers the check, and fails afterwards."""
 
     answered = 0
 
@@ -697,7 +701,7 @@ class DyingModel(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.timeout(300)  # it reads until the message comes
@@ -723,7 +727,7 @@ def test_model_server_that_never_answers_is_shown_with_its_url(shell: Shell, ans
     ended = threading.Event()
 
     class SilentModel(DyingModel):
-        """Accepts every call; answers the first so many."""
+        """Accepts every call, and answers only the first ones."""
 
         left = answers
 
@@ -850,7 +854,7 @@ def test_a_terminal_that_knows_only_ascii_gets_no_traceback(finished: Shell) -> 
 
 
 def on_a_terminal(shell: Shell, *arguments: str, environ: Mapping[str, str]) -> str:
-    """What a terminal of 100 columns is sent."""
+    """Return what is written to a terminal of 100 columns."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*shell.program, *arguments],
@@ -925,7 +929,7 @@ def test_tracebacks_of_tools_and_plugins_are_in_the_terminal_and_in_show(shell: 
 
 
 def test_run_shows_a_traceback_once_and_fails_when_the_agents_own_code_raised(shell: Shell) -> None:
-    """A typo in one's own agent is no reward 0 with exit code 0."""
+    """A typing error in an agent's code must not become reward 0 with exit code 0."""
     (shell.folder / "typo.py").write_text(
         "class Typo:\n    async def run(self, context):\n        return context.task.prompt.uper()\n"
     )

@@ -17,7 +17,7 @@ HARBOR_MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "config.json": ("TrialConfig", {"trial_folder": "no name of theirs"}),
     "lock.json": ("TrialLock", {"task": {"type": "local"}}),
 }
-"""By file: its model, and a change that must not pass."""
+"""Harbor's model of each file, and a change that the model must refuse."""
 JOB = """\
 apiVersion: rollout.dev/v1alpha1
 kind: RolloutJob
@@ -35,7 +35,7 @@ def rolloutctl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def harbors(model: str) -> jsonschema.Draft202012Validator:
-    """What checks a file of a trial."""
+    """Return the validator of a trial's file."""
     schema = {"$ref": f"#/$defs/{model}", "$defs": HARBOR["$defs"]}
     return jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
 

@@ -1,4 +1,4 @@
-"""Plugins and conversions as a person meets them: by the command line, by the Python client, in the report."""
+"""Plugins and conversions as a person uses them: by the command line, by the Python client, and in the report."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`rolloutctl images` with a registry: what lies there is neither built nor pushed again."""
+"""`rolloutctl images` with a registry: existing images are neither built nor pushed again."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def task(folder: Path, name: str) -> None:
 
 
 def images(folder: Path, tool: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Each image with what was done for it."""
+    """Return each image with what was done for it."""
     arguments = ["images", "job.yaml", "--tool", tool, "--base", "nowhere.example/base:1=scratch", "-o", "json"]
     done = run_rolloutctl(*arguments, folder=folder, environ=environ)
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def images(folder: Path, tool: str, environ: Mapping[str, str]) -> list[tuple[st
 
 
 def programs_without(name: str, folder: Path) -> Path:
-    """All programs of this machine but one."""
+    """Return a folder with all programs of this machine except one."""
     folder.mkdir()
     for place in os.environ["PATH"].split(":"):
         for program in Path(place).glob("*"):
@@ -87,7 +87,7 @@ def test_an_image_pushed_by_one_machine_is_not_built_by_another(
 
 
 def test_unpushed_image_is_not_an_existing_one(registry: DockerRegistry, tmp_path: Path) -> None:
-    """The builder's own copy is no answer: a cluster could not pull it."""
+    """A cluster could not pull an image that only the builder has."""
     task(tmp_path, "one")
     (tmp_path / "job.yaml").write_text(JOB.format(host=registry.host))
     machine = registry.machine(tmp_path / "machine")

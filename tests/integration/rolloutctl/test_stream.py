@@ -1,4 +1,4 @@
-"""A job that stays open, fed from another process while it runs: what a trainer beside the cluster does."""
+"""An open job that another process feeds while it runs, as a trainer beside the cluster does."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
 
 
 class OpenJob:
-    """A `rolloutctl run` of the starter's tasks as a stream, solved by the Oracle, and a shell beside it."""
+    """A `rolloutctl run` of the starter's tasks as a stream, solved by the Oracle, and a shell for other commands."""
 
     def __init__(self, program: Sequence[str], folder: Path) -> None:
         self._program, self._folder = program, folder
@@ -119,7 +119,7 @@ async def test_results_are_read_from_their_index_and_streams_are_opened_without_
 
 
 async def open_job(folder: Path) -> JobRecord:
-    """An open job's run, without a runner."""
+    """Start an open job's run without a runner."""
     job = small_job()
     spec = job.spec.model_copy(update={"tasks": Tasks(stream=TaskStream())})
     return await JobRecord.open(Store.open(str(folder), {}), job.model_copy(update={"spec": spec}), [])

@@ -1,4 +1,4 @@
-"""`rolloutctl submit` without a cluster: what of this machine a cluster could not see is brought to where it can."""
+"""`rolloutctl submit` without a cluster: local files that a cluster cannot see are uploaded."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ async def test_other_content_has_another_place_and_a_folder_keeps_its_form(s3: S
 
 
 def seen(tasks: Tasks, base_dir: Path, environ: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What a job makes of its task folders: names of images, modes of files."""
+    """Return the names of images and the modes of files in a job's task folders."""
     images = [build.image for build in needed_images(tasks, base_dir, environ)]
     loaded = load_tasks(tasks, base_dir, environ).tasks
     assert [task.sandbox.image for task in loaded if task.sandbox] == images
@@ -86,7 +86,7 @@ def seen(tasks: Tasks, base_dir: Path, environ: dict[str, str]) -> tuple[list[st
 
 
 def modes(value: Any) -> Iterator[tuple[str, str]]:
-    """Of the files wherever a task has some, with their paths."""
+    """Return the modes of all files of a task, by path."""
     if isinstance(value, dict) and "contentBase64" in value:
         yield value["path"], value["mode"]
     elif isinstance(value, dict | list):
@@ -98,7 +98,9 @@ def modes(value: Any) -> Iterator[tuple[str, str]]:
 async def test_programs_of_a_task_stay_programs_and_its_image_keeps_its_name_after_the_upload(
     uri: str, s3: S3, tmp_path: Path
 ) -> None:
-    """The mode is a part of the image's digest: `images` here and a runner there would look for different ones."""
+    """The mode is a part of the image's digest. Otherwise `images` here and a runner there would look for different
+    images.
+    """
     program = b"\x7fELF no script"
     paths = ["environment/tool {1}", "tests/helper", "solution/helper"]
     hello_world(tmp_path / "set/one", **dict.fromkeys(paths, program), **{"tests/data": program})

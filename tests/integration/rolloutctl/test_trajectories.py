@@ -1,4 +1,4 @@
-"""A program that reads its rollouts must get the tokens to train on, and see what was lost as lost."""
+"""A program that reads its rollouts gets the tokens to train on, and recognises lost rollouts."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rolloutctl.client import Client, Trajectory
 
 
 class Model:
-    """Calculates once, with token ids; one task's calls fail."""
+    """Calculates once, with token ids. The calls of one task fail."""
 
     name, token_capture = "m", "Chat"
 

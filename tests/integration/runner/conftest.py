@@ -1,4 +1,4 @@
-"""Runners as processes of their own, with a stand-in for the two calls that they make to the API server."""
+"""Runners as separate processes, with a stand-in for the two calls that they make to the API server."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ class ApiServer:
         )
 
     def start(self) -> None:
-        """Answer; always on the same port."""
+        """Answer, always on the same port."""
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -100,18 +100,18 @@ class ApiServer:
         threading.Thread(target=self._server.serve_forever, args=(0.05,)).start()
 
     def stop(self) -> None:
-        """Answer nobody."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
     @property
     def runners(self) -> dict[int, dict[str, Any]]:
-        """The standing reports by runner."""
+        """Return the current reports by runner."""
         with self._lock:
             return {report["index"]: report for name, report in self._shards.items() if self._has_shard(name)}
 
     def set_report(self, report: dict[str, Any]) -> None:
-        """What the runner before this one reported."""
+        """Write the report of the runner before this one."""
         assert self.job is not None
         metadata = self.job["metadata"]
         self._shards[shard_name(metadata["name"], metadata["uid"], report["index"])] = report
@@ -121,7 +121,7 @@ class ApiServer:
             return (200, deepcopy(self.job)) if self.job is not None else self._absent()
 
     def _has_shard(self, name: str) -> bool:
-        """Shards go with their job."""
+        """Whether the shard exists. Shards are deleted with their job."""
         metadata = self.job["metadata"] if self.job is not None else {"name": "", "uid": ""}
         return name in (shard_name(metadata["name"], metadata["uid"], index) for index in range(256))
 
@@ -131,7 +131,7 @@ class ApiServer:
             return (200, {"metadata": {"name": name}, **status}) if self._has_shard(name) else self._absent()
 
     def set_model_server(self, status: dict[str, Any]) -> None:
-        """The operator's write."""
+        """Write a status, as the operator does."""
         with self._lock:
             version = 1 if self.model_server is None else int(self.model_server["metadata"]["resourceVersion"]) + 1
             self.model_server = {
@@ -177,7 +177,7 @@ class Runner:
 
     @property
     def engine(self) -> int | None:
-        """Process id of the engine."""
+        """Return the engine's process id."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         try:
             pids = path.read_text().split()
@@ -186,15 +186,15 @@ class Runner:
         return int(pids[0]) if pids else None
 
     def end(self, seconds: float = 240) -> int:
-        """Its exit code."""
+        """Return its exit code."""
         return self.process.wait(timeout=seconds)
 
     def starts(self) -> int:
-        """Engines that have got as far as to their shard."""
+        """Return how many engines have opened their shard."""
         return self.log.read_text().count(" its shard of ")
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its log."""
+        """Return its log."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
@@ -221,7 +221,7 @@ class Pods:
         return runner
 
     def close(self) -> None:
-        """End what still runs."""
+        """End everything that still runs."""
         for runner in self.runners:
             if runner.process.poll() is None:
                 if (engine := runner.engine) is not None:
@@ -269,7 +269,7 @@ def pods(tmp_path: Path) -> Iterator[StartPods]:
 
 
 def wait_for(condition: Callable[..., Any], seconds: float = 60) -> None:
-    """Return once it holds."""
+    """Return when the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"

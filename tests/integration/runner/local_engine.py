@@ -1,4 +1,4 @@
-"""The engine of a runner pod as it is, but for its sandboxes: those are processes of this machine, not pods."""
+"""The engine of a runner pod, with processes of this machine as sandboxes instead of pods."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A runner's process whose model is a ModelServer: it waits for it, acknowledges updates, and says what it did."""
+"""A runner's process whose model is a ModelServer: it waits for the server, acknowledges updates, and reports its work."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A runner pod's process, all of it real but for pods and API server: killed, stopped, cut off, and never wrong."""
+"""A runner pod's process, real except for pods and API server: killed, stopped, cut off, and never wrong."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,9 @@ def quickstart() -> dict[str, Any]:
 
 
 def counting(groups: int = 4, turns: int = 4, delay: float = 0.05, **spec: Any) -> dict[str, Any]:
-    """Each turn adds a line and counts them: a call that was lost or done twice changes what the model sees."""
+    """Return a job in which each turn adds a line and counts all of them, so that a lost or repeated call changes the
+    output.
+    """
     script: list[dict[str, Any]] = [
         {
             "toolCalls": [{"name": "bash", "arguments": {"command": f"echo {turn} >> log; sleep 0.05; wc -l < log"}}],

@@ -1,4 +1,4 @@
-"""The three providers that must keep one contract, and the spec of a small task."""
+"""The three providers that share one contract, and the spec of a small task."""
 
 import asyncio
 import shlex
@@ -23,15 +23,15 @@ FETCH = "import sys, urllib.request\nprint(urllib.request.urlopen(sys.argv[1], t
 
 
 def fetched(url: str) -> bytes:
-    """What `FETCH` prints."""
+    """Return what `FETCH` prints."""
     with urllib.request.urlopen(url, timeout=30) as response:
         return bytes(response.read()) + b"\n"
 
 
 async def small_shell(command: str | Sequence[str], files: Files) -> CommandResult:
-    """What the commands of the contract tests do where there is no shell: `a; b`, echo, >>, cat, sleep, exit, python3.
+    """Run the commands of the contract tests without a shell: `a; b`, echo, >>, cat, sleep, exit, python3.
 
-    A program of Python's reads the URL that it is given last, as `FETCH` does.
+    A Python program reads the URL in its last argument, as `FETCH` does.
     """
     output = b""
     for part in (command if isinstance(command, str) else shlex.join(command)).split("; "):
@@ -70,7 +70,7 @@ class Case:
 
 
 def spec(**changes: Any) -> WorkspaceSpec:
-    """A small task: one file, one setup command that leaves one line behind."""
+    """Return a small task: one file, and a setup command that writes one line."""
     defaults: dict[str, Any] = {
         "group": "task-1",
         "working_dir": "/workspace",
@@ -83,7 +83,7 @@ def spec(**changes: Any) -> WorkspaceSpec:
 
 
 def template(mode: str, **changes: Any) -> SandboxTemplate:
-    """The sandbox of a job in that mode."""
+    """Return the sandbox of a job in that mode."""
     return SandboxTemplate.model_validate({"workspaces": {"mode": mode}, "idleSeconds": 120, **changes})
 
 

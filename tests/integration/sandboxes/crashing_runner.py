@@ -1,4 +1,7 @@
-"""A runner that starts a command and is killed in its midst. Arguments: run folder, mode; prints the handle as JSON."""
+"""A runner that is killed while its command runs.
+
+Arguments: run folder, mode. Prints the handle as JSON.
+"""
 
 import asyncio
 import json

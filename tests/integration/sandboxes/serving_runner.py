@@ -1,8 +1,8 @@
-"""A runner that serves an agent in a workspace, and asks to be killed at the worst moments.
+"""A runner that serves an agent in a workspace, and asks to be killed at critical moments.
 
-Arguments: run folder, mode, epoch. The first has the workspace made and the agent started; those after it take both over.
-It prints what it serves; `kill me` before it would begin to answer turn 1 (epoch 1) and in the midst of the answer to
-turn 2 (epoch 2); and at last how the agent ended, as JSON.
+Arguments: run folder, mode, epoch. The first one creates the workspace and starts the agent; the later ones take over.
+It prints what it serves, `kill me` before it would begin to answer turn 1 (epoch 1) and in the middle of the answer to
+turn 2 (epoch 2), and at the end how the agent ended, as JSON.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A busy machine: an executor that misses one health check keeps its workspaces."""
+"""On a busy machine, an executor that misses one health check keeps its workspaces."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from agent_runtime.sandboxes.local.executor import ExecutorRecord, LocalExecutor
 
 
 class ModelRouter:
-    """Breaks the first connections, then carries every other one to a real executor's socket."""
+    """Breaks the first connections, and forwards the others to a real executor's socket."""
 
     def __init__(self, socket: str) -> None:
         self._socket, self.breaks = socket, 1
@@ -39,7 +39,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 class Containers:
-    """The container of one executor: whether it runs, and whether somebody removed it."""
+    """The container of one executor: whether it runs, and whether it was removed."""
 
     def __init__(self) -> None:
         self.is_running, self.is_removed = True, False
@@ -59,7 +59,7 @@ class Containers:
 
 @pytest.fixture
 async def executor(tmp_path: Path) -> AsyncIterator[LocalExecutor]:
-    """A real executor, behind a front that misses the next connection."""
+    """A real executor behind a router that breaks the next connection."""
 
     def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
         return {"mode": "Plain", "root": str(home)}

@@ -1,4 +1,4 @@
-"""The local provider on this machine: what survives a crash, what a workspace can see, what a plain user gets."""
+"""The local provider on this machine: what survives a crash, what a workspace can see, and what an ordinary user gets."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ async def say(workspace: Workspace, command: str, key: str) -> str:
 
 @contextlib.contextmanager
 def running(arguments: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A runner process, and the JSON that it prints once its workspace is there."""
+    """Start a runner process; return it and the JSON that it prints once its workspace exists."""
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, **options)
     assert process.stdout is not None
     try:
@@ -54,7 +54,7 @@ def running(arguments: list[str], **options: Any) -> Iterator[tuple[subprocess.P
 
 
 def here() -> dict[str, str]:
-    """Environment of a Python that finds this repository."""
+    """Return the environment of a Python that finds this repository."""
     return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
 
@@ -324,7 +324,7 @@ async def test_homes_secrets_sockets_and_the_run_folder_are_hidden(
 
 
 async def test_files_of_jobs_are_hidden_in_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its output, its tasks and its manifest have hidden tests; the temporary folder has the sandboxes of other jobs."""
+    """Output, tasks and manifest contain hidden tests, and the temporary folder contains the sandboxes of other jobs."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # workspaces have another /tmp
         folder = Path(name)
         monkeypatch.setattr(tempfile, "tempdir", f"{name}/temporary")
@@ -399,7 +399,7 @@ async def test_workspace_root_has_no_rights_on_this_machine(overlay: LocalProvid
 
 
 def text_of(path: Path) -> str:
-    """Content of a file of a process, empty when that has just ended."""
+    """Return the content of a file of a process; empty if it has just ended."""
     try:
         return path.read_text()
     except OSError:
@@ -437,7 +437,9 @@ async def test_missing_pytest_names_the_other_python_on_path(
 
 
 def python_for_nobody() -> tuple[str, str]:
-    """An interpreter that any user may start, and the PYTHONPATH by which it finds this repository and its libraries."""
+    """Return an interpreter that any user may start, and the PYTHONPATH by which it finds this repository and its
+    libraries.
+    """
     libraries = f"{REPOSITORY}:{Path(pytest.__file__).parents[1]}"
     if readable_by(running_environment(), NOBODY):
         return sys.executable, libraries

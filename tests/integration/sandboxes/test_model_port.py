@@ -1,4 +1,4 @@
-"""A program in a workspace and its model, whoever serves it: every provider, and runners that are killed."""
+"""A program in a workspace and its model, with every provider, and with runners that are killed."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def acquire(provider: SandboxProvider, attempt: str = "0-1") -> Workspace:
 
 
 async def fetch(workspace: Workspace, url: str, key: str) -> str:
-    """What a program in the workspace gets from a URL."""
+    """Return the reply that a program in the workspace gets from a URL."""
     command = f"python3 -c {shlex.quote(FETCH)} {url}"
     result = await workspace.run(command, key=key, deadline_seconds=120)
     assert result.ok, result.stderr.decode()
@@ -35,7 +35,7 @@ async def fetch(workspace: Workspace, url: str, key: str) -> str:
 
 
 def says(text: str) -> web.Server:
-    """A model that answers every request with its path and this text."""
+    """Return a model that answers every request with its path and this text."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text=f"{request.path} {text}")
@@ -45,7 +45,7 @@ def says(text: str) -> web.Server:
 
 @asynccontextmanager
 async def next_runner(case: Case, handle: Any) -> AsyncIterator[Workspace]:
-    """The same workspace, taken over by another process."""
+    """Return the same workspace, taken over by another process."""
     provider = case.provider()
     await provider.open()
     yield await provider.reattach(handle, spec=spec(), fence=Fence(2, "second"))

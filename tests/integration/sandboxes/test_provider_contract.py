@@ -1,4 +1,4 @@
-"""What every provider keeps: the in-memory one that the engine's tests use, and the local one in both modes."""
+"""The contract of all providers, tested with the in-memory one of the engine's tests and the local one in both modes."""
 
 import asyncio
 import io
@@ -314,7 +314,9 @@ async def test_description_names_the_provider_and_the_actual_mode(case: Case, pr
 
 
 async def test_kept_state_is_continued_when_its_runner_died(case: Case) -> None:
-    """Else all turns before a checkpoint are lost, where the kill comes before it is recorded where the agent goes on."""
+    """Otherwise all turns before a checkpoint would be lost if the kill comes before the agent's new workspace is
+    recorded.
+    """
     if case.kind == "Plain":
         return  # it freezes nothing: snapshots are what it keeps
     first = case.provider()
@@ -335,7 +337,7 @@ async def test_kept_state_is_continued_when_its_runner_died(case: Case) -> None:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_releasing_a_workspace_destroys_every_state_of_its_attempt(case: Case, interrupted: bool) -> None:
-    """A frozen state that stays would take disk of a sandbox that others share."""
+    """A remaining frozen state would use disk of a sandbox that others share."""
     if case.kind == "Plain":
         return  # it freezes nothing
     provider = case.provider()

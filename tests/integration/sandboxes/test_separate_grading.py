@@ -1,4 +1,4 @@
-"""What an agent did in its workspace is graded in a new one: real executors, both modes."""
+"""An agent's work is graded in a new workspace: real executors, both modes."""
 
 import os
 import random
@@ -66,7 +66,7 @@ async def graded(
     as_root: str = "true",
     **verifier: Any,
 ) -> Verdict:
-    """The verdict of a rollout whose agent ran those commands."""
+    """Return the verdict on a rollout whose agent ran those commands."""
     task = Task.model_validate(
         {"name": "t", "prompt": "p", "verifier": {"user": verifier_user, "isolated": True, **verifier}}
     )

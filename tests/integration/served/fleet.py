@@ -1,4 +1,4 @@
-"""Stand-ins for vLLM as processes, a directory that a test speaks for, and calls of a runner."""
+"""Stand-ins for vLLM as processes, a directory controlled by the test, and calls of a runner."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
 SEED = 5
 PATIENCE_SECONDS = 300.0
-"""Only what never comes is waited for so long: nothing here says how fast a busy machine is."""
+"""Limit for waits, long enough for any busy machine."""
 
 
 class StandIn:
@@ -35,14 +35,14 @@ class StandIn:
         self.name, self.process, self.url, self._session = name, process, url, session
 
     async def post(self, path: str, body: Any = None) -> Any:
-        """What it answers to a POST."""
+        """Send a POST; return the answer."""
         async with self._session.post(f"{self.url}{path}", json=body or {}) as response:
             response.raise_for_status()
             text = await response.text()
             return json.loads(text) if text else None
 
     async def get(self, path: str) -> Any:
-        """What it answers to a GET."""
+        """Send a GET; return the answer."""
         async with self._session.get(f"{self.url}{path}") as response:
             response.raise_for_status()
             return await response.json()
@@ -73,14 +73,14 @@ class Watched(InferenceClient):
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what other tasks and processes bring about."""
+    """Wait for something that other coroutines and processes do."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 (the condition is whatever a test says)
             await asyncio.sleep(0.02)
 
 
 class Fleet:
-    """A ModelServer without a cluster: `Directory` and servers. With the operator: operated.py."""
+    """A ModelServer without a cluster: `Directory` and servers. operated.py adds the operator."""
 
     def __init__(self, folder: Path) -> None:
         self.servers: list[StandIn] = []
@@ -109,7 +109,7 @@ class Fleet:
         return StandIn(name, process, (await process.stdout.readline()).decode().strip(), self._session)
 
     async def close(self) -> None:
-        """End all of it."""
+        """End everything."""
         await self.model.close()
         await self._session.close()
         for server in self.servers:
@@ -118,7 +118,7 @@ class Fleet:
             await server.process.wait()
 
     def connect(self, url: str) -> InferenceClient:
-        """The engine at that URL."""
+        """Connect to the engine at that URL."""
         return Watched(url, self.arrived)
 
     async def changes(self) -> AsyncIterator[View]:
@@ -132,7 +132,7 @@ class Fleet:
                 continue
 
     def status(self) -> ModelServerStatus:
-        """As the operator writes it: behind the gate no server is ready."""
+        """Return the status as the operator writes it: while the gate is shut, no server is ready."""
         is_open = self.policy.gate is Gate.OPEN
         return ModelServerStatus(
             servers=[
@@ -149,12 +149,12 @@ class Fleet:
         )
 
     def tell(self, **policy: Any) -> None:
-        """Write the status."""
+        """Change the status and notify the runner."""
         self.policy = self.policy.model_copy(update=policy)
         self._told.set()
 
     async def update(self) -> None:
-        """One policy update in which nothing goes wrong."""
+        """Make one policy update without failures."""
         target = self.policy.current + 1
         self.tell(gate=Gate.SHUT, update=self.policy.update + 1, target=target, paused=False)
         await asyncio.gather(*(server.post("/pause?mode=keep") for server in self.servers))
@@ -171,7 +171,7 @@ class Fleet:
 
 
 def call(number: int, tokens: int, group: str | None = None, turn: int = 0) -> ModelRequest:
-    """A call that gets so many tokens."""
+    """Make a call that gets this many tokens."""
     return ModelRequest(
         messages=[{"role": "user", "content": f"Tell me of number {number}."}],
         tools=[],
@@ -186,12 +186,12 @@ def call(number: int, tokens: int, group: str | None = None, turn: int = 0) -> M
 
 
 def ask(fleet: Fleet, count: int, tokens: int, group: str | None = None) -> list[asyncio.Task[ModelReply]]:
-    """So many calls, of a group each if none is named."""
+    """Start this many calls; each belongs to a separate group if none is named."""
     return [asyncio.create_task(fleet.model.complete(call(number, tokens, group))) for number in range(count)]
 
 
 def assert_made_as_recorded(reply: ModelReply) -> list[str]:
-    """Compute every token again by the version that is recorded for it; the versions in order."""
+    """Check every token with the weights of its recorded version; return the versions in order."""
     ids, prompt = reply.completion_token_ids, reply.prompt_token_ids
     assert ids is not None
     assert prompt is not None

@@ -33,13 +33,15 @@ class OperatedFleet(Fleet):
         return self
 
     def run(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """It ends when the fleet does, before all else: gateways wait for their calls, and a job makes more and more."""
+        """Run it until the fleet ends. It is ended first, because gateways wait for their calls and a job makes more of
+        them.
+        """
         running = asyncio.create_task(job)
         self._stack.push_async_callback(end, [running])
         return running
 
     async def changes(self) -> AsyncIterator[View]:
-        """See Directory. What the runner acknowledges is reported too."""
+        """See Directory. Also reports what the runner acknowledges."""
         loop = asyncio.get_running_loop()
         last, told, mixed = None, 0.0, 0
         while True:

@@ -1,11 +1,11 @@
-"""An agent that only talks, for as long as it may."""
+"""An agent that only calls its model."""
 
 from agent_runtime.agents.base import AgentContext
 from rollout_api.records import Message
 
 
 class Talker:
-    """Asks the model to go on until its turns are used up, or a test has seen enough."""
+    """Asks the model to continue until its turns are used up or the test sets `enough`."""
 
     enough = False
 

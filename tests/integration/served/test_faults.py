@@ -1,4 +1,4 @@
-"""Servers that die, hang, are evicted and are updated under calls: what is lost, and what is recorded."""
+"""Servers that die, hang, are evicted and are updated during calls: what is lost, and what is recorded."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, ask, assert_
 
 
 async def begun(fleet: Fleet) -> list[int]:
-    """Tokens so far of each answer that the servers are making."""
+    """Return the number of tokens so far of each answer in progress."""
     records = [record for server in fleet.servers for record in await server.get("/_standin/served")]
     return [len(record["ids"]) for record in records if record["finish"] is None]
 

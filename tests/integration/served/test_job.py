@@ -1,4 +1,4 @@
-"""Jobs under which the policy is updated as the operator does it, while parts of it die or cannot load."""
+"""Jobs during policy updates like the operator's, while servers die or cannot load."""
 
 import asyncio
 from pathlib import Path
@@ -57,9 +57,9 @@ def start(fleet: OperatedFleet, folder: Path, job: RolloutJob) -> asyncio.Task[J
 
 
 async def spans_of(reader: RunReader, result: Result, tokens: int, *, unknown: bool) -> list[list[int]]:
-    """The policy versions of each of a rollout's answers, every token and log probability computed again by its version.
+    """Return the policy versions of each of a rollout's answers, after a check of every token and log probability.
 
-    `unknown`: the version of some may be.
+    With `unknown`, some tokens may have no version.
     """
     assert result.failed_attempts == []
     assert (result.token_capture, result.token_forks) == ("Tokens", 0)
@@ -90,7 +90,7 @@ async def spans_of(reader: RunReader, result: Result, tokens: int, *, unknown: b
 
 
 async def all_spans(fleet: OperatedFleet, folder: Path, tokens: int) -> list[list[int]]:
-    """Of all answers of the job."""
+    """Return the spans of all answers of the job."""
     reader = await open_run(Store.open(str(folder / "out"), {}), "updated")
     unknown = fleet.mixed > 0
     results = list(reader.results())

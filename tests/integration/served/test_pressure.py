@@ -1,4 +1,4 @@
-"""Servers whose memory is short: where calls wait then, and which of them go first."""
+"""Servers with little free memory: where calls wait, and which of them start first."""
 
 import asyncio
 

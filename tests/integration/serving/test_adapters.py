@@ -1,4 +1,4 @@
-"""LoRA adapters behind a gateway: which version a call gets, and what stays loaded for how long."""
+"""LoRA adapters behind a gateway: which version a call gets, and how long a version stays loaded."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ class Gateway:
         return answer
 
     async def call(self, model: str | None, version: int | None = None, **fields: Any) -> tuple[int, Any, str | None]:
-        """Return status, the model that answered, and the version that the answer names."""
+        """Make a call. Returns status, the model that answered, and the version in the answer."""
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
         headers = {} if version is None else {"X-Policy-Version": str(version)}
         named = {} if model is None else {"model": model}
@@ -193,7 +193,7 @@ async def test_version_that_is_no_longer_wanted_when_it_is_loaded_is_unloaded(ga
 async def test_load_that_the_engine_answers_with_500_is_tried_three_times(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, failures: int, loaded: list[int]
 ) -> None:
-    """vLLM answers so for files that it cannot use, and for failures that may pass."""
+    """vLLM answers this for files that it cannot use, and for temporary failures."""
     monkeypatch.setattr(adapters, "TRY_SECONDS", 0.01)
     gateway.engine.faults.load_failures = failures
     await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
@@ -202,7 +202,7 @@ async def test_load_that_the_engine_answers_with_500_is_tried_three_times(
 
 
 async def test_engine_that_ends_has_not_refused_the_files(gateway: Gateway) -> None:
-    """A refused version is not tried again."""
+    """A refused version would not be retried."""
     gateway.engine.faults.load_hangs = True
     await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
     await asyncio.sleep(0.2)

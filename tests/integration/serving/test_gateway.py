@@ -1,4 +1,4 @@
-"""The gateway before a real HTTP engine: who gets through, and whether answers come as the engine sends them."""
+"""The gateway in front of a real HTTP engine: which requests pass, and whether answers arrive as the engine sends them."""
 
 import asyncio
 import io
@@ -34,7 +34,7 @@ CUT_OFF = b"cut off"
 
 @dataclass
 class Engine:
-    """An engine whose answers the test lets out piece by piece."""
+    """An engine whose answers the test releases piece by piece."""
 
     asked: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -95,7 +95,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 async def served(gateway: Gateway) -> dict[str, object]:
-    """Which process the gateway knows, and which policy it lets calls through for."""
+    """Return the process that the gateway knows, and the policy for which it admits calls."""
     async with gateway.http.get(f"{gateway.control}/policy/served", headers=BEARER) as response:
         assert response.status == 200, await response.text()
         answer: dict[str, object] = await response.json()
@@ -103,13 +103,13 @@ async def served(gateway: Gateway) -> dict[str, object]:
 
 
 async def open_for(gateway: Gateway, version: int, process: object = None) -> int:
-    """Tell it, as the operator does, which policy the engine was verified to serve."""
+    """Set the policy that the engine was verified to serve, as the operator does."""
     body = {"engine": process or (await served(gateway))["engine"], "version": version}
     return await status(gateway, "POST", f"{gateway.control}/policy/served", json=body, headers=BEARER)
 
 
 async def restart_engine(port: int) -> tuple[asyncio.Server, asyncio.Event]:
-    """Another process's socket at the engine's address; the event tells that somebody has sent it something."""
+    """Open another process's socket at the engine's address. The event is set when it receives something."""
     asked = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -224,7 +224,7 @@ async def test_an_answer_says_which_policy_it_is_of(gateway: Gateway) -> None:
 
 
 async def test_calls_are_refused_until_the_policy_that_is_served_is_known(gateway: Gateway) -> None:
-    """As a gateway that has just started."""
+    """The gateway has just started."""
     async with AsyncExitStack() as stack:
         engine_url = f"http://127.0.0.1:{gateway.engine_port}"
         data, control = await serve(stack, TOKEN, None, engine_url, 0, 0)

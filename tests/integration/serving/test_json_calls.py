@@ -1,4 +1,6 @@
-"""What a gateway asks its engine and the trainer's hook: answers whole, bounded, and never from another address."""
+"""A gateway's requests to its engine and to the trainer's hook: answers are complete, bounded, and never from another
+address.
+"""
 
 import json
 import random
@@ -19,7 +21,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Peer:
-    """An engine or a trainer that answers as the test says."""
+    """An engine or a trainer that answers what the test sets."""
 
     url: str
     http: aiohttp.ClientSession

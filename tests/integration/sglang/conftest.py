@@ -1,4 +1,4 @@
-"""SGLang itself, on the CPU, and its stand-in: both started by the same command line, and told apart by nothing else.
+"""SGLang itself on the CPU, and its stand-in: both are started by the same command line, and tested alike.
 
 The tests of calls and of policy updates are those of vLLM (`tests/integration/vllm`).
 """
@@ -42,7 +42,7 @@ class SglangServer(InferenceServer):
 
     @property
     def long_answer(self) -> int:
-        """See InferenceServer. Plain torch on a busy machine makes a few tokens a second."""
+        """See InferenceServer. Plain torch samples a few tokens a second on a busy machine."""
         return 200 if self.real else 1500
 
     async def render(self, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 async def server(started: SglangServer) -> SglangServer:
-    """Unpaused, with the weights of version 0 and an empty cache."""
+    """The server, not paused, with the weights of version 0 and an empty cache."""
     await started.resume()
     await started.pause()
     status, answer = await started.load(started.checkpoint(0))

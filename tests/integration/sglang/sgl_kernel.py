@@ -1,7 +1,8 @@
-"""Stands for SGLang's compiled kernels, of which PyPI has no build for the CPU: `hack/sglang-environment` installs it.
+"""Replaces SGLang's compiled kernels, of which PyPI has no build for the CPU: `hack/sglang-environment` installs it.
 
-With `--attention-backend torch_native` and `--sampling-backend pytorch`, SGLang computes a Llama in plain torch where the
-processor has no AMX. It imports its kernels all the same. Here every name can be imported, and nothing can be called.
+With `--attention-backend torch_native` and `--sampling-backend pytorch`, SGLang computes a Llama in plain torch if the
+processor lacks AMX, but it still imports its kernels. Every name can be imported from this module, and none can be
+called.
 """
 
 import importlib.abc
@@ -13,7 +14,7 @@ from typing import Any
 
 __path__: list[str] = []
 ABSENT = ("sgl_kernel.scalar_type",)
-"""Modules that SGLang replaces itself."""
+"""Modules that SGLang itself replaces."""
 
 
 class Kernels(types.ModuleType):

@@ -1,4 +1,6 @@
-"""Policy updates of SGLang itself and of its stand-in: operator, gateway, and a runner's calls in flight, as for vLLM."""
+"""Policy updates of SGLang itself and of its stand-in: the operator, the gateway, and a runner's calls in progress, as
+for vLLM.
+"""
 
 import asyncio
 import json

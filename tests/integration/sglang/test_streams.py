@@ -1,4 +1,4 @@
-"""What only the stand-in can be made to do."""
+"""Behaviour that only the stand-in can be made to show."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Calls of our own client, token by token, on SGLang itself and on its stand-in: the assertions are those for vLLM."""
+"""Calls of our own client, token by token, on SGLang itself and on its stand-in, with the assertions for vLLM."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ from tests.integration.vllm.test_turns import (  # noqa: F401
 )
 
 CALL = r'<tool_call>\n\{"name": "pick", "arguments": \{"colour":  ?"(red|green)"\}\}\n</tool_call>'
-"""A call as a random model is forced to write it, with white space that rendering does not repeat."""
+"""A call as a grammar makes a random model write it, with white space that rendering does not reproduce."""
 
 
 async def test_tool_calls_of_eight_turns_are_one_sequence(
@@ -54,7 +54,7 @@ async def test_tool_calls_of_eight_turns_are_one_sequence(
 async def test_waiting_calls_with_lower_priority_numbers_are_answered_first(
     server: SglangServer, model: InferenceClient
 ) -> None:
-    """Calls that wait for the end of a pause are not in the queue yet: SGLang admits them in their own order."""
+    """SGLang admits calls that wait for the end of a pause in an order of its own, so they are not in the queue yet."""
     order: list[int] = []
 
     async def ask(priority: int) -> None:

@@ -1,4 +1,4 @@
-"""What `apply_patch.py` leaves of an agent's patch, in a repository of its own."""
+"""What `apply_patch.py` leaves of an agent's patch, in a repository."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Task folders of Harbor, run as they are on this machine."""
+"""Harbor's task folders, run unchanged on this machine."""
 
 import asyncio
 import os

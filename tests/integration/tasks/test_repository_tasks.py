@@ -1,4 +1,6 @@
-"""Tasks whose work is a patch: real git, real workspaces. What a policy could gain by, it cannot read or bring in."""
+"""Tasks whose work is a patch: real git, real workspaces. A policy can neither read nor plant what would pass the
+tests.
+"""
 
 import asyncio
 import json
@@ -23,7 +25,7 @@ from rolloutctl.client import Client
 from tests.support.repository import FIX, HIDDEN_TESTS, commit, git, make_repository
 
 THIS_MACHINE = "agent-rollouts-quickstart:latest"
-"""The image in whose place the local provider takes the environment that runs it."""
+"""Image in place of which the local provider takes the Python environment that runs it."""
 
 FIXES = "sed -i 's/a - b/a + b/' calculator.py"
 CHEATING_TESTS = (
@@ -44,7 +46,7 @@ REPORT = (
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that workspaces of this machine see; they have a /tmp of their own."""
+    """A folder that workspaces of this machine can see; they have a /tmp of their own."""
     path = Path(tempfile.mkdtemp(prefix="agent-rollouts-test-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path)
@@ -53,7 +55,7 @@ def folder() -> Iterator[Path]:
 async def run(
     folder: Path, instance: dict[str, Any], *commands: str, agent: str = "ToolCalling", form: str = "SWEBench"
 ) -> list[Result]:
-    """The results of one rollout a command."""
+    """Return the results, with one rollout for each command."""
     (folder / "instances.jsonl").write_text(json.dumps(instance) + "\n")
     members = [
         {"turns": [{"toolCalls": [{"name": "bash", "arguments": {"command": command}}]}, {"content": "done"}]}
@@ -204,7 +206,7 @@ PLANTED = {
     "tests.txt": f"diff --git a/{TESTS_FOLDER}/tests.patch.0 b/x.txt\nsimilarity index 100%\n"
     f"rename from {TESTS_FOLDER}/tests.patch.0\nrename to x.txt\n",
 }
-"""New files by path, and what is in the same patch: not always one that git wrote."""
+"""New files by path, and the patch that adds them, which git may not have written."""
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -247,7 +249,7 @@ PLANTED_TEST = (
 
 
 def make_r2e(folder: Path) -> dict[str, Any]:
-    """An instance of R2E-Gym: its tests lie in the repository's folder, and its Python in `.venv`."""
+    """Create an instance of R2E-Gym: its tests are in the repository's folder, and its Python in `.venv`."""
     instance = make_repository(folder)
     (folder / "r2e_tests").mkdir()
     (folder / "r2e_tests" / "__init__.py").touch()

@@ -52,14 +52,14 @@ def make_request() -> Callable[..., ModelRequest]:
 
 @dataclass
 class Ran:
-    """A run and what it recorded of rollout 0."""
+    """A run, and its record of rollout 0."""
 
     run: RunReader
     result: dict[str, Any]
 
 
 async def run(server: VllmStandIn, folder: Path, **spec: Any) -> Ran:
-    """A job of one rollout whose tools are answered by a provider in memory."""
+    """Run a job of one rollout, whose tools use an in-memory provider."""
     model = spec.pop("model", {})
     job = RolloutJob.model_validate(
         {

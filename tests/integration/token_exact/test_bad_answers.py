@@ -1,4 +1,4 @@
-"""Inference servers that send something else than tokens: each answer is refused with the reason and the server's URL."""
+"""Inference servers that send something other than tokens: each answer is refused with the reason and the server's URL."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ LIMIT = 20
 
 
 def piece(route: str, ids: Sequence[Any], logprobs: Sequence[float] = (), end: str = "", **said: Any) -> Event:
-    """An event with new ids; without logprobs, each has -1."""
+    """Return an event with new ids. Without `logprobs`, each has -1."""
     values = logprobs or [-1.0] * len(ids)
     if route == "/generate":
         known = [[value, token, None] for value, token in zip(values, ids, strict=True)]
@@ -58,7 +58,7 @@ def events(*whole: Event | bytes, forever: Event | None = None) -> Send:
 
 @asynccontextmanager
 async def hostile(route: str, send: Send, kind: str = "text/event-stream") -> AsyncIterator[InferenceClient]:
-    """A model whose server was healthy when it was checked, and answers calls with `send` afterwards."""
+    """Open a model whose server passes its check and then answers calls with `send`."""
     is_checked = False
     async with STAND_INS[route]() as healthy, ClientSession(healthy.url) as behind:
 
@@ -178,7 +178,7 @@ async def test_repeated_ids_that_have_changed_are_not_recorded() -> None:
 
 
 async def test_last_id_that_sglang_repeats_for_an_aborted_call_is_not_recorded() -> None:
-    """SGLang, srt/managers/tokenizer_manager.py: _handle_abort_req, coalesced with pieces that waited."""
+    """SGLang, srt/managers/tokenizer_manager.py: _handle_abort_req, merged with pieces that waited."""
     answers = iter(
         [
             events(piece("/generate", [5]), piece("/generate", [6, 7, 7], end="abort", completion_tokens=3)),
@@ -198,7 +198,7 @@ async def test_version_that_moves_back_is_recorded_as_the_server_reports_it(rout
 
 @ROUTES
 async def test_call_at_a_hostile_server_leaves_the_others_unharmed(route: str) -> None:
-    """One of two calls gets a page; the other one, at the same client, its tokens."""
+    """Of two calls of the same client, one gets a page and the other one its tokens."""
     sends = iter([events(b"<html>"), events(piece(route, [5, 6], end="stop"))])
     async with hostile(route, lambda response: next(sends)(response)) as model:
         ended = await asyncio.gather(*(model.complete(request()) for _ in range(2)), return_exceptions=True)

@@ -1,4 +1,6 @@
-"""Single calls: what is chosen, where an answer goes on, what arrives while it is made, and what every trouble is called."""
+"""Single calls: which routes are used, where an answer continues, what arrives during it, and the error of each
+failure.
+"""
 
 import asyncio
 import json
@@ -33,7 +35,7 @@ def last(server: VllmStandIn) -> Request:
 
 
 def next_turn(request: ModelRequest, reply: ModelReply, said: str = "And now?", **changes: Any) -> ModelRequest:
-    """The request that goes on from an answer."""
+    """Return the request that continues after an answer."""
     messages: list[Message] = [*request.messages, reply.message]
     ids = [*(reply.prompt_token_ids or []), *(reply.completion_token_ids or [])]
     fields = {name: getattr(request, name) for name in ("tools", "sampling", "seed", "session", "task", "member")}
@@ -178,7 +180,7 @@ async def test_an_answer_with_a_grammar_that_a_client_has_begun_to_read_fails(
 
 
 async def abort_once(server: VllmStandIn) -> None:
-    """Abort the first answer in its midst, as a weight update may."""
+    """Abort the first answer in the middle, as a weight update may."""
     while not any(len(request.ids) > 10 for request in server.engine.running):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     async with ClientSession() as http:
@@ -370,7 +372,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(connect: Connect,
 
 
 async def test_answer_over_the_time_limit_counts_as_begun(connect: Connect, make_request: MakeRequest) -> None:
-    """So the policy cannot have its rollout masked by a first answer without end."""
+    """Otherwise the policy could have its rollout masked by an endless first answer."""
     async with VllmStandIn(tokens_per_second=50) as server:
         await connect(server)
         model = await connect(server, seconds=3)

@@ -1,4 +1,4 @@
-"""Bare prompts, stop strings, and further fields of a request: what of them reaches the server, and what comes back."""
+"""Bare prompts, stop strings and further fields of a request: what reaches the server, and what comes back."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a trainer gets of a rollout whose conversation was cut: a branch for each, with the very ids that the model had."""
+"""Training data of a rollout whose conversation was cut: a branch for each part, with the ids that the model saw."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ STEPS = 12
 
 
 def stepping() -> Any:
-    """A model that takes so many steps, whatever it still sees of them, and writes a summary when it is asked."""
+    """Return a model that takes this many steps, however its conversation is cut, and writes a summary on request."""
     taken = 0
 
     def script(prompt: Prompt) -> Answer | None:

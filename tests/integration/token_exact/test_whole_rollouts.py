@@ -1,4 +1,4 @@
-"""What a trainer gets of a long rollout with tools, against the server's own log of what it was given and sampled."""
+"""Training data of a long rollout with tools, compared with the server's own log of what it read and sampled."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ TURNS = 128
 
 
 def working(prompt: Prompt) -> Answer:
-    """Text and a tool call in every turn, in the form in which rendering it again gives another text."""
+    """Return text and a tool call for every turn, in a form that a second rendering would change."""
     if prompt.turn == TURNS - 1:
         return Answer("All is counted.\n", [ToolCall("finish", {"message": "done"})])
     command = f"echo 'Schritt für Schritt: {prompt.turn}' && ls --all"
@@ -35,7 +35,9 @@ def extends(later: Request, earlier: Request) -> bool:
 
 
 def truth(requests: list[Request]) -> list[list[tuple[int, int, float]]]:
-    """(id, mask, logprob) of each sequence that the server saw; another one begins where a prompt does not go on."""
+    """Return (id, mask, logprob) of each sequence that the server saw. A prompt that does not continue the last one
+    begins another.
+    """
     sequences: list[list[tuple[int, int, float]]] = []
     for number, request in enumerate(requests):
         goes_on = number > 0 and extends(request, requests[number - 1])

@@ -21,9 +21,10 @@ class Crash(Exception):
 
 
 class LocalWorkspace:
-    """A `ToolWorkspace`. Replies are remembered in the order of the calls, as an executor does by their keys.
+    """A `ToolWorkspace`. Replies are remembered in the order of the calls, as an executor remembers them by key.
 
-    `memory` of an earlier instance makes this one repeat it; `crash_before` is the number of a call that never happens.
+    `memory` of an earlier instance makes this one repeat its replies. `crash_before` is the number of the call before
+    which it raises Crash.
     """
 
     def __init__(self, root: Path, memory: list[Any] | None = None, crash_before: int | None = None) -> None:

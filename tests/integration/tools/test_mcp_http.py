@@ -1,4 +1,4 @@
-"""MCP servers behind HTTP that break off or forget their sessions, as a restart or a load balancer makes them."""
+"""MCP servers by HTTP that break off or forget their sessions, as after a restart or behind a load balancer."""
 
 import asyncio
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ CONTEXT: Any = SimpleNamespace(
 
 
 class FaultyServer:
-    """Has one tool, `ask`. Breaks off the next call of it, or forgets all its sessions."""
+    """Has one tool, `ask`. It can break off the next call, or forget all its sessions."""
 
     def __init__(self) -> None:
         self.sessions = 0

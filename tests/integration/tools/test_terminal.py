@@ -1,4 +1,4 @@
-"""The terminal tool on a real executor: it stays open between calls and runners, and nothing is typed twice."""
+"""The terminal tool on a real executor: it stays open between calls and runners, and no input is typed twice."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A workspace over a plain folder: real files and real processes, with nothing that isolates them."""
+"""A workspace in a plain folder: real files and real processes, without isolation."""
 
 import asyncio
 import os
@@ -19,7 +19,9 @@ WORKING_DIR = "/workspace"
 
 
 class FolderWorkspace:
-    """What grading uses of the Workspace protocol. Paths lie below `root`; `VERIFIER_LOGS` is where /logs/verifier is."""
+    """The part of the Workspace protocol that grading uses. Paths are below `root`; `VERIFIER_LOGS` stands for
+    /logs/verifier.
+    """
 
     handle: Mapping[str, object] = {}
     description: Mapping[str, object] = {"provider": "folder"}
@@ -111,7 +113,7 @@ class FolderWorkspace:
 
 @pytest.fixture
 def new_workspace(tmp_path: Path) -> Callable[[], FolderWorkspace]:
-    """Makes workspaces, each a folder of its own."""
+    """Create workspaces, each in a separate folder."""
     made: list[FolderWorkspace] = []
 
     def make() -> FolderWorkspace:

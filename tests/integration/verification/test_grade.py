@@ -144,7 +144,7 @@ async def test_time_used_up_is_a_failed_verdict_and_later_commands_are_not_run(w
 
 
 async def test_missing_program_gives_no_verdict_but_exit_code_127_does(workspace: Any) -> None:
-    """Before the agent's files come in, the task is at fault; afterwards a missing program is a failed verdict."""
+    """Before the agent's files are copied, the task is at fault. Afterwards a missing program is a failed verdict."""
     with pytest.raises(VerifierUnavailable, match="needs program no-such-program, which the sandbox lacks"):
         await startable(workspace, 1, commands=["no-such-program --check"])
     await startable(workspace, 2, commands=["/t/check.sh"], files=[{"path": "/t/check.sh", "content": ""}])
@@ -227,7 +227,7 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
 
 async def test_the_same_call_makes_the_same_requests(new_workspace: Callable[[], Any]) -> None:
     class Recorded:
-        """Tells what was asked; a replaced runner must ask the same, or the executor refuses its keys."""
+        """Records the calls. A replaced runner must make the same ones, or the executor refuses its keys."""
 
         def __init__(self, workspace: Any) -> None:
             self.workspace = workspace
@@ -256,7 +256,7 @@ async def test_the_same_call_makes_the_same_requests(new_workspace: Callable[[],
 
 
 class Broken:
-    """A workspace of which one operation fails; everything else is the real one's."""
+    """A workspace in which one operation fails."""
 
     def __init__(self, workspace: Any, operation: str, failure: Exception) -> None:
         self.workspace, self.operation, self.failure = workspace, operation, failure

@@ -1,4 +1,4 @@
-"""The quickstart says what it pays: solutions pass, scripted members get what README.md promises, cheats get nothing."""
+"""The quickstart's rewards: solutions pass, scripted members get what README.md promises, and cheats get nothing."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ async def prepare(workspace: Any, task: Task) -> None:
 
 
 async def graded(task: Task, agent: Any, grading: Any) -> Verdict:
-    """Separate grading, as the engine does it: the prepared state, what may be carried, the hidden tests."""
+    """Grade like the engine in mode Separate: the prepared state, the carried files, the hidden tests."""
     await prepare(grading, task)
     folder, rules = carry_rules(task, JOB.spec.verifier, grading.working_dir)
     dropped = await grading.carry(folder, rules, agent.tar(folder, parts=["."]), key="0:carry")
@@ -43,11 +43,11 @@ async def graded(task: Task, agent: Any, grading: Any) -> Verdict:
 
 
 async def play(workspace: Any, task: Task, member: ScriptedMember) -> None:
-    """The member's tool calls with the real tools, without a model or an agent."""
+    """Run the member's tool calls with the real tools, without a model or an agent."""
     tools = open_tools(JOB.spec.agent.tools)
 
     class Keyless:
-        """The tools number their own calls; a folder needs no keys."""
+        """A workspace without keys. The tools number their own calls, and a folder needs no keys."""
 
         working_dir = workspace.working_dir
 

@@ -1,4 +1,4 @@
-"""What a user of verl brings: an agent, and a tool of verl's own kind."""
+"""A user's extensions for verl: an agent, and a tool of verl's kind."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from agent_runtime.agents.tool_calling import ToolCalling
 from rollout_api.records import Message
 
 FORGETS_AFTER = 1
-"""Answers after which the agent drops what was said, in tasks whose prompt says so."""
+"""Answers after which the agent drops the conversation, in tasks whose prompt says so."""
 
 
 class Forgetful(ToolCalling):
-    """Starts anew in the middle of some tasks, so that their rollouts have two branches."""
+    """Starts again in the middle of some tasks, so that their rollouts have two branches."""
 
     def format_messages_for_llm(self, trajectory: Trajectory) -> Sequence[Message]:
         answers = sum(message["role"] == "assistant" for message in trajectory.messages)
@@ -25,7 +25,7 @@ class Forgetful(ToolCalling):
 
 
 class Lookup(BaseTool):
-    """Tells the word that the row's `tools_kwargs` have for it."""
+    """Returns the word in the row's `tools_kwargs`."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         super().__init__(config, tool_schema)

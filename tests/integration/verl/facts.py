@@ -1,4 +1,4 @@
-"""What can be found out about verl without its servers: its loader's errors, its texts, a conversation as ids."""
+"""Facts about verl that need no servers: errors of its loader, its texts, and a conversation as ids."""
 
 import asyncio
 import threading
@@ -33,11 +33,11 @@ TOOL = {
 }
 ASKED = [{"role": "system", "content": "Use tools."}, {"role": "user", "content": "List the files."}]
 CALLS = 'Looking.\n<tool_call>{"name": "bash",  "arguments": {"command":"ls"}}</tool_call>'
-"""Spelled otherwise than the template would: two spaces, and none behind the colon."""
+"""Written differently from the template: two spaces, and none after the colon."""
 
 
 def loader_errors() -> list[str]:
-    """What verl says of names that stand for no class."""
+    """Return verl's messages for names that are not classes."""
     errors = []
     for name in NAMES:
         try:
@@ -48,23 +48,23 @@ def loader_errors() -> list[str]:
 
 
 def gpt_oss_texts() -> list[tuple[str, str]]:
-    """Ours and verl's, of the same tool results."""
+    """Return our text and verl's for the same tool results."""
     return [(build_gpt_oss_tool_response_text(*given), verls_text(*given)) for given in TOOL_RESULTS]
 
 
 @ToolParser.register("blocking")
 class BlockingParser(ToolParser):  # type: ignore[misc]
-    """Reads an answer once whoever waits for it has done other work."""
+    """Reads an answer only after another coroutine has run."""
 
     others_work = threading.Event()
 
     async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[Any]]:
-        """Says whether there was other work."""
+        """Wait for other work; the answer's text says whether there was any."""
         return "worked" if self.others_work.wait(10) else "stood still", [FunctionCall(name="bash", arguments="{}")]
 
 
 async def blocked(tokenizer: Any, builder: Any) -> str:
-    """What others do while a parser blocks."""
+    """Return what other coroutines did while a parser blocked."""
     chat = VerlChat(tokenizer, builder, "blocking")
     reading = asyncio.create_task(chat.read([1], [TOOL], []))
     await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def blocked(tokenizer: Any, builder: Any) -> str:
 
 
 async def conversation(tokenizer: Any) -> dict[str, Any]:
-    """Two turns, the first one answered whole, cut off, and forgotten."""
+    """Return the ids of two turns, of which the first one is answered completely, cut off, and forgotten."""
     builder = create_continuous_token_builder(tokenizer, hf_model_type="qwen2")
     chat = VerlChat(tokenizer, builder, "hermes")
     first = await chat.prompt(ASKED, [TOOL], None)

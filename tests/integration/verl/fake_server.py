@@ -1,4 +1,6 @@
-"""In place of a GPU: an LLM server with the interface of verl's own, whose policy is a few rules. It notes all it saw."""
+"""Replaces a GPU: a server with the interface of verl's LLM servers, whose policy is a few rules. It records every
+call.
+"""
 
 import asyncio
 import contextlib
@@ -12,12 +14,13 @@ from transformers import AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
 
 HELD_SECONDS = 30
-"""Whoever waits for rollouts while the server is held gets them in the end, so that a test can say so."""
+"""Limit of a hold. A caller that waits for rollouts meanwhile gets them at its end, so that a test can detect the wait.
+"""
 
 
 @ray.remote
 class FakeServer:
-    """Every second rollout of a prompt writes the wrong word."""
+    """Every second rollout of a prompt gets the wrong word."""
 
     def __init__(self, model: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
@@ -31,15 +34,15 @@ class FakeServer:
         self.free.set()
 
     async def hold(self) -> None:
-        """Answer nobody until `release`."""
+        """Hold all answers until `release`."""
         self.free.clear()
 
     async def release(self) -> None:
-        """Answer all who wait."""
+        """Answer all held calls."""
         self.free.set()
 
     async def set_version(self, version: int) -> None:
-        """What a weight update does: from now on other weights answer."""
+        """Have other weights answer from now on, as after a weight update."""
         self.version = version
         self.begun.clear()
 
@@ -77,7 +80,7 @@ class FakeServer:
         return output
 
     async def seen(self) -> list[dict[str, Any]]:
-        """Every call that was answered."""
+        """Return every answered call."""
         return self.log
 
     def _number(self, task: str) -> int:
@@ -99,7 +102,7 @@ class FakeServer:
 
 
 def logprob_of(version: int) -> float:
-    """What tells in a sample which weights made a token."""
+    """Return the log probability that shows which weights sampled a token."""
     return -0.25 * (version + 1)
 
 

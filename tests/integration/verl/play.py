@@ -1,6 +1,7 @@
-"""Three steps of each of verl's trainers, as far as rollouts go, by verl's own code; what came is written as JSON.
+"""Three steps of each of verl's trainers by verl's own code, as far as rollouts are concerned. Writes the results as
+JSON.
 
-Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER`.
+The tests run it with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER`.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ WORDS = {
 
 
 def write_dataset(path: Path) -> None:
-    """verl's Parquet columns; a task's files and verifier are in `extra_info.task`."""
+    """Write verl's Parquet columns. A task's files and verifier are in `extra_info.task`."""
     rows = []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         word = WORDS.get(name)
@@ -81,13 +82,13 @@ def write_dataset(path: Path) -> None:
 
 
 def documented_settings() -> list[str]:
-    """Those of docs/trainers-verl.md."""
+    """Return the settings of docs/trainers-verl.md."""
     page = (HERE.parents[2] / "docs/trainers-verl.md").read_text()
     return page.split("```text\n")[1].split("```")[0].split()
 
 
 def settings(folder: Path) -> DictConfig:
-    """verl's own configuration with the documented settings, and what a small model and few processes need."""
+    """Return verl's own configuration with the documented settings, for a small model and few processes."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(
             "ppo_trainer",
@@ -117,14 +118,14 @@ def settings(folder: Path) -> DictConfig:
 
 
 def batch_of(dataset: RLHFDataset, names: list[str]) -> dict[str, Any]:
-    """What verl's data loader gives for those prompts."""
+    """Return the batch of verl's data loader for those prompts."""
     batch: dict[str, Any] = collate_fn([dataset[list(PROMPTS).index(name)] for name in names])
     batch["uid"] = np.array([str(uuid.uuid4()) for _ in names], dtype=object)
     return batch
 
 
 def make_manager(config: DictConfig, client: LLMServerClient, rewards: RewardLoopManager) -> Any:
-    """As both trainers make it."""
+    """Create the manager as both trainers do."""
     name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
     return load_class_from_fqn(name, "AgentLoopManager").create(
         config=config,
@@ -135,7 +136,7 @@ def make_manager(config: DictConfig, client: LLMServerClient, rewards: RewardLoo
 
 
 def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: int, names: list[str]) -> dict[str, Any]:
-    """As RayPPOTrainer.fit does it, up to the advantages."""
+    """Run steps like RayPPOTrainer.fit, up to the advantages."""
     batch = DataProto.from_single_dict(batch_of(dataset, names))
     kept = {"data_source", "reward_model", "extra_info", "uid"}
     gen = batch.pop(non_tensor_batch_keys=list(set(batch.non_tensor_batch) - kept))
@@ -187,7 +188,7 @@ def play_v1(
     *,
     validate: bool = False,
 ) -> dict[str, Any]:
-    """As PPOTrainer of V1 does it: register, submit, sample from the replay buffer, advantages."""
+    """Run steps like PPOTrainer of V1: register, submit, sample from the replay buffer, advantages."""
     partition = "val" if validate else "train"
     batch_dict = batch_of(dataset, names)
     task_of = dict(zip(batch_dict["uid"], names, strict=True))
@@ -250,7 +251,9 @@ def play_v1(
 
 
 def start_ray() -> None:
-    """It gives its own processes 30 s to start (ray/_private/node.py), too few on a busy machine: up to three tries."""
+    """Start Ray, with up to three attempts. Ray gives its processes 30 s (ray/_private/node.py), too little on a busy
+    machine.
+    """
     for _ in range(2):
         try:
             ray.init(num_cpus=4, include_dashboard=False)
@@ -263,7 +266,7 @@ def start_ray() -> None:
 
 
 def main(folder: Path) -> None:
-    """Play both trainers; write `played.json`."""
+    """Run both trainers; write `played.json`."""
     tiny_model.make(folder / "model")
     write_dataset(folder / "train.parquet")
     config = settings(folder)

@@ -1,6 +1,6 @@
-"""A step of each of verl's trainers, its rollouts trials on a Harbor server; what came is written as JSON.
+"""A step of each of verl's trainers with rollouts as trials on a Harbor server. Writes the results as JSON.
 
-Run by the tests with the Python of hack/verl-environment: `python play_remote.py OUTPUT_FOLDER TASKS URL`.
+The tests run it with the Python of hack/verl-environment: `python play_remote.py OUTPUT_FOLDER TASKS URL`.
 """
 
 import json
@@ -24,7 +24,7 @@ from agent_runtime.integrations.harbor_server.dataset import harbor_files
 
 
 def main(folder: Path, tasks: str, url: str) -> None:
-    """Play; write `played.json`."""
+    """Run the steps; write `played.json`."""
     tiny_model.make(folder / "model")
     config = play.settings(folder)
     added = {

@@ -1,4 +1,4 @@
-"""Runs with verl: reads conversations and token sequences with its own classes, and tells what it found."""
+"""Runs with verl: reads conversations and token sequences with verl's own classes, and prints what it found."""
 
 import json
 import sys

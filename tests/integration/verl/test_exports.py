@@ -1,4 +1,4 @@
-"""Recorded runs in the hands of the real verl: its datasets take what `rolloutctl export` writes."""
+"""The real verl reads recorded runs: its datasets accept the output of `rolloutctl export`."""
 
 import json
 import os
@@ -28,7 +28,7 @@ async def found(tmp_path: Path) -> Found:
 
 
 def told_by_verl(folder: Path) -> str:
-    """The last line that the script prints."""
+    """Return the last line that the script prints."""
     made = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True)
     search = os.pathsep.join(map(str, (ROOT, ROOT / "operator")))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the documentation shows for a Python that has verl runs in one that has it."""
+"""What the documentation shows for a Python with verl, run in one."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""Both trainers of the real verl get our rollouts as they get their own: three steps each, with new weights each.
+"""Both trainers of the real verl get our rollouts in the form of their own: three steps each, with new weights each.
 
-One process with verl's Python plays all of it (play.py) against a server that writes down what it saw; here is what must be
-true of what came.
+One process with verl's Python runs all of it (play.py) with a server that records its calls. These tests check the
+results.
 """
 
 import json
@@ -52,7 +52,7 @@ def v1_rows(played: dict[str, Any]) -> list[tuple[int, Row]]:
 
 
 def runs_of_sampled(row: Row) -> list[tuple[list[int], list[int], list[float]]]:
-    """What stands before each run of mask 1, the run, and its logprobs."""
+    """Return, for each run of mask 1, the tokens before it, the run, and its logprobs."""
     runs, at = [], 0
     for bit, group in groupby(row["mask"]):
         length = len(list(group))
@@ -64,7 +64,9 @@ def runs_of_sampled(row: Row) -> list[tuple[list[int], list[int], list[float]]]:
 
 
 def answers_to(played: dict[str, Any]) -> dict[tuple[int, ...], list[tuple[list[int], list[float]]]]:
-    """Ids and logprobs that the server sampled, by the prompt it saw; what a weight update cut is there joined as well."""
+    """Return ids and logprobs that the server sampled, by prompt. The pieces of an answer that a weight update cut are
+    joined.
+    """
     seen: dict[tuple[int, ...], list[tuple[list[int], list[float]]]] = {}
     for call in played["seen"]:
         seen.setdefault(tuple(call["prompt"]), []).append(
@@ -82,7 +84,7 @@ def answers_to(played: dict[str, Any]) -> dict[tuple[int, ...], list[tuple[list[
 
 
 def logprob_of(version: int) -> float:
-    """As fake_server.py gives them: they tell which weights made a token."""
+    """Return the log probability by the rule of fake_server.py, which shows which weights sampled a token."""
     return -0.25 * (version + 1)
 
 
@@ -163,7 +165,9 @@ def test_prompt_in_transfer_queue_is_finished_if_trainable_else_failed(played: d
 
 
 def test_verl_continues_while_its_batch_is_generated(played: dict[str, Any]) -> None:
-    """No model answered before `generate_sequences` returned: one that waited for it would have come back with results."""
+    """No model answered before `generate_sequences` returned. A call that waited for the model would have returned
+    results.
+    """
     for batch in [*played["v1"], played["validation"]]:
         assert batch["on_return"].keys() == batch["statuses"].keys()
         assert not {"finished", "failure"} & set(batch["on_return"].values()), batch["on_return"]

@@ -1,4 +1,4 @@
-"""The configuration of verl-recipe PR #83 in the hands of the real verl and Hydra."""
+"""The real verl and Hydra read the configuration of verl-recipe PR #83."""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""The engine as verl's workers have it, without verl: real sandboxes, and a policy in this process for its servers."""
+"""The engine as verl's workers use it, without verl: real sandboxes, and a policy in this process instead of its
+servers.
+"""
 
 import asyncio
 import tempfile
@@ -33,7 +35,7 @@ class Output:
 
 
 class Letters:
-    """A token is a character; the policy's one answer is its text."""
+    """A token is a character; the policy's only answer is its text."""
 
     stop_token_ids = ()
 
@@ -49,7 +51,7 @@ class Letters:
 
 
 class Policy:
-    """Says ok while its server is up."""
+    """Answers `ok` while its server is up."""
 
     def __init__(self) -> None:
         self.up = True
@@ -76,7 +78,7 @@ def policy() -> Policy:
 
 
 def config(folder: Path, **custom: Any) -> dict[str, Any]:
-    """The part of verl's configuration that is read here."""
+    """Return the part of verl's configuration that the engine reads."""
     sampled = {"temperature": 0.5, "top_p": 1.0, "top_k": -1}
     rollout = sampled | {
         "val_kwargs": sampled | {"temperature": 0.0},
@@ -154,7 +156,7 @@ async def test_lost_server_loses_members_and_then_ends_the_work_with_its_reason(
 
 
 def writing(prompt: Prompt) -> Answer:
-    """The policy of a model server: the word, then the end."""
+    """Answer as the model server: a command that writes the word, then the end."""
     if prompt.turn:
         return Answer("Done.")
     return Answer("Writing.", [ToolCall("bash", {"command": "echo apple > out.txt"})])
@@ -178,7 +180,7 @@ async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -
 
 
 async def test_a_group_whose_caller_was_cancelled_ends_no_other_group() -> None:
-    """The group comes back between the cancellation of its future and the end of its caller."""
+    """The group ends between the cancellation of its future and the end of its caller."""
     first, second = (FinishedGroup(number, row(number).task.name, None, ()) for number in range(2))
 
     class Session:

@@ -1,4 +1,4 @@
-"""A model folder without weights, as verl loads it: a byte-level tokenizer and a chat template in ChatML with tools."""
+"""A model folder without weights, as verl loads it: a byte-level tokenizer, and a chat template in ChatML with tools."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ TEMPLATE = """\
 
 
 def make(folder: Path) -> None:
-    """Write it. 256 bytes and three special tokens make the vocabulary, so every text has ids."""
+    """Write it. The vocabulary is 256 bytes and three special tokens, so every text has ids."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

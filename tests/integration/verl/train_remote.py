@@ -1,4 +1,4 @@
-"""Runs with verl: the launcher, up to where verl's trainer begins; tells what the trainer is given."""
+"""Runs with verl: starts the launcher up to verl's trainer, and prints what the trainer gets."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""vLLM itself, on the CPU, and its stand-in: both started by the same command line, and told apart by nothing else."""
+"""vLLM itself on the CPU, and its stand-in: both are started by the same command line, and tested alike."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from tests.support.vllm_environment import installed_vllm_python, write_tiny_lla
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
 MAX_NUM_SEQS = 8
-"""Few, so that requests wait for one another and priorities show."""
+"""A small number, so that requests wait and priorities have an effect."""
 FLAGS = (
     *("--served-model-name", MODEL, "--host", "127.0.0.1", "--max-model-len", str(MAX_MODEL_LEN)),
     *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", str(MAX_NUM_SEQS)),
@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "STANDIN_ARGS": "--tokens-per-second 200 --weight-versions",
 }
 START_SECONDS = 900.0
-"""On a busy machine: the real one imports torch."""
+"""Time limit on a busy machine; the real vLLM imports torch."""
 ASK_SECONDS = 120.0
 
 
@@ -59,7 +59,7 @@ class InferenceServer:
     checkpoints: Path
     engine: Description = VLLM
     first_label: Any = None
-    """Name of its weights before anybody set one."""
+    """Name of its weights before one was set."""
     log: Path = Path(os.devnull)
     running_metric: ClassVar = "vllm:num_requests_running"
 
@@ -75,7 +75,7 @@ class InferenceServer:
         return str(self.checkpoints / f"adapter-{version}")
 
     async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
-        """Status, and the answer: parsed where it is JSON."""
+        """Send a request. Returns status and answer, parsed if it is JSON."""
         timeout = aiohttp.ClientTimeout(total=options.pop("seconds", ASK_SECONDS))
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
@@ -92,7 +92,7 @@ class InferenceServer:
         return await self.ask(request.method, request.path, request.body, params=request.query)
 
     async def pause(self) -> None:
-        """As our operator does it."""
+        """Pause it as our operator does."""
         await self._succeed(self.engine.updates.pause)
 
     async def resume(self) -> None:
@@ -102,7 +102,7 @@ class InferenceServer:
         await self._succeed(self.engine.updates.name_weights(name))
 
     async def running(self) -> float:
-        """Number of requests that the server says are running."""
+        """Return the number of requests that the server reports as running."""
         return await self.metric(self.running_metric)
 
     async def _succeed(self, request: Request) -> None:
@@ -120,7 +120,7 @@ class InferenceServer:
         return answer
 
     async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
-        """Those of a stream; `[DONE]` ends it."""
+        """Yield the events of a stream, which ends with `[DONE]`."""
         async with aiohttp.ClientSession() as client, client.post(self.url + path, json=body) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
@@ -138,7 +138,7 @@ class InferenceServer:
         return answer
 
     async def generate(self, ids: list[int], **fields: Any) -> dict[str, Any]:
-        """The whole answer, of greedy sampling unless `sampling` says otherwise."""
+        """Return the whole answer, with greedy sampling unless `sampling` sets another one."""
         sampling = {
             "temperature": 0.0,
             "max_tokens": 16,
@@ -157,12 +157,12 @@ class InferenceServer:
         return list(choice["token_ids"])
 
     async def load(self, path: str | None) -> tuple[int, Any]:
-        """As our operator does it. None: without a path."""
+        """Load weights as our operator does; None: without a path."""
         body = {"method": "reload_weights", "kwargs": {} if path is None else {"weights_path": path}, "timeout": 60}
         return await self.ask("POST", "/collective_rpc", body)
 
     async def metric(self, name: str) -> float:
-        """The sum over all labels."""
+        """Return the sum over all labels."""
         text = await self.get("/metrics")
         lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
         values = [line.rsplit(" ", 1)[1] for line in lines if self.engine.metrics.totals in line]
@@ -199,7 +199,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @contextmanager
 def serving(server: InferenceServer, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run the server's process, which serves when the context begins."""
+    """Run the server's process. It serves when the context begins."""
     with server.log.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -219,7 +219,7 @@ def serving(server: InferenceServer, command: Sequence[str], environment: Mappin
 
 @pytest.fixture
 async def server(started: InferenceServer) -> InferenceServer:
-    """Unpaused, awake, and with the weights of version 0."""
+    """The server, neither paused nor asleep, with the weights of version 0."""
     await started.resume()
     status, answer = await started.load(started.checkpoint(0))
     assert status == 200, answer
@@ -232,7 +232,7 @@ async def server(started: InferenceServer) -> InferenceServer:
 
 @pytest.fixture
 async def recorder(server: InferenceServer) -> AsyncIterator[Recorder]:
-    """In front of the server."""
+    """A recorder in front of the server."""
     async with Recorder(server.url).serve() as recorder:
         yield recorder
 

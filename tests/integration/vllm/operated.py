@@ -22,11 +22,11 @@ from tests.support.policy_updater import TOKEN, read_status, write
 
 ME = "job/0"
 SETTLED_SECONDS = 180.0
-"""Within this time an update is over, also on a busy machine."""
+"""Time limit of an update, also on a busy machine."""
 
 
 class Operated:
-    """`async with Operated(server, folder) as served`. Its runner calls through a recorder."""
+    """`async with Operated(server, folder) as served`. Its runner calls the server through a recorder."""
 
     def __init__(self, server: InferenceServer, folder: Path, adapters: Sequence[str] = ()) -> None:
         self._server, self._folder = server, folder
@@ -103,7 +103,7 @@ class Operated:
         await self._until_whole(is_reached)
 
     def lend_memory(self, asleep: bool) -> None:
-        """Change `spec.asleep`, with the next patch where one follows at once."""
+        """Change `spec.asleep`, together with the next patch if that follows at once."""
         self._asleep = asleep
         self._tell()
 
@@ -136,7 +136,7 @@ class Operated:
             raise AssertionError(f"{self.status}\n{(self._folder / 'story.json').read_text()}") from None
 
     async def control(self, method: str, path: str) -> Any:
-        """What the control port answers to the operator."""
+        """Return the control port's answer to the operator."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with (
             aiohttp.ClientSession() as http,
@@ -146,7 +146,7 @@ class Operated:
             return await response.json() if response.content_type == "application/json" else None
 
     async def changes(self) -> AsyncIterator[View]:
-        """See Directory. What the runner acknowledges is reported too."""
+        """See Directory. Also reports what the runner acknowledges."""
         loop = asyncio.get_running_loop()
         last, told = None, 0.0
         while True:

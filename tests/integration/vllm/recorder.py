@@ -1,4 +1,4 @@
-"""A reverse proxy in front of a server: it records what was asked and answered, hides routes and breaks streams."""
+"""A reverse proxy in front of a server. It records requests and answers, hides routes and breaks streams."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"
 
 @dataclass
 class Sampled:
-    """One answer: the ids that went in, and those that came out."""
+    """One answer: the ids of its prompt, and the sampled ones."""
 
     session: str
     body: dict[str, Any]
@@ -41,23 +41,23 @@ class Sampled:
             self.weight_versions = choice.get("weight_versions") or self.weight_versions
 
     def versions(self) -> list[str]:
-        """The version of each token, as the server reports it."""
+        """Return the version of each token, as the server reports it."""
         spans = self.weight_versions or []
         return [span["version"] for span in spans for _ in range(span["start"], span["end"])]
 
 
 @dataclass
 class Recorder:
-    """What it saw, and what it does to further requests."""
+    """Records all requests, and applies its faults to further ones."""
 
     upstream: str
     url: str = ""
     sampled: list[Sampled] = field(default_factory=list)
-    """Answers of rollouts and tests; a client's own trials, which name no session, are left out."""
+    """Answers of rollouts and tests. A client's own checks, which name no session, are left out."""
     hidden: frozenset[str] = frozenset()
     """Ends of paths that get 404."""
     cut_after: int | None = None
-    """The connection of the next stream breaks after so many tokens, once."""
+    """Number of tokens after which the connection of the next stream breaks, once."""
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator["Recorder"]:
@@ -120,8 +120,8 @@ def extends(later: Sampled, earlier: Sampled) -> bool:
 
 
 def sequences(answers: list[Sampled]) -> list[list[tuple[int, int, float]]]:
-    """(id, mask, logprob) of each token sequence that the server saw; a prompt that does not extend the last one begins
-    another.
+    """Return (id, mask, logprob) of each token of the sequences that the server saw. A prompt that does not extend the
+    last one begins another.
     """
     found: list[list[tuple[int, int, float]]] = []
     for number, one in enumerate(answers):

@@ -1,4 +1,6 @@
-"""The coding agents of the catalog on vLLM itself. The model answers noise, which some of them ask for again."""
+"""The coding agents of the catalog on vLLM itself. The model answers noise, for which some agents send the request
+again.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from tests.support.vllm_environment import installed_vllm_python, write_tiny_lla
 pytestmark = pytest.mark.full
 
 CONTEXT_TOKENS = 65_536
-"""More than the agents' own prompts and tools have, in the tiny tokenizer."""
+"""More tokens than the agents' own prompts and tools have with the tiny tokenizer."""
 
 
 @pytest.fixture(scope="module")

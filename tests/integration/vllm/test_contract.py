@@ -1,4 +1,4 @@
-"""What we rely on of vLLM, shown on vLLM itself and on its stand-in by the same assertions."""
+"""Behaviour of vLLM on which we rely, checked on vLLM itself and on its stand-in by the same assertions."""
 
 import asyncio
 from collections.abc import Mapping
@@ -313,7 +313,7 @@ async def test_other_weights_make_other_tokens_and_a_load_sets_no_name(server: I
 
 
 async def test_a_load_without_a_path_takes_the_last_path_again(server: InferenceServer) -> None:
-    """So it is no way back to the weights that the server was started with."""
+    """So it cannot return to the weights with which the server was started."""
     ids = (await server.render(HELLO))["token_ids"]
     await server.load(server.checkpoint(1))
     one = await server.greedy(ids)

@@ -1,4 +1,4 @@
-"""Whole jobs on vLLM itself and on its stand-in: what a trainer reads, against what the server was sent and sampled."""
+"""Whole jobs on vLLM itself and on its stand-in: a trainer's data, compared with what the server read and sampled."""
 
 import itertools
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.vllm_environment import forward_pass
 
 TURNS = 128
 TOKENS = 8
-"""Of each answer."""
+"""Tokens of each answer."""
 MEMBERS = 2
 TOLERANCE = 1e-2
 

@@ -1,4 +1,4 @@
-"""Policy updates of vLLM itself and of its stand-in: operator, gateway, and a runner's calls in flight."""
+"""Policy updates of vLLM itself and of its stand-in: operator, gateway, and a runner's calls in progress."""
 
 import asyncio
 import itertools
@@ -49,8 +49,8 @@ async def until_all_have_tokens(served: Operated, calls: int) -> None:
 
 
 async def until_held(server: InferenceServer, served: Operated, calls: int) -> None:
-    """Return when all calls have tokens and the server is paused: however slow the machine is, what the operator does
-    next finds them half done.
+    """Return when all calls have tokens and the server is paused. So the operator's next request meets calls in
+    progress, however slow the machine is.
     """
     await until_all_have_tokens(served, calls)
     await server.pause()

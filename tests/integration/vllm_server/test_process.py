@@ -1,4 +1,4 @@
-"""The stand-in as a process of its own, started as vLLM is."""
+"""The stand-in as a separate process, started like vLLM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAGS = [
 
 @asynccontextmanager
 async def process(*flags: str, standin_args: str = "") -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A stand-in, and its URL."""
+    """Start a stand-in; yields its URL."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "STANDIN_ARGS": standin_args}
     command = (sys.executable, "-m", "tests.support.vllm_server", *flags)
     started = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)

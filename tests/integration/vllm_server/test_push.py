@@ -1,4 +1,4 @@
-"""The stand-in gets weights as vLLM does from a trainer: as a member of its group, tensor by tensor."""
+"""The stand-in receives weights from a trainer like vLLM: as a member of its group, tensor by tensor."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ TRAINER = Path(__file__).parents[2] / "support" / "pushing_trainer.py"
 
 
 class Pushing:
-    """An engine, a trainer, and whoever makes the control calls."""
+    """An engine, a trainer, and a client of the control calls."""
 
     def __init__(self, engine: VllmStandIn, http: aiohttp.ClientSession) -> None:
         self.engine, self._http = engine, http
@@ -36,7 +36,7 @@ class Pushing:
             return response.status, await response.json()
 
     async def push(self, version: int) -> int:
-        """One update, as the operator makes it; the status of the last call that was made."""
+        """Make one update as the operator does; return the status of the last call."""
         question = {"policy": {"version": version}, "servers": [{"name": "s-0"}]}
         _, answer = await self.post(f"{self.hook}/hook", question)
         calls: list[tuple[str, object]] = [

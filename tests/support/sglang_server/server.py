@@ -57,7 +57,7 @@ class SglangStandIn(VllmStandIn):
 
 
 def server_of(http: web.Request) -> SglangStandIn:
-    """The stand-in that a request came to."""
+    """Return the stand-in that received a request."""
     server = http.app[SERVER]
     assert isinstance(server, SglangStandIn)
     return server
