@@ -34,6 +34,7 @@ from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.token_history import answer_record, recorded_answer
+from agent_runtime.plugins.plugins import CHANGED
 from agent_runtime.recording.branches import branch_of, has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
@@ -503,7 +504,9 @@ class Turns:
         first = conversation.calls
         conversation.calls += len(calls)
         self._unacknowledged += len(calls)
-        if record is None and self._rerun is not None:
+        if record is not None:
+            _check_results(record, calls)
+        elif self._rerun is not None:
             raise RecordEnded
         if record is None:
             self.exposed = self.exposed or bool(calls)
@@ -598,7 +601,25 @@ async def _let_others_run() -> None:
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:
     fields = ("conversation", "parent", "keep", "messages", "tools")
     if any(getattr(recorded, field) != getattr(now, field) for field in fields):
-        raise NotReplayable(
-            f"turn {now.turn}: the agent's messages differ from the recorded ones; "
-            "an agent must be a function of what its context returned (without clock, random numbers and its own state)"
-        )
+        raise _differs(now.turn, "messages")
+
+
+def _check_results(recorded: ObservationsRecord, calls: Sequence[ToolCall]) -> None:
+    """Raise NotReplayable if the results are those of other calls, for example of another job of the agent, because a
+    clock decided the order.
+    """
+    asked = [(as_recorded(call.id), as_recorded(call.name)) for call in calls]
+    # A plugin may have changed the tool.
+    answered = [
+        (result.call_id, name if CHANGED in result.data else result.tool)
+        for result, (_, name) in zip(recorded.results, asked, strict=False)
+    ]
+    if len(recorded.results) != len(calls) or answered != asked:
+        raise _differs(recorded.turn, "tool calls")
+
+
+def _differs(turn: int, what: str) -> NotReplayable:
+    return NotReplayable(
+        f"turn {turn}: the agent's {what} differ from the recorded ones; "
+        "an agent must be a function of what its context returned (without clock, random numbers and its own state)"
+    )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.agents.base import AgentContext, Stop
+from agent_runtime.agents.base import Agent, AgentContext, Stop
 from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
@@ -513,6 +513,45 @@ async def test_jobs_of_an_agent_get_their_own_results_after_a_resume(crash: int)
     turns = turns_of(journal, Spelled(0, log), log, replay=list(journal.records), tool=tool)
     assert await turns.run_agent(Chains(seen)) == (StopReason.FINISHED, "")
     assert seen == expected
+
+
+class OwnWork:
+    """Two jobs whose own work between their calls takes another time in each process."""
+
+    def __init__(self, first: float, second: float) -> None:
+        self.pauses = {"first": first, "second": second}
+
+    async def run(self, context: AgentContext) -> str | None:
+        async def job(name: str) -> None:
+            for number in range(2):
+                await context.call_tools([ToolCall(f"{name}-{number}", "count", '{"is_slow": false}')])
+                await asyncio.sleep(self.pauses[name])
+
+        await context.call_model([{"role": "user", "content": "go"}])
+        await asyncio.gather(job("first"), job("second"))
+        return None
+
+
+class GivesUp:
+    """Gives a tool call up after some time, and makes another one."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        await context.call_model([{"role": "user", "content": "go"}])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await context.call_tools([ToolCall("slow", "count", '{"is_slow": true}')])
+        return (await context.call_tools([ToolCall("fast", "count", '{"is_slow": false}')]))[0].content
+
+
+@pytest.mark.parametrize(("agent", "resumed"), [(OwnWork(0.05, 0), OwnWork(0, 0.05)), (GivesUp(), GivesUp())])
+async def test_resumed_agent_never_gets_the_results_of_another_call(agent: Agent, resumed: Agent) -> None:
+    journal, log = MemoryJournal(), list[str]()
+    turns = turns_of(journal, CountingModel(9, log), log, tool=SlowFirst(log))
+    assert (await turns.run_agent(agent))[0] is StopReason.FINISHED
+    recorded = [*journal.records, *turns.take_unwritten()]
+    turns = turns_of(MemoryJournal(), CountingModel(9, log), log, replay=recorded, tool=SlowFirst(log))
+    with pytest.raises(NotReplayable, match="tool calls differ from the recorded ones"):
+        await turns.run_agent(resumed)
 
 
 async def test_tool_that_uses_its_agents_context_fails_instead_of_waiting_forever() -> None:
