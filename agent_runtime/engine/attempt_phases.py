@@ -448,6 +448,8 @@ class Attempt:
             attempts=self._context.job.spec.attempts,
             jitter=self._context.jitter,
             watch=self._plugins,
+            # A branch has the files of its source's turns, whose copied records are older than its own.
+            since=min((record.time for record in self._records), default=None),
         )
 
     async def _seal(

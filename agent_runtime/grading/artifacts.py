@@ -49,8 +49,12 @@ def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
     )
 
 
-def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the folder that contains a task's artifacts, and the executor's rules for each of them."""
+def carry_rules(
+    task: Task, verifier: Verifier, working_dir: str, *, since: float | None = None
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return the folder that contains a task's artifacts, and the executor's rules for each of them. `since` is the Unix
+    time at which the agent started.
+    """
     spec = task.verifier
     own, files, commands = (spec.artifacts, spec.files, spec.commands) if spec else ([], [], [])
     is_pytest = spec is not None and spec.kind is VerifierKind.PYTEST
@@ -95,6 +99,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
             "options": [text for text in (*variables.values(), *texts) if "python_files" in text],
             "metadata": METADATA_SUFFIXES,
             "modules": sorted(SHADOWED),
+            "since": since,
         }
         for path in paths
     ]

@@ -129,9 +129,11 @@ async def grade_artifacts(
     attempts: Attempts,
     jitter: random.Random,
     watch: CommandWatch | None = None,
+    since: float | None = None,
 ) -> Verdict:
     """`Separate`: grade in a new workspace in the task's prepared state, with the artifacts in it. If the workspace is
-    lost, grading is repeated after the same pause as before a new attempt.
+    lost, grading is repeated after the same pause as before a new attempt. `since` is the Unix time at which the agent
+    started.
 
     Raises GradingLost when all retries are used up, or if the verifier cannot start at all.
     """
@@ -148,7 +150,7 @@ async def grade_artifacts(
             await require_preparable(task, verifier, workspace, key_turn=turn)
             # From here on, the policy's files may have caused a failed start or a loss.
             exposed = True
-            folder, rules = carry_rules(task, verifier, workspace.working_dir)
+            folder, rules = carry_rules(task, verifier, workspace.working_dir, since=since)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")

@@ -16,10 +16,11 @@ import json
 import os
 import stat
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
-from agent_runtime.executor.init.archives import COPY_BYTES, walk
+from agent_runtime.executor.init.archives import COPY_BYTES, SECOND, walk
 from agent_runtime.executor.init.channel import Message
 from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.tree_rules import (
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 _RULES_BYTES = 64 * 1024 * 1024
 # The report lists at most this many dropped paths.
 _MAX_REPORTED = 100
+# Nanoseconds between two times: programs that read times as floating-point numbers distinguish them, and thousands of
+# files are not in the future when the verifier starts.
+_TIME_STEP = 1000
 
 
 class _Dropped:
@@ -72,10 +76,21 @@ class _Dropped:
 class _Carrying(Tree):
     """One tree that is being carried."""
 
-    def __init__(self, location: str, shown_as: str, rules: Rules, places: Sequence[str], dropped: _Dropped) -> None:
+    def __init__(
+        self,
+        location: str,
+        shown_as: str,
+        rules: Rules,
+        places: Sequence[str],
+        dropped: _Dropped,
+        since: float | None = None,
+    ) -> None:
         super().__init__(location, rules)
         self._shown_as, self._places, self._dropped = shown_as, places, dropped
+        self._since = float("inf") if since is None else since * SECOND
         self.target = Target(location)
+        self.written: list[tuple[int, list[str]]] = []
+        """Times and paths of the files that the agent wrote since its start."""
 
     def walk(self, enters: Callable[[str], bool]) -> Iterator[tuple[int, str, str, Kind]]:
         for parent, name, path, info in walk(os.open(self.location, os.O_RDONLY | os.O_DIRECTORY), "", enters=enters):
@@ -97,9 +112,9 @@ class _Carrying(Tree):
                 with open(os.path.join(self.location, path), "rb") as file:
                     compared = _Compared(file, content)
                     if not compared.is_same:
-                        self.target.put(member, parts, cast("IO[bytes]", compared))
+                        self._write(member, parts, cast("IO[bytes]", compared))
             else:
-                self.target.put(member, parts, content)
+                self._write(member, parts, content)
         except PermissionError:
             # The agent had the same rights, so it cannot have changed this entry; but it may have moved it.
             is_unchanged = existing is not None and (existing.st_size == member.size or not member.isreg())
@@ -110,6 +125,11 @@ class _Carrying(Tree):
             if self.placed.get(folder) == "folder":
                 break
             self.placed[folder] = "folder"
+
+    def _write(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
+        self.target.put(member, parts, content)
+        if content is not None and time_of(member) > self._since:
+            self.written.append((time_of(member), parts))
 
     def _drop(self, path: str, reason: str) -> None:
         self._dropped.add(joined(self._shown_as, path), reason)
@@ -179,6 +199,21 @@ def _remove(parent: int, name: str) -> None:
         remove_entry(parent, name, missing_ok=True)
     except PermissionError:
         return
+
+
+def _make_newest(begun: Sequence[_Carrying]) -> None:
+    """Give the files that the agent wrote times after those of all prepared files, in the same order.
+
+    The setup of this workspace may have run after the agent. Without this, what it built outside of the artifacts would
+    be newer than the agent's sources, and `make` would not build it again.
+    """
+    now = time.time_ns()
+    times = sorted({modified for carrying in begun for modified, _ in carrying.written if modified <= now})
+    renewed = {modified: now + number * _TIME_STEP for number, modified in enumerate(times, 1)}
+    for carrying in begun:
+        for modified, parts in carrying.written:
+            if modified in renewed:
+                carrying.target.set_time(parts, renewed[modified])
 
 
 def _lstat(place: str) -> os.stat_result | None:
@@ -282,7 +317,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             rules.import_roots.update(path for path in (below(place, path) for path in searched) if path is not None)
             if os.path.dirname(place) in searched:
                 rules.import_roots.add("..")
-            begun.append(_Carrying(place, root, rules, places, dropped))
+            begun.append(_Carrying(place, root, rules, places, dropped, form.get("since")))
             return begun[-1], path
 
         left = set(forms)
@@ -308,6 +343,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
                 begin(root, is_folder=os.path.isdir(place))[0].sweep()
         for carrying in begun:
             carrying.remove_planted(begun)
+        _make_newest(begun)
         for carrying in begun:
             carrying.target.finish()
         return dropped.report()

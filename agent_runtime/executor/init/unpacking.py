@@ -6,6 +6,7 @@ without following links unless the caller requests it, so nothing is written out
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -222,6 +223,16 @@ class Target:
                 "may not "
                 "give it to them; restore it where commands run as root, or as that user",
             ) from None
+
+    def set_time(self, parts: list[str], modified: int) -> None:
+        """Set the time of a file that was written, unless it was removed or replaced since."""
+        with contextlib.suppress(OSError, Refused):
+            parent = self.parent(parts, is_made=False)
+            try:
+                if stat.S_ISREG(os.stat(parts[-1], dir_fd=parent, follow_symlinks=False).st_mode):
+                    os.utime(parts[-1], ns=(modified, modified), dir_fd=parent, follow_symlinks=False)
+            finally:
+                os.close(parent)
 
     def finish(self) -> None:
         """Set modes and times of folders, deepest first."""

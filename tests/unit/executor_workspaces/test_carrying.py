@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -79,6 +80,26 @@ class Grading:
 @pytest.fixture
 def grading(tmp_path: Path) -> Grading:
     return Grading(tmp_path)
+
+
+def test_files_that_the_agent_wrote_are_newer_than_what_the_setup_of_the_grading_built(tmp_path: Path) -> None:
+    began = 1_700_000_000.0
+    grading = Grading(tmp_path, {"main.c": "wrong", "same.c": "same", "old.txt": "old", "moved": "x"})
+    work = {"late/main.o": ("object", 30), "main.c": ("right", 20), "first.c": ("first", 10), "kept": ("dated", -50)}
+    write(grading.agent, {name: content for name, (content, _) in work.items()})
+    for name, (_, seconds) in work.items():
+        os.utime(grading.agent / name, (began + seconds,) * 2)
+    os.utime(grading.agent / "same.c", (began - 5,) * 2)
+    os.utime(grading.agent / "old.txt", (began + 10**9,) * 2)
+    built = tmp_path / "built"
+    built.write_text("built by the setup")
+    form = [{**rule, "since": began} for rule in rules()]
+    carry(grading.graded, packed(grading.agent), form)
+    assert grading.text("main.c") == "right"
+    modified = {name: (grading.graded / name).stat().st_mtime for name in (*work, "same.c", "old.txt")}
+    assert built.stat().st_mtime < modified["first.c"] < modified["main.c"] < modified["late/main.o"] < time.time() + 1
+    assert (modified["kept"], modified["same.c"]) == (began - 50, began - 5), "the agent gave it an older time"
+    assert modified["old.txt"] == began + 10**9
 
 
 @pytest.mark.parametrize(
