@@ -94,7 +94,7 @@ def tool_name(server: str, tool: str) -> str:
 
 def result_of(result: CallToolResult) -> ToolResult:
     """Return a server's answer for the model. Content that is not text is named."""
-    parts = [getattr(block, "text", None) or _named(block) for block in result.content]
+    parts = [_named(block) if (text := getattr(block, "text", None)) is None else text for block in result.content]
     if not parts and result.structured_content is not None:
         parts = [str(result.structured_content)]
     data = {} if result.structured_content is None else {"structuredContent": result.structured_content}

@@ -25,6 +25,10 @@ def test_texts_are_shown_and_other_content_is_named() -> None:
     assert not result.error
 
 
+def test_empty_text_of_a_server_stays_empty() -> None:
+    assert answered({"type": "text", "text": ""}).content == ""
+
+
 def test_a_failure_and_structured_content_are_kept_as_such() -> None:
     assert answered({"type": "text", "text": "no"}, isError=True).error
     result = answered(structuredContent={"sum": 3})
