@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from xml.parsers import expat
@@ -268,9 +268,12 @@ def _node_id(test: ReportedTest) -> str:
     return f"{test.classname}::{test.name}" if test.classname else test.name
 
 
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
 def defined_tests(source: bytes) -> list[tuple[tuple[str, ...], str]]:
     """Return the tests that a file defines by pytest's default names: (classes, function); none inside `if` and the
-    like.
+    like. Fixtures, and base classes that the file deletes, are not tests.
     """
     try:
         return list(_defined(ast.parse(source).body, ()))
@@ -279,11 +282,33 @@ def defined_tests(source: bytes) -> list[tuple[tuple[str, ...], str]]:
 
 
 def _defined(body: Sequence[ast.stmt], classes: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    for statement in body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name.startswith("test"):
+    for statement in _kept(body):
+        if isinstance(statement, ast.ClassDef):
+            if _is_test_class(statement):
+                yield from _defined(statement.body, (*classes, statement.name))
+        elif statement.name.startswith("test") and not any(map(_is_fixture, statement.decorator_list)):
             yield classes, statement.name
-        elif isinstance(statement, ast.ClassDef) and _is_test_class(statement):
-            yield from _defined(statement.body, (*classes, statement.name))
+
+
+def _kept(body: Sequence[ast.stmt]) -> Iterable[_Definition]:
+    """Return the functions and classes that still have their names at the end."""
+    found: dict[str, _Definition] = {}
+    for statement in body:
+        removed: Sequence[ast.expr] = ()
+        if isinstance(statement, _Definition):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.Delete):
+            removed = statement.targets
+        elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            removed = statement.targets  # as in `Base = None`
+        for target in removed:
+            if isinstance(target, ast.Name):
+                found.pop(target.id, None)
+    return found.values()
+
+
+def _is_fixture(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).endswith("fixture")
 
 
 def _is_test_class(node: ast.ClassDef) -> bool:

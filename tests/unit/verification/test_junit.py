@@ -236,6 +236,40 @@ class TestA:
     assert defined_tests(b"def broken(") == []
 
 
+def test_fixtures_and_deleted_base_classes_are_not_expected_in_the_report(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        """
+import unittest
+import pytest
+
+@pytest.fixture
+def test_client(): return 1
+
+@pytest.fixture(scope="module")
+def test_module(): return 1
+
+def test_real(test_client, test_module): pass
+
+class Base(unittest.TestCase):
+    def test_shared(self): assert self.number
+class Other(unittest.TestCase):
+    def test_other(self): assert self.number
+class TestOne(Base, Other):
+    number = 1
+    def test_own(self): pass
+del Base
+Other = None
+"""
+    )
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-o", "junit_family=xunit1", file.name]
+    subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE)
+    verdicts = judge_all(parse_report(report.read_bytes()), [TaskFile(path=file.name, content=file.read_text())])
+    assert [verdict for verdict in verdicts if not verdict.passed] == []
+    assert len(verdicts) == 4
+
+
 def test_what_pytest_itself_writes_is_matched_by_its_own_node_ids(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "test_odd.py").write_text(
