@@ -21,6 +21,7 @@ from rollout_operator.admission import CHECKS
 from rollout_operator.config import load_config
 from rollout_operator.model_server.objects import OPERATOR
 from rollout_operator.rollout_job.runner_objects import access
+from rollout_operator.world import NOT_SANDBOX
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
 
 FOLDER = Path(__file__).parent
@@ -287,6 +288,12 @@ def test_selectors_find_the_pods_they_are_for(documents: list[Manifest]) -> None
         meant = document["metadata"]["labels"]["app.kubernetes.io/component"]
         found = [component for component, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()]
         assert found == [meant]
+
+
+def test_viewer_admits_no_sandbox_of_a_listed_namespace() -> None:
+    [policy] = (p for p in of_kind(rendered("viewer"), "NetworkPolicy") if p["metadata"]["name"].endswith("-viewer"))
+    peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+    assert [peer["podSelector"] for peer in peers] == [{"matchExpressions": [NOT_SANDBOX]}]
 
 
 def test_two_releases_in_one_cluster_do_not_share_a_name() -> None:
