@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import webbrowser
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from rolloutctl.runs import open_existing, open_place
 from rolloutctl.ui.console import amount, say
 from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.server import serving
+from rolloutctl.viewer.token_text import open_tokenizer
 
 
 async def view(
@@ -36,8 +38,15 @@ async def view(
         bool,
         typer.Option("--no-token", help="Serve without a token in the URL: only behind a proxy that authenticates."),
     ] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer", help="tokenizer.json of the model, or its folder: sampled tokens are shown as text."
+        ),
+    ] = None,
 ) -> None:
     """Show recorded runs in a browser, live. Read-only; ends with Ctrl-C."""
+    text_of = None if tokenizer is None else open_tokenizer(tokenizer)
     store, place = await open_place(where, os.environ)
     if (folder := local_folder(store.uri)) is not None:
         store = Store.open(str(folder.resolve()), os.environ)  # commands that pages show work in any folder
@@ -48,7 +57,8 @@ async def view(
         near = did_you_mean(place.name, {row["name"] for row in every})
         raise CommandError(f"{place.uri} contains no run of {place.name!r}.{near}")
     with listening(host, port):
-        async with serving(library, host=host, port=port, token="" if no_token else _token()) as url:
+        token = "" if no_token else _token()
+        async with serving(library, host=host, port=port, token=token, text_of=text_of) as url:
             page = _page(url, runs[0]["folder"]) if place.name is not None else url
             say(f"{amount(len(runs), 'run')} of {store.uri}: {page}")
             if open_browser:

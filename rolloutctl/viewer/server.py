@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -16,6 +17,7 @@ from rolloutctl.viewer import rollout as pages
 from rolloutctl.viewer.assets import asset
 from rolloutctl.viewer.library import Library, OpenRun
 from rolloutctl.viewer.table import MOST_ROWS, NAMES
+from rolloutctl.viewer.token_text import TextOf
 from rolloutctl.viewer.where import Condition, WrongCondition
 
 LIBRARY: Final = web.AppKey("library", Library)
@@ -40,7 +42,7 @@ HEADERS: Final[Mapping[str, str]] = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(library: Library, token: str) -> web.Application:
+def application(library: Library, token: str, text_of: TextOf | None = None) -> web.Application:
     """Return the application. Its paths begin with `/<token>/`, or with `/` if the token is empty."""
     base = f"/{token}" if token else ""
     app = web.Application(middlewares=[_guarded])
@@ -53,7 +55,7 @@ def application(library: Library, token: str) -> web.Application:
         "/api/groups": _groups,
         "/api/rollout": _rollout,
         "/api/raw": _raw,
-        "/api/tokens": _tokens,
+        "/api/tokens": functools.partial(_tokens, text_of=text_of),
         "/api/files": _files,
         "/api/file": _file,
         "/api/compare": _compare,
@@ -206,21 +208,22 @@ async def _raw(request: web.Request) -> web.Response:
     return _problem(404, "This rollout has no such turn.") if found is None else _json(found)
 
 
-async def _tokens(request: web.Request) -> web.Response:
+async def _tokens(request: web.Request, text_of: TextOf | None) -> web.Response:
     run = await _opened(request)
-    return _json(pages.token_strip(await sealed_tokens(run.run.store, _integer(request, "index"))))
+    branches = await sealed_tokens(run.run.store, _integer(request, "index"))
+    return _json(pages.token_strip(branches, text_of))
 
 
 async def _files(request: web.Request) -> web.Response:
     run = await _opened(request)
-    async with run.artifacts(_integer(request, "index")) as archive:
-        return _json([] if archive is None else pages.files(archive))
+    async with run.artifacts(_integer(request, "index")) as (archive, prepared):
+        return _json([] if archive is None else pages.files(archive, prepared))
 
 
 async def _file(request: web.Request) -> web.Response:
     run = await _opened(request)
-    async with run.artifacts(_integer(request, "index")) as archive:
-        found = None if archive is None else pages.file_text(archive, request.query.get("path", ""))
+    async with run.artifacts(_integer(request, "index")) as (archive, prepared):
+        found = None if archive is None else pages.file_text(archive, request.query.get("path", ""), prepared)
     return _problem(404, "The artifacts have no such file.") if found is None else _json(found)
 
 
@@ -234,9 +237,11 @@ async def _healthz(request: web.Request) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(library: Library, *, host: str, port: int, token: str) -> AsyncIterator[str]:
+async def serving(
+    library: Library, *, host: str, port: int, token: str, text_of: TextOf | None = None
+) -> AsyncIterator[str]:
     """Serve the pages; yields their URL. Raises OSError if the address cannot be used."""
-    runner = web.AppRunner(application(library, token), access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(application(library, token, text_of), access_log=None, shutdown_timeout=1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

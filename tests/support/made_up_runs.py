@@ -164,7 +164,9 @@ def made_up_rollout(
 
 def manifest(name: str, count: int, group_size: int, **spec: Any) -> dict[str, Any]:
     """Return the manifest of an invented run."""
-    tasks = [{"name": task_name(group), "prompt": "Mend it."} for group in range(-(-count // group_size))]
+    files = [{"path": "src/module.py", "content": "def f(x):\n    return x + 1\n"}]
+    groups = range(-(-count // group_size))
+    tasks = [{"name": task_name(group), "prompt": "Mend it.", "files": files} for group in groups]
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",

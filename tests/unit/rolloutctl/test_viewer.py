@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import operator
+import sys
+import tarfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.store import Store
 from rollout_api.records import Outcome
+from rolloutctl.errors import CommandError
+from rolloutctl.ui.transcript import Call
 from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.live import state
-from rolloutctl.viewer.rollout import Rollout, visible
+from rolloutctl.viewer.rollout import (
+    DIFF_LINES,
+    Rollout,
+    _arguments,
+    difference,
+    file_text,
+    files,
+    token_strip,
+    visible,
+)
 from rolloutctl.viewer.server import serving
 from rolloutctl.viewer.table import COLUMNS, NAMES, RolloutTable
+from rolloutctl.viewer.token_text import open_tokenizer
 from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
 from tests.support.made_up_runs import made_up_rollout, write_rollout, write_run
 
@@ -214,3 +230,61 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
         assert (await get("file", run=folder, index="0", path="../../etc/passwd"))[0] == 404
         status, found = await rollouts(folder, {"op": ">=", "field": "index", "value": 2})
         assert (status, found["count"]) == (200, 2)
+
+
+def archive_of(entries: Mapping[str, bytes]) -> tarfile.TarFile:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for path, data in entries.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return tarfile.open(fileobj=io.BytesIO(file.getvalue()))
+
+
+def test_files_that_the_task_prepared_are_compared_with_what_the_agent_left() -> None:
+    prepared = {"a.py": b"one\ntwo\n", "same.py": b"x\n", "data.bin": b"\0"}
+    left = archive_of({"./a.py": b"one\n2\n", "same.py": b"x\n", "new.py": b"y\n", "data.bin": b"now text"})
+    assert {entry["path"]: entry.get("change") for entry in files(left, prepared)} == {
+        "./a.py": "changed",
+        "same.py": "unchanged",
+        "new.py": None,
+        "data.bin": "changed",
+    }
+    shown = file_text(left, "./a.py", prepared)
+    assert shown is not None
+    assert shown["text"] == "one\n2\n"
+    assert "\x1b[31m-two\x1b[0m\n\x1b[32m+2\x1b[0m" in shown["diff"]
+    for path in ("same.py", "new.py", "data.bin"):
+        other = file_text(left, path, prepared)
+        assert other is not None
+        assert other["diff"] is None
+
+
+def test_edit_by_a_tool_is_shown_as_a_difference() -> None:
+    edit = {"command": "str_replace", "path": "a.py", "old_str": "a\nb", "new_str": "a\nc"}
+    shown = _arguments(Call("editor", json.dumps(edit)))
+    assert [name for name, _ in shown["arguments"]] == ["command", "path"]
+    assert "-b" in shown["diff"]
+    assert "+c" in shown["diff"]
+    assert "diff" not in _arguments(Call("bash", json.dumps({"command": "ls"})))
+
+
+def test_long_texts_are_not_compared() -> None:
+    long = "line\n" * DIFF_LINES
+    assert difference(long, "x") is None
+    edit = {"old_str": long, "new_str": "x"}
+    assert [name for name, _ in _arguments(Call("editor", json.dumps(edit)))["arguments"]] == ["old_str", "new_str"]
+
+
+def test_token_strip_has_texts_where_a_tokenizer_is_given() -> None:
+    branch = Branch(token_ids=[1, 2, 3], mask=[0, 1, 1], logprobs=[0.0, -1.0, -2.0], policy_versions=[None, "1", "1"])
+    (plain,), (told,) = token_strip([branch]), token_strip([branch], {2: " the", 3: "\x07"}.__getitem__)
+    assert [span["texts"] for span in plain["spans"]] == [[], []]
+    assert [span["texts"] for span in told["spans"]] == [[], [" the", "\\x07"]]
+
+
+def test_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(CommandError, match="needs the package tokenizers"):
+        open_tokenizer(tmp_path)

@@ -212,6 +212,7 @@ function CallPart({ call }: { call: Call }) {
     <div class="call">
       <p class="call-head"><span aria-hidden="true">→ </span><strong><Marked text={call.name} /></strong>{call.seconds ? <span class="hint"> {seconds(call.seconds)}</span> : null}{call.error && <span class="badge bad">error</span>}</p>
       {call.arguments?.map(([name, value]) => <Block text={value} label={name || "arguments"} />)}
+      {call.diff && <Block text={call.diff} label="change" />}
       {call.result === undefined || call.result === null
         ? <p class="hint">No result was recorded.</p>
         : <Block text={call.result || "(empty)"} label="result" error={call.error} />}
@@ -261,7 +262,7 @@ function Files({ source, run, index }: { source: Source; run: string; index: num
       <nav class="outline" aria-label="Files"><p class="hint">What the agent left for the grading.</p>
         <ul>{value.map((entry) => (
           <li key={entry.path}>{entry.kind === "file"
-            ? <a href={rolloutLink(run, index, { ...kept(), tab: "files", file: entry.path })} aria-current={entry.path === path ? "true" : undefined}><code>{entry.path}</code> <span class="hint">{bytes(entry.bytes)}</span></a>
+            ? <a href={rolloutLink(run, index, { ...kept(), tab: "files", file: entry.path })} aria-current={entry.path === path ? "true" : undefined}><code>{entry.path}</code> <span class="hint">{bytes(entry.bytes)}</span>{entry.change === "changed" && <span class="tag">changed</span>}</a>
             : <span><code>{entry.path}</code> <span class="hint">{entry.kind}</span></span>}</li>
         ))}</ul></nav>
       <div class="steps">
@@ -269,7 +270,8 @@ function Files({ source, run, index }: { source: Source; run: string; index: num
         {!path && <p class="hint">Choose a file.</p>}
         {content.value && (content.value.text === null
           ? <p class="banner">This file is not text ({bytes(content.value.bytes)}).</p>
-          : <Block label={`${path}, ${bytes(content.value.bytes)}${content.value.isWhole ? "" : ", only its beginning"}`} text={content.value.text} folded={false} />)}
+          : <>{content.value.diff && <Block label={`Changes to ${path}`} text={content.value.diff} folded={false} />}
+            <Block label={`${path}, ${bytes(content.value.bytes)}${content.value.isWhole ? "" : ", only its beginning"}`} text={content.value.text} folded={content.value.diff !== null} /></>)}
       </div>
     </div>
   );
@@ -282,7 +284,7 @@ function Tokens({ source, run, index, advantage }: { source: Source; run: string
   if (value.length === 0) return <p class="banner">No token ids were recorded: the model server returned none.</p>;
   return (
     <section aria-label="Tokens">
-      <p class="hint">Ids as the server sampled them. The darker a token, the less probable it was. Only sampled tokens of a known policy are trained on.{advantage !== null && ` Each gets the advantage ${number(advantage, 3)}.`}</p>
+      <p class="hint">{value.some((strip) => strip.spans.some((span) => span.texts.length > 0)) ? "Text of the ids that the server sampled." : "Ids as the server sampled them; rolloutctl view --tokenizer shows their text."} The darker a token, the less probable it was. Only sampled tokens of a known policy are trained on.{advantage !== null && ` Each gets the advantage ${number(advantage, 3)}.`}</p>
       {value.map((strip, number) => <StripOf strip={strip} title={value.length > 1 ? `Branch ${number}` : "Tokens"} />)}
     </section>
   );
@@ -297,7 +299,7 @@ function StripOf({ strip, title }: { strip: Strip; title: string }) {
             {span.policy !== null && <span class="tag">policy {span.policy}</span>}
             {span.ids.map((id, at) => {
               const logprob = span.logprobs[at];
-              return <span class="token" style={{ "--doubt": logprob === null || logprob === undefined ? 0 : Math.min(1, -logprob / 4) }} title={`token ${id}${logprob === null || logprob === undefined ? "" : `, logprob ${number(logprob, 4)}`}`}>{id}</span>;
+              return <span class="token" style={{ "--doubt": logprob === null || logprob === undefined ? 0 : Math.min(1, -logprob / 4) }} title={`token ${id}${logprob === null || logprob === undefined ? "" : `, logprob ${number(logprob, 4)}`}`}>{span.texts[at]?.replaceAll("\n", "⏎\n") ?? id}</span>;
             })}
             {span.ids.length < span.count && <span class="context">… {count(span.count - span.ids.length)} more</span>}
           </span>)}</p>

@@ -31,10 +31,11 @@ export type Summary = {
   parts: { name: string; median: number; p95: number; share: number }[];
   labels: { label: string; graded: number; mean: number }[]; causes: Cause[]; perMinute: number | null; secondsLeft: number | null;
 };
-export type Call = { name: string; arguments?: [string, string][]; result?: string | null; error?: boolean; seconds?: number };
+export type Call = { name: string; arguments?: [string, string][]; result?: string | null; error?: boolean; seconds?: number; diff?: string };
 export type Step = {
   role: string; text?: string; turn?: number | null; reasoning?: string; calls?: Call[]; seconds?: number; tokens?: [number, number];
 };
+export type FileText = { text: string | null; bytes: number; isWhole: boolean; diff: string | null };
 export type Span = { kind: string; start: number; end: number; turn?: number; name?: string };
 export type Verdict = {
   reward: number; passed: boolean; mode?: string; message?: string; forgeable?: boolean; dropped?: string[];
@@ -49,8 +50,8 @@ export type RolloutPage = {
     plugins?: Record<string, Record<string, unknown>>; usage?: Record<string, number>;
   }) | null; advantage: number | null; problem: string | null;
 };
-export type Strip = { tokens: number; spans: { mask: number; policy: string | null; count: number; ids: number[]; logprobs: (number | null)[] }[] };
-export type Entry = { path: string; kind: string; bytes: number; mode: string };
+export type Strip = { tokens: number; spans: { mask: number; policy: string | null; count: number; ids: number[]; texts: string[]; logprobs: (number | null)[] }[] };
+export type Entry = { path: string; kind: string; bytes: number; mode: string; change?: "changed" | "unchanged" };
 export type Comparison = {
   before: string; after: string; tasks: Record<string, { before: number; after: number }>; onlyBefore: string[]; onlyAfter: string[];
   meanBefore: number | null; meanAfter: number | null; difference: number | null; confidenceInterval: [number, number] | null;
@@ -70,7 +71,7 @@ export interface Source {
   raw(run: string, index: number, turn: number): Promise<{ text: string; isWhole: boolean }>;
   tokens(run: string, index: number): Promise<Strip[]>;
   files(run: string, index: number): Promise<Entry[]>;
-  file(run: string, index: number, path: string): Promise<{ text: string | null; bytes: number; isWhole: boolean }>;
+  file(run: string, index: number, path: string): Promise<FileText>;
   compare(before: string, after: string): Promise<Comparison>;
 }
 
@@ -119,7 +120,7 @@ class Server implements Source {
   tokens(run: string, index: number) { return this.get<Strip[]>("tokens", { run, index }); }
   files(run: string, index: number) { return this.get<Entry[]>("files", { run, index }); }
   file(run: string, index: number, path: string) {
-    return this.get<{ text: string | null; bytes: number; isWhole: boolean }>("file", { run, index, path });
+    return this.get<FileText>("file", { run, index, path });
   }
   compare(before: string, after: string) { return this.get<Comparison>("compare", { before, after }); }
 }
