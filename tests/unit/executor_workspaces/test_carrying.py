@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -100,6 +101,18 @@ def test_files_that_the_agent_wrote_are_newer_than_what_the_setup_of_the_grading
     assert built.stat().st_mtime < modified["first.c"] < modified["main.c"] < modified["late/main.o"] < time.time() + 1
     assert (modified["kept"], modified["same.c"]) == (began - 50, began - 5), "the agent gave it an older time"
     assert modified["old.txt"] == began + 10**9
+
+
+def test_changed_file_is_not_mistaken_for_the_prepared_one_that_was_compiled_in_the_same_second(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"calc.py": "def add(a, b): return a - b"})
+    (grading.agent / "calc.py").write_text("def add(a, b): return a + b")
+    command = [sys.executable, "-c", "import calc; print(calc.add(2, 3))"]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    os.utime(grading.graded / "calc.py")
+    subprocess.run(command, cwd=grading.graded, env=env, check=True, stdout=subprocess.PIPE)
+    os.utime(grading.agent / "calc.py", (time.time() - 60,) * 2)
+    carry(grading.graded, packed(grading.agent), [{**rule, "since": time.time() - 3600} for rule in rules()])
+    assert subprocess.run(command, cwd=grading.graded, env=env, check=True, stdout=subprocess.PIPE).stdout == b"5\n"
 
 
 @pytest.mark.parametrize(
