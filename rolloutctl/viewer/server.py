@@ -128,7 +128,7 @@ def _where(request: web.Request) -> Condition | None:
         return None
     try:
         found: Condition = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _WrongParameter(f"where must be a condition as JSON: {error}") from error
     return found
 

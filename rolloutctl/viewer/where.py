@@ -5,12 +5,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from rollout_api.nesting import as_recorded
+
 Condition = Mapping[str, Any]
 """`{"op": "and" | "or", "terms": […]}`, `{"op": "not", "term": …}`, `{"op": "text", "value": …}`, or a comparison
 `{"op": "==" | "!=" | "<" | "<=" | ">" | ">=" | "in", "field": …, "value": …}`. `in`: the field contains the value.
 """
 
 _MOST_TERMS: Final = 200
+_DEEPEST: Final = 50
+"""Most terms inside one another. SQLite's parser fails at about 100."""
+_LARGEST: Final = 2**63 - 1
+"""Largest whole number in SQLite."""
 _COMPARISONS: Final = {"==": "IS", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 TEXT_FIELDS: Final = ("task", "tag", "ended", "reason", "message", "error", "label")
 """Fields that plain words are looked up in."""
@@ -37,7 +43,7 @@ def sql(where: Condition | None, fields: Mapping[str, Field]) -> tuple[str, list
     false. Raises WrongCondition.
     """
     values: list[Any] = []
-    return ("1" if where is None else _Translation(fields, values).of(where)), values
+    return ("1" if where is None else _Translation(fields, values).of(as_recorded(where))), values
 
 
 class _Translation:
@@ -45,15 +51,18 @@ class _Translation:
         self._fields, self._values = fields, values
         self._terms = 0
 
-    def of(self, where: object) -> str:
+    def of(self, where: object, depth: int = 1) -> str:
         self._terms += 1
-        if not isinstance(where, Mapping) or self._terms > _MOST_TERMS:
-            raise WrongCondition(f"a condition must be an object, with at most {_MOST_TERMS} terms")
+        if not isinstance(where, Mapping) or self._terms > _MOST_TERMS or depth > _DEEPEST:
+            raise WrongCondition(
+                f"a condition must be an object, with at most {_MOST_TERMS} terms, {_DEEPEST} of them inside one another"
+            )
         op = where.get("op")
         if op in ("and", "or"):
-            return f"({f' {op.upper()} '.join(map(self.of, _listed(where.get('terms'))))})"
+            terms = [self.of(term, depth + 1) for term in _listed(where.get("terms"))]
+            return f"({f' {op.upper()} '.join(terms)})"
         if op == "not":
-            return f"NOT {self.of(where.get('term'))}"
+            return f"NOT {self.of(where.get('term'), depth + 1)}"
         if op == "text":
             return self._any_text(where.get("value"))
         field, value = self._fields.get(str(where.get("field"))), where.get("value")
@@ -61,6 +70,8 @@ class _Translation:
             raise WrongCondition(f"{where.get('field')!r} is not a field")
         if not isinstance(value, str | int | float | None):
             raise WrongCondition(f"{field.name}: a value must be a text, a number, true, false or none")
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise WrongCondition(f"{field.name}: {value} is too large; the largest number is {_LARGEST}")
         return self._comparison(op, field, value)
 
     def _comparison(self, op: object, field: Field, value: object) -> str:

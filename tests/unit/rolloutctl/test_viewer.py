@@ -131,11 +131,19 @@ def test_a_condition_finds_what_it_says(table: RolloutTable, where: Mapping[str,
         {"op": "; DROP TABLE rollouts", "field": "reward", "value": 1},
         {"op": "==", "field": "reward", "value": {"a": 1}},
         {"op": "and", "terms": [{"op": "text", "value": "x"}] * 300},
+        json.loads('{"op": "not", "term": ' * 60 + '{"op": "text", "value": "x"}' + "}" * 60),
+        {"op": "==", "field": "index", "value": 10**30},
     ],
 )
 def test_what_is_no_condition_is_refused(where: Any) -> None:
     with pytest.raises(WrongCondition):
         sql(where, NAMES)
+
+
+@pytest.mark.parametrize("op", ["==", "<", "in"])
+def test_condition_with_an_unpaired_surrogate_finds_nothing(table: RolloutTable, op: str) -> None:
+    assert table.count({"op": op, "field": "task", "value": "\ud800"}) == 0
+    assert table.count({"op": "text", "value": "\ud800"}) == 0
 
 
 def test_rows_come_sorted_and_in_parts(table: RolloutTable) -> None:
