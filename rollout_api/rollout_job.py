@@ -505,6 +505,8 @@ class Restarts(ApiModel):
     """Failed runner pods at that moment."""
     sealed: Annotated[int, Field(ge=0)] = 0
     """Sealed rollouts at that moment."""
+    disrupted_pods: Annotated[int, Field(ge=0)] | None = None
+    """Runner pods that ended since then by eviction, preemption or the loss of their node. They do not count as failures."""
 
 
 class RolloutJobStatus(ApiModel):

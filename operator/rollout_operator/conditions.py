@@ -1,15 +1,30 @@
-"""Conditions of objects, and why a pod does not start."""
+"""Conditions of objects, why a pod does not start, and why Kubernetes ended it."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final
 
-from rollout_api.conditions import Condition
+from rollout_api.conditions import Condition, true_conditions
 
 MOST_CHARACTERS = 1024
 """Longest message. Messages of registries and webhooks can be long, and thousands of statuses are kept in memory."""
 _NORMAL_START: Final = ("ContainerCreating", "PodInitializing")
+# By reason of Kubernetes' condition DisruptionTarget.
+_DISRUPTIONS: Final = {
+    "PreemptionByScheduler": "Preempted",
+    "EvictionByEvictionAPI": "Evicted",
+    "DeletionByTaintManager": "NodeLost",
+    "DeletionByPodGC": "NodeLost",
+}
+# By `status.reason`, which the kubelet sets. Its evictions are missing: the pod itself may have used up its node's disk.
+_POD_REASONS: Final = {
+    "Preempting": "Preempted",
+    "NodeLost": "NodeLost",
+    "NodeShutdown": "NodeLost",
+    "Terminated": "NodeLost",
+    "Shutdown": "NodeLost",
+}
 
 
 def condition(kind: str, holds: bool, reason: str, message: str = "", most: int = MOST_CHARACTERS) -> Condition:
@@ -59,3 +74,17 @@ def start_problem(status: Mapping[str, Any]) -> tuple[str, str] | None:
             # The kubelet alternates between ErrImagePull and ImagePullBackOff; one name keeps the status stable.
             return "ImagePullBackOff" if reason == "ErrImagePull" else reason, waiting.get("message", "")
     return None
+
+
+def disruption(pod: Mapping[str, Any], *, is_over: bool) -> tuple[str, str] | None:
+    """Return why Kubernetes ended a pod for a cause outside of it: Preempted, Evicted or NodeLost, and a message.
+
+    `is_over`: whether the pod has ended or is about to. The condition alone is not enough: Kubernetes sets it in advance,
+    and sometimes does not end the pod.
+    """
+    status = pod.get("status") or {}
+    found = true_conditions(status).get("DisruptionTarget", {}) if is_over else {}
+    kind = _DISRUPTIONS.get(found.get("reason", ""))
+    if kind is None:
+        found, kind = status, _POD_REASONS.get(status.get("reason", ""))
+    return None if kind is None else (kind, str(found.get("message") or "").strip() or found["reason"])

@@ -12,7 +12,7 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Ref
 from rollout_operator.cache import Cache, controller_of, model_server_of, report_of, reports_of, uid_of
-from rollout_operator.conditions import parse_time, start_problem
+from rollout_operator.conditions import disruption, parse_time, start_problem
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
@@ -84,6 +84,8 @@ class Observed:
     """Whether its counts were written within COUNTS_SECONDS."""
     secret_checked: bool = False
     """Whether the existence of its Secret was checked recently."""
+    disrupted: tuple[str, ...] = ()
+    """Uids of runner pods that Kubernetes ended, and that were not counted yet."""
     server_ref: Ref | None = None
     model_server: Manifest | None = None
     """The ModelServer that it uses, if it exists."""
@@ -167,6 +169,11 @@ def secret_fact(uid: str) -> tuple[str, str]:
     return ("secret-exists", uid)
 
 
+def disruption_fact(pod_uid: str) -> tuple[str, str]:
+    """Return the fact that a disrupted runner pod was counted."""
+    return ("disruption-counted", pod_uid)
+
+
 def observe(world: World, obj: Manifest) -> Observed:
     namespace, uid = obj["metadata"]["namespace"], uid_of(obj)
     found = next(iter(world.cache.owned("Job", namespace, uid)), None)
@@ -194,6 +201,9 @@ def observe(world: World, obj: Manifest) -> Observed:
         reports_deleted=batch_job is not None and _reports_deleted(shards, replicas_of(obj), batch_job.created),
         counts_written=world.recall(counts_fact(uid)) is not None,
         secret_checked=world.recall(secret_fact(uid)) is not None,
+        disrupted=tuple(
+            uid_of(pod) for pod in pods if _is_disrupted(pod) and world.recall(disruption_fact(uid_of(pod))) is None
+        ),
         server_ref=model_server_of(obj),
         model_server=_model_server(world, obj),
     )
@@ -261,6 +271,12 @@ def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
         failure=failure,
         ended=ended,
     )
+
+
+def _is_disrupted(pod: Manifest) -> bool:
+    phase = (pod.get("status") or {}).get("phase")
+    is_over = phase == "Failed" or "deletionTimestamp" in pod["metadata"]
+    return phase != "Succeeded" and disruption(pod, is_over=is_over) is not None
 
 
 def _failure(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,7 +10,14 @@ from rollout_api.on_cluster.resolve import Resolved, resolve
 from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, ReadKey, Ref, Remember
 from rollout_operator.rollout_job import model_server
-from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, RunnerPod, counts_fact, secret_fact
+from rollout_operator.rollout_job.observe import (
+    GONE_AFTER,
+    Observed,
+    RunnerPod,
+    counts_fact,
+    disruption_fact,
+    secret_fact,
+)
 from rollout_operator.rollout_job.runner_objects import access, runner_job, runner_policy, secret, shards, suspension
 from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, events_of, own_part, status_of
 from rollout_operator.rollout_job.verdict import (
@@ -38,6 +45,9 @@ COUNTS_SECONDS: Final = 10
 """Interval between writes that change only counts. Runners report every second, and each write makes the API server store
 the whole job with its tasks.
 """
+
+DISRUPTION_SECONDS: Final = 86_400
+"""Time for which a disrupted pod counts once. Counting it again would only delay the end of a job that fails."""
 
 SILENT_SECONDS: Final = 30
 """Time for runner pods to be created and to start. Later the operator checks whether the objects that they need exist."""
@@ -128,7 +138,9 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
     suspend = seen.suspend or seen.held
     job, restarts, failures = seen.batch_job, seen.restarts, 0
     if job is not None:
-        restarts = count_from(restarts, job.failed_pods, totals.sealed, suspended=suspend)
+        restarts = count_from(
+            restarts, job.failed_pods, totals.sealed, suspended=suspend, disrupted_pods=len(seen.disrupted)
+        )
         failures = failures_since(restarts, job.failed_pods)
     verdict = standing or judge(seen, failures)
     lost_server = verdict is None and model_server.is_lost(seen)
@@ -237,6 +249,7 @@ def _with_status(seen: Observed, found: Findings, actions: list[Action], ttl_lef
     if seen.counts_written and differs_in_counts_only(before, status):
         return Plan(tuple(actions), requeue_seconds=_earliest([*deadlines, COUNTS_SECONDS]))
     actions.append(Remember(counts_fact(seen.uid), "", COUNTS_SECONDS))
+    actions += [Remember(disruption_fact(uid), "", DISRUPTION_SECONDS) for uid in seen.disrupted]
     return Plan(tuple(actions), status, events_of(seen, found, status), _earliest(deadlines))
 
 

@@ -6,11 +6,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from rollout_api.conditions import true_conditions
 from rollout_api.on_cluster import nodes
 from rollout_api.on_cluster.objects import Manifest
 from rollout_api.on_cluster.template import BUNDLE_VOLUME, CONTAINER
-from rollout_operator.conditions import parse_time
+from rollout_operator.conditions import disruption, parse_time
 
 SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED = "Scheduled", "ImagePulled", "Overlay", "Ready", "Finished"
 ORDER = (SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED)
@@ -65,21 +64,6 @@ class Waiting:
     """Whether the pod needs attention, because the wait will not end by itself soon."""
 
 
-# By reason of Kubernetes' condition DisruptionTarget.
-_DISRUPTIONS = {
-    "PreemptionByScheduler": FinishedReason.PREEMPTED,
-    "EvictionByEvictionAPI": FinishedReason.EVICTED,
-    "DeletionByTaintManager": FinishedReason.NODE_LOST,
-    "DeletionByPodGC": FinishedReason.NODE_LOST,
-}
-# By `status.reason`, which the kubelet sets.
-_POD_REASONS = {
-    "Preempting": FinishedReason.PREEMPTED,
-    "NodeLost": FinishedReason.NODE_LOST,
-    "NodeShutdown": FinishedReason.NODE_LOST,
-    "Terminated": FinishedReason.NODE_LOST,
-    "Shutdown": FinishedReason.NODE_LOST,
-}
 # By the kubelet's message for an evicted pod. The first three mean that the pod exceeded its own limit. The others mean that
 # the node ran out and the pod used most.
 _EVICTIONS = {
@@ -135,19 +119,14 @@ def ending_of(pod: Manifest) -> Ending | None:
     """Return why the pod has ended or is about to; None while it lives."""
     status, ended = pod["status"], _terminated(pod)
     is_over = is_terminating(pod) or ended is not None or status.get("phase") in ("Failed", "Succeeded")
-    # The condition alone is not enough: Kubernetes sets it in advance, and sometimes does not end the pod.
-    if is_over and (disruption := true_conditions(status).get("DisruptionTarget")):
-        reason = _DISRUPTIONS.get(disruption.get("reason", ""))
-        if reason is not None:
-            return Ending(reason, _message_of(disruption, disruption["reason"]))
+    if disrupted := disruption(pod, is_over=is_over):
+        return Ending(FinishedReason(disrupted[0]), disrupted[1])
     if status.get("reason") == "DeadlineExceeded":
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
     if status.get("reason") == "Evicted":
         message = _message_of(status, "Evicted")
         reason = next((_EVICTIONS[phrase] for phrase in _EVICTIONS if phrase in message), FinishedReason.EVICTED)
         return Ending(reason, message)
-    if reason := _POD_REASONS.get(status.get("reason", "")):
-        return Ending(reason, _message_of(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":
         return Ending(
             FinishedReason.OOM_KILLED,

@@ -253,6 +253,17 @@ class Scene:
                 self.cache.put("Job", {**job, "status": {**job["status"], "failed": job["status"]["failed"] + 1}})
         self.kubernetes_follows()
 
+    def runner_is_evicted(self, index: int = 0) -> None:
+        """The node of a runner pod is drained; Kubernetes starts another pod."""
+        for pod in self.runners:
+            if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == str(index):
+                condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+                self.cache.put("Pod", {**pod, "status": {"phase": "Failed", "conditions": [condition]}})
+                job = self.batch_job
+                assert job is not None
+                self.cache.put("Job", {**job, "status": {**job["status"], "failed": job["status"]["failed"] + 1}})
+        self.kubernetes_follows()
+
     def runner_ends(self, index: int, state: str, **changes: Any) -> None:
         """A runner writes its verdict, and its pod ends well."""
         self.reports(report(index, state, **changes))

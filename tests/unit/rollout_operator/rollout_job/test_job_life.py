@@ -65,6 +65,10 @@ class Life(RuleBasedStateMachine):
             self.scene.runner_fails(index)
             self.scene.settle(12)
 
+    @rule(index=INDEX)
+    def evict_a_runner(self, index: int) -> None:
+        self.scene.runner_is_evicted(index)
+
     @rule()
     def delete_the_runners_job(self) -> None:
         self._lose_pods()

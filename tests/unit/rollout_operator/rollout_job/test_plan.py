@@ -124,6 +124,21 @@ def test_each_failure_of_a_runner_is_reported() -> None:
     assert scene.told().count("RunnerRestarted") == 3
 
 
+def test_evicted_runners_do_not_fail_a_job() -> None:
+    scene = running()
+    for _ in range(12):
+        scene.runner_is_evicted()
+        scene.passes(20)
+        scene.settle()
+    assert scene.condition("Failed")["status"] == "False"
+    for _ in range(10):
+        assert scene.condition("Failed")["status"] == "False"
+        scene.runner_fails()
+        scene.passes(20)
+        scene.settle()
+    assert scene.condition("Failed")["reason"] == "RunnersFail"
+
+
 def test_invalid_job_starts_nothing_and_is_reported_once() -> None:
     scene = Scene(manifest(output={"uri": "out"}))
     scene.settle()

@@ -38,3 +38,10 @@ def test_pods_that_a_suspension_ended_are_not_failures() -> None:
 
 def test_a_runner_job_made_anew_counts_from_zero() -> None:
     assert failures_since(count_from(restarts(9, 5), 0, 5, suspended=False), 0) == 0
+
+
+def test_disrupted_pods_are_not_failures_in_whatever_order_they_are_seen() -> None:
+    seen_first = count_from(restarts(3, 5), 3, 5, suspended=False, disrupted_pods=1)
+    assert failures_since(seen_first, 3) == 0
+    assert failures_since(count_from(seen_first, 4, 5, suspended=False), 4) == 0
+    assert failures_since(count_from(seen_first, 5, 5, suspended=False), 5) == 1
