@@ -1,10 +1,13 @@
 """The viewer's pages, and the report that is made of them, in a real browser."""
 
+import asyncio
 import base64
 import contextlib
 import importlib.resources
 import json
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,6 +24,7 @@ from rolloutctl.viewer.library import Library, OpenRun
 from rolloutctl.viewer.rollout import Rollout
 from rolloutctl.viewer.server import serving
 from tests.support.made_up_runs import HOSTILE, made_up_rollout, write_bare_run, write_rollout, write_run
+from tests.support.own_environment import own_environment
 
 Browser = Callable[[Path | str], AbstractAsyncContextManager[Any]]
 
@@ -264,9 +268,9 @@ async def test_pages_can_be_used_by_everybody(browser: Browser, runs: Path) -> N
             await tab.call("Emulation.clearDeviceMetricsOverride")
 
 
-def pages(runs: Path) -> Sequence[tuple[str, str]]:
-    """Each page, and a condition that it is drawn."""
-    night, second = folder_of(runs, "night-run"), folder_of(runs, "second")
+def pages(runs: Path, run: str | None = None) -> Sequence[tuple[str, str]]:
+    """Return each page, and a condition that it is drawn. `run` is the only run if there is one."""
+    night, second = run or folder_of(runs, "night-run"), run or folder_of(runs, "second")
     return [
         ("/runs", "document.querySelectorAll('#runs tbody tr').length === 3"),
         (f"/run/{night}", "document.querySelectorAll('.virtual tbody tr').length > 10"),
@@ -335,3 +339,60 @@ async def test_screenshots_of_every_page(browser: Browser, tmp_path: Path, monke
                 picture = await tab.call("Page.captureScreenshot", format="png")
                 (images / f"viewer-{name}{suffix}.png").write_bytes(base64.b64decode(picture["data"]))
     assert len(list(images.glob("viewer-*.png"))) >= 27
+
+
+JOIN = """
+import sys
+from pathlib import Path
+from PIL import Image
+target, *frames = sys.argv[1:]
+# One palette for all frames, of the one with the most colours, so that still parts stay equal and take no space.
+images = [Image.open(path).convert("RGB") for path in frames]
+palette = max(images, key=lambda image: len(image.getcolors(1 << 24))).quantize(128, dither=Image.Dither.NONE)
+drawn = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+seconds = [float(Path(path).stem.split("-")[1]) for path in frames]
+durations = [round(1000 * value) for value in seconds]
+drawn[0].save(target, save_all=True, append_images=drawn[1:], duration=durations, loop=0, optimize=True)
+"""
+
+
+@pytest.mark.full
+async def test_moving_picture_of_the_viewer(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live run, a filter, and a rollout. With ROLLOUT_GOLDEN=write it is that of README.md."""
+    python = own_environment("pillow", "pillow==12.0.0") / "bin" / "python"
+    target = (IMAGES if os.environ.get("ROLLOUT_GOLDEN") == "write" else tmp_path) / "viewer.gif"
+    monkeypatch.chdir(tmp_path)
+    output, now = Path("out"), time.time()
+    model = {"endpoint": {"baseURL": "http://127.0.0.1:8000/v1", "name": "Qwen3-8B"}}
+    rollouts = [made_up_rollout(index, hostile=False, began=now - 60) for index in range(64)]
+    live = write_run(output, "night-run", rollouts[:8], created=now - 60, total=64, finished=False, model=model)
+    (live / "health").mkdir()
+    (live / "health" / "0.json").write_bytes(json_bytes(HealthReport(time=now + 600)))
+    frames: list[Path] = []
+    async with served(output) as url, browser(f"{url}#/run/{live.name}") as tab:
+        await tab.call("Emulation.setDeviceMetricsOverride", width=1120, height=680, deviceScaleFactor=1, mobile=False)
+
+        async def picture(seconds: float) -> None:
+            data = await tab.call("Page.captureScreenshot", format="png")
+            frames.append(tmp_path / f"{len(frames):02}-{seconds}.png")
+            frames[-1].write_bytes(base64.b64decode(data["data"]))
+
+        for sealed in range(8, 57, 8):
+            for index in range(sealed - 8, min(sealed + 4, 64)):
+                whole = rollouts[index]
+                is_sealed = index < sealed
+                shutil.rmtree(live / "attempts" / str(index), ignore_errors=True)
+                write_rollout(live, whole if is_sealed else Rollout(whole.records[: 1 + (index + sealed) % 5]))
+            await tab.until(f"document.querySelector('progress').value === {sealed}")
+            await picture(0.8)
+        for expression in ("reward < 0.5", "reward < 0.5 and tools > 2"):
+            await filtered(tab, expression)
+            await tab.run("document.querySelector('#filter').scrollIntoView()")
+            await picture(1.6)
+        for path, ready in pages(output, run=live.name)[3:6]:
+            await tab.run(f"location.hash = '{path}'")
+            await tab.until(ready)
+            await picture(2.4)
+    await asyncio.to_thread(subprocess.run, [python, "-c", JOIN, target, *frames], check=True)
+    assert len(frames) == 12
+    assert target.stat().st_size < 1_500_000
