@@ -24,7 +24,9 @@ from agent_runtime.executor.init.archives import COPY_BYTES, SECOND, walk
 from agent_runtime.executor.init.channel import Message
 from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.tree_rules import (
+    CACHE_FOLDER,
     COMPILED,
+    COMPILED_SUFFIXES,
     IN_PLACE_OF_FOLDER,
     LEADS_OUT,
     OF_PACKAGES,
@@ -91,8 +93,6 @@ class _Carrying(Tree):
         self.target = Target(location)
         self.written: list[tuple[int, list[str]]] = []
         """Times and paths of the files that the agent wrote since its start."""
-        self.replaced: set[int] = set()
-        """Times of the prepared files that these replaced, in whole seconds."""
 
     def walk(self, enters: Callable[[str], bool]) -> Iterator[tuple[int, str, str, Kind]]:
         for parent, name, path, info in walk(os.open(self.location, os.O_RDONLY | os.O_DIRECTORY), "", enters=enters):
@@ -114,9 +114,9 @@ class _Carrying(Tree):
                 with open(os.path.join(self.location, path), "rb") as file:
                     compared = _Compared(file, content)
                     if not compared.is_same:
-                        self._write(member, parts, cast("IO[bytes]", compared), existing)
+                        self._write(member, parts, cast("IO[bytes]", compared))
             else:
-                self._write(member, parts, content, existing)
+                self._write(member, parts, content)
         except PermissionError:
             # The agent had the same rights, so it cannot have changed this entry; but it may have moved it.
             is_unchanged = existing is not None and (existing.st_size == member.size or not member.isreg())
@@ -128,14 +128,26 @@ class _Carrying(Tree):
                 break
             self.placed[folder] = "folder"
 
-    def _write(
-        self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None, existing: os.stat_result | None
-    ) -> None:
+    def _write(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
         self.target.put(member, parts, content)
         if content is not None and time_of(member) > self._since:
             self.written.append((time_of(member), parts))
-            if existing is not None:
-                self.replaced.add(existing.st_mtime_ns // SECOND)
+            if parts[-1].endswith(".py"):
+                self._remove_compiled(parts)
+
+    def _remove_compiled(self, parts: list[str]) -> None:
+        """Remove what Python compiled of the replaced source: it recognises a changed source by its size and its time in
+        whole seconds, and the new one may have the same.
+        """
+        folder, stem = [*parts[:-1], CACHE_FOLDER], parts[-1].removesuffix("py")
+        with contextlib.suppress(OSError, Refused):
+            cache = self.target.parent([*folder, ""], is_made=False)
+            try:
+                for name in os.listdir(cache):
+                    if name.startswith(stem) and name.endswith(COMPILED_SUFFIXES):
+                        os.unlink(name, dir_fd=cache)
+            finally:
+                os.close(cache)
 
     def _drop(self, path: str, reason: str) -> None:
         self._dropped.add(joined(self._shown_as, path), reason)
@@ -214,10 +226,6 @@ def _make_newest(begun: Sequence[_Carrying]) -> None:
     be newer than the agent's sources, and `make` would not build it again.
     """
     now = time.time_ns()
-    if any(now // SECOND in carrying.replaced for carrying in begun):
-        # Caches such as Python's recognise a changed file by its size and its time in whole seconds.
-        time.sleep((SECOND - now % SECOND) / SECOND)
-        now = max(time.time_ns(), (now // SECOND + 1) * SECOND)
     times = sorted({modified for carrying in begun for modified, _ in carrying.written if modified <= now})
     renewed = {modified: now + number * _TIME_STEP for number, modified in enumerate(times, 1)}
     for carrying in begun:

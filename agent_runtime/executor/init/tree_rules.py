@@ -29,8 +29,8 @@ _MOST_LINKS = 40
 # after seconds.
 _LINKS_BYTES = 1 << 26
 _EXTENSIONS = (".so", ".pyd")
-_COMPILED = (".pyc", ".pyo")
-_CACHE = "__pycache__"
+COMPILED_SUFFIXES = (".pyc", ".pyo")
+CACHE_FOLDER = "__pycache__"
 # A folder with one of these is a Python environment. So is one with a Python in `bin` and its library in `lib`.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 # Entries of an environment whose root is the carried folder itself.
@@ -172,7 +172,7 @@ class Rules:
         name, parts = os.path.basename(path), path.split("/")
         if kind != "folder" and (name in self._names or name.endswith(".pth")):
             return LOADED
-        if _CACHE in parts or (kind != "folder" and name.endswith(_COMPILED)):
+        if CACHE_FOLDER in parts or (kind != "folder" and name.endswith(COMPILED_SUFFIXES)):
             return COMPILED
         if self._metadata.search(path):
             return METADATA

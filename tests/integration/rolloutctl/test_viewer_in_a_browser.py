@@ -393,6 +393,6 @@ async def test_moving_picture_of_the_viewer(browser: Browser, tmp_path: Path, mo
             await tab.run(f"location.hash = '{path}'")
             await tab.until(ready)
             await picture(2.4)
-    await asyncio.to_thread(subprocess.run, [python, "-c", JOIN, target, *frames], check=True)
+    await asyncio.to_thread(subprocess.check_call, [python, "-c", JOIN, target, *frames])
     assert len(frames) == 12
     assert target.stat().st_size < 1_500_000
