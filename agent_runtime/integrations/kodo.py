@@ -182,7 +182,7 @@ class KodoContainers:
         return f"tcp:{found.status.pod_ip}:{port}"
 
     async def _find(self, container: str) -> Any:
-        """Return the container or pod. Raises NotThere."""
+        """Return the container or pod. Raises ContainerNotFound."""
         client = self._runner.manager.client
         if self._is_docker:
             return await call("find a container", CALL_SECONDS, client.containers.get, container)

@@ -185,7 +185,7 @@ class Reporter:
     async def finish(self, *, within_seconds: float | None = None) -> None:
         """Send the last report, retrying while the API server is unavailable; without a limit, forever.
 
-        Raises JobGone, ReportRefused, and TimeoutError at the limit.
+        Raises JobDeleted, ReportRefused, and TimeoutError at the limit.
         """
         self._finishing.set()
         async with asyncio.timeout(within_seconds):

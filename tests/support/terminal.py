@@ -49,10 +49,10 @@ class Terminal:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """Replacements for what a page names, such as the address of a model server."""
     _running: list[int] = field(default_factory=list)
-    """Process groups that have more to do."""
+    """Return the process groups that still run."""
 
     def run(self, block: Block) -> None:
-        """Do with a block what a reader does with it. Raises AssertionError, with its place, where that fails."""
+        """Do with a block what a reader does. Raises AssertionError, with the block's place, if that fails."""
         if block.title:
             self.write(block)
         block = self._here(block)
@@ -75,7 +75,7 @@ class Terminal:
                 self._check_toml(block)
 
     def write(self, block: Block) -> None:
-        """The file that a block is."""
+        """Write the block as a file."""
         path = self.folder / block.title
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self._here(block).text)
@@ -87,7 +87,7 @@ class Terminal:
         return replace(block, text=text)
 
     def _type(self, block: Block, text: str) -> str:
-        """What a shell wrote, standard output and error together."""
+        """Type it into a shell; return standard output and error together."""
         # A reader's variables are there in the next block too.
         kept = shlex.quote(str(self.folder / ".environment"))
         script = f"[ ! -e {kept} ] || . {kept}\ntrap 'export -p > {kept}' EXIT\nset -a\n{text}"
@@ -116,21 +116,21 @@ class Terminal:
         return written
 
     def _check_toml(self, block: Block) -> None:
-        """Entry points of a package name what is there."""
+        """Check that the entry points of a package name existing objects."""
         for group in tomllib.loads(block.text).get("project", {}).get("entry-points", {}).values():
             for target in group.values():
                 module, name = target.split(":")
                 self._type(block, shlex.join([self.python, "-c", f"from {module} import {name}"]))
 
     def close(self) -> None:
-        """End what the blocks left running."""
+        """End everything that the blocks left running."""
         for group in self._running:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM)
 
 
 def check_yaml(block: Block) -> None:
-    """A manifest is read as strictly as by a cluster, and so is a part of one: fields of a job's spec, or `spec`."""
+    """Check that a manifest is valid for a cluster; also a part of one: fields of a job's spec, or `spec`."""
     value = yaml.safe_load(block.text)
     kind = value.get("kind")
     if kind == manifest.KIND:
@@ -143,7 +143,7 @@ def check_yaml(block: Block) -> None:
 
 
 def checkout(folder: Path) -> Path:
-    """A folder with all that a checkout has, whose examples and environment can be written to."""
+    """Create a folder with the content of a checkout, whose examples and environment can be written to."""
     folder.mkdir(exist_ok=True)
     for entry in REPOSITORY.iterdir():
         if entry.name == "examples":

@@ -53,7 +53,7 @@ def chat_template() -> str:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """The stand-in's tokenizer, in the files of transformers."""
+    """Write the stand-in's tokenizer in the files of transformers."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     own = tokenizer()

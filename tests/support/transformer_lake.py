@@ -18,7 +18,7 @@ class TransformerDealtToOthers(DealtToOthers, TransformerTrainer):
 
 
 class TransformerMaskInverted(MaskInverted, TransformerTrainer):
-    """Trains what the policy was told, of which no log probability is recorded."""
+    """Trains on the prompts, which have no recorded log probabilities."""
 
 
 TRAINERS = {

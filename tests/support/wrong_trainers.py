@@ -1,4 +1,4 @@
-"""Trainers of examples/train that use what they get in a wrong way: they must learn nothing."""
+"""Trainers of examples/train that use their data wrongly, and therefore must learn nothing."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from examples.train.trainer import Sample, Trainer
 
 
 class DealtToOthers(Trainer):
-    """Gives each member the reward of the one before it."""
+    """Gives each member the advantage of the previous one."""
 
     async def samples(self, group: FinishedGroup) -> list[Sample]:
         found = await super().samples(group)
@@ -16,7 +16,7 @@ class DealtToOthers(Trainer):
 
 
 class MaskInverted(Trainer):
-    """Trains what the policy was told, and not what it said."""
+    """Trains on the prompts and not on the answers."""
 
     async def samples(self, group: FinishedGroup) -> list[Sample]:
         return [

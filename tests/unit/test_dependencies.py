@@ -1,4 +1,6 @@
-"""What the packages import is what they declare: an install that works does not depend on what others bring along."""
+"""The packages declare everything that they import, so that an installation does not depend on other packages'
+requirements.
+"""
 
 import ast
 import re

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def distribution(tmp_path: Path) -> Distribution:
-    """What an image says of this distribution, from pyproject.toml."""
+    """Return an image's metadata of this distribution, from pyproject.toml."""
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     subprocess.run([sys.executable, ROOT / "hack/images/entry_points.py"], cwd=tmp_path, check=True)
     return Distribution.at(tmp_path / "agent_rollouts.dist-info")

@@ -1,4 +1,4 @@
-"""`hack/images/build` builds with what works on this machine, not with what is merely installed."""
+"""`hack/images/build` builds with a tool that works on this machine, not with one that is merely installed."""
 
 import importlib.util
 from importlib.machinery import SourceFileLoader

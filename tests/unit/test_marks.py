@@ -1,4 +1,4 @@
-"""Marks of tests: what `make test` leaves to `make test-full`, and whose failures it forgives."""
+"""Marks of tests: what `make test` leaves to `make test-full`, and which failures do not fail a run."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ def test_is_plain(): assert {plain}
 
 
 def run_marked(folder: Path, plain: bool, **environ: str) -> tuple[int, str]:
-    """Exit status and output of pytest for tests with these marks."""
+    """Return pytest's exit status and output for tests with these marks."""
     (folder / "test_marked.py").write_text(MARKED.format(plain=plain))
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-q", str(folder)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "ROLLOUT_FULL"))}

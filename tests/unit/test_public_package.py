@@ -1,4 +1,4 @@
-"""`agent_rollouts` is what users import; a name that leaves it breaks their programs."""
+"""`agent_rollouts` is what users import; removing a name breaks their programs."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Keys do not get into help pages, logs and tracebacks: no signature and no repr shows them."""
+"""Keys do not appear in help pages, logs and tracebacks: no signature and no repr shows them."""
 
 import ast
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def defaults(tree: ast.Module) -> Iterator[str]:
 
 
 def printed_fields(tree: ast.Module) -> Iterator[str]:
-    """Fields of data classes that their repr shows."""
+    """Return the fields of data classes that their repr shows."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(item) for item in node.decorator_list):
             for field in node.body:

@@ -63,7 +63,7 @@ class Peer:
         self._listeners.pop(number, None)
 
     async def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send request `number`. Raises PeerGone, or ValueError for a message over the limit."""
+        """Send request `number`. Raises PeerClosed, or ValueError for a message over the limit."""
         await self._send(self._end, packets(number, encode(message)), descriptors)
 
     def start_now(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> bool:
@@ -171,7 +171,7 @@ class Peer:
         self.close(reason)
 
     def close(self, reason: str) -> None:
-        """Close the channel; waiting callers get PeerGone."""
+        """Close the channel; waiting callers get PeerClosed."""
         if self.gone.done():
             return
         self._loop.remove_reader(self._end.fileno())

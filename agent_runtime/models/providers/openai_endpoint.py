@@ -219,8 +219,8 @@ async def _served_models(client: JsonClient, model: str) -> str:
 
 
 def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
-    """A chat completion as a reply. Raises ModelError (BadResponse) naming what is missing or of the wrong type, and
-    AnswerGivenUp.
+    """Parse a chat completion into a reply. Raises ModelError (BadResponse) naming what is missing or of the wrong type, and
+    AnswerAborted.
 
     `source` names the server in that message.
     """

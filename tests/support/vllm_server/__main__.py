@@ -1,7 +1,7 @@
 """`python -m tests.support.vllm_server [serve MODEL] [--port 0] [--print-url] ...`: the stand-in as a process.
 
-Takes vLLM's own command line too: of its flags, those with a meaning here are followed and the others ignored; all are told
-by GET /_standin/flags. In a pod, STANDIN_ARGS in the environment adds arguments that vLLM does not have.
+It accepts vLLM's own command line too. Flags of vLLM that mean something here are followed, the others ignored; GET
+/_standin/flags returns all of them. In a pod, STANDIN_ARGS in the environment adds arguments that vLLM does not have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def parse(given: list[str]) -> argparse.Namespace:
-    """The arguments, without those of vLLM that mean nothing here."""
+    """Return the arguments, without flags of vLLM that mean nothing here."""
     parser = argparse.ArgumentParser(prog="vllm_server", description=__doc__, allow_abbrev=False)
     as_vllm = parser.add_argument_group("as vLLM has them")
     as_vllm.add_argument("--model", default="policy")

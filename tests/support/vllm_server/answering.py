@@ -1,4 +1,4 @@
-"""What is sent back: text, logprobs and usage of an answer, and streams of events."""
+"""Builds answers: text, logprobs and usage, and streams of events."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ConnectionCut(Exception):
-    """The connection was cut on purpose; there is nothing more to answer."""
+    """The connection was cut on purpose, so no answer can be sent."""
 
 
 class AnswerText:
-    """The text of an answer as it grows: without special tokens, and cut where a stop string begins."""
+    """The text of an answer in progress, without special tokens, and cut where a stop string begins."""
 
     def __init__(self, request: Request) -> None:
         self._stream = TextStream(tokenizer())
@@ -32,7 +32,7 @@ class AnswerText:
         self._kept = ""
 
     def feed(self, ids: Sequence[int], finish: str | None) -> str:
-        """The text that is certain after these ids."""
+        """Return the text that is certain after these ids."""
         # vLLM's detokenizer holds back the bytes of an incomplete character, also at the end.
         self._kept += self._stream.feed(ids)
         if finish is None:
@@ -45,7 +45,7 @@ class AnswerText:
 
 
 def text_of(request: Request) -> str:
-    """The whole text of an answer that has ended."""
+    """Return the text of an answer that has ended."""
     return AnswerText(request).feed(request.ids, request.finish)
 
 
@@ -65,7 +65,7 @@ def chat_logprobs(
 ) -> dict[str, list[dict[str, Any]]]:
     """vLLM 0.26, vllm/entrypoints/openai/chat_completion/protocol.py: ChatCompletionLogProbs.
 
-    `as_ids`: each token is written `token_id:N`. Of alternatives, only the sampled token itself is there.
+    With `as_ids` each token is written as `token_id:N`. The only alternative is the sampled token itself.
     """
     pieces = tokenizer().pieces
     content: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def chat_logprobs(
 def generate_logprobs(ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
     """vLLM 0.32, vllm/entrypoints/scale_out/token_in_token_out/protocol.py: GenerateLogProbs.
 
-    The sampled token is among the alternatives also with `logprobs: 0`.
+    The sampled token is also one of the alternatives with `logprobs: 0`.
     """
     content: list[dict[str, Any]] = []
     for token, logprob in zip(ids, logprobs, strict=True):
@@ -108,12 +108,12 @@ def completion_logprobs(ids: Sequence[int], logprobs: Sequence[float], offset: i
 
 
 def event(payload: Any) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def whole(server: VllmStandIn, http: web.Request, request: Request) -> None:
-    """Until the answer is there; a client that goes away meanwhile aborts it."""
+    """Wait for the whole answer; abort it if the client disconnects."""
     await asyncio.sleep(server.faults.slow)
     server.engine.add(request)
     try:
@@ -131,7 +131,7 @@ async def whole(server: VllmStandIn, http: web.Request, request: Request) -> Non
 
 
 async def pieces(request: Request) -> AsyncIterator[tuple[int, int, str | None]]:
-    """The chunks of an answer; ends with ConnectionCut where the connection is to be cut."""
+    """Yield the chunks of an answer. Raises ConnectionCut where the connection is to be cut."""
     async for start, end, finish in request.chunks():
         if request.drop_after is not None and (end >= request.drop_after or finish is not None):
             if start < min(end, request.drop_after):
@@ -143,7 +143,7 @@ async def pieces(request: Request) -> AsyncIterator[tuple[int, int, str | None]]
 async def stream(
     server: VllmStandIn, http: web.Request, request: Request, events: AsyncIterator[bytes]
 ) -> web.StreamResponse:
-    """Send events as they come; a client that goes away aborts the request."""
+    """Send events as they come; abort the request if the client disconnects."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await asyncio.sleep(server.faults.slow)
     server.engine.add(request)
@@ -166,6 +166,6 @@ async def stream(
 
 
 def cut(http: web.Request) -> None:
-    """Close the connection without an answer's end."""
+    """Close the connection before the answer's end."""
     if http.transport is not None:
         http.transport.close()

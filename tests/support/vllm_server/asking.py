@@ -1,4 +1,4 @@
-"""What a request asks for, checked: from the bodies of chat, completions and generate to a request for the engine."""
+"""Checks the bodies of chat, completions and generate, and converts them to a request for the engine."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which parts of an answer a client wants."""
+    """The parts of an answer that a client requests."""
 
     stream: bool
     usage: bool
-    """In a stream, a last chunk with the usage."""
+    """Whether a stream ends with a chunk that has the usage."""
     logprobs: int | None
-    """How many alternatives; None: no logprobs at all."""
+    """Number of alternatives; None: no logprobs."""
     token_ids: bool
 
 
 def adapter_of(server: VllmStandIn, name: Any) -> str | None:
-    """The LoRA adapter that a model's name stands for; None for the base model. Raises ApiError."""
+    """Return the LoRA adapter that a model's name refers to; None for the base model. Raises ApiError."""
     if not name or name == server.model:
         return None
     if name in server.weights.adapters:
@@ -45,7 +45,7 @@ def adapter_of(server: VllmStandIn, name: Any) -> str | None:
 
 
 def chat_ids(server: VllmStandIn, body: Mapping[str, Any]) -> list[int]:
-    """The rendered prompt of a chat request. Raises ApiError."""
+    """Return the rendered prompt of a chat request. Raises ApiError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("messages: Field required", param="messages")
@@ -68,7 +68,7 @@ def chat_ids(server: VllmStandIn, body: Mapping[str, Any]) -> list[int]:
 
 
 def checked_ids(server: VllmStandIn, value: Any, name: str) -> list[int]:
-    """Token ids of a prompt. Raises ApiError."""
+    """Return a prompt's token ids. Raises ApiError."""
     if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
         raise ApiError(f"{name}: expected a list of at least one token id", param=name)
     if min(value) < 0 or (largest := max(value)) >= tokenizer().size:
@@ -79,7 +79,7 @@ def checked_ids(server: VllmStandIn, value: Any, name: str) -> list[int]:
 
 
 def limit(server: VllmStandIn, prompt: Sequence[int], asked: Any) -> int:
-    """How many tokens the answer may have. Raises ApiError where prompt and answer are too long together."""
+    """Return the most tokens that the answer may have. Raises ApiError if prompt and answer are too long together."""
     if asked is None:
         if len(prompt) >= server.max_model_len:
             raise errors.too_long(server.max_model_len, len(prompt), 1)
@@ -97,7 +97,7 @@ def limit(server: VllmStandIn, prompt: Sequence[int], asked: Any) -> int:
 
 
 def at_least_one(max_tokens: Any) -> int:
-    """The limit of an answer's tokens. Raises ApiError."""
+    """Return the limit of an answer's tokens. Raises ApiError."""
     if not isinstance(max_tokens, int) or max_tokens < 1:
         raise ApiError(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
     return max_tokens
@@ -113,7 +113,9 @@ def engine_request(
     ids: list[int],
     max_tokens: int,
 ) -> Request:
-    """The request that the engine gets. Raises ApiError for what this server does not do, and for what it shall refuse."""
+    """Return the engine's request. Raises ApiError for what this server does not support, and for what it refuses on
+    demand.
+    """
     hit = server.faults.hits()
     if hit and server.faults.status is not None:
         raise errors.on_demand(server.faults.status, server.faults.retry_after)
@@ -170,7 +172,7 @@ def structured_outputs(form: Any) -> dict[str, Any] | None:
 
 
 def wanted(server: VllmStandIn, body: Mapping[str, Any], logprobs: int | None) -> Wanted:
-    """Which parts of the answer are wanted, and can be had while these faults last."""
+    """Return the requested parts of the answer, without those that the current faults remove."""
     options = body.get("stream_options") or {}
     return Wanted(
         stream=bool(body.get("stream")),

@@ -13,5 +13,5 @@ SERVER: web.AppKey[VllmStandIn] = web.AppKey("server")
 
 
 def server_of(http: web.Request) -> VllmStandIn:
-    """The stand-in that a request came to."""
+    """Return the stand-in that received a request."""
     return http.app[SERVER]

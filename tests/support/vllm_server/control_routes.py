@@ -1,4 +1,4 @@
-"""What a trainer or an operator calls: pause, weights, sleep, adapters; and health and metrics."""
+"""Routes for trainers and operators: pause, weights, sleep, adapters; and health and metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKERS = 1
 
 @routes.get("/health")
 async def health(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/instrumentator/health.py: health. Says nothing of whether tokens are made."""
+    """vLLM 0.26, vllm/entrypoints/serve/instrumentator/health.py: health. It does not tell whether tokens are sampled."""
     return web.Response()
 
 
@@ -59,7 +59,7 @@ def pause_mode(http: web.Request) -> PauseMode:
 
 @routes.post("/resume")
 async def resume(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: resume_generation; also when nothing is paused."""
+    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: resume_generation; allowed also when nothing is paused."""
     server_of(http).engine.resume()
     return web.json_response({"status": "resumed"})
 
@@ -72,7 +72,7 @@ async def is_paused(http: web.Request) -> web.Response:
 
 @routes.post("/abort_requests")
 async def abort_requests(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: abort_requests; all when no ids are named."""
+    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: abort_requests; without ids, all requests."""
     body = await json_object(http)
     aborted = server_of(http).engine.abort(body.get("request_ids") or [])
     return web.json_response({"status": "aborted", "aborted": aborted})
@@ -130,7 +130,7 @@ async def finish_weight_update(http: web.Request) -> web.Response:
 @routes.post("/update_weight_version")
 async def update_weight_version(http: web.Request) -> web.Response:
     """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: update_weight_version;
-    {new_version}: the label alone.
+    {new_version}. It changes only the label.
     """
     label = (await json_object(http)).get("new_version")
     if not isinstance(label, str):
@@ -141,8 +141,8 @@ async def update_weight_version(http: web.Request) -> web.Response:
 
 @routes.get("/weight_info")
 async def weight_info(http: web.Request) -> web.Response:
-    """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_info: the label that was set,
-    `default` before.
+    """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_info. Returns the label
+    that was set, and `default` before.
     """
     server = server_of(http)
     claimed = server.faults.claim_version
@@ -153,7 +153,7 @@ async def weight_info(http: web.Request) -> web.Response:
 async def weight_checker(http: web.Request) -> web.Response:
     """vLLM 0.32, vllm/entrypoints/rl/online/api_router.py: weight_checker; {action: checksum|reset|compare, baseline}.
 
-    It reads the loaded weights, whatever the label says, and answers while the engine is paused, too.
+    It reads the loaded weights, whatever the label is, and also answers while the engine is paused.
     """
     server = server_of(http)
     body = await json_object(http)
@@ -215,7 +215,9 @@ async def sleep(http: web.Request) -> web.Response:
 
 @routes.post("/wake_up")
 async def wake_up(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/sleep/api_router.py: wake_up; ?tags=weights&tags=kv_cache, all without."""
+    """vLLM 0.26, vllm/entrypoints/serve/dev/sleep/api_router.py: wake_up; ?tags=weights&tags=kv_cache, or all without
+    tags.
+    """
     engine, tags = server_of(http).engine, http.query.getall("tags", [])
     engine.wake_up(tags)
     return web.json_response({"status": "sleeping" if engine.asleep else "awake", "tags": tags or None})
@@ -223,7 +225,7 @@ async def wake_up(http: web.Request) -> web.Response:
 
 @routes.get("/is_sleeping")
 async def is_sleeping(http: web.Request) -> web.Response:
-    """vLLM 0.32, vllm/v1/engine/core.py: is_sleeping; also true for an engine that is paused only."""
+    """vLLM 0.32, vllm/v1/engine/core.py: is_sleeping; also true for an engine that is only paused."""
     return web.json_response({"is_sleeping": paused(server_of(http))})
 
 

@@ -1,4 +1,5 @@
-"""The engine: requests wait, run and end; a step makes tokens for all that run. Pause, abort and priority are here.
+"""The engine: requests wait, run and end, and each step samples tokens for all running ones. It implements pause, abort
+and priority.
 
 vLLM 0.26, vllm/v1/core/sched/scheduler.py and vllm/v1/engine/async_llm.py: AsyncLLM.
 """
@@ -38,10 +39,10 @@ class Request:
 
     id: str
     external_id: str
-    """As the client named it."""
+    """The client's own id."""
     route: str
     prompt: array[int]
-    """Its ids; `prompt_ids` gives them as a list. Small, as thousands are kept."""
+    """Ids of its prompt, stored compactly because thousands are kept. `prompt_ids` returns them as a list."""
     session: str = ""
     max_tokens: int = 16
     min_tokens: int = 0
@@ -50,37 +51,39 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     keeps_stop: bool = False
-    """The text has the stop string."""
+    """Whether the text includes the stop string."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """All that was asked of sampling."""
+    """All requested sampling parameters."""
     cache_salt: str = ""
     priority: int = 0
     adapter: str | None = None
     script_ids: list[int] | None = None
     drop_after: int | None = None
-    """The connection is cut after so many tokens."""
+    """Number of tokens after which the connection is cut."""
 
     ids: list[int] = field(default_factory=list)
-    """Sampled."""
+    """Sampled ids."""
     logprobs: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
-    """[version, first token, token behind the last], contiguous: which weights made what."""
+    """[version, first token, token after the last], contiguous: the weights that sampled the tokens."""
     labels: list[tuple[str, int, int]] = field(default_factory=list)
-    """(label, first token, token behind the last), contiguous: what the server called the weights that made them."""
+    """(label, first token, token after the last), contiguous: the server's label of the weights that sampled the
+    tokens.
+    """
     finish: str | None = None
-    """stop, length or abort; None while it runs."""
+    """`stop`, `length` or `abort`; None while it runs."""
     stopped_by: str | int | None = None
     """The stop string or stop token that ended it."""
     aborted: bool = False
     disconnected: bool = False
-    """The client went away before the end."""
+    """Whether the client disconnected before the end."""
     tokens_at_disconnect: int | None = None
     cached_tokens: int = 0
     stale_cached_tokens: int = 0
-    """Of these, made by other weights than those that the answer began with."""
+    """Cached tokens that other weights than those at the answer's begin had computed."""
     arrived: float = field(default_factory=time.time)
     first_token: float | None = None
-    """Seconds since the epoch, as the others."""
+    """Unix seconds, like the other times."""
     last_token: float | None = None
     ended: float | None = None
 
@@ -89,21 +92,21 @@ class Request:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """What the engine was given."""
+        """Return the ids of the prompt."""
         return self.prompt.tolist()
 
     @property
     def versions(self) -> list[int]:
-        """The version that made each token."""
+        """Return the version of each token."""
         return [version for version, start, end in self.spans for _ in range(start, end)]
 
     @property
     def orphan_tokens(self) -> int:
-        """Made after the client had gone."""
+        """Return how many tokens were sampled after the client had disconnected."""
         return 0 if self.tokens_at_disconnect is None else len(self.ids) - self.tokens_at_disconnect
 
     def as_json(self) -> dict[str, Any]:
-        """For GET /_standin/served."""
+        """Return the JSON for GET /_standin/served."""
         kept = (
             "id external_id route session prompt_ids ids logprobs spans finish aborted disconnected orphan_tokens cache_salt"
             " priority adapter cached_tokens stale_cached_tokens arrived first_token last_token ended"
@@ -111,7 +114,9 @@ class Request:
         return {name: getattr(self, name) for name in kept.split()}
 
     async def chunks(self) -> AsyncIterator[tuple[int, int, str | None]]:
-        """(first token, token behind the last, why it ended or None) as they are made; the last one may have no token."""
+        """Yield (first token, token after the last, why it ended or None) as tokens are sampled. The last chunk may be
+        empty.
+        """
         sent = 0
         while True:
             while len(self.ids) == sent and self.finish is None:
@@ -124,14 +129,14 @@ class Request:
                 return
 
     async def done(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         while self.finish is None:
             self._wake.clear()
             await self._wake.wait()
 
 
 class Engine:
-    """Started and closed by the server; one for each start of it."""
+    """The engine of one start of the server, which starts and closes it."""
 
     def __init__(
         self,
@@ -165,7 +170,7 @@ class Engine:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start the steps."""
         self._task = asyncio.create_task(self._run(), name="stand-in engine")
 
     async def close(self) -> None:
@@ -179,14 +184,14 @@ class Engine:
     # -- requests
 
     def add(self, request: Request) -> None:
-        """Queue a request; its tokens come when the engine gets to it."""
+        """Queue a request. Its tokens come when the engine reaches it."""
         request._state = model.state_of(request.prompt)
         self.served.append(request)
         heapq.heappush(self.waiting, (request.priority, next(self._numbers), request))
         self.look()
 
     def disconnected(self, request: Request) -> None:
-        """The client has gone: abort, after the time that this takes."""
+        """Abort the request of a client that disconnected, after the time that vLLM needs to notice it."""
         if request.finish is not None or request.disconnected:
             return
         request.disconnected, request.tokens_at_disconnect = True, len(request.ids)
@@ -196,7 +201,9 @@ class Engine:
             self._abort([request])
 
     def abort(self, ids: Sequence[str]) -> int:
-        """Abort by the client's or the server's id, all when none is named; how many were named or found."""
+        """Abort requests by the client's or the server's id, or all when no id is given. Returns how many ids were
+        given or found.
+        """
         everything = [*self.running, *(request for *_, request in self.waiting)]
         wanted = set(ids)
         found = [r for r in everything if not wanted or r.id in wanted or r.external_id in wanted]
@@ -218,7 +225,7 @@ class Engine:
     # -- pause and sleep
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
-        """Returns when nothing is made any more."""
+        """Pause; return when no more tokens are sampled."""
         self.paused = mode
         self.look()
         if mode == "abort":
@@ -230,24 +237,24 @@ class Engine:
             self.cache.clear()
 
     def resume(self) -> None:
-        """Go on with what was kept and what has come since."""
+        """Continue with kept requests and those that arrived meanwhile."""
         self.paused = None
         self.look()
 
     async def sleep(self, mode: PauseMode) -> None:
-        """Pause, and make nothing until all is awake again."""
+        """Pause, and sample nothing until everything is awake again."""
         await self.pause(mode, clear_cache=True)
         self.asleep = {"weights", "kv_cache"}
         self.look()
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Wake what is named, all when nothing is; go on when all is awake."""
+        """Wake the named parts, or all of them. Continue when everything is awake."""
         self.asleep -= set(tags) or set(self.asleep)
         if not self.asleep:
             self.resume()
 
     def look(self) -> None:
-        """Something has changed that may let the engine go on, or stop it."""
+        """Check whether the engine can continue or must stop, after a change."""
         admits = self.waiting and self.paused is None
         frozen = self.paused in ("abort", "keep") or self.asleep or self.faults.hang
         if (self.running or admits) and not frozen:
@@ -259,7 +266,7 @@ class Engine:
 
     @property
     def kv_blocks_used(self) -> int:
-        """Of the requests that run."""
+        """Return the blocks of the running requests."""
         return sum((len(request.prompt) + len(request.ids)) // BLOCK + 1 for request in self.running)
 
     async def _run(self) -> None:
@@ -320,7 +327,7 @@ class Engine:
             self.running.append(request)
 
     def _make(self, request: Request, count: int, now: float) -> int:
-        """Up to `count` tokens more. How many were made."""
+        """Sample at most `count` further tokens. Returns how many were sampled."""
         version = self.weights.version_for(request.adapter)
         words = tokenizer()
         ids, logprobs, script = request.ids, request.logprobs, request.script_ids
@@ -375,7 +382,7 @@ class Engine:
 
 
 def stop_found(request: Request) -> str | None:
-    """The stop string that the answer ends in or has in its last tokens."""
+    """Return the stop string at the end of the answer, or in its last tokens."""
     # No stop string is longer than what so many of the last tokens spell.
     tail = tokenizer().decode(request.ids[-(max(map(len, request.stop)) + 1) :])
     return next((stop for stop in request.stop if stop in tail), None)

@@ -29,7 +29,7 @@ class ApiError(Exception):
         self.message, self.status, self.kind, self.param, self.headers = message, status, kind, param, headers
 
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """Return the JSON to send."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
 
@@ -39,8 +39,8 @@ def not_served(model: Any) -> ApiError:
 
 
 def too_long(context: int, prompt: int, requested: int) -> ApiError:
-    """vLLM 0.26, vllm/renderers/params.py: TokenizeParams. The prompt is counted no further than to the first token too
-    many, which is why it says "at least".
+    """vLLM 0.26, vllm/renderers/params.py: TokenizeParams. The prompt is counted only to the first token over the
+    limit, so the message says "at least".
     """
     counted = min(prompt, max(context - requested, 0) + 1)
     return ApiError(
@@ -66,18 +66,18 @@ def bad_request(detail: str) -> ApiError:
 
 
 def failed(message: str) -> ApiError:
-    """An exception that nobody has caught."""
+    """The answer to an uncaught exception."""
     return ApiError(message, 500, "InternalServerError")
 
 
 def on_demand(status: int, retry_after: float | None) -> ApiError:
-    """A fault on demand."""
+    """The answer of a fault on demand."""
     headers = {} if retry_after is None else {"Retry-After": f"{retry_after:g}"}
     return ApiError("A fault on demand", status, HTTPStatus(status).phrase, headers=headers)
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """The body. Raises ApiError when it is not a JSON object."""
+    """Return the body. Raises ApiError if it is not a JSON object."""
     try:
         body = json.loads(await request.read() or b"null")
     except ValueError as error:

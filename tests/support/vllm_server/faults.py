@@ -1,4 +1,4 @@
-"""What goes wrong on demand."""
+"""Faults on demand."""
 
 from __future__ import annotations
 
@@ -9,39 +9,43 @@ from typing import Any
 
 @dataclass
 class Faults:
-    """Set by the constructor, `--fault NAME=VALUE`, POST /_standin/faults, or by assigning to `server.faults`."""
+    """Faults, set by the constructor, `--fault NAME=VALUE`, POST /_standin/faults, or `server.faults`."""
 
     slow: float = 0.0
     """Seconds before a request reaches the engine."""
     hang: bool = False
-    """The engine makes no token and answers nothing; /health says 200 and /metrics stands still."""
+    """Whether the engine hangs: it samples no tokens and answers nothing. /health says 200, and /metrics does not
+    change.
+    """
     hang_after: int | None = None
-    """`hang` is set once a request has so many tokens; none gets more. A test need not catch an answer in its midst."""
+    """Number of tokens of a request after which `hang` is set and no request gets more, so that a test need not hit the
+    middle of an answer.
+    """
     hold_at: int | None = None
-    """A request with so many tokens gets no more while this is set; the engine is well, and answers."""
+    """Number of tokens after which a request gets no more while this is set. The engine still works and answers."""
     status: int | None = None
-    """Data routes answer this, such as 500, 503 or 429."""
+    """Status with which data routes answer, such as 500, 503 or 429."""
     retry_after: float | None = None
     """Header Retry-After of that answer, in seconds."""
     drop_after: int | None = None
-    """The connection is cut once so many tokens of an answer are sent; without streaming, are made."""
+    """Number of tokens after which the connection is cut: sent ones of a stream, else sampled ones."""
     times: int | None = None
-    """`status` and `drop_after` hit so many requests and then no more; None: all."""
+    """Number of requests that `status` and `drop_after` affect; None: all."""
     claim_version: str | None = None
-    """/weight_info says this, whatever is loaded."""
+    """What /weight_info says, whatever is loaded."""
     load_failures: int = 0
-    """So many loads of weights fail, whatever way they come."""
+    """Number of loads of weights that fail, of any kind."""
     load_hangs: bool = False
-    """Loads do not come to an end while this is set, as when a trainer dies while it sends."""
+    """Whether loads hang, as when a trainer dies while it sends."""
     no_logprobs: bool = False
-    """Answers have no logprobs, asked for or not."""
+    """Answers have no logprobs, even if requested."""
     no_token_ids: bool = False
     """`return_token_ids` has no effect, as in a server that does not know it."""
     cut_tool_call: bool = False
     """A scripted answer's tool call breaks off in its JSON."""
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Set the named faults. Raises ValueError naming one that there is none of."""
+        """Set the named faults. Raises ValueError for an unknown name."""
         known = {field.name for field in fields(self)}
         for name, value in changes.items():
             if name not in known:
@@ -49,7 +53,7 @@ class Faults:
             setattr(self, name, value)
 
     def hits(self) -> bool:
-        """Whether the faults that are counted hit this request; counts it."""
+        """Whether the counted faults affect this request; counts it."""
         if self.status is None and self.drop_after is None:
             return False
         if self.times is None:

@@ -18,7 +18,7 @@ FINISHED = ("stop", "length", "abort")
 
 
 def exposition(engine: Engine, model_name: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     labels = f'engine="0",model_name="{model_name}"'
     lines: list[str] = []
 
@@ -69,12 +69,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """One more."""
+        """Count one more value."""
         self.counts[bisect_left(FIRST_TOKEN_BUCKETS, seconds)] += 1
         self.sum += seconds
 
     def lines(self, name: str, labels: str) -> list[str]:
-        """As Prometheus reads it."""
+        """Return its lines in Prometheus' format."""
         lines = [f"# TYPE {name} histogram"]
         total = 0
         for bound, count in zip([*map(str, FIRST_TOKEN_BUCKETS), "+Inf"], self.counts, strict=True):

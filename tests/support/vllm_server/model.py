@@ -1,5 +1,5 @@
-"""The model. By default each next token is a function of the weights' version, the seed and all ids before it, so that who
-knows these can say which version made a token: `made_by`, `logprobs_by`. Or a script says what is answered.
+"""The model. By default each token is a function of the weights' version, the seed and all ids before it, so the
+version that sampled a token can be computed: `made_by`, `logprobs_by`. Or a script determines the answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model makes."""
+    """A tool call of the model."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -29,14 +29,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a script answers; the end of the turn is added."""
+    """A scripted answer; the end of the turn is added."""
 
     text: str = ""
     tool_calls: Sequence[ToolCall] = ()
 
     @property
     def written(self) -> str:
-        """As the model writes it."""
+        """Return the answer as the model writes it."""
         written = self.text
         for call in self.tool_calls:
             written = tool_call_text(written, call.name, dict(call.arguments))
@@ -45,30 +45,31 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a script is asked."""
+    """The prompt, as a script gets it."""
 
     ids: Sequence[int]
-    """Up to the answer's beginning: tokens of the same answer sent back as a prefix are not in it."""
+    """Ids up to the answer's beginning, without tokens of the same answer that were sent back as a prefix."""
     session: str
     """X-Session-ID, or empty."""
     turn: int = field(default=0)
-    """Answers of the model before this one."""
+    """Number of the model's earlier answers."""
 
     @property
     def text(self) -> str:
-        """The rendered conversation."""
+        """Return the rendered conversation."""
         return tokenizer().decode(self.ids, special=True)
 
 
 Script: TypeAlias = "Callable[[Prompt], Answer | str | None] | Mapping[str, Sequence[Answer | str]]"
-"""A function of the prompt (None: as without a script), or a list of answers for each session (`*`: for all others), of
-which the one with the number of the turn is given; behind its end, as without a script."""
+"""A function of the prompt (None: as without a script). Or a list of answers for each session (`*`: for all others), of
+which the turn's number selects one; after its end, as without a script.
+"""
 
 
 def made_by(
     version: int, prompt_ids: Sequence[int], count: int, *, seed: int = 0, ignore_eos: bool = False
 ) -> list[int]:
-    """The first `count` tokens, or those up to the end of the turn, that this version samples after these ids."""
+    """Return the first `count` tokens, or those up to the end of the turn, that this version samples after these ids."""
     state, previous, ids = state_of(prompt_ids), prompt_ids[-1], list[int]()
     eos = tokenizer().eos
     while len(ids) < count:
@@ -81,7 +82,7 @@ def made_by(
 
 
 def logprobs_by(version: int, prompt_ids: Sequence[int], ids: Sequence[int]) -> list[float]:
-    """The log probability that this version gives to each of these tokens, whatever version made them."""
+    """Return the log probability that this version gives to each of these tokens, whatever version sampled them."""
     state, found = state_of(prompt_ids), []
     for token in ids:
         found.append(logprob_of(version, state, token))
@@ -90,19 +91,18 @@ def logprobs_by(version: int, prompt_ids: Sequence[int], ids: Sequence[int]) -> 
 
 
 def state_of(ids: Sequence[int]) -> int:
-    """A context as one number, from which the next token follows."""
+    """Return a context as one number, which determines the next token."""
     return zlib.crc32(array("I", ids).tobytes())
 
 
 def state_after(state: int, token: int) -> int:
-    """The context with one more token."""
+    """Return the context with one more token."""
     return zlib.crc32(_vocabulary().packed[token], state)
 
 
 def next_id(version: int, seed: int, state: int, previous: int, *, eos_allowed: bool) -> int:
-    """The token that this version samples in this context, whose last token is `previous`.
-
-    Now and then it is one that `encode` would have joined with the one before.
+    """Return the token that this version samples in this context, whose last token is `previous`. Some of these tokens
+    are ones that `encode` would have joined with the one before.
     """
     mixed = _mix(state, version * 0xBF58476D1CE4E5B9 + seed * 0x94D049BB133111EB)
     words = _vocabulary()
@@ -114,17 +114,17 @@ def next_id(version: int, seed: int, state: int, previous: int, *, eos_allowed: 
 
 
 def logprob_of(version: int, state: int, token: int) -> float:
-    """Between -4 and 0, exact in decimal and binary."""
+    """Return a number between -4 and 0 that is exact in decimal and binary."""
     return -(1 + _mix(state, version * 0xD6E8FEB86659FD93 + token) % 4096) / 1024
 
 
 def scripted_ids(
     script: Script | None, prompt_ids: Sequence[int], session: str, *, cut: bool, anew: bool = False
 ) -> list[int] | None:
-    """What is still to come of a script's answer, or None when there is no script for this.
+    """Return the rest of a script's answer; None if there is no script for the prompt.
 
-    `cut`: a tool call's JSON breaks off in its middle, and the turn ends there. `anew`: all of the answer, whatever the
-    prompt has of it already.
+    `cut`: a tool call's JSON breaks off in the middle, and the turn ends there. `anew`: return the whole answer,
+    whatever part of it is in the prompt.
     """
     if script is None:
         return None
@@ -152,7 +152,10 @@ def scripted_ids(
 
 
 def sampled_ids(text: str, state: int) -> list[int]:
-    """A text as the model samples it, and the end of the turn: about every other word is split as `encode` never does."""
+    """Return the ids of a text as the model samples it, and of the end of the turn.
+
+    About every other word is split as `encode` never does.
+    """
     words = tokenizer()
     ids: list[int] = []
     for position, word in enumerate(WORDS.findall(text)):
@@ -170,7 +173,7 @@ def sampled_ids(text: str, state: int) -> list[int]:
 class _Vocabulary:
     sampled: list[int]
     halves: dict[int, list[int]]
-    """Tokens that would be one token with the one before."""
+    """Return tokens that `encode` would have joined with the one before."""
     packed: list[bytes]
     eos: int
     answer_begins: list[int]
@@ -189,7 +192,7 @@ def _vocabulary() -> _Vocabulary:
 
 
 def _split_answer(ids: Sequence[int]) -> tuple[int, list[int]]:
-    """Where the answer that is to be written begins, and what is there of it already."""
+    """Return where the answer begins, and the part of it that exists already."""
     begins = _vocabulary().answer_begins
     for at in range(len(ids) - len(begins), -1, -1):
         if ids[at] == begins[0]:
@@ -218,7 +221,7 @@ def _mix(state: int, salt: int) -> int:
 
 
 def answers_from_json(answers: Mapping[str, Any]) -> dict[str, list[Answer | str]]:
-    """A script: {session or *: [answer, ...]}, each a text or {text, tool_calls: [{name, arguments}]}."""
+    """Return a script from JSON: {session or *: [answer, ...]}, each a text or {text, tool_calls: [{name, arguments}]}."""
     return {session: [_answer_from_json(answer) for answer in turns] for session, turns in answers.items()}
 
 

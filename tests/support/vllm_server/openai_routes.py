@@ -85,12 +85,12 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 
 
 def takes_tools(server: VllmStandIn, body: Mapping[str, Any]) -> bool:
-    """Whether tool calls are looked for in the answer."""
+    """Whether the answer is searched for tool calls."""
     return bool(server.tool_parser and body.get("tools")) and body.get("tool_choice") != "none"
 
 
 def chat_message(text: str, *, with_tools: bool) -> tuple[dict[str, Any], bool]:
-    """The message of a text, and whether it calls tools. Ids of calls are made up anew each time, as vLLM's are."""
+    """Return the message of a text, and whether it calls tools. Ids of calls are new each time, as in vLLM."""
     content, calls = parse(text) if with_tools else (text, [])
     message = {
         "role": "assistant",
@@ -176,7 +176,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 
 def prompt_ids(server: VllmStandIn, prompt: Any) -> list[int]:
-    """The ids of the prompt of a completion. Raises ApiError."""
+    """Return the ids of a completion's prompt. Raises ApiError."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:

@@ -1,7 +1,7 @@
-"""The prefix cache: blocks of 16 tokens, found by all that is before them and by the request's salt.
+"""The prefix cache: blocks of 16 tokens, found by all tokens before them and by the request's salt.
 
-vLLM 0.26, vllm/v1/core/kv_cache_utils.py: hash_block_tokens, generate_block_hash_extra_keys. As there, loading weights does
-not empty it: a block that older weights made is found under newer ones, which the record of a request tells.
+vLLM 0.26, vllm/v1/core/kv_cache_utils.py: hash_block_tokens, generate_block_hash_extra_keys. As there, loading weights
+does not empty it: blocks of older weights are found under newer ones, and the request's record counts them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BLOCK = 16
 
 
 class PrefixCache:
-    """Least recently used blocks go first."""
+    """Keeps a limited number of blocks, and drops the least recently used ones."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -23,7 +23,7 @@ class PrefixCache:
         self._versions: dict[int, int] = {}
 
     def look_up(self, ids: Sequence[int], salt: str, version: int) -> tuple[int, int]:
-        """Tokens found, and how many of them other weights made."""
+        """Return how many tokens were found, and how many of them other weights computed."""
         found = stale = 0
         # The last token is always computed: its logits are what is sampled from.
         for key in _keys(ids[: len(ids) - 1], salt):
@@ -38,7 +38,7 @@ class PrefixCache:
         return found, stale
 
     def add(self, ids: Sequence[int], salt: str, version: int) -> None:
-        """All full blocks of these ids."""
+        """Add all full blocks of these ids."""
         for key in _keys(ids, salt):
             self._versions[key] = self._versions.pop(key, version)
         while len(self._versions) > self.blocks:

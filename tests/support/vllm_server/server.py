@@ -1,4 +1,4 @@
-"""The server: `async with VllmStandIn(...) as server`, then `server.url`. What it really did is in `server.served`."""
+"""The server: `async with VllmStandIn(...) as server`, then `server.url`. `server.served` records what it really did."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class VllmStandIn:
 
     @property
     def url(self) -> str:
-        """http://host:port, without a path."""
+        """Return http://host:port, without a path."""
         return f"http://{self.host}:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class VllmStandIn:
         await self.stop()
 
     def routes(self) -> Iterator[web.RouteTableDef]:
-        """The server's own routes."""
+        """Return the server's routes."""
         yield from (openai_routes.routes, token_routes.routes, control_routes.routes)
         if self.scale_out:
             yield token_routes.scale_out_routes
@@ -104,7 +104,7 @@ class VllmStandIn:
             yield control_routes.weight_checker_routes
 
     async def start(self) -> None:
-        """Serve, with the base weights, on the same port as before."""
+        """Serve with the base weights, on the same port as before."""
         self.weights = Weights(self.base_version, self.load_seconds, self.faults, transfer_port=self.transfer_port)
         self.engine = Engine(
             self.weights,
@@ -131,7 +131,7 @@ class VllmStandIn:
         self.boots += 1
 
     async def stop(self) -> None:
-        """As a process that is killed: connections break off, nothing more is answered."""
+        """Stop like a killed process: connections break off, and nothing is answered."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -145,13 +145,13 @@ class VllmStandIn:
         await runner.cleanup()
 
     async def restart(self, *, down_seconds: float = 0.0) -> None:
-        """Killed, and started again with the base weights on the same port; record and faults stay."""
+        """Kill it, and start it again with the base weights on the same port. Record and faults are kept."""
         await self.stop()
         await asyncio.sleep(down_seconds)
         await self.start()
 
     def served_in(self, session: str) -> list[Request]:
-        """The record of one session."""
+        """Return the record of one session."""
         return [request for request in self.served if request.session == session]
 
 

@@ -1,5 +1,6 @@
-"""One server over several nodes, as `vllm serve --nnodes N --node-rank R --master-addr A [--headless]` has it (vLLM 0.26,
-vllm/config/parallel.py): the others come to the first one, which answers when all are there, and none outlives another.
+"""One server over several nodes, as `vllm serve --nnodes N --node-rank R --master-addr A [--headless]` has it (vLLM
+0.26, vllm/config/parallel.py). The others connect to the first one, which answers when all are present. All of them end
+together.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ TRY_AGAIN_SECONDS = 0.5
 
 
 async def gather(nodes: int, port: int) -> asyncio.Event:
-    """The first node: returns when all others are there. The event is set when one of them has ended."""
+    """Run on the first node: return when all others are present. The event is set when one of them has ended."""
     lost, here = asyncio.Event(), asyncio.Semaphore(0)
 
     async def member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -28,7 +29,7 @@ async def gather(nodes: int, port: int) -> asyncio.Event:
 
 
 async def follow(address: str, port: int) -> None:
-    """Another node: returns when the first one, once it was reached, has ended."""
+    """Run on another node: return when the first one has ended after it was reached."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(address, port)

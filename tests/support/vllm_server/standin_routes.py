@@ -1,4 +1,4 @@
-"""Routes that no vLLM has: what really happened, and what shall go wrong."""
+"""Routes that vLLM does not have: a record of what really happened, and faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _restarts: set[asyncio.Task[None]] = set()
 
 @routes.get("/_standin/served")
 async def served(http: web.Request) -> web.Response:
-    """Every request that reached the engine, in order; ?session= for one session, ?after=N without the first N."""
+    """Return every request that reached the engine, in order; ?session= selects one session, ?after=N skips the first
+    N.
+    """
     server = server_of(http)
     found = list(server.served)[int(http.query.get("after", "0")) :]
     session = http.query.get("session")
@@ -27,7 +29,7 @@ async def served(http: web.Request) -> web.Response:
 
 @routes.get("/_standin/state")
 async def state(http: web.Request) -> web.Response:
-    """Which weights are really loaded, which loads were tried, and counts."""
+    """Return which weights are really loaded, which loads were tried, and counts."""
     server = server_of(http)
     weights, engine = server.weights, server.engine
     return web.json_response(
@@ -49,19 +51,19 @@ async def state(http: web.Request) -> web.Response:
 
 @routes.get("/_standin/flags")
 async def flags(http: web.Request) -> web.Response:
-    """The command line that it was started with, vLLM's flags included."""
+    """Return the command line with which it was started, vLLM's flags included."""
     return web.json_response(server_of(http).flags)
 
 
 @routes.get("/_standin/faults")
 async def faults(http: web.Request) -> web.Response:
-    """The faults that are set."""
+    """Return the current faults."""
     return web.json_response(asdict(server_of(http).faults))
 
 
 @routes.post("/_standin/faults")
 async def set_faults(http: web.Request) -> web.Response:
-    """Set the named faults, and leave the others."""
+    """Set the named faults, and keep the others."""
     server = server_of(http)
     try:
         server.faults.update(await json_object(http))
@@ -73,21 +75,21 @@ async def set_faults(http: web.Request) -> web.Response:
 
 @routes.post("/_standin/tensors")
 async def tensors(http: web.Request) -> web.Response:
-    """{version}: a trainer sends these weights by its own channel; /update_weights takes what was sent last."""
+    """{version}: a trainer sends these weights by its own channel. /update_weights takes the last ones that were sent."""
     server_of(http).weights.tensors = int((await json_object(http))["version"])
     return web.json_response({})
 
 
 @routes.post("/_standin/script")
 async def script(http: web.Request) -> web.Response:
-    """{session or *: [answer, ...]}: an answer is a text or {text, tool_calls: [{name, arguments}]}."""
+    """{session or *: [answer, ...]}: each answer is a text or {text, tool_calls: [{name, arguments}]}."""
     server_of(http).script = answers_from_json(await json_object(http))
     return web.json_response({})
 
 
 @routes.post("/_standin/restart")
 async def restart(http: web.Request) -> web.Response:
-    """{down_seconds}: connections break off, and it comes back with the base weights on the same port."""
+    """{down_seconds}: break connections off, and return with the base weights on the same port."""
     down_seconds = float((await json_object(http)).get("down_seconds", 0))
     task = asyncio.create_task(server_of(http).restart(down_seconds=down_seconds))
     _restarts.add(task)

@@ -26,7 +26,7 @@ def render(
     generation_prompt: bool = True,
     continue_final: bool = False,
 ) -> str:
-    """The prompt. Raises TemplateError."""
+    """Return the prompt. Raises TemplateError."""
     parts: list[str] = []
     rest = list(messages)
     if tools:
@@ -47,12 +47,12 @@ def render(
 
 
 def turn(role: str, text: str) -> str:
-    """One closed turn."""
+    """Return one closed turn."""
     return f"{TURN_START}{role}\n{text}{TURN_END}\n"
 
 
 def body(message: Mapping[str, Any]) -> str:
-    """What stands between a turn's role and its end."""
+    """Return the text between a turn's role and its end."""
     text = content_text(message.get("content"))
     for call in message.get("tool_calls") or []:
         function = call.get("function", call)
@@ -67,13 +67,15 @@ def body(message: Mapping[str, Any]) -> str:
 
 
 def tool_call_text(text: str, name: Any, arguments: Any) -> str:
-    """A text with one more tool call behind it."""
+    """Return a text with one more tool call after it."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"{text}{chr(10) if text else ''}<tool_call>\n{call}\n</tool_call>"
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content, given as text or as parts. Raises TemplateError for what a text model cannot take."""
+    """Return the text of a message's content, which may be text or parts. Raises TemplateError for content that a text
+    model does not take.
+    """
     if content is None:
         return ""
     if isinstance(content, str):

@@ -47,7 +47,7 @@ SAMPLING = (
 
 @routes.post("/tokenize")
 async def tokenize(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/tokenize/api_router.py: tokenize; a prompt's text, or messages and tools."""
+    """vLLM 0.26, vllm/entrypoints/serve/tokenize/api_router.py: tokenize; takes a prompt's text, or messages and tools."""
     server = server_of(http)
     body = await json_object(http)
     asking.adapter_of(server, body.get("model"))
@@ -60,7 +60,7 @@ async def tokenize(http: web.Request) -> web.Response:
 
 @routes.post("/detokenize")
 async def detokenize(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/tokenize/api_router.py: detokenize; special tokens are spelled out."""
+    """vLLM 0.26, vllm/entrypoints/serve/tokenize/api_router.py: detokenize; special tokens are included."""
     server = server_of(http)
     body = await json_object(http)
     asking.adapter_of(server, body.get("model"))
@@ -163,7 +163,7 @@ def _choice(request: Request, wanted: asking.Wanted, start: int, end: int, finis
 
 
 def _weight_versions(server: VllmStandIn, request: Request) -> dict[str, Any]:
-    """vLLM 0.32, docs/serving/online_serving/token_in_token_out.md: said with the last token of a choice."""
+    """vLLM 0.32, docs/serving/online_serving/token_in_token_out.md: sent with the last token of a choice."""
     if not server.weight_versions:
         return {}
     spans = [{"version": label, "start": start, "end": end} for label, start, end in request.labels]

@@ -1,6 +1,6 @@
-"""A small byte-pair tokenizer of its own: 256 bytes, merges learned from a fixed text on first use, three special tokens.
+"""A small byte-pair tokenizer: 256 bytes, merges learned from a fixed text on first use, three special tokens.
 
-`decode` is the inverse of `encode`, but not the other way round: many id sequences spell the same text, and `encode` gives
+`decode` is the inverse of `encode`, but not the reverse: many id sequences spell the same text, and `encode` returns
 only one of them. A client that re-encodes what a model sampled therefore gets other ids, as with any real tokenizer.
 """
 
@@ -37,7 +37,7 @@ SPECIAL = re.compile("|".join(map(re.escape, SPECIALS)))
 
 
 class Tokenizer:
-    """Ids: bytes 0-255, merges in the order learned, then the special tokens."""
+    """Ids: bytes 0-255, merges in the order in which they were learned, then the special tokens."""
 
     def __init__(self, text: str, merges: int) -> None:
         self.ranks = _learn(text, merges)
@@ -55,7 +55,7 @@ class Tokenizer:
         self._segment = lru_cache(4096)(self._encode_segment)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, special tokens in it included, as a server encodes a rendered template."""
+        """Return the ids of a text with its special tokens, as a server encodes a rendered template."""
         ids: list[int] = []
         end = 0
         for match in SPECIAL.finditer(text):
@@ -66,11 +66,11 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of ids; special tokens only when asked for. Raises IndexError for an id that there is none of."""
+        """Return the text of ids, with special tokens only on request. Raises IndexError for an unknown id."""
         return self.spelled(ids, special=special).decode("utf-8", "replace")
 
     def spelled(self, ids: Iterable[int], *, special: bool = False) -> bytes:
-        """The bytes of ids."""
+        """Return the bytes of ids."""
         return b"".join(map((self.pieces if special else self._plain).__getitem__, ids))
 
     def _encode_segment(self, text: str) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Tokenizer:
         return self.encode_bytes(word.encode("utf-8", "replace"))
 
     def encode_bytes(self, data: bytes) -> tuple[int, ...]:
-        """The ids of one word."""
+        """Return the ids of one word."""
         ids: list[int] = list(data)
         while len(ids) > 1:
             pairs = [(self.ranks.get(pair, self.size), pair) for pair in pairwise(ids)]
@@ -92,25 +92,25 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of ids that arrive piece by piece: a character cut in two waits for its other half."""
+    """The text of ids that arrive piece by piece. A part of a character waits for the rest."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, ids: Sequence[int], *, final: bool = False) -> str:
-        """The text that is certain after these ids."""
+        """Return the text that is certain after these ids."""
         return self._decoder.decode(self._tokenizer.spelled(ids, special=self._special), final)
 
 
 @cache
 def tokenizer() -> Tokenizer:
-    """The one tokenizer; made on first use."""
+    """Return the only tokenizer, which is created on first use."""
     return Tokenizer(TEXT, MERGES)
 
 
 def _learn(text: str, merges: int) -> dict[tuple[int, int], int]:
-    """Pairs in the order in which they are merged, each with the id that it becomes."""
+    """Return pairs in the order in which they are merged, each with the id of its result."""
     words = Counter(WORDS.findall(text))
     spelled = {word: list(word.encode()) for word in words}
     ranks: dict[tuple[int, int], int] = {}

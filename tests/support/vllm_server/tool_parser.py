@@ -16,7 +16,9 @@ ARGUMENTS = re.compile(r'"arguments"\s*:\s*(?=\S)')
 
 
 def parse(text: str) -> tuple[str | None, list[dict[str, str]]]:
-    """Content and calls ({name, arguments as JSON text}). Calls that are not JSON stay in the content, all of them."""
+    """Return the content and the calls ({name, arguments as JSON text}). If a call is not JSON, all calls stay in the
+    content.
+    """
     if START not in text:
         return text, []
     try:
@@ -30,8 +32,8 @@ def parse(text: str) -> tuple[str | None, list[dict[str, str]]]:
 
 
 class ToolCallStream:
-    """Deltas of a text that arrives piece by piece: plain text at once, a call's name when it is complete, its arguments as
-    they come. What may yet become a call is held back.
+    """Deltas of a text that arrives piece by piece: plain text at once, a call's name when it is complete, its
+    arguments as they come. Text that may become a call is held back.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class ToolCallStream:
         self._sent = 0
 
     def feed(self, text: str, *, final: bool = False) -> list[dict[str, Any]]:
-        """The `delta` objects that this text completes, without roles and ids."""
+        """Return the `delta` objects that this text completes, without roles and ids."""
         self._buffer += text
         deltas: list[dict[str, Any]] = []
         while True:
@@ -90,7 +92,7 @@ class ToolCallStream:
 
 
 def held_back(text: str) -> int:
-    """Characters at a text's end that may be the beginning of a call."""
+    """Return how many characters at a text's end may be the beginning of a call."""
     for length in range(min(len(text), len(START) - 1), 0, -1):
         if START.startswith(text[-length:]):
             return length
@@ -98,7 +100,7 @@ def held_back(text: str) -> int:
 
 
 def arguments_length(text: str) -> int:
-    """How much of a text belongs to the JSON value at its head; all of it while the value is not complete."""
+    """Return how much of a text belongs to the JSON value at its beginning; all of it while the value is incomplete."""
     try:
         return json.JSONDecoder().raw_decode(text)[1]
     except ValueError:

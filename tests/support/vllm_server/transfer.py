@@ -1,10 +1,9 @@
-"""The trainer's own channel, as vLLM's NCCL backend has it (vLLM 0.26, vllm/distributed/weight_transfer/nccl_engine.py).
+"""The trainer's own channel, as in vLLM's NCCL backend (vLLM 0.26, vllm/distributed/weight_transfer/nccl_engine.py).
 
-An engine is one member of the trainer's group: it connects out to `master_address:master_port`, as to a TCPStore, and says
-where it listens. Tensors come in on that port, on a connection that the trainer opens, as NCCL's rank 0 does. One line of
-JSON each way at the start; then bare bytes, as many as names, types and shapes say.
-
-Weights of the stand-in are one number, so every tensor is that number, 8 bytes little-endian, over and over.
+An engine is one member of the trainer's group. It connects to `master_address:master_port`, as to a TCPStore, and says
+where it listens. The trainer sends tensors to that port over a connection of its own, as NCCL's rank 0 does. Each side
+first sends one line of JSON. After it come plain bytes, as many as names, types and shapes require. The stand-in's
+weights are one number, so every tensor consists of that number, 8 bytes little-endian, repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ JOIN_SECONDS = 30
 
 
 class TransferError(RuntimeError):
-    """The trainer could not be joined, went away, or sent something else than it had said."""
+    """The trainer could not be reached, disconnected, or sent something other than it had announced."""
 
 
 class Channel:
@@ -32,7 +31,7 @@ class Channel:
         self._reader, self._writer = reader, writer
 
     async def receive(self, dtype_names: list[str], shapes: list[list[int]]) -> int:
-        """The tensors of one update, all of one version: that version. Raises TransferError."""
+        """Receive the tensors of one update, all of one version; return that version. Raises TransferError."""
         sizes = [ITEM_BYTES[name] * math.prod(shape) for name, shape in zip(dtype_names, shapes, strict=True)]
         try:
             sent = await self._reader.readexactly(sum(sizes))

@@ -1,6 +1,6 @@
-"""The weights: which version is really loaded, what the server says of it, and how it changes.
+"""The weights: which version is really loaded, what the server says about it, and how it changes.
 
-"Weights" are a JSON file {"version": N}, or a folder with such a file in it, `version.json` first.
+"Weights" are a JSON file {"version": N}, or a folder with such a file, `version.json` first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Adapter:
 
 @dataclass
 class Weights:
-    """Changed only by its methods; `version` is the truth, `label` what the server says."""
+    """Changed only by its methods. `version` is the real version, `label` what the server reports."""
 
     base: int
     load_seconds: float
@@ -46,17 +46,17 @@ class Weights:
     label: str = UNLABELLED
     adapters: dict[str, Adapter] = field(default_factory=dict)
     loads: list[dict[str, Any]] = field(default_factory=list)
-    """Every load that was tried: {how, version, ok}."""
+    """Every attempted load: {how, version, ok}."""
     initialised: bool = False
-    """The channel to a trainer is there."""
+    """Whether the channel to a trainer exists."""
     updating: bool = False
-    """Between start_weight_update and finish_weight_update."""
+    """Whether an update is between start_weight_update and finish_weight_update."""
     tensors: int | None = None
-    """Version of what the trainer has sent: POST /_standin/tensors plays the trainer's channel."""
+    """Version that the trainer has sent last. POST /_standin/tensors acts as the trainer's channel."""
     transfer_port: int = 0
-    """Where tensors come in on the trainer's channel, where there is a real one; 0: any."""
+    """Port for tensors if the trainer's channel is a real one; 0: any."""
     path: str | None = None
-    """Where the last reload loaded from; None: from what the server was started with."""
+    """Path of the last reload; None: the path with which the server was started."""
     _channel: transfer.Channel | None = None
     _received: bool = False
 
@@ -64,9 +64,9 @@ class Weights:
         self.version = self.base
 
     async def reload(self, path: str | None) -> None:
-        """From a path, or from the last one again. Raises LoadError.
+        """Load from a path, or from the last one again. Raises LoadError.
 
-        vLLM 0.32, vllm/model_executor/model_loader/reload/inplace.py: a path takes the place of the model's own.
+        vLLM 0.32, vllm/model_executor/model_loader/reload/inplace.py: a path replaces the model's own.
         """
         self.path = path or self.path
         version = self.base if self.path is None else await asyncio.to_thread(version_at, self.path)
@@ -74,7 +74,7 @@ class Weights:
         self.version = version
 
     async def join(self, init_info: Mapping[str, Any]) -> None:
-        """Be ready for tensors; a group that has a port is a real one, and is joined. Raises LoadError."""
+        """Prepare for tensors; join the group if it has a port, which means that it is a real one. Raises LoadError."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -86,7 +86,7 @@ class Weights:
         self.initialised = True
 
     async def receive(self, update: Mapping[str, Any]) -> None:
-        """One part of an update, by the trainer's own channel. Raises LoadError."""
+        """Receive one part of an update, over the trainer's own channel. Raises LoadError."""
         if not self.updating:
             raise LoadError("start_weight_update must be called before update_weights.")
         if "path" not in update and not self.initialised:
@@ -108,13 +108,13 @@ class Weights:
         self._received = True
 
     def start(self) -> None:
-        """An update begins. Raises LoadError."""
+        """Begin an update. Raises LoadError."""
         if self.updating:
             raise LoadError("A weight update is already in progress.")
         self.updating, self._received = True, False
 
     def finish(self, label: str | None) -> None:
-        """What was received is what tokens are made with from now on. Raises LoadError."""
+        """Use the received weights for further tokens. Raises LoadError."""
         if not self.updating:
             raise LoadError("start_weight_update must be called before finish_weight_update.")
         self.updating = False
@@ -134,16 +134,16 @@ class Weights:
         self.adapters[name] = Adapter(path, version)
 
     def discard(self) -> None:
-        """Throw them away: what is made from now on is of no version, until weights are loaded."""
+        """Discard the weights. Further tokens have no version until weights are loaded."""
         self.version = DISCARDED
 
     def version_for(self, adapter: str | None) -> int:
-        """The version that makes the tokens of a request."""
+        """Return the version that samples the tokens of a request."""
         found = self.adapters.get(adapter) if adapter else None
         return found.version if found else self.version
 
     def checksums(self) -> dict[str, str]:
-        """Of what is really loaded."""
+        """Return the checksums of the weights that are really loaded."""
         return checksums_of(self.version)
 
     async def _load(self, how: str, version: int | None) -> None:
@@ -158,12 +158,12 @@ class Weights:
 
 
 def checksums_of(version: int) -> dict[str, str]:
-    """What /weight_checker says of a version, by name of tensor."""
+    """Return /weight_checker's answer for a version, by name of tensor."""
     return {name: hashlib.sha256(f"{name} {version}".encode()).hexdigest() for name in CHECKED_TENSORS}
 
 
 def version_at(path: str) -> int:
-    """The version of the weights at a path. Raises LoadError."""
+    """Return the version of the weights at a path. Raises LoadError."""
     place = Path(path)
     files = [place] if place.is_file() else [place / "version.json", *sorted(place.glob("*.json"))]
     for file in files:

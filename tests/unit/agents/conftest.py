@@ -1,4 +1,4 @@
-"""A context that plays an attempt in this process: a scripted model, real tools, real commands, and a record."""
+"""A context that runs an attempt in this process: a scripted model, real tools, real commands, and a record."""
 
 import asyncio
 import copy
@@ -21,7 +21,7 @@ from rollout_api.tasks import Task, TaskFile
 
 
 class Context:
-    """An `AgentContext`. `finish_reasons` overrides those of the scripted turns; None in it leaves one as it is."""
+    """An `AgentContext`. `finish_reasons` overrides those of the scripted turns; None keeps the turn's own."""
 
     def __init__(
         self, turns: list[dict[str, Any]], spec: AgentSpec, task: Task, finish_reasons: Sequence[str | None] = ()

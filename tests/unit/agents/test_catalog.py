@@ -1,4 +1,4 @@
-"""What an agent of the catalog becomes, and what a user may set of it."""
+"""The programs of catalog agents, and which of their settings a user may change."""
 
 import dataclasses
 import json
@@ -109,7 +109,7 @@ def test_a_field_that_does_not_fit_is_named(fields: dict[str, Any], said: str) -
 def install(
     folder: Path, working_dir: str = "/workspace", **programs: str
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Run the installation of Codex 1.2.3 in a workspace of mode Plain, on whose PATH are these shell scripts."""
+    """Run the installation of Codex 1.2.3 in a workspace of mode Plain, with these shell scripts on its PATH."""
     programs_folder, here = folder / "bin", folder / "root/workspace"
     for path in (programs_folder, here):
         path.mkdir(parents=True)

@@ -13,7 +13,7 @@ from rollout_api.rollout_job import Agent, ContextLimit
 
 
 def conversation(turns: list[tuple[int, int]], head: int) -> list[Message]:
-    """`head` messages, then turns of so many tool calls and results, each result so long."""
+    """Return `head` messages, then turns with this many tool calls and results, each result this long."""
     messages: list[Message] = [{"role": "user", "content": f"head {number}"} for number in range(head)]
     for number, (calls, length) in enumerate(turns):
         ids = [f"{number}.{call}" for call in range(calls)]

@@ -1,4 +1,4 @@
-"""The examples of the pages about agents and tools, run as they stand."""
+"""The examples on the pages about agents and tools, run unchanged."""
 
 from pathlib import Path
 from typing import Any

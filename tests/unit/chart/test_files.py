@@ -1,4 +1,4 @@
-"""Files of the chart that say the same as something else must go on saying it."""
+"""Files of the chart that repeat facts of other files agree with them."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_a_typo_is_refused_at_every_level_of_the_values(path: str, node: Manifes
 
 
 def described(values: Any, schema: Manifest, path: str) -> Iterator[str]:
-    """Settings that stand in one of the two alone."""
+    """Return settings that are in only one of the two."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     if not isinstance(values, dict) or "properties" not in schema:
@@ -85,7 +85,7 @@ def test_the_defaults_are_those_of_the_operator_itself() -> None:
 
 
 def exported() -> set[str]:
-    """Names of all samples that operator and runner show."""
+    """Return the names of all samples that operator and runner export."""
     runner = RunnerMetrics(ShardTally(Shard(0, 1), 1), ["bash"], restarts=0).exposition()
     operator = generate_latest(Metrics(Cache(), lambda: True).registry)
     names = set()

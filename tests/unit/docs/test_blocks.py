@@ -1,4 +1,4 @@
-"""What a page shows as code says what it is, so that it can be run; and what an output may differ in."""
+"""Each code block of a page says what it is, so that it can be run; and how an output may differ."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_no_block_of_a_page_is_passed_over_because_it_does_not_say_what_it_is(pa
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_link_to_a_file_leads_nowhere(page: Path) -> None:
-    """Those within docs/ the site checks too, with their anchors; those of README.md and to examples it does not see."""
+    """The site also checks links within docs/, with their anchors. It does not see those of README.md and to examples."""
     for block in MarkdownIt().parse(page.read_text()):
         for token in block.children or ():
             link = str(token.attrs.get("href", ""))
@@ -79,7 +79,7 @@ def test_an_output_is_found_only_in_the_block_that_shows_it(lines: list[str]) ->
 
 
 def test_python_of_the_readme_is_a_script() -> None:
-    """Pages may show `await` alone, as in a notebook; what newcomers copy first has to run as a file."""
+    """Pages may use `await` alone, as in a notebook. The README's code, which newcomers copy first, must run as a file."""
     for block in blocks(PAGES[0]):
         if block.language == "python":
             compile(block.text, block.place, "exec")

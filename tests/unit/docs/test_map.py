@@ -1,4 +1,4 @@
-"""`docs/map.md` leads newcomers to files; a file that moved must not leave them nowhere."""
+"""`docs/map.md` names files, which must exist."""
 
 import re
 from pathlib import Path

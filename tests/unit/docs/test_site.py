@@ -1,4 +1,4 @@
-"""The site's tabs, and what each of its pages promises."""
+"""The site's tabs and pages."""
 
 import pkgutil
 import re
@@ -16,7 +16,7 @@ TABS = ["Tutorials", "How-to", "Concepts", "Reference", "Operations", "Maintaine
 
 
 def pages(entry: Any) -> list[str]:
-    """The files of an entry of the navigation, in order."""
+    """Return the files of a navigation entry, in order."""
     match entry:
         case str():
             return [entry]

@@ -1,4 +1,4 @@
-"""`docs/troubleshooting.md` goes by messages; one that changed in the code would no longer be found there."""
+"""`docs/troubleshooting.md` is ordered by messages, which must exist in the code."""
 
 import ast
 import re
@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 OTHERS = ("rolloutctl: command not found", "No module named 'my_tools'", "helm install")
-"""What a shell and Python say, and a command."""
+"""Messages of a shell and of Python, and a command."""
 
 
 def quoted_messages() -> list[str]:
-    """The messages in the first column: what is in code there and has several words."""
+    """Return the messages in the first column: quoted as code, with several words."""
     cells = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     found = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
     return [message for message in found if " " in message and message not in OTHERS]
@@ -29,6 +29,6 @@ def texts_of_the_code() -> str:
 
 @pytest.mark.parametrize("message", quoted_messages())
 def test_symptom_is_a_message_of_the_code(message: str, texts_of_the_code: str) -> None:
-    """`…` and whole numbers stand for what differs."""
+    """`…` and whole numbers stand for variable parts."""
     fixed = [message] if message in texts_of_the_code else re.split(r"\s*(?:…|\b\d+\b)\s*", message)
     assert [part for part in fixed if part not in texts_of_the_code] == []

@@ -1,4 +1,4 @@
-"""An agent's time is charged with what it used itself, over all runners, and each lost second is given back once."""
+"""An agent's time counts only what it used itself, over all runners, and each excluded second is excluded once."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda span: (min(span), max(sp
 
 
 class Time:
-    """A clock that the test sets."""
+    """A clock controlled by the test."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

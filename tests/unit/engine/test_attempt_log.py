@@ -1,4 +1,4 @@
-"""An attempt's log: what an earlier process recorded answers first, and nothing is written twice or out of order."""
+"""An attempt's log: records of an earlier process answer first, and nothing is written twice or out of order."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Time that a server takes from a program is given back, and only the server's own failures excuse the program."""
+"""Time that a server loses for a program does not count, and only the server's own failures excuse the program."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ REPLY = ModelReply({"role": "assistant", "content": "x"}, "stop")
 
 
 class Told:
-    """Does as the test says."""
+    """Answers as the test sets."""
 
     name, token_capture = "told", "Tokens"
 
@@ -55,7 +55,7 @@ class Bench:
         self.model = AttemptModel(lambda: self.told, "group-4", self.clock, self.drain)
 
     def used(self, later: float = 0.0) -> float:
-        """What the program will have used so many seconds from now."""
+        """Return the time that the program will have used after this many seconds."""
         now = self.clock.now
         self.clock.now = lambda: now() + later
         try:

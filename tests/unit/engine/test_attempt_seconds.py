@@ -1,4 +1,4 @@
-"""Where the time of an attempt went: no part is longer than the whole, and a resume changes nothing that was recorded."""
+"""The times of an attempt's parts: none is longer than the whole, and a resume does not change recorded ones."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,9 @@ TURNS = st.lists(st.tuples(seconds, seconds, seconds), max_size=6)
 
 
 def recorded(boot: float, turns: list[tuple[float, float, float]]) -> tuple[list[Record], float]:
-    """An attempt whose turns have a pause, a model call and tool calls, one after another; and when it ended."""
+    """Return an attempt whose turns have a pause, a model call and tool calls, one after another, and the time of its
+    end.
+    """
     now = 1_700_000_000.0 + boot
     begun, used = now, 0.0
     records: list[Record] = [AttemptRecord(time=now, runner="r", workspace={}, boot_seconds=boot)]

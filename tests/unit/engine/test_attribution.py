@@ -1,4 +1,4 @@
-"""Who is to blame, as a table: docs/attribution.md shows the same rows."""
+"""Attribution as a table, which docs/attribution.md shows too."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ NOTED = "noted, uses up no attempt"
 
 
 def at_request(kind: type[ModelError], reason: str = "ServerError", *, after_tokens: bool = False) -> ModelError:
-    """It failed at this request, and answered another one."""
+    """Return an error of a model that failed at this request and answered another one."""
     error = kind(reason, "m")
     error.answers_others, error.after_tokens = True, after_tokens
     return error
@@ -79,7 +79,7 @@ def lost(reason: str, *, was_unheld: bool = False) -> SandboxFailure:
 
 
 def room(size: int) -> SpoolFull:
-    """So many MB found no room on a disk of 60 MB."""
+    """Return an error for artifacts of this many MB without room on a disk of 60 MB."""
     return SpoolFull(size, 60, "m")
 
 
@@ -182,7 +182,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
 
 
 def rendered() -> str:
-    """The table as docs/attribution.md shows it."""
+    """Return the table as in docs/attribution.md."""
     lines = ["| while | what happened | what follows |", "| --- | --- | --- |"]
     for what, _, situation, action, note in TABLE:
         more = f" ({note})" if note else ""
@@ -257,7 +257,7 @@ infrastructures = st.one_of(
 def test_policy_that_keeps_destroying_its_sandbox_gets_a_failed_verdict(
     reasons: list[str], phase: Phase, begins_alone: bool
 ) -> None:
-    """Whatever it makes its sandboxes end with: no attempt is used up, and a few losses later there is a verdict."""
+    """Whatever ends its sandboxes, no attempt is used up, and after a few losses there is a verdict."""
     alone, losses = begins_alone, 0
     for tries in itertools.count(1):
         decision = attribute(SandboxFailure(reasons[tries - 1], ""), Situation(phase, True, True, alone, losses))
@@ -280,7 +280,7 @@ failing = st.one_of(
 
 @given(st.lists(failing, min_size=8, max_size=8))
 def test_policy_whose_words_make_the_model_or_the_environment_fail_is_graded(errors: list[Exception]) -> None:
-    """Whatever it makes them fail with: no attempt is used up, and after a few it is graded."""
+    """However they fail, no attempt is used up, and after a few failures the rollout is graded."""
     noted: list[Unexplained] = []
     for error in errors:
         situation = Situation(

@@ -1,4 +1,4 @@
-"""What a branch takes over of its source: all that the model saw, and nothing that would be trained twice."""
+"""What a branch copies from its source: everything that the model saw, and nothing that would be trained twice."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ token_ids = st.lists(st.integers(0, 9), max_size=4)
 
 @st.composite
 def journals(draw: st.DrawFn) -> list[Record]:
-    """Turns whose prompts extend what came before or do not, each with a tool call's result."""
+    """Turns whose prompts extend the previous conversation or not, each with a tool call's result."""
     records: list[Record] = []
     history = TokenHistory()
     for turn in range(draw(st.integers(1, 5))):
@@ -80,7 +80,7 @@ def journals(draw: st.DrawFn) -> list[Record]:
 
 
 def branched(records: Sequence[Record], turn: int) -> list[Record]:
-    """The journal of a branch that does after that turn what its source did."""
+    """Return the journal of a branch that repeats its source's actions after that turn."""
     own = [record for record in records if record.turn > turn]  # type: ignore[union-attr]
     where = BranchRecord(time=0, job="s3://bucket/run", index=0, attempt=0, turn=turn)
     return [where, *copied(records, turn, keeps_ids=True), *own]
@@ -202,7 +202,7 @@ WORKSPACE = cast(Workspace, SimpleNamespace(working_dir="/w"))
 
 
 class Bash:
-    """Repeats its arguments, or what it is set to, and notes what ran."""
+    """Returns its arguments, or what the test sets, and records its calls."""
 
     name = "bash"
     description = "runs"

@@ -1,4 +1,4 @@
-"""Checkpoints: each path begins in the same state, what is left goes, and nothing else does."""
+"""Checkpoints: each path begins in the same state. Unused states are deleted, and no others."""
 
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def states(checkpoints: Checkpoints, workspace: DummyWorkspace, log: AttemptLog)
 
 
 async def calls(own: WorkspaceStates) -> list[str]:
-    """Checkpoints, and the errors of calls that fail, each of which the agent handles."""
+    """Makes checkpoints, and handles the errors of calls that fail."""
     found = []
     for number in range(4):
         try:

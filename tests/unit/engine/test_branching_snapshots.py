@@ -1,4 +1,4 @@
-"""Snapshots on the way: taken when they are due, once for what is shared, and never at the price of the rollout."""
+"""Snapshots during a rollout: taken when due, stored once if shared, and never at the expense of the rollout."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast

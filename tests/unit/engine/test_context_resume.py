@@ -1,4 +1,4 @@
-"""A rollout whose conversation was cut goes on after a crash as if nothing had happened."""
+"""A rollout whose conversation was cut continues after a crash as if it had not crashed."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A run stops when its agent's code raises the same in all of the first rollouts, and only then."""
+"""A run stops if its agent's code raises the same exception in all of the first rollouts, and only then."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def play(*tracebacks: str | None, seen: FirstEnds | None = None) -> list[BaseException | None]:
-    """The outcome of each rollout, all running at once; each ends a moment after the one before."""
+    """Run all rollouts at once, each ending a moment after the one before. Returns the outcome of each."""
     seen = seen or FirstEnds()
     started = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What the processes of a run report of themselves."""
+"""The reports that the processes of a run write."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A model server that accepts calls and answers none is told of within seconds; a slow one is not taken for it."""
+"""A model server that accepts calls and answers none is reported within seconds, and a slow one is not."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from agent_runtime.models.base import CallHealth
 
 
 class Calls:
-    """Calls that are watched in a time that the test moves; it stands in for the event loop."""
+    """Watched calls with a clock that the test moves; it replaces the event loop."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -30,7 +30,7 @@ class Calls:
         return self._timers[-1]
 
     def begin(self) -> tuple[CallHealth, Callable[[], None]]:
-        """A call; its health, and what ends it with an answer."""
+        """Begin a call; return its health, and a function that ends it with an answer."""
         health, stack = CallHealth(), contextlib.ExitStack()
         stack.enter_context(self._watch.call(health))
         self._calls.append(stack)

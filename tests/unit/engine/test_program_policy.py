@@ -1,4 +1,4 @@
-"""What a program's end says about the policy, and what it does not."""
+"""How a program's end is attributed to the policy or not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +107,7 @@ def test_call_stays_cut_until_the_program_repeats_or_continues_it(
 
 
 async def test_program_counts_missed_requests_before_it_probes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the program left running may give up requests while the model is asked."""
+    """Processes that the program left running may give up requests during the probe."""
     order: list[str] = []
 
     async def missed() -> int:

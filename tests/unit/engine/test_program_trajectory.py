@@ -1,4 +1,4 @@
-"""A program's own trajectory file, whatever it is, costs no rollout its result."""
+"""No content of a program's own trajectory file costs a rollout its result."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ ATIF = {
 
 
 class OneFile:
-    """A workspace with one file in it, or a failure in place of one."""
+    """A workspace with one file, or with a failure instead of it."""
 
     def __init__(self, content: bytes | Exception | None, kind: Any = "file") -> None:
         self.content, self.kind = content, kind

@@ -1,4 +1,4 @@
-"""A live run is not disturbed by a second start of it, and a run that ended leaves nothing behind."""
+"""A second start does not disturb a live run, and a run that ended leaves nothing behind."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What a task in steps is worth, and where its steps are taken."""
+"""The reward of a task with steps, and the workspace of each step."""
 
 import contextlib
 import time
@@ -50,7 +50,9 @@ def taken(rewards: list[float]) -> list[StepRecord]:
 
 @given(REWARDS, st.integers(0, 5))
 def test_ending_early_never_pays(rewards: list[float], more: int) -> None:
-    """Whoever goes on to steps that are worth at least 0 gets at least as much as whoever uses up a limit before them."""
+    """An agent that continues gets at least as much as one that uses up a limit before steps with rewards of at least
+    0.
+    """
     for how in ("Mean", "Final"):
         whole = task(len(rewards) + more, how)
         early = verdict_of_steps(whole, taken(rewards))
@@ -101,7 +103,7 @@ def test_the_next_step_finds_no_tests_and_no_reward() -> None:
 
 
 class Checkpointing:
-    """Keeps a checkpoint in each step."""
+    """Saves a checkpoint in each step."""
 
     async def run(self, context: AgentContext) -> str:
         await context.checkpoint()

@@ -1,4 +1,6 @@
-"""An agent that starts sub-agents: one record, one budget, a branch for each conversation, and the same after any crash."""
+"""An agent that starts sub-agents: one record, one budget, a branch for each conversation, and the same results after
+any crash.
+"""
 
 import asyncio
 import contextlib
@@ -26,11 +28,11 @@ from rollout_api.tasks import Task
 from tests.unit.engine.test_turns import Count, CountingModel, Crash, MemoryJournal, _content, turns_of
 
 DELEGATED = 2
-"""Parts of the task that are given away."""
+"""Number of parts of the task that sub-agents get."""
 
 
 class Leading(ToolCalling):
-    """Gives its calls of `delegate` to sub-agents, and makes the others itself, after them."""
+    """Starts sub-agents for its calls of `delegate`, then makes the other calls itself."""
 
     async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
         results = {}
@@ -45,7 +47,7 @@ class Leading(ToolCalling):
 
 
 class Model(CountingModel):
-    """Token ids are numbers of their own for each message, so that they say what the engine has seen."""
+    """Token ids are different numbers for each message, so that they show what the engine has seen."""
 
     token_capture = "Tokens"
 
@@ -114,7 +116,7 @@ async def test_the_rollouts_budget_ends_the_sub_agent_and_the_agent_that_started
 
 
 class Once:
-    """Starts one sub-agent, in a way of the test's own."""
+    """Starts one sub-agent in a way that the test determines."""
 
     def __init__(self, part: SubTask, beside: bool = False) -> None:
         self.part, self.beside = part, beside
@@ -159,7 +161,7 @@ async def test_no_two_tool_calls_of_a_rollout_have_the_same_key() -> None:
 
 async def test_plugins_get_another_key_for_each_tool_call_of_a_rollout() -> None:
     class Around(Leading):
-        """Makes its own calls twice before its sub-agents, too."""
+        """Makes its own calls twice, also before its sub-agents."""
 
         async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
             await self.context.call_tools([call for call in calls if call.name == "count"] * 2)
@@ -230,7 +232,7 @@ async def test_agent_that_calls_again_after_each_error_is_ended(
 
 
 class Unending:
-    """Neither an error nor a cancellation ends it."""
+    """Ends neither by an error nor by a cancellation."""
 
     def __init__(self, *, calls: bool) -> None:
         self.calls, self.rounds = calls, 0

@@ -1,4 +1,4 @@
-"""Tool calls of one turn: whose time they take."""
+"""Tool calls of one turn, and whether their time counts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Beside(Count):
 
 
 class Excused(Beside):
-    """A world that the agent acts in: slow, and not for the agent to pay."""
+    """A slow environment whose time does not count for the agent."""
 
     takes_agents_time = False
 

@@ -1,4 +1,4 @@
-"""The turns of one attempt against an in-memory journal: what is durable when, and what a resumed attempt does again."""
+"""The turns of one attempt with an in-memory journal: what is durable when, and what a resumed attempt repeats."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ from rollout_api.tasks import Task, Timeouts
 
 
 class Crash(BaseException):
-    """The process dies: nothing after it is seen."""
+    """Ends the process: nothing after it takes effect."""
 
 
 class MemoryJournal:
@@ -61,7 +61,7 @@ class MemoryJournal:
 
 
 class CountingModel:
-    """Asks for one tool call a turn, `turns` times, then finishes."""
+    """Requests one tool call a turn, `turns` times, then finishes."""
 
     name = "counting"
     token_capture = "TextOnly"
@@ -117,7 +117,7 @@ class Finish(Count):
 
 
 class Payment(Count):
-    """Runs in the runner and must not be done twice."""
+    """A tool that runs in the runner and must not be repeated."""
 
     runs_in: ClassVar[Literal["Sandbox", "Runner"]] = "Runner"
     idempotent: ClassVar[bool] = False
@@ -136,7 +136,7 @@ class NoWorkspace:
 
 
 class Loop:
-    """The simplest agent: model, tools, again."""
+    """The simplest agent: model, tools, model again."""
 
     async def run(self, context: AgentContext) -> str | None:
         messages: list[Message] = [{"role": "user", "content": context.task.prompt}]
@@ -173,7 +173,7 @@ async def test_a_turn_costs_two_writes() -> None:
 
 
 class Greedy(CountingModel):
-    """Asks for many calls at once, and in each answer."""
+    """Makes many calls at once, in each answer."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         reply = await super().complete(request)
@@ -475,7 +475,7 @@ async def test_parallel_call_tools_get_their_own_results_after_a_resume() -> Non
 
 
 class Chains:
-    """Jobs that each make several calls, of tools or of the model."""
+    """Runs concurrent coroutines that each make several calls, of tools or of the model."""
 
     def __init__(self, seen: list[str]) -> None:
         self.seen = seen
@@ -586,7 +586,7 @@ async def test_messages_that_do_not_extend_the_last_turn_start_a_new_branch() ->
 
 
 class TokenModel(CountingModel):
-    """Gives token ids; notes the prefix that each call came with."""
+    """Returns token ids, and records the prefix of each call."""
 
     token_capture = "Tokens"
 
@@ -655,7 +655,7 @@ async def test_agent_that_removes_messages_or_changes_tools_gets_no_wrong_prefix
 
 
 class InPlace:
-    """Changes messages, an answer and a tool definition that it has passed before, and uses tuples."""
+    """Changes messages, an answer and a tool definition after it has passed them, and uses tuples."""
 
     async def run(self, context: AgentContext) -> str | None:
         tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "count", "required": ()}}]
@@ -671,7 +671,7 @@ class InPlace:
 
 
 class Keeping(CountingModel):
-    """Keeps what it is sent, and gives token ids."""
+    """Keeps the messages that it gets, and returns token ids."""
 
     def __init__(self) -> None:
         super().__init__(11, [])
@@ -686,7 +686,7 @@ class Keeping(CountingModel):
 
 
 def as_stored(records: list[Record]) -> list[Record]:
-    """Records as the journal gives them back."""
+    """Return records as the journal returns them."""
     stored = decode("segment", encode(records)) if records else []
     assert isinstance(stored, list)
     return stored
@@ -714,7 +714,7 @@ async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: i
 
 
 class Unencodable:
-    """Sends values that a record cannot hold as they are, and what its own code makes of an answer."""
+    """Sends values that a record cannot hold unchanged, and a message that its own code made from an answer."""
 
     async def run(self, context: AgentContext) -> str | None:
         odd = {2: math.nan, True: ("b", "\udcff")}
@@ -748,7 +748,7 @@ async def test_agent_whose_text_is_not_unicode_resumes_after_a_crash_at_any_writ
 
 
 class Keyed(Count):
-    """Remembers the idempotency keys that its calls would use."""
+    """Records the idempotency keys that its calls would use."""
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         assert isinstance(context.workspace, KeyedWorkspace)
@@ -788,7 +788,7 @@ async def test_tool_calls_of_one_answer_can_be_run_one_after_another(crash: int 
 
 
 class Spelled(CountingModel):
-    """Answers with what it was asked, later the shorter the question is."""
+    """Answers with the question, later for shorter questions."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         text = request.messages[-1]["content"]
@@ -822,7 +822,7 @@ async def test_model_calls_that_an_agent_makes_side_by_side_are_each_recorded(cr
 
 
 class Impatient:
-    """Gives its first calls up, and asks again."""
+    """Gives up its first calls, and makes them again."""
 
     async def run(self, context: AgentContext) -> str | None:
         messages: list[Message] = [{"role": "user", "content": "go"}]
@@ -846,7 +846,7 @@ async def test_model_calls_that_an_agent_gave_up_take_no_later_turn_out_of_the_r
 
 
 class Forgetful:
-    """Leaves a job behind that goes on asking."""
+    """Leaves a coroutine behind that continues to call the model."""
 
     async def run(self, context: AgentContext) -> str | None:
         self.job = asyncio.ensure_future(self._ask(context))

@@ -18,7 +18,7 @@ CONTEXT = ToolContext(workspace=cast(ToolWorkspace, None), task=TASK, call_id="c
 
 
 class Walk:
-    """An episode in which each action counts one, and the third ends it. `lost` after so many steps, it starts anew."""
+    """An episode in which each action counts one, and the third ends it. After `lost` steps, it starts again."""
 
     def __init__(self, *, lost: int | None = None, drift: float = 0.0) -> None:
         self._lost, self._drift = lost, drift

@@ -20,7 +20,7 @@ def described(name: str = "FrozenLake", **options: Any) -> dict[str, Any]:
 
 
 class Counter:
-    """A class with Gymnasium's methods and text for everything. `limit`: seeds from it on have no data."""
+    """A class with Gymnasium's methods that uses only text. `limit`: seeds from this one on have no data."""
 
     def __init__(self, limit: int = 100) -> None:
         self._limit = limit

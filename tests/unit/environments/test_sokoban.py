@@ -78,7 +78,7 @@ def test_impossible_room_is_refused_with_valid_values() -> None:
 
 
 def solution(room: Room) -> list[str] | None:
-    """The shortest way to solve it, by a search of its own: player and boxes, breadth first."""
+    """Return the shortest solution, by a breadth-first search over player and boxes."""
     boxes = frozenset(place for place, cell in enumerate(room.now) if cell in (BOX, BOX_ON_TARGET))
     targets = {place for place, cell in enumerate(room.fixed) if cell == TARGET}
     waiting: deque[tuple[int, frozenset[int], list[str]]] = deque([(room.now.index(PLAYER), boxes, [])])

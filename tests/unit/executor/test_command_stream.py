@@ -1,4 +1,4 @@
-"""Commands over one connection: what the client packs the executor reads, and the other way round; nobody waits for ever."""
+"""Commands over one connection: client and executor read what the other packs, and no caller waits forever."""
 
 import asyncio
 import contextlib

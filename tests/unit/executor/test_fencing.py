@@ -1,4 +1,4 @@
-"""Who may act for an attempt, over every order in which runners can arrive."""
+"""Which runner may act for an attempt, for every order in which runners can arrive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLDS = st.builds(Hold, st.integers(0, 3), st.sampled_from("ab"))
 
 
 class FenceMachine(RuleBasedStateMachine):
-    """Any interleaving of takeovers and calls, next to the plainest model of what must hold."""
+    """Any interleaving of takeovers and calls, compared with the simplest correct model."""
 
     def __init__(self) -> None:
         super().__init__()

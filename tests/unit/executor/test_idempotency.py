@@ -21,7 +21,7 @@ KEYS = st.builds(Key, st.integers(0, 4), st.sampled_from("ab"))
 
 
 class KeyMachine(RuleBasedStateMachine):
-    """Calls begin, end and are repeated in any order; the model is the set of keys that took effect."""
+    """Calls begin, end and are repeated in any order. The model is the set of keys that took effect."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Requests as they come off the wire."""
+"""Parsing of requests from the network."""
 
 from __future__ import annotations
 

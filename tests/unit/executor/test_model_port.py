@@ -1,4 +1,4 @@
-"""What a runner gets of a program's request: the same request, in a form that can be read in one way only."""
+"""A program's request as its runner gets it: the same request, in an unambiguous form."""
 
 from __future__ import annotations
 

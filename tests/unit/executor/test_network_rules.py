@@ -1,4 +1,4 @@
-"""What a phase's rule lets through."""
+"""What a phase's network rule allows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_public_leads_to_the_open_internet(address: str) -> None:
     ],
 )
 def test_listed_name_leads_to_no_metadata_address(address: str) -> None:
-    """Whoever answers for the name would have the node's credentials read by the agent."""
+    """Otherwise the owner of the name could have the agent read the node's credentials."""
     rule = read_rule(["mirror.internal:80"])
     assert rule is not None
     assert "metadata" in (rule.refusal_of_address(ipaddress.ip_address(address)) or "")

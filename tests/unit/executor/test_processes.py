@@ -1,4 +1,4 @@
-"""A command's deadline and duration, with a clock that notices standstills."""
+"""A command's deadline and duration, with a clock that excludes standstills."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from agent_runtime.executor.overlay.workspace import Workspace
 
 
 class FakeWorkspace:
-    """Starts nothing, and notes signals."""
+    """Starts nothing, and records signals."""
 
     def __init__(self) -> None:
         self.causes: list[str | None] = []

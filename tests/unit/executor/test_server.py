@@ -1,4 +1,4 @@
-"""For how long the executor waits for what a client owes it."""
+"""Time limits of the executor for its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grading carries: the agent's work, and nothing by which the agent would decide its own verdict."""
+"""A grading carries the agent's work, and nothing by which the agent could decide its own verdict."""
 
 import base64
 import contextlib
@@ -56,7 +56,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 class Grading:
-    """A prepared folder twice: the agent works in one, the other is graded."""
+    """A prepared folder, twice: the agent works in one, and the other one is graded."""
 
     def __init__(self, root: Path, prepared: dict[str, str] | None = None) -> None:
         self.agent, self.graded = root / "agent", root / "graded"
@@ -72,7 +72,7 @@ class Grading:
         return os.path.lexists(self.graded / name)
 
     def text(self, name: str) -> str:
-        """The content of a real file that no link leads to."""
+        """Return the content of a real file that is not reached through a link."""
         place = self.graded / name
         assert place.resolve() == self.graded.resolve() / name, f"{name} is reached through a link"
         return place.read_text()
@@ -692,7 +692,7 @@ def test_a_prepared_file_that_the_workspaces_user_may_not_read_stays(
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as a verifier does it, with nothing of this machine's own settings."""
+    """Run git as a verifier does, without this machine's own settings."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
     done = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
@@ -882,7 +882,9 @@ def test_an_artifact_below_a_folder_of_tests_above_the_working_directory_is_work
 
 
 def test_a_link_to_files_of_the_kernel_in_place_of_an_artifact_can_be_packed(tmp_path: Path) -> None:
-    """Most give fewer bytes than their size, others an error. The policy must not have that taken for a broken disk."""
+    """Most of them yield fewer bytes than their size, others an error. The policy must not be able to imitate a broken
+    disk.
+    """
     (tmp_path / "out").symlink_to("/sys/devices/virtual/mem/null")
     with tarfile.open(fileobj=io.BytesIO(packed(tmp_path, ["out"]))) as archive:
         sizes = {member.name: member.size for member in archive}
@@ -985,7 +987,7 @@ STEPS = st.lists(
 
 
 def act(folder: Path, step: tuple[str, str, str]) -> None:
-    """One thing that an agent does; what cannot be done is not done."""
+    """Do one thing that an agent may do; ignore what is impossible."""
     what, name, other = step
     place = folder / name
     with contextlib.suppress(OSError, shutil.Error, RuntimeError):
@@ -1006,7 +1008,7 @@ def act(folder: Path, step: tuple[str, str, str]) -> None:
 
 
 def tree(folder: Path) -> dict[str, tuple[str, str]]:
-    """Kind and content of all in a folder, links not followed."""
+    """Return kind and content of everything in a folder; links are not followed."""
     found: dict[str, tuple[str, str]] = {}
     for parent, folders, files in os.walk(folder):
         for name in [*folders, *files]:

@@ -1,4 +1,4 @@
-"""Messages between the executor and what it does not trust."""
+"""Messages between the executor and untrusted processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided from what was read: process trees, users, limits, configuration."""
+"""Decisions about data that was read: process trees, users, limits, configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The BPF program of a workspace, run by an interpreter: what it answers to each system call of each ABI."""
+"""The BPF program of a workspace, run by an interpreter: its answer to each system call of each ABI."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_sockets_outside_of_network_namespaces_are_refused(abi: int, family: int
 
 @given(st.integers(0, 2**32 - 1).filter(lambda abi: abi not in ABIS), st.integers(0, 600))
 def test_an_unknown_abi_is_refused(abi: int, number: int) -> None:
-    """Else it would be a way round the tables of the others."""
+    """Otherwise it would bypass the tables of the others."""
     assert answer(abi, number) == ENOSYS
 
 

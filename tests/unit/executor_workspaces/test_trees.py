@@ -1,4 +1,4 @@
-"""Paths in a tree that somebody else made lead where they would for a process whose root it is, and nowhere else."""
+"""Paths in an untrusted tree resolve as they would for a process whose root it is, and never lead outside."""
 
 import itertools
 import os

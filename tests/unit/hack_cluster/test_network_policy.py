@@ -1,4 +1,4 @@
-"""The ruleset is read here by a small interpreter and held against the words of the NetworkPolicy documentation."""
+"""A small interpreter reads the ruleset, and the results are compared with the NetworkPolicy documentation."""
 
 import ipaddress
 import itertools
@@ -18,7 +18,7 @@ OUTSIDE = "203.0.113.7"
 
 
 def passes(rules: str, source: str, destination: str, protocol: str, port: int) -> bool:
-    """What the kernel would do with the first packet of a connection."""
+    """Whether the kernel would let the first packet of a connection pass."""
     chains = {name: body.strip().splitlines() for name, body in re.findall(r"chain (\S+) \{\n(.*?)\n  \}", rules, re.S)}
     packet = {"ip saddr": source, "ip daddr": destination}
 
@@ -52,7 +52,9 @@ def passes(rules: str, source: str, destination: str, protocol: str, port: int) 
 
 
 def is_allowed(policies: list[Any], pods: list[Pod], source: str, destination: str, protocol: str, port: int) -> bool:
-    """The documentation: a pod that policies select for a direction gets what any of them allows, and nothing else."""
+    """Whether the documentation allows it: a pod that policies select for a direction gets what any of them allows, and
+    nothing else.
+    """
     by_address = {pod.address: pod for pod in pods}
 
     def selects(peer: dict[str, Any], namespace: str, address: str) -> bool:

@@ -1,4 +1,4 @@
-"""A streamed chat completion records what one in a single piece would."""
+"""A streamed chat completion gives the same record as a complete one."""
 
 from typing import Any
 

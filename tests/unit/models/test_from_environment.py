@@ -1,4 +1,4 @@
-"""A program that names no server must ask the one that the environment names, with its key, and never another."""
+"""A program that names no server calls the one that the environment names, with its key, and never another."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What goes back to the server must be something that it can take."""
+"""Messages of the history must be acceptable to the server."""
 
 import json
 from typing import Any

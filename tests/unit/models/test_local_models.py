@@ -1,4 +1,4 @@
-"""Scripted and function models, and what opens them."""
+"""Scripted and function models, and how they are opened."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What an error body means."""
+"""The meaning of an error body."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A model server that refuses a request for its key."""
+"""A model server that refuses a request because of its key."""
 
 import pytest
 

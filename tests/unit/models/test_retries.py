@@ -1,4 +1,4 @@
-"""When a failed call is tried again."""
+"""When a failed call is retried."""
 
 from email.utils import formatdate
 from typing import Any

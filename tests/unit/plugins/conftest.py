@@ -1,4 +1,4 @@
-"""Results and plugins as the tests need them."""
+"""Results and plugins for the tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ MakeResult = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def make_result() -> MakeResult:
-    """A result of a member of group 0 with this reward; masked without one."""
+    """Return a result of a member of group 0 with this reward; masked without one."""
 
     def make(member: int, reward: float | None, **fields: Any) -> Result:
         outcome = Outcome.INFRA_FAILED if reward is None else Outcome.COMPLETED

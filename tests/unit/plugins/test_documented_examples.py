@@ -1,4 +1,4 @@
-"""docs/plugins.md, run as it stands."""
+"""The examples of docs/plugins.md, run unchanged."""
 
 import inspect
 import re
@@ -32,7 +32,7 @@ def shown(language: str) -> list[str]:
 
 @pytest.fixture
 def examples() -> Iterator[dict[str, Any]]:
-    """The page's Python, as the modules that it speaks of."""
+    """The page's Python, as the modules that the page names."""
     module = types.ModuleType("my_plugins")
     package = types.ModuleType("my_package")
     sys.modules |= {"my_plugins": module, "my_package": package, "my_package.plugins": module}

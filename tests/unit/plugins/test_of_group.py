@@ -1,4 +1,4 @@
-"""Whoever ends first, a group is judged by its first members: what is kept must not depend on who is fast."""
+"""A group is judged by its first members, whichever ends first, so that fast members have no advantage."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""One plugin's trouble must be its own: seen, counted, over in time, and nothing to those beside it."""
+"""A plugin's failure concerns only itself: it is visible, counted, limited in time, and affects no other plugin."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Opened = Callable[..., Plugins]
 
 @pytest.fixture
 async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
-    """Plugins of these objects, each named after its class; a call of the first one may take so many seconds."""
+    """Open plugins of these objects, each named after its class. A call of the first one may take this many seconds."""
     made: list[Plugins] = []
 
     def open_them(*plugins: object, seconds: float = 30, on_failure: Any = lambda call, key: None) -> Plugins:

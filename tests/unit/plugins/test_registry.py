@@ -1,4 +1,4 @@
-"""A plugin that cannot be used is an error before the first rollout, in words that say what to mend."""
+"""An unusable plugin is an error before the first rollout, with a message that says what to correct."""
 
 import sys
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Shouts:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed package with a plugin of three lines, by entry point."""
+    """Install a package with a plugin of three lines, found by its entry point."""
     (tmp_path / "shouting_kit.py").write_text(MODULE)
     metadata = tmp_path / "shouting_kit-1.0.dist-info"
     metadata.mkdir()
@@ -113,7 +113,7 @@ def test_class_without_hooks_or_its_kinds_method_is_reported(monkeypatch: pytest
         def work(self) -> None: ...
 
     class Unfinished(EpisodeEvaluator):
-        """The method that makes it one is missing."""
+        """Lacks the method that would make it a plugin."""
 
     class Broken:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose retry a request is: never two samples of one request, never one sample of two."""
+"""Which request a retry repeats: never two samples of one request, never one sample of two."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ def test_a_key_that_is_too_long_to_keep_is_refused() -> None:
 
 @dataclass(eq=False)
 class Sample:
-    """A call, with what became of it."""
+    """A call, and its outcome."""
 
     identity: Identity
     live: bool = True
@@ -41,13 +41,13 @@ class Retries(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Nothing has been asked."""
+        """Begin without requests."""
         self.answers: Answers[Sample] = Answers()
         self.samples: list[Sample] = []
 
     @rule(body=st.sampled_from("ab"), is_retry=st.booleans(), key=st.sampled_from([None, None, "k"]))
     def ask(self, body: str, is_retry: bool, key: str | None) -> None:
-        """A request arrives."""
+        """Send a request."""
         identity = Identity(body, key, is_retry)
         try:
             found = self.answers.find(identity)
@@ -71,7 +71,7 @@ class Retries(RuleBasedStateMachine):
     @precondition(lambda self: any(sample.live for sample in self.samples))
     @rule(data=st.data(), end=st.sampled_from(["delivered", "undelivered", "failed"]))
     def finish(self, data: st.DataObject, end: str) -> None:
-        """A call ends."""
+        """End a call."""
         sample = data.draw(st.sampled_from([sample for sample in self.samples if sample.live]))
         sample.live = False
         if end == "failed":
@@ -84,7 +84,7 @@ class Retries(RuleBasedStateMachine):
 
     @invariant()
     def nobody_shares_without_a_key(self) -> None:
-        """One sample, one client."""
+        """Check that each sample was delivered to at most one client."""
         assert all(len(sample.delivered_to) <= 1 for sample in getattr(self, "samples", []))
 
 

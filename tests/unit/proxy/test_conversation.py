@@ -1,4 +1,4 @@
-"""Which turn of a session a request goes on with."""
+"""Which turn of a session a request continues."""
 
 from agent_runtime.proxy.conversation import Conversations, is_copy
 from rollout_api.records import Message

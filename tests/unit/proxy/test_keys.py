@@ -1,4 +1,4 @@
-"""Keys and paths: what lets a request in, and to what."""
+"""Keys and paths: which requests are admitted, and to which session."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a session may use up."""
+"""The limits of a session."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""One session: what is recorded when, whose retry gets whose answer, and what a session may use up."""
+"""One session: what is recorded when, which answer a retry gets, and what a session may use up."""
 
 import asyncio
 import math
@@ -33,7 +33,7 @@ USER: Message = {"role": "user", "content": "hello"}
 
 
 class Bench:
-    """A session over a list of records, which may be opened again as another process would."""
+    """A session over a list of records, which can be opened again as by another process."""
 
     def __init__(self, limits: Limits | None = None, on_over_budget: OverBudget | None = None, **fields: Any) -> None:
         self.model, self.journal = TokenModel(), MemoryJournal()
@@ -44,7 +44,7 @@ class Bench:
         self.session = self.opened()
 
     def opened(self) -> Session:
-        """The session as a process that takes it over finds it."""
+        """Open the session as a process that takes it over."""
         self.session = Session(
             self._settings, self.model, self.journal, list(self.journal.records), on_over_budget=self._on_over_budget
         )
@@ -59,13 +59,13 @@ class Bench:
         stream: bool = True,
         **fields: Any,
     ) -> Call:
-        """A request with these messages."""
+        """Begin a request with these messages."""
         body = repr((list(messages), fields))
         request = ChatRequest(model="tiny", messages=list(messages), stream=stream, **fields)
         return self.session.begin(request, Identity(body, key, retry))
 
     async def ask(self, messages: Sequence[Message] = (USER,), *, delivered: bool = True, **more: Any) -> ModelReply:
-        """A whole call."""
+        """Make a whole call."""
         call = self.begin(messages, **more)
         try:
             reply = await call.answer()
@@ -76,7 +76,7 @@ class Bench:
         return reply
 
     async def hang_up(self) -> None:
-        """A call whose client leaves after its first word."""
+        """Make a call whose client disconnects after its first word."""
         self.model.hold = asyncio.Event()
         call = self.begin()
         await call.started()
@@ -84,7 +84,7 @@ class Bench:
         await call.ended()
 
     def recorded(self, form: type) -> list[Any]:
-        """The records of a form."""
+        """Return the records of one type."""
         return [record for record in self.journal.records if isinstance(record, form)]
 
 
@@ -570,8 +570,9 @@ STEPS = st.lists(
 async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_trained_once(
     steps: list[tuple[int, bool, int, bool, bool]],
 ) -> None:
-    """A step: the turn to go on from (none: a new conversation), is it delivered, number of new messages, does another
-    process take over first, are there tools."""
+    """Each step has: the turn to continue from (none: a new conversation), whether it is delivered, the number of new
+    messages, whether another process takes over first, and whether there are tools.
+    """
     bench = Bench()
     said: list[list[Message]] = []
     wanted: dict[str, bool] = {}

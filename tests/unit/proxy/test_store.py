@@ -1,4 +1,4 @@
-"""Sessions in storage: what is left of one must never become part of another."""
+"""Sessions in storage: the remains of one must never become part of another."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -31,7 +31,7 @@ def memory() -> Store:
 
 @pytest.fixture
 def make_job() -> MakeJob:
-    """A job with two tasks; keywords go into its spec."""
+    """Return a job with two tasks; keywords are fields of its spec."""
 
     def make(name: str = "fix", uid: str | None = None, **spec: Any) -> RolloutJob:
         metadata = {"name": name} | ({"uid": uid} if uid else {})
@@ -49,19 +49,19 @@ def make_job() -> MakeJob:
 
 @pytest.fixture
 def tasks(make_job: MakeJob) -> list[Task]:
-    """The tasks of that job."""
+    """Return the tasks of that job."""
     return make_job().spec.tasks.inline or []
 
 
 @pytest.fixture
 async def record(folder: Store, make_job: MakeJob, tasks: list[Task]) -> JobRecord:
-    """A run that has just been started in a folder."""
+    """A run that has just started in a folder."""
     return await JobRecord.open(folder, make_job(), tasks)
 
 
 @pytest.fixture
 def make_result() -> MakeResult:
-    """A graded result; keywords replace its fields."""
+    """Return a graded result; keywords replace its fields."""
 
     def make(index: int = 0, **fields: Any) -> Result:
         given = {

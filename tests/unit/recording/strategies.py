@@ -1,4 +1,4 @@
-"""Hypothesis strategies of what a journal may hold."""
+"""Hypothesis strategies for the content of a journal."""
 
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def built(form: type[T], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[T]:
-    """Instances of a model. (`st.builds` reads the wire names off its signature, and would fill them in too.)"""
+    """Instances of a model. (`st.builds` reads the wire names from its signature, and would fill them in too.)"""
     return st.fixed_dictionaries(fields).map(lambda given: form(**given))
 
 

@@ -1,4 +1,4 @@
-"""Artifacts are made by the policy: they must come back exactly, and must not be able to fill the runner's memory."""
+"""Artifacts come from the policy: they are returned exactly, and cannot fill the runner's memory."""
 
 from collections.abc import AsyncIterator
 

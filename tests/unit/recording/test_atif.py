@@ -1,4 +1,4 @@
-"""Other programs read these trajectories: they must be ATIF 1.7 to the letter, whatever the model wrote."""
+"""Other programs read these trajectories, so they must be exact ATIF 1.7 whatever the model wrote."""
 
 import json
 from typing import Any, Literal, Self
@@ -150,7 +150,7 @@ contents = st.none() | texts | st.lists(st.fixed_dictionaries({"type": texts}, o
 
 @st.composite
 def strange_turns(draw: st.DrawFn) -> list[Record]:
-    """Turns as a server with odd habits and an agent that rewrites its history would leave them."""
+    """Turns from a server with unusual answers and an agent that rewrites its history."""
     written: list[Record] = []
     for turn in range(draw(st.integers(1, 4))):
         message: Message = {"role": "assistant", "content": draw(contents), "tool_calls": draw(tool_calls)}

@@ -1,4 +1,4 @@
-"""A trainer learns from these: every sampled token exactly once, nothing else, and each with its own logprob and policy."""
+"""Training data: every sampled token exactly once, nothing else, and each with its own logprob and policy."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ ids = st.lists(st.integers(0, 9), max_size=5)
 
 @dataclass
 class Script:
-    """Turns, what each one's whole prompt is, and which of them begin a branch."""
+    """Turns, the whole prompt of each, and which of them begin a branch."""
 
     turns: list[ResponseRecord] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)

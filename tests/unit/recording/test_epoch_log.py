@@ -1,4 +1,4 @@
-"""Epochs that are found by whoever asks, and taken by one."""
+"""Epochs that every replica finds and one claims."""
 
 from obstore.store import MemoryStore
 

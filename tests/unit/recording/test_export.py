@@ -1,4 +1,4 @@
-"""What other programs get of a run, finished or not."""
+"""Exports of a run, finished or not."""
 
 import io
 import json
@@ -55,7 +55,7 @@ async def run_rollout(record: JobRecord, index: int, records: list[Record], resu
 
 @pytest.fixture
 async def run(folder: Store, record: JobRecord, make_result: MakeResult) -> Store:
-    """Rollout 1 and 0 sealed, in that order, 2 under way, 3 not begun."""
+    """A run whose rollouts 1 and 0 are sealed, in that order; 2 is running, 3 has not begun."""
     await run_rollout(record, 1, FORKED, make_result(1))
     await run_rollout(record, 0, FORKED[:2], make_result(0, reward=0.0, passed=False))
     await run_rollout(record, 2, FORKED[:1], None)

@@ -1,4 +1,4 @@
-"""A hostile archive writes nothing outside its folder, on every Python that is promised."""
+"""A hostile archive writes nothing outside its folder, on every supported Python."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Deleting is the one thing that cannot be taken back: only whole runs go, only by the rule, and never one at work."""
+"""Deletion cannot be undone: only whole runs that match the rule are deleted, and never a live one."""
 
 import os
 import shutil

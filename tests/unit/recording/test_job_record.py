@@ -1,4 +1,4 @@
-"""A run is started once, gone on with only by the same manifest and tasks, and ended only when all of it is there."""
+"""A run starts once, is resumed only with the same manifest and tasks, and ends only when it is complete."""
 
 import asyncio
 import json

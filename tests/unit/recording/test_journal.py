@@ -1,4 +1,4 @@
-"""A journal as one runner uses it: what is appended is there, what is sealed stays, also when it was interrupted."""
+"""A journal as one runner uses it: appended records are there, and seals stay, also after an interruption."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ async def test_sealed_result_is_the_stored_one_without_half_of_a_surrogate_pair(
 
 @dataclass(frozen=True)
 class LosingStore(Store):
-    """Writes what it is given and is interrupted before it can say so, as often as `losses` has entries."""
+    """Writes, and is then interrupted before it can confirm, once for each entry of `losses`."""
 
     losses: tuple[list[str], ...] = ([],)
 

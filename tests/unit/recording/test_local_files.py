@@ -1,4 +1,4 @@
-"""Segments on a folder are created here: whole or not at all, once, and where readers look for them."""
+"""Segments in a folder: created completely or not at all, once, and under the key where readers look for them."""
 
 import array
 import fcntl

@@ -1,4 +1,4 @@
-"""A person who changed a manifest must be told which field, and a run must never go on with another manifest unnoticed."""
+"""A person who changed a manifest is told the field, and a run never continues with another manifest unnoticed."""
 
 from typing import Any
 

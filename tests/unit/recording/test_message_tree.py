@@ -1,4 +1,4 @@
-"""Turns that ran side by side, put in line for those who read a journal (the property: tests/unit/proxy/test_session.py)."""
+"""Concurrent turns, put in order for readers of a journal (the property test: tests/unit/proxy/test_session.py)."""
 
 from agent_runtime.recording.branches import token_branches, token_forks
 from agent_runtime.recording.messages import fold, linear
@@ -6,12 +6,12 @@ from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, R
 
 
 def said(role: str, content: str) -> Message:
-    """A message."""
+    """Return a message."""
     return {"role": role, "content": content}
 
 
 def intent(turn: int, keep: int, *messages: Message, parent: int | None = None) -> IntentRecord:
-    """As the proxy records it."""
+    """Return an intent as the proxy records it."""
     return IntentRecord(
         turn=turn,
         time=turn,
@@ -24,7 +24,7 @@ def intent(turn: int, keep: int, *messages: Message, parent: int | None = None) 
 
 
 def response(turn: int, keep: int, prompt: list[int], completion: list[int]) -> ResponseRecord:
-    """An answer with ids."""
+    """Return an answer with ids."""
     return ResponseRecord(
         turn=turn,
         time=turn,
@@ -94,7 +94,7 @@ def test_what_the_engine_itself_recorded_stays_as_it_is() -> None:
 
 
 def test_tokens_are_exact_when_an_answer_is_overtaken_by_another_conversation() -> None:
-    """Call 0, such as one for a title, is answered after calls 1 and 2 of the conversation beside it."""
+    """Call 0, such as one for a title, is answered after calls 1 and 2 of a concurrent conversation."""
 
     def asks(turn: int, parent: int | None, keep: int) -> IntentRecord:
         first = turn if parent is None else 1

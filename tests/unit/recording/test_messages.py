@@ -1,4 +1,4 @@
-"""The journal keeps only what changed between two calls; every call must still be readable in full."""
+"""The journal keeps only changes between two calls, and every call can still be read completely."""
 
 from hypothesis import given
 from hypothesis import strategies as st

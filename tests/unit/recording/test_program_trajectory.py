@@ -1,4 +1,4 @@
-"""A program's own trajectory is shown as ATIF to the letter, and no file that a policy can write harms the run."""
+"""A program's own trajectory is converted to exact ATIF, and no file that a policy can write harms the run."""
 
 import json
 from pathlib import Path
@@ -175,7 +175,7 @@ SESSIONS = {
     "gemini-cli.jsonl": (TrajectoryFormat.GEMINI_CLI, "Gemini CLI", "unknown"),
     "open-hands.jsonl": (TrajectoryFormat.OPEN_HANDS, "OpenHands", "unknown"),
 }
-"""Files that the agents wrote in tests/integration/agents/test_catalog.py, cut to three answers."""
+"""Files that the agents wrote in tests/integration/agents/test_catalog.py, shortened to three answers."""
 
 
 def session(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A message that is recorded again is written once, and comes back in each record that has it."""
+"""A message that is recorded again is written once, and is returned in each record that contains it."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""People compare models by these figures: a masked rollout must never pull a mean, and all runners write the same bytes."""
+"""People compare models by these figures: a masked rollout must not change a mean, and all runners write the same
+bytes.
+"""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A large run must resume: its results are read in few requests and little memory, and only seals decide what has ended."""
+"""A large run must resume: its results are read with few requests and little memory, and only seals say what has ended."""
 
 import random
 import tracemalloc
@@ -17,7 +17,7 @@ MakeResult = Callable[..., Result]
 
 
 async def sealed(store: Store, results: list[Result]) -> None:
-    """Sealed and taken in, as a runner does."""
+    """Seal rollouts and add them to the index, as a runner does."""
     taken = SealedResults(store)
     for result in results:
         await store.create(f"seals/{result.index}.json", Seal(result=result, objects=[]).model_dump_json().encode())
@@ -25,7 +25,7 @@ async def sealed(store: Store, results: list[Result]) -> None:
 
 
 def counting(store: Store) -> tuple[Store, list[str]]:
-    """The store, and the requests made with it."""
+    """Return the store, and the requests made with it."""
     requests: list[str] = []
     object.__setattr__(store, "on_request", lambda operation, seconds, failed: requests.append(operation))
     return store, requests

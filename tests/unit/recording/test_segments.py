@@ -1,4 +1,4 @@
-"""What a journal was given must come back exactly, and damage must never pass for a shorter journal."""
+"""Records of a journal are returned exactly, and damage must not look like a shorter journal."""
 
 import contextlib
 

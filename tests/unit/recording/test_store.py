@@ -1,4 +1,4 @@
-"""Everything that is recorded rests on what a store says about a write."""
+"""Everything recorded depends on a store's answer to a write."""
 
 import asyncio
 import hashlib
@@ -165,7 +165,7 @@ async def test_file_in_place_of_a_folder_fails_without_retries(folder: Store) ->
 
 
 def refusal(status: int, code: str) -> str:
-    """As obstore words the answer of an S3 server."""
+    """Return obstore's error for an answer of an S3 server."""
     xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>why</Message></Error>" if code else ""
     return (
         "Generic S3 error: Error performing PUT http://s3/b/key in 1ms - Server returned non-2xx status code: "

@@ -1,5 +1,6 @@
-"""Many runners may believe that an attempt is theirs. Whatever the order of their requests, no acknowledged record may be
-lost, and nobody who was superseded may be told that something is durable."""
+"""Many runners may believe that they hold an attempt. In any order of their requests, no acknowledged record may be
+lost, and no superseded runner may get a confirmation of a write.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from tests.support.records import completed, small_job
 
 
 class Steps:
-    """Lets one runner at a time take one step: everything up to the next moment before or after a storage request."""
+    """Lets one runner at a time take one step: up to the next moment before or after a storage request."""
 
     def __init__(self) -> None:
         self._parked: dict[str, asyncio.Future[None]] = {}
@@ -36,7 +37,9 @@ class Steps:
             self._parked.pop(name, None)
 
     async def drive(self, tasks: dict[str, "asyncio.Task[None]"], schedule: list[tuple[int, int, bool]]) -> None:
-        """Run all tasks to their end; each entry picks who goes on, for how many steps, and whether it is killed then."""
+        """Run all coroutines to their end. Each entry selects which one continues, for how many steps, and whether it
+        is then killed.
+        """
         for task in tasks.values():
             task.add_done_callback(lambda _: self._changed.set())
         names = list(tasks)
@@ -107,11 +110,11 @@ def texts(records: list[Record]) -> list[str]:
 
 @dataclass
 class Runner:
-    """What one runner was told."""
+    """The answers that one runner got."""
 
     epoch: int = 0
     seen: list[str] | None = None
-    """What counted when it began."""
+    """The records that counted when it began."""
     acknowledged: list[str] = field(default_factory=list)
     sealed: str | None = None
 
@@ -217,7 +220,7 @@ async def test_a_runner_that_was_superseded_cannot_seal(record: JobRecord) -> No
 
 @dataclass(frozen=True)
 class InterruptedStore(Store):
-    """Lets something happen just before a key is written."""
+    """Calls a function just before a key is written."""
 
     key: str = ""
     interruption: Callable[[], Awaitable[None]] | None = None

@@ -1,4 +1,4 @@
-"""A long rollout's journal stays small, and gives every prompt back as the server saw it."""
+"""A long rollout's journal stays small, and returns every prompt as the server saw it."""
 
 from hypothesis import given
 from hypothesis import strategies as st

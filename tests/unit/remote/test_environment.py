@@ -1,4 +1,4 @@
-"""What `environment_kwargs` and `environment_import_path` of verl-recipe PR #83 come to."""
+"""The effects of `environment_kwargs` and `environment_import_path` of verl-recipe PR #83."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a run that was asked for becomes as a job, and a job's result as an answer."""
+"""The job for a requested run, and the answer from the job's result."""
 
 import json
 import math

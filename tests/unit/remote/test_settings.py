@@ -1,4 +1,4 @@
-"""Whose word counts for the settings of PR #83, and what is told of those that cannot be."""
+"""Precedence of the settings of PR #83, and the messages for unusable ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a row's task is looked for, and in what order."""
+"""Where a row's task is searched, and in what order."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every number that a user sees is computed in one way; what is not defined is None, not 0."""
+"""Every number that a user sees is computed in one way; what is undefined is None, not 0."""
 
 import itertools
 import math

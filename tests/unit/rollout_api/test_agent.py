@@ -1,4 +1,4 @@
-"""An agent that could not do what its manifest asks for is refused before anything runs."""
+"""An agent that cannot do what its manifest requires is refused before anything runs."""
 
 from typing import Any
 

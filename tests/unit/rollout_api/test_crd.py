@@ -1,4 +1,4 @@
-"""The definitions that go into a cluster: an API server must accept them, and they must accept what the models accept."""
+"""The definitions for a cluster: an API server accepts them, and they accept what the models accept."""
 
 import copy
 import re
@@ -170,7 +170,7 @@ def test_only_fields_without_effect_on_results_can_be_changed_in_a_job() -> None
 
 
 def as_json_schema(node: dict[str, Any]) -> dict[str, Any]:
-    """What the API server validates, in terms of standard JSON schema: nullable, and boolean exclusive bounds."""
+    """Return the API server's validation as a standard JSON schema: nullable, and boolean exclusive bounds."""
     schema = {
         key: value for key, value in node.items() if not key.startswith("x-") and key not in ("default", "nullable")
     }
@@ -186,7 +186,7 @@ def as_json_schema(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def defaulted(node: dict[str, Any], value: Any) -> Any:
-    """A value with nulls pruned and defaults filled in, the way an API server does it before it validates."""
+    """Return a value with nulls pruned and defaults filled in, as an API server does before it validates."""
     if isinstance(value, list):
         return [defaulted(node.get("items", {}), item) for item in value]
     if not isinstance(value, dict):

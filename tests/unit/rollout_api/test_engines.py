@@ -1,4 +1,4 @@
-"""What a ModelServer may ask of each inference server."""
+"""What a ModelServer may request of each inference server."""
 
 from typing import Any
 

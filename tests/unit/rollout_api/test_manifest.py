@@ -1,4 +1,4 @@
-"""Reading manifests: a person is told everything that is wrong, where, and what to write instead."""
+"""Reading manifests: all errors are reported, with their place and a correction."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is refused as too deep, and that all else can be recorded and read back."""
+"""Values that are nested too deeply are refused, and all others can be recorded and read back."""
 
 from typing import Any
 

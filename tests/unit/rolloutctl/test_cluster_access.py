@@ -1,4 +1,4 @@
-"""The way into a cluster: whoever has none is told what to install or to set."""
+"""Access to a cluster: without it, the message says what to install or to set."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ current-context: mine
 
 
 def use_kubeconfig(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As KUBECONFIG does, which the package reads once only."""
+    """Use a kubeconfig as KUBECONFIG does, which the package reads only once."""
     for place in ("kubernetes.config", "kubernetes.config.kube_config"):
         monkeypatch.setattr(f"{place}.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
 

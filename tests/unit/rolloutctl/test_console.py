@@ -11,7 +11,7 @@ from rolloutctl.ui.console import program
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `rolloutctl` in a folder, which runs now."""
+    """Create a `rolloutctl` in a folder, which is then the running program."""
     script = tmp_path / "my project" / "rolloutctl"
     script.parent.mkdir()
     script.touch(mode=0o755)

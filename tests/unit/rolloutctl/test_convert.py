@@ -1,4 +1,4 @@
-"""Another system's configuration becomes a manifest, and nothing of it is passed over in silence."""
+"""Another system's configuration becomes a manifest, and every key of it is either converted or reported."""
 
 import contextlib
 import copy
@@ -77,7 +77,7 @@ USED = {
     "episode_control_config.max_episodes", "episode_control_config.max_episodes_per_env",
     "episode_control_config.safety_limit",
 }  # fmt: skip
-"""Keys that are in the manifest as they are meant: nothing has to be said of them."""
+"""Keys that are converted without a remark."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def converted(folder: Path, values: dict[str, Any]) -> tuple[RolloutJob, Convers
 
 
 def keys_of(values: dict[str, Any], path: str = "") -> set[str]:
-    """The innermost keys that Real Work's models have, as notes name them."""
+    """Return the innermost keys of Real Work's models, as notes name them."""
     found: set[str] = set()
     for name, value in values.items():
         where = f"{path}.{name}" if path else name

@@ -1,4 +1,4 @@
-"""The doctor names what stands in the way of a job, and what to do; and never calls sick what it cannot see."""
+"""The doctor names each problem of a job and its remedy, and never reports as broken what it cannot see."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

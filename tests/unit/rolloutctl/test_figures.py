@@ -1,4 +1,4 @@
-"""Means and pass rates must leave out what is masked, and must not be made up where nothing was graded."""
+"""Means and pass rates leave out masked rollouts, and do not exist without graded ones."""
 
 import statistics
 

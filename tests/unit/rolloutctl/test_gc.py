@@ -1,4 +1,4 @@
-"""`rolloutctl gc` deletes runs of what it is told to clean up, and of nothing else that is stored beside them."""
+"""`rolloutctl gc` deletes runs of the given job or folder, and nothing else that is stored beside them."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ spec:
 
 
 def finished_run(output: Path, name: str) -> str:
-    """The folder of a new run of that job, without rollouts."""
+    """Return the folder of a new run of that job, without rollouts."""
     manifest = output.parent / f"{name}.yaml"
     manifest.write_text(MANIFEST.format(name=name))
 
@@ -41,7 +41,7 @@ def finished_run(output: Path, name: str) -> str:
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default output folder, with a run of each of two jobs."""
+    """The default output folder, with one run of each of two jobs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     for name in ("mine", "runs-20261123"):

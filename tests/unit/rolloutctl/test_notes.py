@@ -1,4 +1,4 @@
-"""A person must learn from the end of a run why rollouts went wrong, without reading code or journals."""
+"""The notes at the end of a run explain what went wrong, without a look at code or journals."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""A trainer learns whether its new weights are served, and never waits for what has failed."""
+"""A trainer learns whether its new weights are served, and never waits after a failure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ current-context: mine
 def model_server(
     version: int = 0, current: int = 0, *, gate: str = "Open", ready: bool = True, invalid: int = 0, **policy: Any
 ) -> Object:
-    """As the API server has one whose `spec.policy.version` is `version`; Invalid since generation `invalid`."""
+    """Return a ModelServer whose `spec.policy.version` is `version`; Invalid since generation `invalid`."""
     conditions = [
         {"type": "PolicyLoaded", "status": "False", "reason": "FetchFailed", "message": "no such bucket"},
         {
@@ -45,7 +45,7 @@ def model_server(
 
 
 class Api:
-    """An API server that answers what it is given, in this order, the last for ever."""
+    """An API server with these answers in order; the last one is repeated."""
 
     def __init__(self, *answers: Object | Exception) -> None:
         self._answers = list(answers)

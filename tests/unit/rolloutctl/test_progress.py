@@ -1,4 +1,4 @@
-"""What the display says of a run must be what happened in it."""
+"""The display of a run shows what happened."""
 
 import io
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from rolloutctl.ui.progress import PLAIN_SECONDS, Plain, Tally
 
 
 class Clock:
-    """Time that stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     now = 100.0
 

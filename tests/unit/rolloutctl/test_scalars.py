@@ -39,7 +39,7 @@ def test_what_is_not_installed_is_named_with_how_to_get_it(
 
 
 def points(folder: Path) -> list[tuple[int, str, float]]:
-    """What TensorBoard reads: records of a length, its checksum, the bytes, theirs (TensorFlow's TFRecord)."""
+    """Return TensorBoard's data: records of a length, its checksum, the bytes, their checksum (TensorFlow's TFRecord)."""
     [file] = folder.iterdir()
     data, found = file.read_bytes(), []
     while data:

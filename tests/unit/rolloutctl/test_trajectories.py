@@ -1,4 +1,4 @@
-"""A person's program must find in a trajectory what happened, all of it, once, and under its own name."""
+"""A person's program finds in a trajectory everything that happened, once, and under its own name."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A rollout must read as it happened, and nothing that a model wrote may steer the reader's terminal."""
+"""A rollout is shown as it happened, and no text of a model can control the reader's terminal."""
 
 import json
 import unicodedata

@@ -1,4 +1,4 @@
-"""How Docker and podman are found and told what to do."""
+"""How Docker and podman are found and called."""
 
 import json
 import os
@@ -17,7 +17,7 @@ CONFIG = {"tokenSha256": "0" * 64, "mode": "Plain"}
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder of PATH, beside the system's for the shell."""
+    """A folder that is the only one on PATH, besides the system's for the shell."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
     return tmp_path
 

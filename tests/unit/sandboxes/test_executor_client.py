@@ -1,4 +1,4 @@
-"""The client against a scripted server: what breaks, what is repeated, and what each answer becomes."""
+"""The client with a scripted server: failures, repeats, and the result of each answer."""
 
 import asyncio
 import time
@@ -47,9 +47,11 @@ Said = Callable[[int], bytes | None]
 
 
 class ScriptedExecutor:
-    """Answers each request with the next step of a script, each command with the next of `answers`; health by itself.
+    """Answers each request with the next step of a script, and each command with the next of `answers`. It answers
+    health requests itself.
 
-    `seen` has all requests but health, `commands` the contents of all frames, `streams` how often one was opened.
+    `seen` has all requests except health, `commands` the contents of all frames, `streams` the number of opened
+    streams.
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,7 +133,7 @@ def refused(code: str, **details: Any) -> Said:
 
 
 def breaks(_number: int) -> None:
-    """The connection breaks."""
+    """Break the connection."""
 
 
 def silence(_number: int) -> bytes:
@@ -233,7 +235,7 @@ async def test_ended_local_executor_costs_no_wait(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def clock(client: ExecutorClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SimpleNamespace]:
-    """What the client takes for the time, while it keeps its executor alive."""
+    """The client's clock, while it keeps its executor alive."""
     time = SimpleNamespace(now=0.0)
     time.monotonic = lambda: time.now
     monkeypatch.setattr(executor_client, "time", time)
@@ -286,7 +288,7 @@ async def test_runner_that_stood_still_and_found_its_sandbox_alive_holds_it_agai
 async def test_keep_alive_is_repeated_soon_after_it_failed(
     client: ExecutorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a network outage the executor may have few of its idleSeconds left."""
+    """After a network outage the executor may have little of its idleSeconds left."""
     replies = iter([True, False, False, True])
     pauses: list[float] = []
 

@@ -1,4 +1,4 @@
-"""The connection to the executor: whatever the network cuts, and whatever a hostile sandbox answers."""
+"""The connection to the executor, with any cuts of the network and any answers of a hostile sandbox."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def connected(serve: Serve) -> AsyncIterator[tuple[Connections, list[int]]]:
-    """Connections to a server, and a list with an entry for each that was opened."""
+    """Connect to a server; return a list with an entry for each opened connection."""
     opened: list[int] = []
 
     async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,7 +48,7 @@ async def connected(serve: Serve) -> AsyncIterator[tuple[Connections, list[int]]
 
 
 def says(*replies: Sequence[bytes]) -> Serve:
-    """Answers one request after the other with pieces, and hangs up."""
+    """Return a server that answers one request after another with pieces, and disconnects."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for pieces in replies:

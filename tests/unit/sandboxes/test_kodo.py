@@ -1,4 +1,4 @@
-"""kodo's calls: bounded, believed only when seen, and made as its signatures have them."""
+"""kodo's calls: limited in time, believed only with evidence, and made with its real signatures."""
 
 import asyncio
 import inspect
@@ -30,12 +30,12 @@ CONFIG = {"tokenSha256": "0" * 64, "mode": "Plain"}
 
 
 def names(function: str) -> set[str]:
-    """Of a function's parameters."""
+    """Return the names of a function's parameters."""
     return set(re.findall(r"\w+(?==|,|\))", SIGNATURES[function]))
 
 
 class Pods:
-    """A kodo runner of the backend `kubernetes`, whose first copies never arrive."""
+    """A kodo runner of the backend `kubernetes` whose first copies never arrive."""
 
     def __init__(self, lost_copies: int = 0) -> None:
         self.lost, self.copies, self.started, self.deleted = lost_copies, list[set[str]](), list[Any](), list[str]()
@@ -189,14 +189,14 @@ async def test_a_runner_is_made_with_options_that_the_real_package_knows(
 
 
 def shape(function: Any) -> str:
-    """A signature without types."""
+    """Return a signature without types."""
     found = inspect.signature(function)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in found.parameters.values()]
     return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 def test_the_double_has_the_signatures_of_the_real_package() -> None:
-    """Those that were read from its source: the package is on no index, so it is rarely at hand."""
+    """The signatures were read from its source, because the package is on no index and rarely installed."""
     for double in (kodo_double.ContainerRunner, kodo_double.DockerManager):
         for name, function in inspect.getmembers(double, inspect.isfunction):
             assert shape(function) == SIGNATURES[f"{double.__name__}.{name}"], f"{double.__name__}.{name}"

@@ -1,4 +1,4 @@
-"""What of this machine a workspace sees: masks, the Python environment, PATH."""
+"""What a workspace sees of this machine: masks, the Python environment, PATH."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ from agent_runtime.sandboxes.local.environment import (
 
 
 def make_python(folder: Path, modules: tuple[str, ...] = ()) -> Path:
-    """A `python3` that knows some modules: this one, started with only the folder of those on its path."""
+    """Create a `python3` that finds some modules: this one, with only their folder on its path."""
     packages = folder / "packages"
     packages.mkdir(parents=True)
     for module in modules:

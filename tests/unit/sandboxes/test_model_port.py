@@ -1,4 +1,4 @@
-"""The runner's end of a model port, before a request comes: it reads what a sandbox says, which is not trusted."""
+"""The runner's end of a model port before a request: it reads untrusted data of a sandbox."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def attached(port: int, server: web.Server) -> ModelConnection:
 
 
 async def taken_by(pieces: list[bytes]) -> bool:
-    """Whether a request came from an executor that answers with these pieces and then closes the connection."""
+    """Whether a request is taken from an executor that answers with these pieces and then closes the connection."""
 
     async def executor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What becomes of a layer's tar: marks that overlayfs understands, nothing outside the folder, whatever the tar says."""
+"""The unpacked form of a layer's tar: marks for overlayfs, and nothing outside the folder, whatever the tar contains."""
 
 import contextlib
 import io
@@ -180,7 +180,7 @@ def parents(path: str) -> list[str]:
 
 @st.composite
 def layers(draw: st.DrawFn) -> list[list[Entry]]:
-    """Layers as a builder would write them: no name twice, parents before what is in them, deletions of what there is."""
+    """Layers as a builder writes them: no name twice, parents before their content, deletions of existing entries."""
     made = []
     for _ in range(draw(st.integers(1, 4))):
         layer: dict[str, Entry] = {}
@@ -196,7 +196,7 @@ def layers(draw: st.DrawFn) -> list[list[Entry]]:
 
 
 def applied(files: Files, layer: list[Entry]) -> Files:
-    """As the image specification says: first what is deleted, then what is there."""
+    """Return the result by the image specification: deletions first, then the layer's entries."""
     files = dict(files)
 
     def clear(path: str, *, itself: bool) -> None:
@@ -220,7 +220,7 @@ def applied(files: Files, layer: list[Entry]) -> Files:
 
 
 def seen(stack: Sequence[Path]) -> Files:
-    """What overlayfs shows of unpacked layers, the topmost first."""
+    """Return what overlayfs shows of unpacked layers, the topmost first."""
     found: Files = {}
 
     def look(folders: Sequence[Path], prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""The cache of unpacked images: whose image is which, what is refused, and what a kill or a second process leaves."""
+"""The cache of unpacked images: which image is found, what is refused, and the effects of a kill or a second process."""
 
 import io
 import json

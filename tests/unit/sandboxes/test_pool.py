@@ -1,4 +1,4 @@
-"""Whatever fails or is cancelled, at any await: no place is lost, and no workspace or executor is left running."""
+"""Whatever fails or is cancelled at any await: no place is lost, and no workspace or executor is left running."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ FENCE = Fence(1, "first")
 
 
 class InMemoryExecutor(ExecutorClient):
-    """An executor and its client: hosts workspaces by name, with as many places as the real one would have."""
+    """An executor and its client: hosts workspaces by name, with as many places as the real one."""
 
     def __init__(self, world: "World", name: str) -> None:
         super().__init__("unix:", "token", "boot")
@@ -69,11 +69,11 @@ class InMemoryExecutor(ExecutorClient):
 
 @dataclass
 class World:
-    """What runs, and at which await something happens."""
+    """The running executors, and the await at which something happens."""
 
     mode: str
     at: Callable[[], Awaitable[None]] | None = None
-    """Awaited at every await of the executors."""
+    """Called at every await of the executors."""
     running: dict[str, InMemoryExecutor] = field(default_factory=dict)
 
     @property
@@ -114,7 +114,7 @@ class Provider(HostedProvider):
         return Placement(spec, "shared", *self._found)
 
     async def settled(self) -> None:
-        """Until every lease has ended."""
+        """Wait until every lease has ended."""
         assert self._pool is not None
         await asyncio.gather(*(lease.end() for lease in self._pool._leases.values()), return_exceptions=True)
 
@@ -129,7 +129,7 @@ def spec(group: str = "g0", **changes: Any) -> WorkspaceSpec:
 
 
 async def rollout(provider: Provider, attempt: str, wanted: WorkspaceSpec) -> None:
-    """An agent's workspace, a fork of it in `Overlay`, and grading beside it."""
+    """Run an agent's workspace, a fork of it in `Overlay`, and a grading beside it."""
     workspace = await provider.acquire(wanted, attempt=attempt, fence=FENCE, name="agent")
     try:
         if provider._found[0].mode == "Overlay":
@@ -142,14 +142,14 @@ async def rollout(provider: Provider, attempt: str, wanted: WorkspaceSpec) -> No
 
 
 class Injected(Exception):
-    """Another failure than any that a sandbox is expected to have."""
+    """A failure that a sandbox is not expected to have."""
 
 
 @pytest.mark.parametrize("kind", ["cancelled", "SandboxLost", "Injected"])
 @pytest.mark.parametrize(("mode", "alone"), [("Plain", False), ("Overlay", False), ("Overlay", True)])
 def test_pool_loses_nothing_when_any_await_fails_or_is_cancelled(kind: str, mode: str, alone: bool) -> None:
     async def scenario(number: int) -> bool:
-        """Whether there were so many awaits."""
+        """Run the scenario; return whether it has this many awaits."""
         awaits = itertools.count()
         has_happened = False
 

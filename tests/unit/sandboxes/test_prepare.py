@@ -1,4 +1,4 @@
-"""Preparing a group: once, for all members, and a failure is told and not kept."""
+"""Preparing a group: once for all members; a failure is reported to all and not remembered."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def test_commands_that_are_equal_only_when_joined_are_distinguished(one: list[st
 
 
 class Preparations:
-    """Counts what PreparedGroups makes and drops; `release` lets a preparation end, with `failure` if there is one."""
+    """Counts what PreparedGroups creates and drops. `release` ends a preparation, with `failure` if it is set."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

@@ -1,4 +1,4 @@
-"""Data sets in a form of their own: columns mapped to fields, Parquet, filter, shuffle and limit."""
+"""Data sets in their own format: columns mapped to fields, Parquet, filter, shuffle and limit."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reading task folders of Harbor: what a task is made of, and what is told of the rest."""
+"""Reading Harbor's task folders: the tasks, and what is reported about unsupported parts."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def refused(folder: Path) -> str:
 
 
 def with_config(folder: Path, text: str, **files: str | bytes) -> Path:
-    """A task whose environment has no keys of its own but these."""
+    """Return a task whose environment has only these keys."""
     hello_world(folder, **files)
     (folder / "task.toml").write_text(text)
     return folder
@@ -153,7 +153,7 @@ def test_every_broken_folder_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", ["tests/test.sh", "solution/solve.sh"])
 def test_shell_script_with_windows_line_ends_is_refused_with_its_path(tmp_path: Path, script: str) -> None:
-    """bash finds a syntax error in it, and each solution would get 0."""
+    """bash would report a syntax error, and each solution would get 0."""
     hello_world(tmp_path / "t", **{script: b"#!/bin/bash\r\nif true; then\r\n  true\r\nfi\r\n"})
     assert f"{script}: has Windows line ends" in refused(tmp_path)
     hello_world(tmp_path / "t", **{script: b"#!/bin/bash\nprintf 'a\r\n' > file\n"})

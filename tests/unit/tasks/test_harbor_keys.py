@@ -1,4 +1,4 @@
-"""Harbor 0.25's keys, one by one: what becomes of each here."""
+"""Harbor 0.25's keys, one by one, and their treatment here."""
 
 import pytest
 
@@ -56,7 +56,7 @@ EXPECTED = {
         environment.tpu.topology environment.tpu.type
     """,
 }
-"""From the models of Harbor 0.25 (`TaskConfig`), with the older names that they still take; KEY is any name."""
+"""Keys of Harbor 0.25's models (`TaskConfig`), with the older names that are still accepted; KEY is any name."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Images of task folders: their names, their bases, and what a Dockerfile says of working in them."""
+"""Images of task folders: names, bases, and what a Dockerfile says about the working folder."""
 
 import pytest
 

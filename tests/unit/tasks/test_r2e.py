@@ -1,4 +1,4 @@
-"""Instances of R2E-Gym as tasks: which tests judge, and what is wrong with a row."""
+"""Instances of R2E-Gym as tasks: which tests decide, and what is wrong with a row."""
 
 import os
 import subprocess

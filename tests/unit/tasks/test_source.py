@@ -1,4 +1,4 @@
-"""Reading task files: one broken line among thousands is found and named, and so is every other."""
+"""Reading task files: every broken line among thousands is named."""
 
 import json
 from pathlib import Path

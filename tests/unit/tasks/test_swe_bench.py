@@ -1,4 +1,4 @@
-"""Instances of SWE-bench as tasks: what is wrong with a data set is told before a model is asked anything."""
+"""Instances of SWE-bench as tasks: errors of a data set are reported before the first model call."""
 
 import base64
 import json

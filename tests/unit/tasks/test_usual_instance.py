@@ -1,4 +1,4 @@
-"""Instances that are taken for valid without making their tasks: none of them may fail when its rollout begins."""
+"""Instances that are accepted as valid without creating their tasks: none of them may fail when its rollout begins."""
 
 import json
 from typing import Any

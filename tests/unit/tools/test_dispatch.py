@@ -38,7 +38,7 @@ def failing(error: BaseException) -> FunctionTool:
 
 
 class Doubled:
-    """A tool as a class with a schema of its own."""
+    """A tool as a class with its own schema."""
 
     name = "doubled"
     description = "Doubles."
@@ -101,7 +101,7 @@ async def test_tool_refusal_is_passed_on_and_is_not_a_format_error() -> None:
 
 
 class Wordless(Exception):
-    """A library's error whose message cannot be made."""
+    """A library's error whose message cannot be built."""
 
     def __str__(self) -> str:
         raise KeyError("code")

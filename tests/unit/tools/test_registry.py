@@ -1,4 +1,4 @@
-"""Tools and agents by name: built-ins, entry points of installed packages, module:name, and what was registered."""
+"""Tools and agents by name: built-ins, entry points of installed packages, module:name, and registered ones."""
 
 import sys
 from typing import Any, cast
@@ -42,7 +42,7 @@ half_a_tool = object()
 
 @pytest.fixture
 def package(tmp_path: Any, monkeypatch: Any) -> Any:
-    """An installed package with entry points."""
+    """Install a package with entry points."""
     (tmp_path / "weighing_kit.py").write_text(MODULE)
     (tmp_path / "broken_kit.py").write_text("1 / 0\n")
     (tmp_path / "exiting_kit.py").write_text("raise SystemExit(2)\n")
@@ -182,7 +182,7 @@ def test_built_in_names_cannot_be_replaced_and_own_ones_can_be_defined_again() -
 
         @tool
         async def again() -> str:
-            """As a notebook cell that is run twice."""
+            """Like a notebook cell that is run twice."""
             return ""
 
     assert registry.find("again") is again

@@ -1,4 +1,4 @@
-"""What is typed is what a terminal sends, and no output of a program can keep the screen from being shown."""
+"""Text is typed as a terminal sends it, and no output of a program prevents the screen from being shown."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Reports: a forged, broken or hostile one must never become a passed test."""
+"""A forged, broken or hostile report must never become a passed test."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Names of tests as data sets write them: what was reported is found, and what only looks alike is not."""
+"""Names of tests in data sets: reported tests are found, and similar names are not mistaken for them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Telling a verifier that cannot start from a test that failed."""
+"""A verifier that cannot start is distinguished from a test that failed."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Reward files: a number that is none must not reach a trainer."""
+"""Reward files: an invalid number must not reach a trainer."""
 
 import json
 import math

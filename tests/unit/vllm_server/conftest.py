@@ -18,25 +18,25 @@ TOOLS: list[Any] = [{"type": "function", "function": {"name": "bash", "parameter
 
 
 class Client:
-    """Sends and reads what a test asks for."""
+    """Sends and reads what a test requests."""
 
     def __init__(self, server: VllmStandIn, session: aiohttp.ClientSession) -> None:
         self.server, self._session = server, session
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Status and body."""
+        """Send a POST; return status and body."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self._session.post(path, json=body, headers=named) as response:
             return response.status, _decoded(await response.text())
 
     async def get(self, path: str) -> Any:
-        """The body of a 200."""
+        """Send a GET; return the body of a 200."""
         async with self._session.get(path) as response:
             assert response.status == 200, await response.text()
             return _decoded(await response.text())
 
     async def events(self, path: str, body: Any, **headers: str) -> AsyncIterator[Any]:
-        """What a stream sends, up to [DONE]. Raises aiohttp.ClientError where it breaks off."""
+        """Yield the events of a stream, up to [DONE]. Raises aiohttp.ClientError if it breaks off."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self._session.post(path, json=body, headers=named) as response:
             assert response.status == 200, await response.text()
@@ -48,7 +48,7 @@ class Client:
             raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
 
     async def chat(self, **fields: Any) -> dict[str, Any]:
-        """A chat completion that is answered."""
+        """Return an answered chat completion."""
         status, answer = await self.post("/v1/chat/completions", {"model": "policy", "messages": MESSAGES, **fields})
         assert status == 200, answer
         assert isinstance(answer, dict)
@@ -59,7 +59,7 @@ Standin: TypeAlias = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Until it holds."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - what is looked at has no event
             await asyncio.sleep(0.002)
@@ -74,7 +74,7 @@ def _decoded(text: str) -> Any:
 
 @pytest.fixture
 def standin() -> Standin:
-    """A stand-in with these options, and a client of it."""
+    """Start a stand-in with these options; yields a client of it."""
 
     @asynccontextmanager
     async def start(**options: Any) -> AsyncIterator[Client]:

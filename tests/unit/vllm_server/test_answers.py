@@ -1,4 +1,4 @@
-"""Chat, completions, and tokens in and out say the same of the same thing."""
+"""Chat, completions, and routes with token ids give the same answer for the same request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pause, weights, sleep, adapters: which version made which token, and what the server says of it."""
+"""Pause, weights, sleep, adapters: which version sampled which token, and what the server reports about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = {"token_ids": PROMPT, "sampling_params": {"ignore_eos": True, "max_tokens
 
 
 async def push(client: Client, version: int) -> None:
-    """As a trainer does it."""
+    """Update the weights as a trainer does."""
     await client.post("/init_weight_transfer_engine", {"init_info": {}})
     for path, body in (
         ("/_standin/tensors", {"version": version}),

@@ -1,4 +1,4 @@
-"""What goes wrong on demand, and what is refused as vLLM refuses it."""
+"""Faults on demand, and refusals like vLLM's."""
 
 from __future__ import annotations
 

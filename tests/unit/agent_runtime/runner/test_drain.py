@@ -1,4 +1,4 @@
-"""SIGTERM gives the turns that run a time to end, and no more than that; a job that is gone gives them none."""
+"""SIGTERM gives running turns a limited time to end, and none if the job was deleted."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ JOB = Metadata(name="job", namespace="team", uid="uid-1")
 
 
 class Api:
-    """Answers once it is let."""
+    """Answers when the test allows it."""
 
     def __init__(self, answer: dict[str, Any] | ApiError) -> None:
         self.answer, self.answers, self.asked = answer, asyncio.Event(), 0
@@ -33,7 +33,7 @@ class Api:
 
 
 async def soon(event: asyncio.Event) -> None:
-    """Wait for it; fails when it never comes."""
+    """Wait for it; fail if it does not come."""
     async with asyncio.timeout(10):
         await event.wait()
 

@@ -1,4 +1,4 @@
-"""How the engine came back decides whether a job succeeds, fails, or is tried again: never guessed."""
+"""How the engine ended decides whether a job succeeds, fails, or is retried."""
 
 import pytest
 

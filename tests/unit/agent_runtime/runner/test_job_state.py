@@ -1,4 +1,4 @@
-"""SIGTERM must not throw work away when the job goes on, nor keep a pod when the job is gone."""
+"""SIGTERM must neither discard work of a job that continues, nor keep a pod of a deleted job."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`kubectl logs` of a runner: one JSON object per line, whatever is told."""
+"""`kubectl logs` of a runner: one JSON object per line for any message."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What dashboards and alerts are made of: counted once, bounded in number, there from the start."""
+"""Data of dashboards and alerts: counted once, limited in number, and present from the start."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Shown:
-    """A runner's metrics, and what Prometheus reads of them."""
+    """A runner's metrics, and what Prometheus reads from them."""
 
     def __init__(self, *tools: str) -> None:
         self.tally = ShardTally(Shard(), 2)

@@ -21,7 +21,7 @@ from rollout_api.rollout_job import RolloutJob
 
 
 class FakeApi:
-    """An API server with one ModelServer, or none."""
+    """An API server with one ModelServer or none."""
 
     def __init__(self) -> None:
         self.version, self.uid = 1, "first"
@@ -112,7 +112,7 @@ async def test_a_deleted_model_server_has_no_servers(api: FakeApi, monkeypatch: 
 
 
 async def test_tokens_of_a_replaced_model_server_do_not_get_the_new_ones_version(api: FakeApi) -> None:
-    """It was replaced while the API server was out of reach, and counts the same number of updates."""
+    """It was replaced while the API server was unreachable, and its updates have equal numbers."""
     views, gate = ModelServerDirectory(api, "policy").changes(), PolicyGate("u/0")
     api.write({"policy": {"current": 7, "update": 1}})
     view = await take(views)

@@ -1,4 +1,4 @@
-"""A runner that is started while another one drains must not take its turns away, nor wait for one that is dead."""
+"""A runner that starts while another one drains must neither take over its turns, nor wait for a dead one."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ RUNS = {"index": 1, "state": "Running", "running": 3}
 
 
 class Api:
-    """Gives one answer after the other; the last one stays."""
+    """Gives one answer after the other, and repeats the last one."""
 
     def __init__(self, *answers: dict[str, Any] | ApiError) -> None:
         self.answers, self.asked = answers, 0
@@ -45,7 +45,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def waited(api: Api, drain: Drain | None = None, *, seconds: float = 10) -> int:
-    """How often it asked before it went on."""
+    """Return how many requests it made before it continued."""
     async with asyncio.timeout(5):
         await wait_for_predecessor(api, JOB, 1, drain or Drain(), seconds=seconds)
     return api.asked

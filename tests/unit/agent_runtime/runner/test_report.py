@@ -1,4 +1,4 @@
-"""What `kubectl get rolloutjob` is told: every sealed rollout once, whichever process saw it, in a few bytes."""
+"""Reports for `kubectl get rolloutjob`: every sealed rollout once, whichever process sealed it, in a few bytes."""
 
 import random
 
@@ -64,7 +64,7 @@ def test_intervals_never_outgrow_a_report(first: int, count: int) -> None:
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(0, 40))
 def test_each_shard_numbers_its_own_rollouts_without_gaps(count: int, size: int, groups: int) -> None:
-    """Else a whole shard could not be told as one interval."""
+    """Otherwise a whole shard could not be reported as one interval."""
     for index in range(count):
         shard = Shard(index, count)
         tally = ShardTally(shard, size)

@@ -1,4 +1,4 @@
-"""When a report is delivered: not too often, and at once where somebody waits for it."""
+"""When a report is delivered: not too often, and at once if another component waits for it."""
 
 import asyncio
 from typing import Any

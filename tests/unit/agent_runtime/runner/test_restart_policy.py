@@ -1,4 +1,4 @@
-"""A single death costs no wait, a job that makes progress is never given up, and one that only dies is."""
+"""A single death costs no wait. A job that makes progress is never given up, and one whose engine only dies is."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A runner that was started wrongly says what is missing, instead of running something else."""
+"""A runner that is started with wrong settings names what is missing, and runs nothing."""
 
 import json
 from pathlib import Path

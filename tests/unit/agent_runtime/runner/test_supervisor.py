@@ -1,4 +1,4 @@
-"""The supervisor with real child processes: engines that are killed, crash, decide, and leave orphans behind."""
+"""The supervisor with real child processes: engines that are killed, crash, end, and leave orphans."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ class Supervised:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def end(self) -> tuple[int, str]:
-        """Exit code and log."""
+        """Return the exit code and the log."""
         log, _ = self.process.communicate(timeout=60)
         return self.process.returncode, log
 
@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_every_engine_gets_the_start_time_of_the_first(supervise: Supervise) -> None:
-    """One that followed a killed one would else wait for a dead predecessor as long again."""
+    """Otherwise an engine after a killed one would wait for a dead predecessor for the whole time again."""
     before = time.monotonic()
     run = supervise("print(os.environ['ROLLOUT_SINCE'], flush=True)\nif life == 1: die()")
     code, log = run.end()
@@ -189,7 +189,9 @@ os._exit(5 if os.path.exists(f"/proc/{left}") else 0)
 
 
 def test_supervisor_imports_nothing_of_the_engine(tmp_path: Path) -> None:
-    """It stays when the engine is killed for memory, and must not fail with a library of the user's image."""
+    """The supervisor must stay when the engine is killed for memory, and must not fail with a library of the user's
+    image.
+    """
     program = (
         "import sys, agent_runtime.runner.supervisor\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('aiohttp', 'pydantic', 'obstore', 'asyncio', 'kubernetes')])"

@@ -1,4 +1,4 @@
-"""Fetching weights: a folder is there whole and checked, or not there, whatever breaks off."""
+"""Fetched weights: a folder is complete and checked or does not exist, whatever breaks off."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,7 @@ from tests.support.full import examples
 
 
 class Fake:
-    """A source in memory that breaks off when it is told to."""
+    """A source in memory that breaks off on request."""
 
     def __init__(self, files: dict[str, bytes], *, uri: str = "mem://a", sums: bool = False) -> None:
         self.uri = uri

@@ -1,4 +1,4 @@
-"""Models from a hub: all files of one commit, gated ones with a token, and connections that break are made again."""
+"""Models from a hub: all files of one commit, gated ones with a token, and resumed downloads."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The policy of the example is a language model: what it says of its own tokens must be so, or nothing is learned."""
+"""The example's policy is a language model whose log probabilities must be right, or nothing is learned."""
 
 from itertools import pairwise
 from pathlib import Path

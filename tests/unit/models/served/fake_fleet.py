@@ -1,4 +1,4 @@
-"""Engines and a directory that do what a test says."""
+"""Engines and a directory that the test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Behaviour = Callable[["FakeEngine", "Progress", Callable[[int], None]], Awaitabl
 async def say(
     engine: "FakeEngine", progress: Progress, on_tokens: Callable[[int], None], upto: int = len(WHOLE)
 ) -> None:
-    """Stream what is still missing, an id at a time."""
+    """Stream what is still missing, one id at a time."""
     while len(progress.ids) < upto:
         await asyncio.sleep(0)
         progress.ids.append(WHOLE[len(progress.ids)])
@@ -29,7 +29,7 @@ async def say(
 
 
 class FakeEngine:
-    """A server whose answers a test decides."""
+    """A server whose answers a test determines."""
 
     def __init__(self, url: str) -> None:
         self.name, self.url, self.token_capture = "model", url, "Tokens"
@@ -96,7 +96,7 @@ class FakeEngine:
 
 
 class FakeFleet:
-    """A directory that says what a test tells it to say, and the engines at its servers' URLs."""
+    """A directory with what the test sets, and the engines at its servers' URLs."""
 
     def __init__(self) -> None:
         self.engines: dict[str, FakeEngine] = {}
@@ -114,7 +114,7 @@ class FakeFleet:
     async def tell(
         self, *names: str, ready: bool = True, odd: Mapping[str, Mapping[str, Any]] | None = None, **policy: Any
     ) -> None:
-        """The ModelServer has these servers, some of them `odd`, and this policy; it has been heard when this returns."""
+        """Set the ModelServer's servers, some of them `odd`, and this policy; return when the model has read it."""
         before = self.status.policy.model_dump()
         self.status = ModelServerStatus(
             servers=[
@@ -131,7 +131,7 @@ class FakeFleet:
             await asyncio.sleep(0)
 
     async def open(self, *names: str, **policy: Any) -> ServedModel:
-        """A model with these servers, checked."""
+        """Open a checked model with these servers."""
         checking = asyncio.create_task(self.model.check())
         await self.tell(*names, **policy)
         await checking
@@ -141,12 +141,12 @@ class FakeFleet:
         return self.engines[f"http://{name}"]
 
     def calls(self) -> dict[str, int]:
-        """Calls that each server was sent."""
+        """Return the number of calls of each server."""
         return {name: len(engine.asked) for name, engine in self.engines.items()}
 
 
 def request(group: str = "group-0", *, turn: int = 0, health: CallHealth | None = None, **fields: Any) -> ModelRequest:
-    """A call of that group."""
+    """Return a call of that group."""
     return ModelRequest(
         messages=[{"role": "user", "content": "Hi."}],
         tools=[],
@@ -163,5 +163,5 @@ def request(group: str = "group-0", *, turn: int = 0, health: CallHealth | None 
 
 
 def versions(reply: ModelReply) -> list[tuple[int, str | None]]:
-    """The spans of a reply, plainly."""
+    """Return the spans of a reply as tuples."""
     return [(span.tokens, span.version) for span in reply.policy_spans]

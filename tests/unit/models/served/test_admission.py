@@ -42,7 +42,7 @@ def test_a_limit_does_not_grow_while_it_holds_nothing_back_or_others_wait() -> N
 
 
 def test_several_runners_find_the_calls_that_a_server_can_hold() -> None:
-    """A server whose cache is full at 300 calls, and three runners with more to do than it can take."""
+    """A server whose cache is full at 300 calls, and three runners with more calls than it can take."""
     limits = [INITIAL_CALLS * 1, INITIAL_CALLS * 4, INITIAL_CALLS * 8]
     usages = []
     for _ in range(200):

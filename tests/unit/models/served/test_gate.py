@@ -1,4 +1,6 @@
-"""Which policy made which token: the runner's half of an update, played against an operator and servers that know."""
+"""Which policy sampled which token: the runner's part of an update, tested with an operator and servers that know the
+truth.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -25,13 +27,13 @@ MIXED_SECONDS = 10.0
 class Call:
     spans: CallSpans
     truth: list[int] = field(default_factory=list)
-    """Version that made each token that has arrived."""
+    """Version that sampled each token that has arrived."""
     on_the_way: deque[tuple[float, int]] = field(default_factory=deque)
-    """(arrival, version)."""
+    """(arrival, version) of tokens in transit."""
 
 
 class World:
-    """An operator that updates the policy again and again, a server, and a runner that may be cut off from the operator."""
+    """An operator that updates the policy repeatedly, a server, and a runner that may be cut off from the operator."""
 
     def __init__(self, random: Random, *, partitions: bool) -> None:
         self.random, self.partitions = random, partitions
@@ -144,7 +146,7 @@ def opened(update: int, current: int) -> PolicyStatus:
 
 
 def settle_silence(gate: PolicyGate, start: float) -> float:
-    """Ask until it acknowledges; when it did."""
+    """Check until it acknowledges; return the time."""
     now = start
     while not gate.acknowledges(now):
         now += STEP

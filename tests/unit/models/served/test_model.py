@@ -1,4 +1,4 @@
-"""Calls that meet what servers and updates do to them. What takes real time is in tests/integration/served."""
+"""Calls during server failures and policy updates. tests/integration/served has the tests that take real time."""
 
 import asyncio
 from collections.abc import Callable

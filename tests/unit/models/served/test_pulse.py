@@ -10,7 +10,7 @@ STEP = 0.2
 
 
 class Watched:
-    """A server that is looked at five times a second."""
+    """A server whose metrics are read five times a second."""
 
     def __init__(self) -> None:
         self.pulse, self.now = StallDetector(), 0.0

@@ -1,4 +1,4 @@
-"""Which waiting call gets a free place: near its prefix, and nobody for ever last."""
+"""Which waiting call gets a free place: near its prefix, and none waits forever."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ steps = st.lists(
 
 
 def at_home(server: str) -> str:
-    """A group that prefers that server."""
+    """Return a group that prefers that server."""
     groups = (f"group-{number}" for number in range(100))
     return next(group for group in groups if preference(group, SERVERS)[0] == server)
 
@@ -32,7 +32,7 @@ def a_call(server: str, since: float, avoided: frozenset[str] = frozenset()) -> 
 
 
 def full(**calls: int) -> dict[str, int]:
-    """Two calls at each server, the most, but for those that are named."""
+    """Return the calls at each server: two, which is the limit, except at the named ones."""
     return dict.fromkeys(SERVERS, 2) | calls
 
 

@@ -1,4 +1,4 @@
-"""What SGLang's token routes take of a request, and how it is passed on."""
+"""Fields of a request that SGLang's token routes support, and how they are passed on."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The next prompt keeps the very ids that were sampled, whatever way the tokenizer would spell them, or is the rendering."""
+"""The next prompt keeps the sampled ids, however the tokenizer would spell them, or is the rendering."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""An answer's text ends where its stop string begins, and a client that streams never sees a part of one."""
+"""An answer's text ends where its stop string begins, and a streaming client never sees a part of the stop string."""
 
 from hypothesis import given
 from hypothesis import strategies as st

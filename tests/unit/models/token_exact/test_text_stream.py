@@ -1,4 +1,4 @@
-"""What a client that streams sees: the text once, from its first piece on, and never half a tool call."""
+"""A streaming client sees the text once, from its first piece on, and never a part of a tool call."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a server says of the weights behind its tokens becomes the version of each token, and nothing is guessed."""
+"""The server's report about the weights of its tokens gives the version of each token, without guesses."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ parts = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["7", "8", UNLABE
 
 
 def said(told: list[tuple[int, str]]) -> list[dict[str, Any]]:
-    """As vLLM tells it."""
+    """Return the spans in vLLM's format."""
     ranges, place = [], 0
     for tokens, version in told:
         ranges.append({"version": version, "start": place, "end": place + tokens})

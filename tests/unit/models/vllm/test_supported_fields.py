@@ -1,4 +1,4 @@
-"""A field that would have no effect is refused by its name, and everything that has one goes through."""
+"""A field without effect is refused by name, and every field with an effect is passed on."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Each field of each API has one treatment, and the documentation says which."""
+"""Each field of each API has one treatment, which is documented."""
 
 import contextlib
 import re
@@ -92,7 +92,7 @@ def notes_of(protocol: Translation, body: dict[str, Any]) -> list[Note]:
 def test_every_field_of_the_package_has_a_treatment_and_no_other_field_has(
     module: Any, params: list[Any], others: str
 ) -> None:
-    """A field that a new version of a package adds fails here until its treatment is chosen."""
+    """A field that a new version of a package adds fails this test until its treatment is chosen."""
     fields = module.FIELDS
     groups = [fields.honoured, fields.passed, fields.ignored, set(fields.dropped), set(fields.refused)]
     known = set().union(*groups)

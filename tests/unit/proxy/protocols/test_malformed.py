@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an answer or a 400: never an internal error."""
+"""Whatever a client sends, it gets an answer or status 400, never an internal error."""
 
 import contextlib
 import copy

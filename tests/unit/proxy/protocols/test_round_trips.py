@@ -1,4 +1,4 @@
-"""What the proxy gave out and a client sends back is the very message that the model wrote."""
+"""An answer of the proxy that a client sends back is the message that the model wrote."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ Turns = list[tuple[list[Message], Message]]
 
 
 class ChatClient:
-    """Keeps the conversation as agents do: it appends what it says and what it gets."""
+    """Keeps the conversation as agents do: appends its messages and the answers."""
 
     protocol: Translation = OpenAIChat()
 
@@ -41,7 +41,7 @@ class ChatClient:
 
 
 class ForgetfulChatClient(ChatClient):
-    """Drops reasoning, decodes arguments and writes them anew, strips text: as frameworks with types of their own do."""
+    """Drops reasoning, decodes arguments and writes them again, strips text: like frameworks with their own types."""
 
     def hear(self, body: JsonObject) -> None:
         message = body["choices"][0]["message"]
@@ -84,7 +84,7 @@ class ResponsesClient:
 
 
 class ResponsesClientWithoutIds(ResponsesClient):
-    """Sends items back without ids, as Codex does where nothing is stored."""
+    """Sends items back without ids, as Codex does if nothing is stored."""
 
     def hear(self, body: JsonObject) -> None:
         self.input += [{name: value for name, value in item.items() if name != "id"} for item in body["output"]]
@@ -105,7 +105,7 @@ class ReferringResponsesClient(ResponsesClient):
 
 
 class InterleavingResponsesClient(ResponsesClient):
-    """Puts the result of each call right behind it."""
+    """Puts the result of each call right after it."""
 
     def request(self, said: list[Message]) -> JsonObject:
         for item in as_items(said):
@@ -117,7 +117,7 @@ class InterleavingResponsesClient(ResponsesClient):
 
 
 class ChainedResponsesClient:
-    """Sends what is new, and the id of the response before."""
+    """Sends new items, and the id of the previous response."""
 
     protocol: Translation = OpenAIResponses()
 
@@ -140,7 +140,7 @@ class ChainedResponsesClient:
 
 
 class AnthropicClient:
-    """Sends content blocks, with marks for the cache on them."""
+    """Sends content blocks with cache markers."""
 
     protocol: Translation = AnthropicMessages()
     thinking: JsonObject = {"type": "enabled", "budget_tokens": 1024}
@@ -175,7 +175,7 @@ class AnthropicClient:
 
 
 class AnthropicClientWithoutThinking(AnthropicClient):
-    """Gets no thinking, so none comes back."""
+    """Gets no thinking, so it sends none back."""
 
     thinking = {"type": "disabled"}
 
@@ -199,7 +199,7 @@ def over_the_wire(body: JsonObject) -> JsonObject:
 
 
 def talk(client: Any, turns: Turns) -> None:
-    """Run a conversation, checking at each turn that the model is asked with its own words."""
+    """Run a conversation, and check at each turn that the model gets its own messages."""
     conversations = Conversations()
     stored: dict[str, list[Message]] = {}
     expected: list[Message] = []

@@ -1,4 +1,4 @@
-"""The openai and anthropic packages make the same answer of a stream as of a whole body."""
+"""The openai and anthropic packages build the same answer from a stream as from a complete body."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ TOOL = {"name": "run", "description": "Run it.", "parameters": {"type": "object"
 
 
 class Proxy(httpx2.BaseTransport):
-    """Answers the packages' requests with one reply, some of its text sent as it came."""
+    """Answers the packages' requests with one reply, part of whose text is streamed."""
 
     def __init__(
         self, model_reply: ModelReply, pieces: list[str], error: ErrorKind | None = None, thoughts: Sequence[str] = ()
@@ -58,7 +58,7 @@ def anthropic_client(proxy: Proxy) -> anthropic.Anthropic:
 
 @st.composite
 def streamed_answers(draw: st.DrawFn) -> tuple[Message, list[str]]:
-    """An answer, and pieces in which the beginning of its text came, or all of it."""
+    """An answer, and pieces that contain the beginning of its text or all of it."""
     message = draw(answers())
     text = message["content"] or ""
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
@@ -126,7 +126,7 @@ def test_responses(streamed: tuple[Message, list[str]]) -> None:
 
 
 def as_sent(value: Any) -> Any:
-    """Without what the packages add when they parse."""
+    """Return it without what the packages add when they parse."""
     if isinstance(value, list):
         return [as_sent(item) for item in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What crosses the relay arrives as it was."""
+"""Messages that cross the relay arrive unchanged."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""A run as a Parquet file, which nothing must be missing from."""
+"""A run as a Parquet file, from which nothing may be missing."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Lines as `vf-eval` saves them."""
+"""Lines in the format of `vf-eval`."""
 
 import json
 from pathlib import Path

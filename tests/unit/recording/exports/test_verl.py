@@ -1,4 +1,4 @@
-"""Rows for verl: which messages, which tokens, which reward."""
+"""Rows for verl: their messages, tokens and rewards."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A file that appears when all of it is written."""
+"""A file that appears only when it is complete."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an API server is told that asks whether an object may be created or changed."""
+"""The webhook's answers to an API server about created and changed objects."""
 
 import asyncio
 import copy

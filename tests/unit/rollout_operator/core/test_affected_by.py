@@ -1,4 +1,6 @@
-"""Waking: no change that matters to a RolloutJob or Sandbox goes unnoticed, and heartbeats wake nobody."""
+"""Which objects a change affects: no change that matters to a RolloutJob or Sandbox is missed, and heartbeats wake
+none.
+"""
 
 from typing import Any
 
@@ -10,7 +12,7 @@ from rollout_operator.cache import Cache, affected_by
 
 
 def obj(name: str, owner: tuple[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
-    """An object, with its controller as (kind, name)."""
+    """Return an object, with its controller as (kind, name)."""
     references = [{"kind": owner[0], "name": owner[1], "uid": "u", "controller": True}] if owner else []
     return {
         "metadata": {"namespace": "n", "name": name, "uid": name, "ownerReferences": references, **metadata},
@@ -19,7 +21,7 @@ def obj(name: str, owner: tuple[str, str] | None = None, **metadata: Any) -> dic
 
 
 def node(ready: str | None) -> dict[str, Any]:
-    """A node with that status of its Ready condition."""
+    """Return a node with that status of its condition Ready."""
     conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}] if ready else []
     return {"metadata": {"name": "node-1", "uid": "node-1"}, "spec": {}, "status": {"conditions": conditions}}
 

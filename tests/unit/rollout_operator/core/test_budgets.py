@@ -1,4 +1,4 @@
-"""Budgets: the rate holds over every stretch of time, and nobody waits for ever or loses a place."""
+"""Budgets: the rate holds over every interval, and no writer waits forever or loses its place."""
 
 import heapq
 
@@ -27,7 +27,7 @@ Key = tuple[str, int]
 
 
 def written(arrivals: list[tuple[float, Key]], rate: float) -> dict[Key, float]:
-    """When each key may write, if it comes back whenever it is asked to. A key is its group and a number."""
+    """Return when each key may write if it comes back whenever it is told to. A key is its group and a number."""
     budget: Budget[Key] = Budget(rate, 1, group_of=lambda key: key[0])
     visits, done = list(arrivals), dict[Key, float]()
     heapq.heapify(visits)

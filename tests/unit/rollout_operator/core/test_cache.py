@@ -1,4 +1,4 @@
-"""The cache: its indexes never disagree with its objects."""
+"""The cache: its indexes always agree with its objects."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ NODES = st.sampled_from((None, "node-1", "node-2"))
 
 
 def pod(name: str, owner: str | None = None, node: str | None = None) -> dict[str, Any]:
-    """A pod as the cache keeps it."""
+    """Return a pod as the cache keeps it."""
     references = [{"kind": "Sandbox", "name": "x", "uid": owner, "controller": True}] if owner else []
     spec = {"nodeName": node} if node else {}
     return {"metadata": {"namespace": "n", "name": name, "uid": name, "ownerReferences": references}, "spec": spec}
 
 
 class Pods(RuleBasedStateMachine):
-    """Pods come, change owner and node, and go."""
+    """Pods are added, change owner and node, and are deleted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Pods(RuleBasedStateMachine):
         assert _names(self.cache.all("Pod")) == sorted(self.model)
 
     def teardown(self) -> None:
-        """An emptied cache holds nothing: indexes do not leak."""
+        """Check that an emptied cache holds nothing: indexes do not leak."""
         for name in tuple(self.model):
             self.remove(name)
         assert not self.cache._owned

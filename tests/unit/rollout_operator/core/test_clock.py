@@ -1,4 +1,4 @@
-"""The operator's time is that of the API server."""
+"""The operator uses the API server's time."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime

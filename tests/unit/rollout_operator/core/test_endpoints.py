@@ -1,4 +1,4 @@
-"""Over HTTP, trainers find the servers of a namespace, and nobody counts on an operator whose cache is not complete."""
+"""Over HTTP, trainers find the servers of a namespace, and an operator is not ready before its cache is complete."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `kubectl describe` tells: each thing once, counted when it goes on, and never a storm of it."""
+"""The Events of `kubectl describe`: each one once, counted when it repeats, and limited in a storm."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ class Api:
 
 
 class Clock:
-    """Time that stands still unless it is moved."""
+    """A clock that stands still unless it is moved."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -71,7 +71,7 @@ async def recorder(api: Any, clock: Clock) -> AsyncIterator[EventRecorder]:
 
 
 def about(name: str) -> Manifest:
-    """An object that something happens to."""
+    """Return an object that an Event is about."""
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-of-{name}"},

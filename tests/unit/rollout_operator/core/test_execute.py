@@ -1,4 +1,4 @@
-"""Deciding whether a status has to be written, and what an answer of the API server means."""
+"""Whether a status must be written, and what an answer of the API server means."""
 
 import asyncio
 from typing import Any, cast
@@ -32,7 +32,7 @@ def test_a_status_is_written_when_the_operators_part_differs_and_only_then(
 
 
 async def test_a_status_is_written_only_over_the_version_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network may deliver the write of a replica that has lost the lease long after another one has written."""
+    """The network may deliver the write of a replica that lost the lease long after another one has written."""
     sent: list[dict[str, Any]] = []
 
     async def write(self: KubeApi, *where: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:

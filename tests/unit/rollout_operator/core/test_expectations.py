@@ -1,4 +1,4 @@
-"""Expectations: no plan is made on a cache that lacks the operator's own writes, and none is held for ever."""
+"""Expectations: no plan uses a cache that lacks the operator's own writes, and none waits forever."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -10,7 +10,7 @@ OBJECTS: tuple[ObjectName, ...] = (("Pod", "n", "a"), ("Pod", "n", "b"), ("Job",
 
 
 class Writes(RuleBasedStateMachine):
-    """Writes, watch events in any order and time, against the set of writes that were not seen yet."""
+    """Writes, watch events in any order and time, compared with the set of writes that were not seen yet."""
 
     def __init__(self) -> None:
         super().__init__()

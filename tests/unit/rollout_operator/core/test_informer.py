@@ -1,4 +1,4 @@
-"""Informers: they ask again soon after an outage, and never in a tight loop."""
+"""Informers: they list again soon after an outage, and never in a tight loop."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ from rollout_operator.informer import ABSENT_LIMIT_SECONDS, RETRY_LIMIT_SECONDS,
 
 
 class Api:
-    """Lists are empty; watches end as they are told to."""
+    """Lists are empty; watches end as the test sets."""
 
     def __init__(self, error: ApiError | None, events: int) -> None:
         self.error, self.events, self.lists = error, events, 0
@@ -29,7 +29,7 @@ class Api:
 
 
 class Sink:
-    """Remembers what it is shown, and fails on one object."""
+    """Records what it gets, and fails for one object."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -45,11 +45,11 @@ class Sink:
 
 
 class Stop(Exception):
-    """Enough was seen."""
+    """Raised when enough was seen."""
 
 
 def pauses(api: Api, monkeypatch: pytest.MonkeyPatch, rounds: int = 10, kind: str = "Pod") -> list[float]:
-    """How long an informer waits between its watches."""
+    """Return how long an informer waits between its watches."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -120,7 +120,7 @@ def test_an_informer_lists_again_when_its_version_is_too_old(monkeypatch: pytest
 
 
 class Listing:
-    """One object after another in pages of one. `answers` are what requests get before they get a page."""
+    """Lists one object after another in pages of one. `answers` are the results of requests before they get a page."""
 
     def __init__(self, names: list[str], answers: list[ApiError | Page]) -> None:
         self.names, self.answers = names, answers
@@ -143,7 +143,7 @@ class Listing:
 
 
 def listed(api: Listing) -> list[str]:
-    """Names that an informer has seen when its first list is complete."""
+    """Return the names that an informer has seen when its first list is complete."""
     sink = Sink()
 
     async def run() -> None:

@@ -16,7 +16,7 @@ REPLICAS = ("a", "b", "c")
 
 
 class Request:
-    """A request on its way: sent, handled by the API server, answered, each at a time of its own."""
+    """A request in transit: sent, handled by the API server and answered at separate times."""
 
     def __init__(self, body: Mapping[str, Any] | None) -> None:
         self.body = body
@@ -32,7 +32,7 @@ class Request:
 
 
 class Api:
-    """What a replica sends its requests with."""
+    """Sends a replica's requests."""
 
     async def find(self, kind: str, namespace: str, name: str) -> Any:
         return await Request(None)
@@ -44,7 +44,7 @@ class Api:
 
 
 class Replica:
-    """One process, with a clock of its own."""
+    """One process with its own clock."""
 
     def __init__(self, name: str, election: "Election", offset: float) -> None:
         self.offset = offset
@@ -63,14 +63,14 @@ class Replica:
             self.round = self.request = None
 
     def give_up(self) -> None:
-        """The answer is lost, or too late."""
+        """Lose the answer, or deliver it too late."""
         assert self.round is not None
         self.round.close()
         self.round = self.request = None
 
 
 class Election(RuleBasedStateMachine):
-    """Replicas whose requests are sent, handled and answered in any order, before an API server with optimistic locking."""
+    """Replicas whose requests are sent, handled and answered in any order, with an API server with optimistic locking."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Election(RuleBasedStateMachine):
     )
     @rule()
     def delete(self) -> None:
-        """Somebody deletes the Lease, which all replicas have seen."""
+        """Delete the Lease, which all replicas have seen."""
         self.lease, self.was_deleted = None, True
 
     @rule(seconds=st.floats(0, 6))
@@ -137,7 +137,7 @@ class Election(RuleBasedStateMachine):
         assert not leading or all(self.now >= until[name] + WRITE_SECONDS for name in others), (self.now, until)
 
     def teardown(self) -> None:
-        """When all others have died, whoever is left gets the lease within two durations."""
+        """When all other replicas have died, the last one gets the lease within two durations."""
         survivor = self.replicas["c"]
         if survivor.round is not None:
             survivor.give_up()

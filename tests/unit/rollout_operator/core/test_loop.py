@@ -1,4 +1,6 @@
-"""The operator's loop on an API server in memory: every author reads what became of a manifest, whatever it holds."""
+"""The operator's loop with an API server in memory: every author of a manifest can read its result, whatever it
+contains.
+"""
 
 import asyncio
 import base64
@@ -29,7 +31,7 @@ QUOTA = "exceeded quota: q, requested: count/jobs.batch=1, used: count/jobs.batc
 
 
 def manifest(kind: str, name: str, spec: Mapping[str, Any]) -> Json:
-    """An object as `kubectl apply` sends it."""
+    """Return an object as `kubectl apply` sends it."""
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": kind,
@@ -39,7 +41,7 @@ def manifest(kind: str, name: str, spec: Mapping[str, Any]) -> Json:
 
 
 def condition(obj: Json, kind: str) -> Json:
-    """A condition of an object; empty when it is not there."""
+    """Return a condition of an object; empty if it does not exist."""
     found = (obj.get("status") or {}).get("conditions", ())
     return next((entry for entry in found if entry["type"] == kind), {})
 
@@ -98,7 +100,7 @@ def test_condition_of_another_writer_causes_no_further_status_writes() -> None:
     foreign = {"type": "Foreign", "status": "True", "reason": "Mine", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 
     class Merging(MemoryApi):
-        """As server-side apply, which keeps conditions of other managers, and stores nothing without a change."""
+        """Like server-side apply, which keeps conditions of other managers, and stores nothing without a change."""
 
         applied = 0
 
@@ -305,7 +307,7 @@ def test_a_sandbox_waits_for_the_service_account_of_a_new_namespace() -> None:
 
 
 def drained_job(sandboxes: int) -> MemoryApi:
-    """A suspended RolloutJob without runners, which has so many Sandboxes to delete."""
+    """Return a suspended RolloutJob without runners, with this many Sandboxes to delete."""
     api = MemoryApi()
     job = api.put("RolloutJob", manifest("RolloutJob", "j", {**JOB_SPEC, "suspend": True}))
     uid = job["metadata"]["uid"]
@@ -379,7 +381,7 @@ def test_operator_that_regains_its_lease_during_a_write_works_again() -> None:
 
 
 def starting_runner(api: MemoryApi) -> Json:
-    """A runner pod that has been on its node for long, and says nothing."""
+    """Return a runner pod that has been on its node for long and reports nothing."""
     (job,) = api.of("Job")
     labels = {"app.kubernetes.io/managed-by": "agent-rollouts", "rollout.dev/role": "runner", "rollout.dev/job": "j"}
     owner = {"kind": "Job", "name": "j-runner", "uid": job["metadata"]["uid"], "controller": True}

@@ -1,4 +1,4 @@
-"""Memory: what was learned is used until it expires, and never grows without bound."""
+"""Memory: learned facts are used until they expire, and their number is limited."""
 
 from hypothesis import given
 from hypothesis import strategies as st

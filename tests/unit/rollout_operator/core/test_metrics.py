@@ -1,4 +1,4 @@
-"""Metrics: what dashboards and alerts count on, under their names, and never a series for each object."""
+"""Metrics: what dashboards and alerts use, under the same names, and never a series for each object."""
 
 import asyncio
 import contextlib
@@ -17,18 +17,18 @@ from rollout_operator.work_queue import WorkQueue
 
 
 def sandbox(name: str, *conditions: str) -> dict[str, Any]:
-    """A Sandbox of which these conditions are true."""
+    """Return a Sandbox with these true conditions."""
     status = {"conditions": [{"type": condition, "status": "True"} for condition in conditions]}
     return {"kind": "Sandbox", "metadata": {"namespace": "n", "name": name, "uid": name}, "status": status}
 
 
 def job(name: str, *conditions: str) -> dict[str, Any]:
-    """A RolloutJob of which these conditions are true."""
+    """Return a RolloutJob with these true conditions."""
     return {**sandbox(name, *conditions), "kind": "RolloutJob"}
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    """Every series, as a scrape gives it."""
+    """Return every series of a scrape."""
     lines = generate_latest(metrics.registry).decode().splitlines()
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 

@@ -1,4 +1,4 @@
-"""Node labels come from the kubelet's report alone, and counts over nodes stay right however nodes change."""
+"""Node labels depend only on the kubelet's report, and counts over nodes stay right however nodes change."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ KEY = "userns.rollout.dev/default"
 
 
 def label_change(found: Json) -> dict[str, Any]:
-    """The labels that the plan for a node changes."""
+    """Return the changes of labels in the plan for a node."""
     planned = plan(found)
     if planned == Plan():
         return {}

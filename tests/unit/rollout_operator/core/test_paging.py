@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from rollout_operator.api import FIRST_PAGE, LARGEST_PAGE, MOST_PAGE_BYTES, PAGE_BYTES, next_limit
 
 SIZES = st.integers(1, 3_000_000)
-"""Bytes of one object: the API server takes requests of 3 MB at most."""
+"""Bytes of one object. The API server accepts requests of 3 MB at most."""
 
 
 def requests(sizes: list[int]) -> tuple[int, int]:
-    """Requests that list objects of those sizes, and the most bytes that are parsed at once."""
+    """List objects of those sizes; return the number of requests, and the most bytes that are parsed at once."""
     asked, parsed, at, limit = 0, 0, 0, FIRST_PAGE
     while at < len(sizes):
         asked += 1

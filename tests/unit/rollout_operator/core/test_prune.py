@@ -1,4 +1,4 @@
-"""Pruning: what planners read is kept, what costs memory is not."""
+"""Pruning keeps what planners read, and drops what takes memory."""
 
 import json
 from typing import Any

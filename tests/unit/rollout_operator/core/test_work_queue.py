@@ -1,4 +1,4 @@
-"""The work queue: nothing is lost, nothing is done twice at once."""
+"""The work queue: nothing is lost, and nothing is done twice at once."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ SECONDS = st.integers(0, 20)
 
 
 class Queue(RuleBasedStateMachine):
-    """Random adds, delays, failures and workers, against the plain statement of what must come out."""
+    """Random adds, delays, failures and workers, compared with a plain model of the queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Queue(RuleBasedStateMachine):
         assert len(self.queue.unfinished()) == len(self.working)
 
     def teardown(self) -> None:
-        """Whatever was asked for comes out in the end, each key once."""
+        """Check that every added key is returned in the end, once."""
         for key in self.working:
             self.queue.done(key)
         self.now += 10_000

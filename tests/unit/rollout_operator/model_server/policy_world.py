@@ -1,7 +1,7 @@
-"""A made-up fleet: servers with weights, runners with streams, an operator that may be lost at any moment.
+"""A simulated fleet: servers with weights, runners with streams, and an operator that may be lost at any moment.
 
-What servers do is true here by construction, so what the operator believes can be compared with it. An operation is done
-request by request, so that it can be cut off between two of them.
+The real state of the servers is known here, so the operator's belief can be compared with it. An operation is done
+request by request, so it can be cut off between two requests.
 """
 
 import itertools
@@ -16,13 +16,13 @@ from rollout_operator.model_server.update_state import Runner, Seen
 from rollout_operator.server_contact import Call, Failure, Server, ServerOperation, ServerReport
 
 HALF = -1
-"""Weights of which only a part was changed."""
+"""Weights that were changed only in part."""
 Key = tuple[str, int]
 
 
 @dataclass
 class Engine:
-    """One server as it really is."""
+    """The real state of one server."""
 
     name: str
     uid: str
@@ -37,17 +37,17 @@ class Engine:
     leaving: bool = False
     had_traffic: bool = False
     traffic_start: int = 0
-    """How many restarts it had, as runners that called it read it."""
+    """Return its number of restarts, as a runner that called it reads it."""
     failing: set[str] = field(default_factory=set)
-    """Requests that it fails: pause, sleep, wake, fetch, reload, half, resume, look."""
+    """Requests that fail: pause, sleep, wake, fetch, reload, half, resume, look."""
     lies: bool = False
-    """It says that it has loaded, and has not."""
+    """Whether it reports a load that it has not done."""
     process: int = 0
-    """The gateway's name for it."""
+    """The gateway's name for the engine's process."""
     opened: int | None = None
-    """Version that the gateway answers calls with."""
+    """Version for which the gateway answers calls."""
     counted: bool = True
-    """The kubelet has counted its last restart."""
+    """Whether the kubelet has counted its last restart."""
 
     @property
     def key(self) -> Key:
@@ -56,7 +56,7 @@ class Engine:
 
 @dataclass
 class Process:
-    """A runner."""
+    """A runner's process."""
 
     key: str
     acknowledged: int | None = None
@@ -64,7 +64,7 @@ class Process:
 
 
 class Crash(Exception):
-    """A request failed for good."""
+    """A request failed permanently."""
 
 
 class Ended(Exception):
@@ -72,7 +72,7 @@ class Ended(Exception):
 
 
 class Fleet:
-    """Everything, and the operator's loop in miniature."""
+    """All servers and runners, and a small version of the operator's loop."""
 
     def __init__(self, servers: int, runners: int, mode: TransferMode = TransferMode.PULL, uri: bool = True) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -127,7 +127,7 @@ class Fleet:
         )
 
     def round(self, *, write_is_lost: bool = False) -> Decision:
-        """One look: tasks are started, then the status is written, as the loop does it."""
+        """Do one round like the loop: start tasks, then write the status."""
         for engine in self.engines:
             entry = next((entry for entry in self.status.servers if entry.uid == engine.uid), None)
             if entry is not None and entry.state is ServerState.EVICTED:
@@ -150,18 +150,18 @@ class Fleet:
         return decision
 
     def _check_patience(self, decision: Decision) -> None:
-        """No runner is given up before it had ten seconds."""
+        """Check that each runner had ten seconds before it was given up."""
         old = self.status.policy
         if old.step is PolicyStep.ACKNOWLEDGING and decision.policy.mixed:
             assert old.since is not None
             assert self.now - datetime.fromisoformat(old.since) >= timedelta(seconds=10), decision.policy.mixed
 
     def crash(self) -> None:
-        """Another operator takes over, which knows nothing. What was asked stays half done."""
+        """Replace the operator by one that knows nothing. Requests in progress stay half done."""
         self.reports, self.failures, self.silent, self.busy, self.under_way = {}, {}, {}, {}, []
 
     def step(self, number: int) -> None:
-        """One request of one operation is done."""
+        """Do one request of one operation."""
         if not self.under_way:
             return
         task, work = self.under_way[number % len(self.under_way)]
@@ -324,7 +324,7 @@ class Fleet:
         engine.up, engine.opened = False, None
 
     def restart_engine_uncounted(self, number: int) -> None:
-        """It is back already, and the kubelet has not said so yet: for the status it is the same."""
+        """Restart an engine before the kubelet has counted that, so that the status does not show it."""
         index = number % len(self.engines)
         old = self.engines[index]
         if old.up:
@@ -334,7 +334,7 @@ class Fleet:
             )
 
     def restart_gateway(self, number: int) -> None:
-        """It knows nothing of its engine."""
+        """Restart the gateway, which then knows nothing about its engine."""
         engine = self.engines[number % len(self.engines)]
         engine.opened, engine.process = None, self._new_process()
 
@@ -343,7 +343,7 @@ class Fleet:
         return self.processes
 
     def start_engines(self) -> None:
-        """Engines that have ended come back with the model's own weights; pods that were deleted are made anew."""
+        """Restart ended engines with the model's own weights, and create deleted pods again."""
         for index, engine in enumerate(self.engines):
             if engine.leaving:
                 self.pods += 1
@@ -367,27 +367,27 @@ class Fleet:
                     engine.had_traffic, engine.traffic_start = True, engine.restarts
 
     def _is_left(self, engine: Engine) -> bool:
-        """Runners have left it, or are about to: it was evicted, or is another start to them. What still comes counts for
-        nothing.
+        """Whether runners have left it or are about to: it was evicted, or has another start. Further tokens do not
+        count.
         """
         entry = next((entry for entry in self.status.servers if entry.uid == engine.uid), None)
         is_another = entry is not None and engine.had_traffic and entry.restarts != engine.traffic_start
         return is_another or (entry is not None and entry.state is ServerState.EVICTED)
 
     def is_open(self, engine: Engine) -> bool:
-        """Runners call it, as they read the status."""
+        """Whether runners call it by the status that they read."""
         return any(
             entry.ready and entry.uid == engine.uid and entry.restarts == engine.restarts
             for entry in self.status.servers
         )
 
     def calm(self, rounds: int = 400) -> None:
-        """Nothing goes wrong any more, and no trainer needs the memory."""
+        """End all failures and the trainer's use of the memory, then do rounds until all is settled."""
         self.asleep = False
         self.settle(rounds)
 
     def settle(self, rounds: int = 400) -> None:
-        """Nothing goes wrong any more."""
+        """End all failures, then do rounds until all is settled."""
         for engine in self.engines:
             engine.failing.clear()
         for runner in self.runners:
@@ -417,8 +417,8 @@ class Fleet:
     # What must hold at every moment.
 
     def check_may_load(self, engine: Engine) -> None:
-        """Weights under a stream change, or go, only when its runner has reported, or was named, where its tokens change
-        version.
+        """Check that weights under a stream change or are released only when its runner has reported, or was named, at
+        the version change of its tokens.
         """
         if not engine.had_traffic:
             return

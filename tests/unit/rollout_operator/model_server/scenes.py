@@ -1,4 +1,4 @@
-"""ModelServers, and what a cluster makes of a plan, for the tests of this folder."""
+"""ModelServers and a small cluster that carries out plans, for the tests of this folder."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ CONFIG = OperatorConfig.model_validate(
 
 
 def manifest(spec: Json, name: str = "qwen", uid: str = "uid-1") -> Json:
-    """A ModelServer as the API server has it."""
+    """Return a ModelServer as the API server has it."""
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "ModelServer",
@@ -42,7 +42,7 @@ def manifest(spec: Json, name: str = "qwen", uid: str = "uid-1") -> Json:
 
 
 def model_server(spec: Json, name: str = "qwen") -> ModelServer:
-    """A ModelServer that is valid."""
+    """Return a valid ModelServer."""
     server, problems = parse(manifest(spec, name), [])
     assert server is not None, problems
     assert not problems
@@ -50,7 +50,7 @@ def model_server(spec: Json, name: str = "qwen") -> ModelServer:
 
 
 class Cluster:
-    """One ModelServer, and an API server that keeps what the operator makes for it."""
+    """One ModelServer, and an API server with the operator's objects for it."""
 
     def __init__(self, spec: Json) -> None:
         self.now = NOW
@@ -64,11 +64,11 @@ class Cluster:
     # The operator
 
     def look(self) -> Plan:
-        """One round of planning."""
+        """Do one round of planning."""
         return plan(self.seen())
 
     def seen(self) -> Observed:
-        """What a round is decided by."""
+        """Return the observed state of a round."""
         cache = Cache()
         cache.put("ModelServer", copy.deepcopy(self.server))
         for (kind, _), obj in self.objects.items():
@@ -76,7 +76,7 @@ class Cluster:
         return observe(World(cache, CONFIG, self.now, self.memory, self.keys, asked=self.asked), self.server)
 
     def carry_out(self, planned: Plan) -> None:
-        """As the loop does: actions in order, up to the first that teaches something; then the status."""
+        """Do what the loop does: actions in order, up to the first that learns something, then the status."""
         for action in planned.actions:
             match action:
                 case EnsureKey(body):
@@ -113,7 +113,7 @@ class Cluster:
             self.server["status"] = dict(planned.status)
 
     def settle(self, rounds: int = 12) -> None:
-        """Rounds until there is nothing to do."""
+        """Do rounds until nothing is left to do."""
         for _ in range(rounds):
             planned = self.look()
             if all(isinstance(action, Ask) for action in planned.actions) and planned.status == self.server.get(
@@ -124,7 +124,7 @@ class Cluster:
         raise AssertionError(f"never comes to rest: {self.look().actions}, {self.look().status}")
 
     def stored(self, body: Mapping[str, Any]) -> Json:
-        """As the API server keeps it."""
+        """Return an object as the API server keeps it."""
         self.versions += 1
         kept = copy.deepcopy(dict(body))
         kept["metadata"] = {"uid": f"uid-{self.versions}", **kept["metadata"], "resourceVersion": str(self.versions)}
@@ -133,16 +133,16 @@ class Cluster:
     # What else happens in a cluster
 
     def spec(self, **changes: Any) -> None:
-        """kubectl patch."""
+        """Patch the spec."""
         self.server["spec"] |= changes
         self.server["metadata"]["generation"] += 1
 
     def download_ends(self, kind: str = "Complete") -> None:
-        """The download Job comes to an end."""
+        """End the download Job."""
         self.objects["Job", "qwen-download"]["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
     def start_pods(self) -> None:
-        """The controllers make the pods that are missing, and they run."""
+        """Create missing pods as the controllers do, and let them run."""
         for kind in ("StatefulSet", "LeaderWorkerSet"):
             workload = self.objects.get((kind, "qwen"))
             if workload is None:
@@ -154,7 +154,7 @@ class Cluster:
                     self.objects["Pod", f"qwen-{index}"] = self.running(template, f"qwen-{index}")
 
     def running(self, template: Json, name: str) -> Json:
-        """A pod that runs."""
+        """Return a running pod."""
         body = {
             "metadata": {"name": name, "namespace": NAMESPACE, "labels": template["metadata"]["labels"]},
             "spec": {},
@@ -172,15 +172,15 @@ class Cluster:
         }
 
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now += timedelta(seconds=seconds)
 
     def condition(self, kind: str) -> Json:
-        """A condition of its status."""
+        """Return a condition of its status."""
         return next((c for c in self.server.get("status", {}).get("conditions", []) if c["type"] == kind), {})
 
     @property
     def gates(self) -> list[str]:
-        """Status of the readiness gate of each pod, empty where it was never set."""
+        """Return the status of the readiness gate of each pod; empty if it was never set."""
         pods = [obj for (kind, _), obj in sorted(self.objects.items()) if kind == "Pod"]
         return ["".join(c["status"] for c in pod["status"]["conditions"] if c["type"] == POLICY_LOADED) for pod in pods]

@@ -25,7 +25,7 @@ NAMES = ("blue", "red")
 
 @dataclass
 class Gateway:
-    """One server's gateway as it really is."""
+    """The real state of one server's gateway."""
 
     name: str
     restarts: int = 0
@@ -64,7 +64,7 @@ class Gateway:
 
 
 class Fleet:
-    """Servers that serve the base model, and the operator's loop in miniature."""
+    """Servers of the base model, and a small version of the operator's loop."""
 
     def __init__(self, servers: int) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -221,7 +221,7 @@ def test_server_that_has_restarted_gets_no_calls_to_an_adapter_until_it_has_it_a
 
 
 def test_server_gets_calls_to_an_adapter_only_when_its_gateway_knows_the_name() -> None:
-    """Its engine would answer 404, which ends a run."""
+    """Otherwise its engine would answer 404, which ends a run."""
     fleet = Fleet(2)
     del fleet.wanted["blue"]
     fleet.settle()

@@ -1,4 +1,4 @@
-"""What a ModelServer becomes, whole, for review: one file a spec. ROLLOUT_GOLDEN=write writes them anew."""
+"""All objects of a ModelServer for review: one file for each spec. ROLLOUT_GOLDEN=write writes them again."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A malformed ModelServer is answered by field, or its objects are refused by the API server; the operator never breaks."""
+"""A malformed ModelServer is reported by field, or the API server refuses its objects; the operator never fails."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An engine from before weights had versions serves all the same: with the weights that it was started with."""
+"""An engine without weight versions serves with the weights with which it was started."""
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer

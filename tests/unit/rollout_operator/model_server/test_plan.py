@@ -1,4 +1,6 @@
-"""A ModelServer in a cluster: made in the right order, made once, changed only where it was changed, and always told of."""
+"""A ModelServer in a cluster: its objects are created in the right order, once, changed only where the spec changed,
+and always reported.
+"""
 
 import copy
 from datetime import timedelta
@@ -178,7 +180,7 @@ def test_an_annotation_that_grants_privileges_on_the_node_is_refused(annotations
 @pytest.mark.parametrize("handler", ["httpGet", "tcpSocket"])
 @pytest.mark.parametrize("at", ["livenessProbe", "lifecycle.preStop"])
 def test_pod_template_with_the_host_of_a_probe_or_lifecycle_handler_is_refused(handler: str, at: str) -> None:
-    """The kubelet would call it from the node, and could reach the node's loopback."""
+    """The kubelet would send the request from the node, and could reach the node's loopback."""
 
     def problems(request: dict[str, Any]) -> list[str]:
         container: dict[str, Any] = {handler: request}

@@ -1,4 +1,4 @@
-"""What a policy update does in the situations that a user would ask about, one by one."""
+"""A policy update in single situations that matter to users."""
 
 from datetime import timedelta
 
@@ -24,7 +24,7 @@ def step_of(fleet: Fleet) -> PolicyStep | None:
 
 
 def until(fleet: Fleet, step: PolicyStep | None, rounds: int = 100) -> None:
-    """Go on, without acknowledgements, until the update is at a step."""
+    """Continue, without acknowledgements, until the update is at a step."""
     for _ in range(rounds):
         fleet.round()
         if step_of(fleet) is step:
@@ -35,7 +35,7 @@ def until(fleet: Fleet, step: PolicyStep | None, rounds: int = 100) -> None:
 
 
 def look_in_vain(fleet: Fleet, rounds: int, seconds: float) -> None:
-    """Look at engines that respond to nothing, at this interval."""
+    """Do rounds at this interval while no engine responds."""
     for engine in fleet.engines:
         engine.failing.add("look")
     for _ in range(rounds):
@@ -46,7 +46,7 @@ def look_in_vain(fleet: Fleet, rounds: int, seconds: float) -> None:
 
 
 def assert_all_load(fleet: Fleet, version: int) -> None:
-    """Let the engines respond again: all come to this version, and none was evicted."""
+    """Let the engines respond again, and check that all get this version and none was evicted."""
     for engine in fleet.engines:
         engine.failing.clear()
     fleet.calm()
@@ -229,7 +229,9 @@ def test_a_trainer_that_is_away_costs_no_server() -> None:
 
 
 def half_pushed() -> Fleet:
-    """One whose trainer sent version 2 in part, and died: the update has failed, version 1 is asked for again."""
+    """Return a fleet whose trainer sent a part of version 2 and died: the update has failed, and version 1 is wanted
+    again.
+    """
     fleet = at_version(1, mode=TransferMode.PUSH)
     for engine in fleet.engines:
         engine.failing.add("half")
@@ -337,7 +339,7 @@ def test_restarted_operator_waits_for_engines_that_load_for_minutes() -> None:
 
 
 def test_update_number_grows_when_the_version_changes_while_no_server_takes_calls() -> None:
-    """Runners may hold tokens of the old version, from a server that has just ended or drains."""
+    """Runners may hold tokens of the old version, from a server that has just ended or is draining."""
     fleet = at_version(1, servers=1)
     before = fleet.status.policy
     fleet.kill_engine(0)

@@ -1,4 +1,4 @@
-"""Random lives of a fleet: whatever is lost and whenever, no token gets a wrong version, and the gate opens again."""
+"""Random lives of a fleet: whatever is lost at any time, no token gets a wrong version, and the gate opens again."""
 
 from datetime import timedelta
 
@@ -34,7 +34,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 6))
     def go_on(self, rounds: int) -> None:
-        """Several quick rounds, so that updates get far."""
+        """Do several quick rounds, so that updates make progress."""
         for _ in range(rounds):
             self.fleet.round()
             for number in range(len(self.fleet.runners)):

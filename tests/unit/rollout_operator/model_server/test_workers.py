@@ -1,4 +1,4 @@
-"""A trainer that reads Dynamo's worker discovery finds our servers, and takes none that is not verified."""
+"""A trainer that reads Dynamo's worker discovery finds our servers, and only verified ones."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""RolloutJobs and what a cluster holds of them, made up; and a cluster in miniature that carries plans out."""
+"""Invented RolloutJobs and objects of a cluster, and a small cluster that carries out plans."""
 
 import copy
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ CONFIG = OperatorConfig.model_validate(
 
 
 def config(**changes: Any) -> OperatorConfig:
-    """The operator's configuration with some fields in their form on the wire."""
+    """Return the operator's configuration with some fields in their wire format."""
     return OperatorConfig.model_validate(CONFIG.wire() | changes)
 
 
 def manifest(**spec: Any) -> dict[str, Any]:
-    """A RolloutJob as the API server has it; two tasks of four rollouts."""
+    """Return a RolloutJob as the API server has it; two tasks of four rollouts."""
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
@@ -49,23 +49,23 @@ def manifest(**spec: Any) -> dict[str, Any]:
 
 
 def task(name: str, **changes: Any) -> dict[str, Any]:
-    """A task that is graded with `true`."""
+    """Return a task that is graded with `true`."""
     return {"name": name, "prompt": "add them up", "verifier": {"commands": ["true"]}, **changes}
 
 
 def report(index: int, state: str = "Running", **changes: Any) -> dict[str, Any]:
-    """A runner's report."""
+    """Return a runner's report."""
     return {"index": index, "state": state, "sealed": 0, "running": 0, "outcomes": {}, **changes}
 
 
 def time_of(moment: datetime) -> str:
-    """As Kubernetes writes it."""
+    """Return a time as Kubernetes writes it."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class Scene:
-    """A RolloutJob and a cluster around it, which does to the runners' Job what Kubernetes would do."""
+    """A RolloutJob and its cluster, which handles the runners' Job as Kubernetes would."""
 
     job: dict[str, Any]
     config: OperatorConfig = CONFIG
@@ -74,21 +74,21 @@ class Scene:
     memory: Memory = field(default_factory=Memory)
     keys: dict[str, str] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
-    """Kinds of all that was created, in order."""
+    """Return the kinds of all created objects, in order."""
     events: list[Event] = field(default_factory=list)
     status_writes: int = 0
     gone: bool = False
 
     def observe(self) -> Observed:
-        """What the plan sees now."""
+        """Return the current observation for the plan."""
         return observe(World(self.cache, self.config, self.now, self.memory, self.keys), self.job)
 
     def plan(self) -> Plan:
-        """The plan now; nothing is done."""
+        """Return the current plan without carrying it out."""
         return plan(self.observe())
 
     def settle(self, rounds: int = 5) -> Plan:
-        """Plan and carry out until nothing is left to do; the last plan is returned."""
+        """Plan and carry out until nothing is left to do; return the last plan."""
         for _ in range(rounds):
             step = self.plan()
             if (not step.actions and step.status is None) or self.gone:
@@ -97,7 +97,7 @@ class Scene:
         raise AssertionError(f"still something to do after {rounds} rounds: {self.plan()}")
 
     def carry_out(self, step: Plan) -> None:
-        """What the loop does with a plan."""
+        """Carry out a plan as the loop does."""
         for action in step.actions:
             self._do(action)
         if step.status is not None:
@@ -154,47 +154,47 @@ class Scene:
 
     @property
     def model_server(self) -> dict[str, Any] | None:
-        """The ModelServer of the job's own."""
+        """Return the job's own ModelServer."""
         found = self.cache.get("ModelServer", "team", "sums-model")
         return found if found is None else dict(found)
 
     def model_server_says(self, kind: str, status: str, message: str = "") -> None:
-        """Its status has one condition."""
+        """Give its status one condition."""
         assert self.model_server is not None
         condition = {"type": kind, "status": status, "reason": "Because", "message": message}
         self.cache.put("ModelServer", {**self.model_server, "status": {"conditions": [condition]}})
 
     @property
     def status(self) -> dict[str, Any]:
-        """The status."""
+        """Return the status."""
         found: dict[str, Any] = self.job.setdefault("status", {})
         return found
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """A condition as it was last written."""
+        """Return a condition as it was last written."""
         return next(c for c in self.status["conditions"] if c["type"] == kind)
 
     def told(self) -> list[str]:
-        """Reasons of all Events, in order."""
+        """Return the reasons of all Events, in order."""
         return [event.reason for event in self.events]
 
     @property
     def batch_job(self) -> dict[str, Any] | None:
-        """The Indexed Job."""
+        """Return the Indexed Job."""
         found = self.cache.get("Job", "team", "sums-runner")
         return None if found is None else dict(found)
 
     @property
     def runners(self) -> list[dict[str, Any]]:
-        """Runner pods that run."""
+        """Return the running runner pods."""
         return [dict(pod) for pod in self.cache.all("Pod") if pod["status"]["phase"] in ("Pending", "Running")]
 
     def passes(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now += timedelta(seconds=seconds)
 
     def reports(self, *entries: dict[str, Any]) -> None:
-        """Runners write their reports."""
+        """Have runners write their reports."""
         owner = {"kind": "RolloutJob", "name": "sums", "uid": UID, "controller": True}
         for entry in entries:
             name = shard_name("sums", UID, entry["index"])
@@ -208,12 +208,12 @@ class Scene:
 
     @property
     def reported(self) -> list[dict[str, Any]]:
-        """The reports, by runner."""
+        """Return the reports by runner."""
         found = (shard.get("status") for shard in self.cache.all("RolloutShard"))
         return sorted((dict(entry) for entry in found if entry), key=lambda entry: entry["index"])
 
     def kubernetes_follows(self) -> None:
-        """The Job controller and the kubelet catch up: pods for the indexes that have none, or none when suspended."""
+        """Act as the Job controller and the kubelet: create pods for indexes without one, or delete all when suspended."""
         job = self.batch_job
         if job is None:
             return
@@ -235,14 +235,14 @@ class Scene:
         self.cache.put("Job", job)
 
     def another_manager_suspends(self, suspend: bool) -> None:
-        """Kueue, for one, suspends the runners' Job, or resumes it."""
+        """Suspend or resume the runners' Job as another manager, for example Kueue."""
         job = self.batch_job
         assert job is not None
         self.cache.put("Job", {**job, "spec": {**job["spec"], "suspend": suspend}})
         self.kubernetes_follows()
 
     def runner_fails(self, index: int = 0, message: str = "storage is away") -> None:
-        """A runner pod ends with an error; Kubernetes starts another one."""
+        """End a runner pod with an error; Kubernetes starts another one."""
         for pod in self.runners:
             if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == str(index):
                 ended = {"reason": "Error", "exitCode": 4, "message": message, "finishedAt": time_of(self.now)}
@@ -265,12 +265,12 @@ class Scene:
         self.kubernetes_follows()
 
     def runner_ends(self, index: int, state: str, **changes: Any) -> None:
-        """A runner writes its verdict, and its pod ends well."""
+        """Have a runner write its verdict, and end its pod successfully."""
         self.reports(report(index, state, **changes))
         self._pod_ends_well(index)
 
     def all_pods_end_well(self) -> None:
-        """Each runner pod ends well, without a report."""
+        """End each runner pod successfully, without a report."""
         job = self.batch_job
         assert job is not None
         for index in range(job["spec"]["completions"]):
@@ -290,19 +290,19 @@ class Scene:
         self.cache.put("Job", {**job, "status": status})
 
     def has_sandbox(self, name: str) -> None:
-        """A runner has asked for a sandbox."""
+        """Create a sandbox of a runner."""
         owner = {"kind": "RolloutJob", "name": "sums", "uid": UID, "controller": True}
         metadata = {"name": name, "namespace": "team", "uid": f"uid-of-{name}", "ownerReferences": [owner]}
         self.cache.put("Sandbox", {"kind": "Sandbox", "metadata": metadata, "spec": {}})
 
     @property
     def sandboxes(self) -> list[str]:
-        """Names of the sandboxes."""
+        """Return the names of the sandboxes."""
         return [sandbox["metadata"]["name"] for sandbox in self.cache.all("Sandbox")]
 
 
 def runner_pod(index: int, name: str, job: dict[str, Any]) -> dict[str, Any]:
-    """A runner pod that runs."""
+    """Return a running runner pod."""
     return {
         "kind": "Pod",
         "metadata": {

@@ -1,4 +1,4 @@
-"""A runner may do what it must, for its own job, and nothing else."""
+"""The rights of a runner: what it needs for its own job, and nothing else."""
 
 import json
 

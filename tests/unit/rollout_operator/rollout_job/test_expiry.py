@@ -1,4 +1,4 @@
-"""A finished job goes when its time is over, never earlier, and never when that is switched off."""
+"""A finished job is deleted when its time is over, never earlier, and never if that is switched off."""
 
 from datetime import UTC, datetime, timedelta
 

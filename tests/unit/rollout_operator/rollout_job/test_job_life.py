@@ -1,4 +1,4 @@
-"""Random lives of a RolloutJob: whatever people, Kubernetes and runners do, it ends well once all of them are well again."""
+"""Random lives of a RolloutJob: whatever people, Kubernetes and runners do, it succeeds once all of them work again."""
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -15,7 +15,7 @@ INDEX = st.integers(0, 1)
 
 
 class Life(RuleBasedStateMachine):
-    """A job with two runners, of four rollouts each. The plan is carried out after everything that happens."""
+    """A job with two runners, of four rollouts each. The plan is carried out after every event."""
 
     scene: Scene
 

@@ -1,4 +1,4 @@
-"""A job with a ModelServer waits for its model, holds no accelerator longer than it works, and is told what is missing."""
+"""A job with a ModelServer waits for its model, holds accelerators only while it works, and reports what is missing."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""No sandbox can speak to a runner, which holds the job's credentials."""
+"""No sandbox can connect to a runner, which holds the job's credentials."""
 
 from rollout_api.on_cluster.resolve import resolve
 from rollout_operator.rollout_job.runner_objects import runner_policy

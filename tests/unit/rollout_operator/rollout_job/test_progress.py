@@ -1,4 +1,4 @@
-"""A job that gets nowhere is given up; one that gets on, however slowly, never is."""
+"""A job without progress is given up, and one with progress, however slow, never is."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A job that works on a laptop either runs in the cluster too, or says which field has to change and how."""
+"""A job that works on a laptop works in the cluster too, or the problem names the field and the change."""
 
 import json
 import sys
@@ -143,7 +143,7 @@ def test_a_job_too_large_for_a_secret_is_refused_before_the_api_server_does() ->
 
 
 def _calls_to_resolve(tasks: int) -> int:
-    """Python calls that it takes to tell what is wrong with so many tasks."""
+    """Return how many Python calls it takes to report problems of this many tasks."""
     network = {"agent": ["no port"] * 256}
     inline = [task(f"t{number}", sandbox={"network": network}) for number in range(tasks)]
     calls = 0

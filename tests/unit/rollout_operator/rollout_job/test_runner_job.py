@@ -1,4 +1,6 @@
-"""Runner pods: admitted where Pod Security is restricted, never given up by Kubernetes, with just their credentials."""
+"""Runner pods are admitted where Pod Security is restricted, are never given up by Kubernetes, and get only their own
+credentials.
+"""
 
 from typing import Any
 

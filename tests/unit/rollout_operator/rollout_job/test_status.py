@@ -1,4 +1,4 @@
-"""Conditions say what a person wants to know: what is waited for, and since when."""
+"""Conditions say what the job waits for, and since when."""
 
 from typing import Any
 

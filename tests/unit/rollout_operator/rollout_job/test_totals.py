@@ -1,4 +1,4 @@
-"""Counts in the status add up, whatever moment each runner's report is of."""
+"""Counts in the status add up, whatever moment each runner's report describes."""
 
 import pytest
 from hypothesis import given

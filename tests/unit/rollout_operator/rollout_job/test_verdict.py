@@ -1,4 +1,4 @@
-"""Success is said only when every runner said so; failure names its cause."""
+"""Success needs the success of every runner; a failure names its cause."""
 
 import pytest
 

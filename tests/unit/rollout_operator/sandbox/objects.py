@@ -24,7 +24,7 @@ CONFIG = OperatorConfig.model_validate(
 
 
 def sandbox(name: str = "s", *, job: str | None = None, namespace: str = NAMESPACE, **spec: Any) -> Json:
-    """A Sandbox that was asked for at NOW."""
+    """Return a Sandbox that was created at NOW."""
     metadata: Json = {
         "name": name,
         "namespace": namespace,
@@ -38,7 +38,7 @@ def sandbox(name: str = "s", *, job: str | None = None, namespace: str = NAMESPA
 
 
 def rollout_job(name: str = "j", *, namespace: str = NAMESPACE, template: Json | None = None, **spec: Any) -> Json:
-    """A RolloutJob, as far as its Sandboxes need it."""
+    """Return the part of a RolloutJob that its Sandboxes need."""
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}"}
     return {"kind": "RolloutJob", "metadata": metadata, "spec": {"sandbox": {"podTemplate": template}, **spec}}
 
@@ -53,7 +53,9 @@ def node(
     since: datetime = NOW,
     handlers: dict[str, bool] | None = None,
 ) -> Json:
-    """A node. `since`: when it became ready, or was seen last; `handlers`: which runtime handlers have user namespaces."""
+    """Return a node. `since`: when it became ready, or was last seen; `handlers`: which runtime handlers have user
+    namespaces.
+    """
     reported = {"": user_namespaces} if handlers is None else handlers
     condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": timestamp(since)}
     return {
@@ -68,7 +70,7 @@ def node(
 
 
 def policy(name: str = "s") -> Json:
-    """The NetworkPolicy of a Sandbox that a person created."""
+    """Return the NetworkPolicy of a Sandbox that a person created."""
     owner = {"kind": "Sandbox", "name": name, "uid": f"uid-{name}", "controller": True}
     return {
         "kind": "NetworkPolicy",
@@ -79,7 +81,7 @@ def policy(name: str = "s") -> Json:
 def pod(
     state: Json | None = None, *, name: str = "s", overlay: bool = True, node_name: str = "n1", **status: Any
 ) -> Json:
-    """A pod of Sandbox `name` whose container is in `state`."""
+    """Return a pod of Sandbox `name` whose container is in `state`."""
     container = [{"name": "sandbox", "state": state}] if state is not None else []
     return {
         "kind": "Pod",
@@ -96,12 +98,12 @@ def pod(
 
 
 def waiting(reason: str, message: str = "") -> Json:
-    """State of a container that waits."""
+    """Return the state of a waiting container."""
     return {"waiting": {"reason": reason, "message": message}}
 
 
 def ended(code: int, reason: str = "Error", message: str = "", lived: float = 1.0, **more: Any) -> Json:
-    """State of a container that has ended `lived` seconds after its start."""
+    """Return the state of a container that ended `lived` seconds after its start."""
     times = {"startedAt": timestamp(NOW), "finishedAt": timestamp(NOW + timedelta(seconds=lived))}
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, **times, **more}}
 
@@ -110,14 +112,16 @@ RUNNING: Json = {"running": {"startedAt": timestamp(NOW)}}
 
 
 def disrupted(reason: str, message: str = "") -> list[Json]:
-    """Conditions of a pod that Kubernetes itself ends."""
+    """Return the conditions of a pod that Kubernetes itself ends."""
     return [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}]
 
 
 def world(
     *objects: Json, now: datetime = NOW, keys: dict[str, str] | None = None, memory: Memory | None = None
 ) -> World:
-    """A world with these objects in its cache, as the operator prunes them. All keys are known unless others are given."""
+    """Return a world with these objects in its cache, pruned as by the operator. All keys are known unless others are
+    given.
+    """
     cache = Cache()
     for each in objects:
         kind = each.get("kind", "Node")

@@ -1,4 +1,4 @@
-"""Deadlines are counted from the right moment."""
+"""The moments from which deadlines are counted."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Conditions change when something changed, and only then."""
+"""Conditions change only when something changed."""
 
 from datetime import timedelta
 

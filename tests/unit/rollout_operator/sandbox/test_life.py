@@ -1,7 +1,7 @@
-"""Any life of a Sandbox: the operator against a cluster that does what clusters do, in every order.
+"""Random lives of a Sandbox: the operator with a cluster whose events come in any order.
 
-The cluster below keeps what the API server would keep and refuses what it would refuse. The operator sees pods and nodes
-late (stale), and its own writes at once, as its loop promises.
+The cluster below keeps what the API server would keep and refuses what it would refuse. The operator sees pods and
+nodes late (stale), and its own writes at once, as its loop guarantees.
 """
 
 import copy
@@ -34,7 +34,7 @@ from tests.unit.rollout_operator.sandbox.objects import (
 )
 
 ROUNDS = 8
-"""More rounds than any life needs to come to rest: refused four times, then key, policy, pod, status, deletions."""
+"""More rounds than any life needs to settle: refused four times, then key, policy, pod, status, deletions."""
 ENDINGS: list[tuple[Json, Json]] = [
     (ended(0, "Completed"), {"phase": "Succeeded"}),
     (ended(137, "OOMKilled"), {"phase": "Failed"}),
@@ -56,7 +56,7 @@ STARTS: list[Json] = [
 
 
 class Cluster:
-    """One Sandbox, its pod, two nodes, what the API server refuses, and an operator."""
+    """One Sandbox, its pod, two nodes, the refusals of the API server, and an operator."""
 
     def __init__(self, mode: str, by_hand: bool, keep: bool, refuses: set[str], able: tuple[bool, bool]) -> None:
         self.now = NOW
@@ -79,7 +79,7 @@ class Cluster:
     # What the operator sees.
 
     def catch_up(self) -> None:
-        """The watches deliver everything that they owe."""
+        """Deliver all pending watch events."""
         self.cache = Cache()
         self.cache.put("RolloutJob", rollout_job())
         for kind, objects in (
@@ -99,7 +99,7 @@ class Cluster:
         return plan(observe(World(self.cache, CONFIG, self.now, self.memory, self.keys), seen))
 
     def carry_out(self, planned: Plan) -> None:
-        """As the loop does: actions in order, up to the first that teaches something; then the status."""
+        """Do what the loop does: actions in order, up to the first that learns something, then the status."""
         for action in planned.actions:
             match action:
                 case Remember():
@@ -169,13 +169,13 @@ class Cluster:
         return any(found["type"] == kind and found["status"] == "True" for found in conditions)
 
     def kubelet_catches_up(self) -> None:
-        """A pod that was deleted is gone."""
+        """Remove a deleted pod."""
         if self.pod is not None and "deletionTimestamp" in self.pod["metadata"]:
             self.pod = None
             self.catch_up()
 
     def comes_to_rest(self) -> None:
-        """With nothing else happening, plans end: in a pod that is waited for, a Ready Sandbox, or nothing at all."""
+        """Check that plans end without further events: with a pod to wait for, a Ready Sandbox, or nothing to do."""
         self.catch_up()
         for _ in range(ROUNDS):
             planned = self.look()
@@ -204,7 +204,7 @@ class Cluster:
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to it, in any order."""
+    """Events of its life, in any order."""
 
     cluster: Cluster
 
@@ -226,7 +226,7 @@ class Life(RuleBasedStateMachine):
             self.the_pod_starts("n1", RUNNING, seen=True)
 
     def told_if(self, seen: bool) -> None:
-        """Let the operator look at what has happened, or leave it in the dark."""
+        """Let the operator see what has happened, or not."""
         if seen:
             self.the_watches_catch_up()
             self.the_operator_looks(1)
@@ -339,7 +339,7 @@ TestLife.settings = settings(max_examples=examples(80), stateful_step_count=30)
 
 
 def test_a_namespace_that_refuses_overlay_ends_in_a_plain_pod_that_serves() -> None:
-    """That the good end can be reached at all above."""
+    """Shows that the random lives above can reach a good end at all."""
     cluster = Cluster("Auto", by_hand=False, keep=False, refuses={"Overlay"}, able=(True, True))
     for _ in range(4):
         cluster.carry_out(cluster.look())

@@ -1,4 +1,4 @@
-"""How a pod is made, in which order, and what is tried after a refusal."""
+"""How a pod is created, in which order, and what follows a refusal."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -130,7 +130,7 @@ def test_overlay_pod_is_kept_off_nodes_that_are_labelled_to_lack_user_namespaces
 
 def test_making_a_pod_looks_at_no_node_so_that_5000_nodes_cost_what_one_costs() -> None:
     class Untouchable(dict[str, Any]):
-        """A node that nobody may look into."""
+        """A node whose data must not be read."""
 
         def __getitem__(self, key: str) -> Any:
             raise AssertionError(f"a plan read {key} of a node")

@@ -1,4 +1,4 @@
-"""Overlay or Plain: nobody silently loses isolation or speed, and whoever gets Plain is told why."""
+"""Overlay or Plain: no fallback is silent, and a Plain Sandbox says why."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a sandbox pod may reach, judged by a small reader of NetworkPolicies that knows nothing of how they are made."""
+"""Destinations of a sandbox pod, judged by a small reader of NetworkPolicies that is independent of their creation."""
 
 import ipaddress
 from typing import Any
@@ -24,7 +24,7 @@ NETWORKS = st.builds(Network, setup=ACCESS, agent=ACCESS, verifier=ACCESS)
 
 
 def reaches(network: Network, address: str, port: int, protocol: str = "TCP") -> bool:
-    """Whether a pod with the policy of `network` gets to an address outside the cluster."""
+    """Whether a pod with the policy of `network` can reach an address outside the cluster."""
     made = policy_spec({}, None, reach_of(network), DNS)
     assert made["policyTypes"] == ["Ingress", "Egress"]
     host = ipaddress.ip_address(address)

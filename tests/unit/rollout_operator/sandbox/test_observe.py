@@ -1,4 +1,4 @@
-"""Only what belongs to a Sandbox is taken for its own."""
+"""A Sandbox's state is observed only from objects that belong to it."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""A Sandbox's life, situation by situation. `test_life.py` plays them in any order."""
+"""A Sandbox's life in single situations. `test_life.py` combines them in any order."""
 
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def look(asked: Json, *objects: Json, seconds: float = 0, memory: Memory | None 
 
 
 def after(asked: Json, *objects: Json, seconds: float = 0) -> Json:
-    """The Sandbox with the status that was planned written."""
+    """Return the Sandbox after its planned status was written."""
     planned = look(asked, *objects, seconds=seconds)
     assert planned.status is not None
     return {**asked, "status": planned.status}
@@ -278,7 +278,7 @@ def test_failed_trial_of_an_explicit_overlay_is_reported() -> None:
 
 
 def learned(*nodes: str, cluster: int = 3) -> Memory:
-    """What Sandboxes leave in memory whose Overlay trials fail on these nodes, one after the other."""
+    """Return what memory holds after Overlay trials failed on these nodes, one after the other."""
     memory = Memory()
     others = [node(f"n{index}") for index in range(1, cluster + 1)]
     for name in nodes:

@@ -1,4 +1,4 @@
-"""The pod of a Sandbox: what runs, with which rights, and what its executor is told."""
+"""The pod of a Sandbox: its programs, its rights, and its executor's configuration."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def container(pod: Json) -> Json:
 
 
 def told(pod: Json) -> Json:
-    """What the executor is told, after Kubernetes has expanded its command."""
+    """Return the executor's configuration after Kubernetes has expanded its command."""
     launcher, option, text = container(pod)["command"]
     assert (launcher, option) == ("/.rollout/executor/executor", "--config-json")
     config: Json = json.loads(text.replace("$$", "$"))

@@ -1,4 +1,4 @@
-"""What a pod's status means. Messages are as the kubelet, scheduler and runtimes of Kubernetes 1.33 to 1.35 write them."""
+"""The meaning of a pod's status. Messages are those of the kubelet, scheduler and runtimes of Kubernetes 1.33 to 1.35."""
 
 from datetime import timedelta
 from typing import Any

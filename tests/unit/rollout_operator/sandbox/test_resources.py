@@ -1,4 +1,4 @@
-"""What a sandbox of N workspaces asks for."""
+"""The resource requests of a sandbox with N workspaces."""
 
 import pytest
 from hypothesis import given

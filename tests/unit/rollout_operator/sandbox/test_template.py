@@ -1,4 +1,6 @@
-"""A pod template cannot lend rights: whatever passes is judged by a check that knows nothing of how it is made."""
+"""A pod template cannot grant privileges: accepted ones are judged by a check that is independent of the
+implementation.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,13 +23,13 @@ def refused(template: Json) -> list[str]:
 
 
 def made(template: Json, choice: Choice = PLAIN, **spec: Any) -> Json:
-    """The pod with this template merged over it."""
+    """Return the pod with this template merged into it."""
     sandbox = SandboxSpec.model_validate({"image": "busybox:1", **spec})
     return pod_for(WHO, sandbox, choice, CONFIG.images, without_nulls(template), image_volume=True)
 
 
 def made_if_it_fits(template: Json, choice: Choice = PLAIN) -> Json | None:
-    """The same; None when the template leaves the executor no memory."""
+    """Return the same; None if the template leaves the executor no memory."""
     try:
         return made(template, choice)
     except ValueError as error:
@@ -37,7 +39,7 @@ def made_if_it_fits(template: Json, choice: Choice = PLAIN) -> Json | None:
 
 
 def rights(pod: Json, capabilities: list[str]) -> Iterator[str]:
-    """What the pod can do that a sandbox must not, but for these capabilities of its executor."""
+    """Return what the pod can do that a sandbox must not, except these capabilities of its executor."""
     spec = pod["spec"]
     for field in ("serviceAccountName", "serviceAccount", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"):
         if spec.get(field):

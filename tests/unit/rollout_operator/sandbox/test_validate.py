@@ -1,4 +1,4 @@
-"""What is wrong with a Sandbox is found before anything is made, and told by field."""
+"""Problems of a Sandbox are found before anything is created, and reported by field."""
 
 from typing import Any
 

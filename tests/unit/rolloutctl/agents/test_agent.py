@@ -1,4 +1,4 @@
-"""What an agent in Python is made of, before it runs."""
+"""The parts of an agent in Python, before it runs."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tools as an agent gets them in Python."""
+"""Tools as an agent in Python gets them."""
 
 from typing import Any, cast
 
@@ -85,7 +85,7 @@ def test_created_tools_have_the_names_that_the_model_sees() -> None:
 
 
 class Plain:
-    """Says it twice."""
+    """Returns its text twice."""
 
     async def execute(self, text: str, times: int = 2) -> dict[str, str]:
         return {"said": text * times}
@@ -93,7 +93,7 @@ class Plain:
 
 async def test_an_object_with_execute_is_a_tool_by_its_signature() -> None:
     named = NamedTool("mine", Plain(), stops=False)
-    assert (named.name, named.description, named.runs_in) == ("mine", "Says it twice.", "Runner")
+    assert (named.name, named.description, named.runs_in) == ("mine", "Returns its text twice.", "Runner")
     assert named.parameters["required"] == ["text"]
     assert (await result_of(Plain(), text="a")).content == '{"said": "aa"}'
 

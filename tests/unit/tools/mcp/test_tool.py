@@ -1,4 +1,4 @@
-"""What an MCP server answers, as the model is told it; and whose answer is whose on a connection that outlives calls."""
+"""An MCP server's answer as the model sees it, and the call of each answer on a connection that outlives calls."""
 
 import json
 from typing import Any

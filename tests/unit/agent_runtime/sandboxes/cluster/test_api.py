@@ -1,4 +1,4 @@
-"""The patience of the calls to the API server."""
+"""How long calls to the API server are retried."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What packing promises, for any requests and sandboxes."""
+"""Properties of packing, for any requests and sandboxes."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The Sandbox that a runner asks for, and which tasks may share one."""
+"""The Sandbox that a runner creates, and which tasks may share one."""
 
 import re
 from dataclasses import replace

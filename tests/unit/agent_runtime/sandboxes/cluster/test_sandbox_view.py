@@ -1,4 +1,4 @@
-"""What a runner reads out of a Sandbox."""
+"""What a runner reads from a Sandbox."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a runner knows of its Sandboxes, whatever a watch loses, repeats or is told late."""
+"""A runner's knowledge of its Sandboxes, whatever a watch loses, repeats or reports late."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def sandbox(name: str, version: int, reason: str | None = None) -> dict[str, Any
 
 
 class Server:
-    """Sandboxes with their history, as the API server keeps it."""
+    """Sandboxes with their history, as the API server keeps them."""
 
     def __init__(self) -> None:
         self.version, self.there, self.history = 0, dict[str, dict[str, Any]](), list[dict[str, Any]]()

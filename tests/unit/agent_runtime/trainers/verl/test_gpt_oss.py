@@ -1,4 +1,4 @@
-"""The text of tool results for gpt-oss; tests/integration/verl compares it with verl's own."""
+"""The text of tool results for gpt-oss. tests/integration/verl compares it with verl's own."""
 
 import pytest
 

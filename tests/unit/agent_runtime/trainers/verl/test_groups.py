@@ -1,4 +1,4 @@
-"""Members of a group stay together whatever the number of workers, and no row is lost on the way."""
+"""Members of a group stay together for any number of workers, and no row is lost."""
 
 import math
 from typing import Any

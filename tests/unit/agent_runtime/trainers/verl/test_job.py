@@ -1,4 +1,4 @@
-"""verl's settings as a job: its `custom` dict is the spec, and what verl decides cannot be said twice."""
+"""verl's settings as a job: its `custom` dict is the spec, and fields that verl determines cannot be set twice."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""verl's LLM servers as a model: every token under the weights that made it, and no failure of a server as the policy's."""
+"""verl's LLM servers as a model: every token has the weights that sampled it, and no server failure counts against the
+policy.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ PROMPT = [10, 11, 12]
 
 @dataclass
 class Output:
-    """As verl's TokenOutput."""
+    """An output like verl's TokenOutput."""
 
     token_ids: Sequence[int]
     log_probs: Sequence[float] | None
@@ -34,7 +36,7 @@ def piece(*ids: int, version: int | None = 1, stop: str = "completed", **extra: 
 
 
 class Server:
-    """Answers with what it is given, one after another; an exception is raised."""
+    """Gives its answers in order; an exception is raised."""
 
     def __init__(self, *answers: Output | Exception) -> None:
         self.answers, self.asked = list(answers), list[dict[str, Any]]()
@@ -48,7 +50,7 @@ class Server:
 
 
 class PlainChat:
-    """A conversation is always the same prompt; an answer of token 7 is a tool call."""
+    """Every conversation has the same prompt. An answer of token 7 is a tool call."""
 
     stop_token_ids = (99,)
 

@@ -1,4 +1,4 @@
-"""A row of verl's dataset is a task, or an error that says which row and which field."""
+"""A row of verl's dataset is a task, or an error that names the row and the field."""
 
 import gc
 import json
@@ -75,7 +75,7 @@ def test_invalid_task_is_reported_with_the_row_and_the_field(fields: dict[str, A
 
 
 def test_tools_find_their_arguments_until_the_last_group_of_a_row_ends() -> None:
-    """REMAX plays a greedy baseline beside the sampled rollouts of a row, which often ends first."""
+    """REMAX runs a greedy baseline beside the sampled rollouts of a row, which often ends first."""
     rows, given = ActiveRows(), {"lookup": {"create_kwargs": {"word": "apple"}}}
     sampled = rows.begin(read_row(row(tools_kwargs=given)))
     greedy = rows.begin(read_row(row(tools_kwargs=given)))

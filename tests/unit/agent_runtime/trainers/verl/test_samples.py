@@ -1,4 +1,4 @@
-"""What verl trains on: the policy's own tokens, in the context in which they were sampled."""
+"""verl's training data: the policy's own tokens, in the context in which they were sampled."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from agent_runtime.recording.branches import Branch
 
 
 def branch(*turns: tuple[int, int, str | None]) -> Branch:
-    """Turns of so many tokens of context and so many sampled ones of a version; ids count up."""
+    """Return a branch with these numbers of context tokens, sampled tokens and version for each turn. Its ids count up."""
     mask = [bit for context, sampled, _ in turns for bit in [0] * context + [1] * sampled]
     versions = [version for context, sampled, made in turns for version in [None] * context + [made] * sampled]
     return Branch(
