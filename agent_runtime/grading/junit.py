@@ -225,7 +225,8 @@ def judge_all(reported: Sequence[ReportedTest], hidden: Sequence[TaskFile]) -> l
             owner = classes[-1] if classes else module.rpartition(".")[2]
             if (owner, function) not in seen:
                 verdicts.append(_verdict("::".join([file.path, *classes, function]), []))
-        if not tests and not any(verdict.name.startswith(f"{file.path}::") for verdict in verdicts):
+        is_known = any(verdict.name.startswith(f"{file.path}::") for verdict in verdicts)
+        if not tests and not is_known and may_define_tests(file.data()):
             verdicts.append(TestVerdict(name=file.path, passed=False, message="no test of this file was reported"))
     return verdicts
 
@@ -266,6 +267,35 @@ def _node_id(test: ReportedTest) -> str:
         classes = [part for part in test.classname[len(module) :].split(".") if part]
         return "::".join([test.file, *classes, test.name])
     return f"{test.classname}::{test.name}" if test.classname else test.name
+
+
+_DYNAMIC = frozenset({"exec", "globals", "load_tests", "setattr", "type", "vars"})
+"""Functions with which a file may define tests under any name."""
+
+
+def may_define_tests(source: bytes) -> bool:
+    """Whether a file may have tests; False for helpers that are named like a test file."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return True
+    for node in nodes:
+        match node:
+            case ast.ClassDef(bases=bases) if any("test" in ast.unparse(base).lower() for base in bases):
+                return True
+            case ast.ClassDef(name=name):
+                names = [name]
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names = [] if any(map(_is_fixture, node.decorator_list)) else [name]
+            case ast.alias(name=name, asname=known_as):
+                names = [known_as or name]
+            case ast.Name(id=name) if name in _DYNAMIC:
+                return True
+            case _:
+                continue
+        if any(name.lower().startswith("test") or name in ("*", "load_tests") for name in names):
+            return True
+    return False
 
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

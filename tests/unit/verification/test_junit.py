@@ -236,6 +236,25 @@ class TestA:
     assert defined_tests(b"def broken(") == []
 
 
+@pytest.mark.parametrize(
+    ("source", "is_expected"),
+    [
+        ("import pytest\nLIMIT = 3\ndef make_user(): ...\n@pytest.fixture\ndef test_user(): ...", False),
+        ("class Fake:\n    def call(self): ...", False),
+        ("", False),
+        ("if True:\n    def test_it(): ...", True),
+        ("from shared import *", True),
+        ("import unittest\nclass User(unittest.TestCase): pass", True),
+        ("for n in range(3): globals()[f'check_{n}'] = None", True),
+        ("def broken(", True),
+    ],
+)
+def test_helpers_that_are_named_like_a_test_file_need_no_report(source: str, is_expected: bool) -> None:
+    files = [TaskFile(path="test_it.py", content="def test_a(): ..."), TaskFile(path="test_utils.py", content=source)]
+    verdicts = judge_all(parse_report(report(case("test_it", "test_a"))), files)
+    assert [verdict.name for verdict in verdicts if not verdict.passed] == ["test_utils.py"] * is_expected
+
+
 def test_fixtures_and_deleted_base_classes_are_not_expected_in_the_report(tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text(
