@@ -77,7 +77,7 @@ class RolloutSession:
         self._next = 0
         self._total: int | None = None
         """Total number of groups, once the stream is closed."""
-        self._closed = self._resumed = False
+        self._closed = self._resumed = self._has_ended = False
 
     async def __aenter__(self) -> Self:
         """Open storage, sandboxes and model, and resume the groups of an earlier session. Raises JobAborted if the run
@@ -99,6 +99,7 @@ class RolloutSession:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave unfinished groups for the next session."""
+        self._has_ended = True
         await self._groups.stop()
         self._context.finished |= self._resumed and not self._unfinished
         try:
@@ -228,6 +229,8 @@ class RolloutSession:
             self._begin(number, entry.task, entry.label, in_flight=False)
 
     def _begin(self, sequence: int, task: Task, label: str | None, *, in_flight: bool) -> None:
+        if self._has_ended:
+            return  # a cancelled `submit` was stored afterwards: the next session runs its group
         self._next = sequence + 1
         self._unfinished[sequence] = self._context.batches[sequence] = label
 

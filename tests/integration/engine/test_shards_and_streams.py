@@ -17,7 +17,7 @@ import pytest
 
 from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.events import JobSummary
-from agent_runtime.engine.groups import JobAborted
+from agent_runtime.engine.groups import Groups, JobAborted
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.scheduling.drain import Drain
@@ -525,3 +525,34 @@ async def test_damaged_group_of_a_stream_is_named(tmp_path: Path) -> None:
     await store.create("stream/0.json", b'{"task": 1')
     with pytest.raises(RecordCorrupt, match=r"stream/0\.json: is not a submitted group"):
         await StreamRecord(store).entry(0)
+
+
+async def test_submission_that_is_stored_after_the_session_is_left_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, start, started = StreamRecord.submit, Groups.start, list[int]()
+
+    async def slow(self: StreamRecord, task: Task, label: str | None = None) -> int:
+        await asyncio.sleep(0.2)
+        return await submit(self, task, label)
+
+    async def noted(self: Groups, number: int, task: Task) -> None:
+        started.append(number)
+        await start(self, number, task)
+
+    job, world = a_job(tmp_path, {"stream": {}}), f"stored-later-{next(worlds)}"
+    monkeypatch.setattr(StreamRecord, "submit", slow)
+    monkeypatch.setattr(Groups, "start", noted)
+    async with RolloutSession(
+        job, base_dir=tmp_path, environ={}, provider=DummyProvider(world), model=Commands()
+    ) as session:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await session.submit(a_task(0))
+    await asyncio.sleep(0.4)
+    assert (await StreamRecord(session._context.record.store).numbers(), started) == ([0], [])
+    async with RolloutSession(
+        job, base_dir=tmp_path, environ={}, provider=DummyProvider(world), model=Commands()
+    ) as session:
+        await session.close()
+        assert [group.sequence async for group in session] == [0]
