@@ -143,6 +143,9 @@ class CatalogOptions(ApiModel):
     """Further arguments of its command line."""
 
 
+DEFAULT_TOOLS = ["bash", "editor", "search", "finish"]
+
+
 class Agent(ApiModel):
     """The agent that works on the tasks."""
 
@@ -151,7 +154,7 @@ class Agent(ApiModel):
     program in the sandbox), a published program such as `ClaudeCode` (see docs/coding-agents.md), `Oracle` (runs the
     task's solution), `Nop`, an entry point, or module:Class.
     """
-    tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
+    tools: Annotated[list[ExtensionName], Field(max_length=64)] = DEFAULT_TOOLS
     """Built-in tools, entry points, or module:Class. Programs have their own tools."""
     command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
     """The program of `Command` and its arguments, started without a shell; `{prompt}`, `{promptFile}` (a path) and `{model}`
@@ -210,6 +213,9 @@ class Agent(ApiModel):
             )
         if self.mcp_servers and (self.is_program or self.type in AGENTS_WITHOUT_MODEL):
             raise ValueError(f"mcpServers is not for type {self.type}, which calls no MCP tools; remove it")
+        # A cluster fills in the default, so it cannot be told from tools that somebody wrote.
+        if self.is_program and self.tools not in ([], DEFAULT_TOOLS):
+            raise ValueError(f"tools is not for type {self.type}, whose program has its own tools; remove it")
         if self.trajectory and not is_command:
             raise ValueError("trajectory is only for type Command; other agents are always recorded")
         if self.is_program and self.system_prompt is not None:

@@ -19,6 +19,7 @@ TIME = {"name": "time", "command": ["mcp-server-time"]}
         ({**COMMAND, "mcpServers": [TIME]}, "mcpServers is not for type Command"),
         ({"type": "Nop", "mcpServers": [TIME]}, "mcpServers is not for type Nop"),
         ({**COMMAND, "context": {"maxMessages": 10}}, "context is not for type Command"),
+        ({**COMMAND, "tools": ["bash"]}, "tools is not for type Command"),
         ({"mcpServers": [TIME, TIME]}, "two servers have the same name"),
         ({"mcpServers": [{"name": "time"}]}, "exactly one of command"),
         ({"mcpServers": [{**TIME, "url": "http://time"}]}, "exactly one of command"),
@@ -33,4 +34,5 @@ def test_incompatible_fields_are_reported(fields: dict[str, Any], said: str) -> 
 
 def test_what_fits_together_is_taken() -> None:
     Agent.model_validate({**COMMAND, "trajectory": {"path": "t.json"}})
+    Agent.model_validate({**COMMAND, "tools": Agent().tools})  # as a cluster returns it
     Agent.model_validate({"mcpServers": [TIME, {"name": "web", "url": "https://web/mcp", "tools": ["get"]}]})
