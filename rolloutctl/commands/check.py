@@ -36,7 +36,8 @@ def validate(
     manifest: ManifestArgument,
     provider: ProviderOption = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Make no test call of the model, and write nothing to storage.")
+        bool,
+        typer.Option("--offline", help="Make no test call of the model, write nothing to storage, and pull no image."),
     ] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
@@ -74,7 +75,10 @@ def validate(
         [TaskProblem(str(manifest), None, text) for text in unused_hooks(plugins)] if job.spec.agent.is_program else []
     )
     warnings = [*loaded.warnings, *unused]
-    missing = asyncio.run(missing_programs(job, loaded.tasks, RunEnvironment(base_dir, os.environ, provider)))
+    # Looking for the verifiers' programs starts sandboxes, which pull their images.
+    looks = not offline or all(task.sandbox.apply(job.spec.sandbox).image is None for task in loaded.tasks)
+    run_environment = RunEnvironment(base_dir, os.environ, provider)
+    missing = asyncio.run(missing_programs(job, loaded.tasks, run_environment)) if looks else []
     valid = all(found.has_setup for found in missing)
     size, count = job.spec.group_size, len(loaded.tasks)
     if form is Form.JSON:
@@ -85,6 +89,8 @@ def validate(
         _warn(warnings)
         for found in missing:
             say(f"{manifest}: {found}", "yellow" if found.has_setup else "bold red")
+        if not looks:
+            say("--offline: whether the images have the verifiers' programs was not checked.", "dim")
         amount = "a stream of tasks" if stream else _amount(count, size)
         if valid:
             out.print(f"{manifest} is valid: {amount}.", soft_wrap=True)

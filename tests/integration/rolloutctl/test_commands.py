@@ -966,6 +966,14 @@ def test_run_whose_agent_always_raises_stops_and_goes_on_with_corrected_code(she
     assert resumed["tracebacks"] == {}
 
 
+def test_validate_pulls_no_image_when_offline(shell: Shell) -> None:
+    path = slow_job(shell.folder, 0, sandbox={"image": "127.0.0.1:9/none:1", "provider": "Local"})
+    checked = shell("validate", path.name, "--offline")
+    assert checked.returncode == 0, checked.stderr
+    assert "was not checked" in checked.stderr
+    assert shell("validate", path.name).returncode != 0
+
+
 def test_validate_calls_the_model_unless_offline(shell: Shell) -> None:
     path = slow_job(shell.folder, 0)
     job = yaml.safe_load(path.read_text())
