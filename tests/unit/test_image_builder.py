@@ -36,7 +36,7 @@ def install(folder: Path, name: str, script: str) -> None:
     ],
     ids=["docker with buildx", "docker without buildx", "docker without daemon", "nothing"],
 )
-def test_builder_is_a_tool_that_works(
+def test_builder_is_a_working_tool(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: str, podman: str, chosen: str
 ) -> None:
     install(tmp_path, "docker", docker)

@@ -89,7 +89,7 @@ TOOL_MODES = {"ANY": "required", "NONE": "none"}
 PATH = re.compile(rf"(?:{BETA})?/models/(.+):(\w+)")
 """Path of a call below `/v1`, or that below `/v1beta`: the model's name, and the method."""
 METHODS = {"generateContent": False, "streamGenerateContent": True}
-"""Whether the answer is streamed."""
+"""Methods of a call, and whether each streams its answer."""
 
 
 def path_fields(api: str, query: str) -> JsonObject | None:

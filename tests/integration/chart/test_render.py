@@ -68,7 +68,7 @@ def test_the_api_server_knows_every_field(documents: list[Manifest], schemas: Pa
     assert answer["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}
 
 
-def test_a_misspelt_field_would_be_found(schemas: Path) -> None:
+def test_schema_refuses_a_misspelt_field(schemas: Path) -> None:
     service = of_kind(render(), "Service")[0]
     service["spec"]["selectors"] = service["spec"].pop("selector")
     location = f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
@@ -78,7 +78,7 @@ def test_a_misspelt_field_would_be_found(schemas: Path) -> None:
     assert "selectors" in done.stdout
 
 
-def test_the_definitions_are_kept_when_the_chart_goes_and_are_those_of_the_models() -> None:
+def test_definitions_are_kept_at_uninstall_and_equal_the_models() -> None:
     installed = {document["metadata"]["name"]: document for document in of_kind(render(), "CustomResourceDefinition")}
     for expected in definitions().values():
         found = installed.pop(expected["metadata"]["name"])

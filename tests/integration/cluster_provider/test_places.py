@@ -21,7 +21,7 @@ async def test_a_group_shares_one_sandbox_and_its_setup_runs_once(opened: Opened
     assert operator.api.writes == [("create", members[0].handle["sandbox"])]
 
 
-async def test_a_warm_workspace_costs_no_write(opened: Opened, operator: StandInOperator) -> None:
+async def test_workspace_in_an_existing_sandbox_makes_no_api_write(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     await (await acquire(provider)).release()
     writes = list(operator.api.writes)

@@ -201,7 +201,7 @@ async def test_program_continues_when_its_runners_are_killed_without_losing_a_tu
     assert exported(branch) == one_conversation(requests)
 
 
-async def test_program_that_gives_up_because_its_runner_died_is_retried_for_free(tmp_path: Path) -> None:
+async def test_program_that_gives_up_because_its_runner_died_uses_up_no_attempt(tmp_path: Path) -> None:
     begun = asyncio.Queue[int]()
     async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
         command = [sys.executable, "agent.py", "{prompt}", "{model}", "2"]
@@ -422,7 +422,7 @@ class Held(Speller):
         return await super().complete(request)
 
 
-async def test_time_behind_a_shut_gate_is_not_the_programs(tmp_path: Path, server: VllmStandIn) -> None:
+async def test_time_behind_a_shut_gate_does_not_count_for_the_program(tmp_path: Path, server: VllmStandIn) -> None:
     task = {"timeouts": {"agentSeconds": 7}}
     job = manifest(tmp_path, server, ASK + "ask('question')\nask('question')", ["python3", "agent.py"], task=task)
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Held())

@@ -161,7 +161,7 @@ async def test_slow_boot_costs_no_agent_time(tmp_path: Path) -> None:
     assert all(result["seconds"]["boot"] > 2 > result["seconds"]["agent"] for result in ran.results)
 
 
-async def test_a_model_that_is_down_is_infrastructure_and_a_full_context_is_the_policys(tmp_path: Path) -> None:
+async def test_unavailable_model_is_an_infrastructure_failure_and_a_full_context_is_not(tmp_path: Path) -> None:
     async def fail(request: ModelRequest) -> None:
         raise ModelError("Unreachable", "refused") if request.member == 0 else ContextExceeded("9000 > 8192")
 

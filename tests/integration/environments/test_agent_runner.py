@@ -46,7 +46,7 @@ def test_status_has_the_end_of_an_episode() -> None:
         assert [runner.run_job(seed).status for seed in (1, 2)] == [EpisodeStatus.FINISHED, EpisodeStatus.NO_DATA]
 
 
-def test_episodes_are_recorded_where_one_wants_them(tmp_path: Path) -> None:
+def test_episodes_are_recorded_in_the_given_output(tmp_path: Path) -> None:
     with AgentRunner({"id": GAME}, model=says("end"), output={"uri": str(tmp_path)}) as runner:
         runner.run_job(1)
     assert list(tmp_path.glob("episodes-*/seals/0.json"))

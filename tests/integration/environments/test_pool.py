@@ -85,7 +85,7 @@ async def test_resumed_episode_has_the_time_of_a_step_for_each_repeated_step(poo
         await (await opened([ObservationsRecord(turn=0, time=0, results=results)])).execute({"action": "a"}, context)
 
 
-async def test_a_reset_that_hangs_ends_too(pool: EnvironmentPool) -> None:
+async def test_hanging_reset_ends_at_its_deadline(pool: EnvironmentPool) -> None:
     with pytest.raises(EnvironmentFailure, match="EnvironmentHung"):
         await game(pool, Timeouts(setup_seconds=1), slow_reset=True).start([])
 

@@ -115,7 +115,7 @@ async def test_the_deadline_ends_a_command_and_is_reported(runner: Runner) -> No
     assert (result.signal, result.cause) == (9, "Deadline")
 
 
-async def test_a_program_that_does_not_exist_is_the_commands_own_failure(runner: Runner) -> None:
+async def test_missing_program_is_a_file_error(runner: Runner) -> None:
     with pytest.raises(Exception, match="no-such-program") as failure:
         await runner.run(["no-such-program"], "0:none")
     assert type(failure.value).__name__ == "FileError"

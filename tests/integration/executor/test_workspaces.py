@@ -39,7 +39,7 @@ async def test_without_a_free_place_the_caller_learns_how_many_there_are_and_can
         assert (await client.call("POST", "/workspaces", key="0:second", json={"id": second})).status == 200
 
 
-async def test_making_a_workspace_twice_gives_the_one_and_another_content_is_refused(client: Any) -> None:
+async def test_repeated_create_returns_the_workspace_and_refuses_another_specification(client: Any) -> None:
     same = await client.call("POST", "/workspaces", json={"id": client.workspace})
     assert same.status == 200
     other = await client.call("POST", "/workspaces", json={"id": client.workspace, "env": {"A": "b"}})
@@ -105,7 +105,7 @@ async def test_a_folder_goes_out_as_a_tar_and_comes_in_again(client: Any) -> Non
     assert [entry["name"] for entry in entries] == ["keep"]
 
 
-async def test_a_name_that_is_not_utf8_survives_the_way_in_and_out(client: Any) -> None:
+async def test_file_name_that_is_not_utf8_is_kept(client: Any) -> None:
     assert (await client.call("PUT", "~/files?path=@/n/%ff%fe", data=b"odd")).status == 200
     listed = (await client.call("GET", "~/list?path=@/n")).json["entries"][0]["name"]
     assert listed.encode("utf-8", "surrogateescape") == b"\xff\xfe"

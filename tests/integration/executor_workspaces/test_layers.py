@@ -169,7 +169,7 @@ async def test_masked_paths_are_hidden_and_bound_paths_below_them_are_present(fu
     assert not (await run(fork, f"test -e {place}/secret/key")).ok
 
 
-async def test_names_that_are_not_utf8_survive_every_way_out_and_in(overlay: Inside) -> None:
+async def test_file_names_that_are_not_utf8_are_kept_in_every_transfer(overlay: Inside) -> None:
     name = os.fsdecode(b"/n/caf\xe9")
     first = await overlay.make()
     await write(first, name, b"x")

@@ -115,9 +115,7 @@ def test_plain_works_for_every_user(user: str, state: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-def test_a_killed_executor_takes_everything_with_it_and_the_next_one_clears_up(
-    user: str, state: str, mode: str
-) -> None:
+def test_killed_executor_leaves_no_process_and_the_next_one_cleans_up(user: str, state: str, mode: str) -> None:
     os.chmod(state, 0o777)
     with subprocess.Popen(_command(user, mode, state, "hold"), stdout=subprocess.PIPE, text=True) as executor:
         assert executor.stdout is not None
@@ -243,7 +241,7 @@ async def test_idle_workspaces_are_not_looked_at(overlay: Inside) -> None:
     assert not watch._active
 
 
-async def test_usage_counts_what_is_there(tmp_path: Path) -> None:
+async def test_usage_reports_memory_processes_and_disk(tmp_path: Path) -> None:
     async with opened(HostConfig(str(tmp_path), mode="Overlay", memory_bytes=10**10)) as host:
         workspace = await host.create(WorkspaceSpec("w"))
         command, output = await start(workspace, "head -c 30000000 /dev/zero > /var/tmp/file; sleep 1000 & sleep 1000")

@@ -21,7 +21,7 @@ from tests.integration.executor_workspaces.helpers import Inside, read_all, run,
 LIMIT = 20_000_000
 
 
-async def test_what_others_write_to_the_disk_is_not_a_workspaces_fault(plain: Inside) -> None:
+async def test_disk_writes_of_others_do_not_count_for_a_workspace(plain: Inside) -> None:
     root = Path(plain.host.config.root)
     (root / "of the image").write_bytes(b"x" * 3 * LIMIT)
     workspace = await plain.make(limits=Limits(disk_bytes=LIMIT))
@@ -35,7 +35,7 @@ async def test_what_others_write_to_the_disk_is_not_a_workspaces_fault(plain: In
     assert workspace.usage()["diskBytes"] < LIMIT
 
 
-async def test_what_a_workspace_writes_to_the_disk_ends_it(plain: Inside) -> None:
+async def test_workspace_ends_when_its_files_exceed_its_disk_limit(plain: Inside) -> None:
     workspace = await plain.make(limits=Limits(disk_bytes=LIMIT))
     fill = "mkdir deep; for i in $(seq 100); do head -c 1000000 /dev/zero > deep/$i; sleep 0.02; done; sleep 100"
     assert (await run(workspace, fill)).exit.cause == "Disk"

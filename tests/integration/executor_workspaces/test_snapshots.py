@@ -127,7 +127,7 @@ async def test_a_chain_of_layers_restored_in_a_fresh_overlay_is_what_was_there(f
 
 @_settings
 @given(before=_operations, after=_operations)
-async def test_a_plain_snapshot_takes_the_place_of_what_stood_there(before: object, after: object) -> None:
+async def test_plain_snapshot_replaces_existing_files(before: object, after: object) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         described = []

@@ -140,7 +140,7 @@ async def test_the_shell_is_the_best_that_the_workspace_has_at_that_time(inside:
     assert "bash" not in (await run(workspace, shell)).output
 
 
-async def test_signals_are_as_a_program_expects_them_and_descriptors_are_its_own(inside: Inside) -> None:
+async def test_command_has_default_signals_and_only_its_own_descriptors(inside: Inside) -> None:
     workspace = await inside.make()
     status = (await run(workspace, ["cat", "/proc/self/status"])).output
     masks = dict(line.split(":") for line in status.splitlines() if line.startswith("Sig"))

@@ -117,7 +117,7 @@ async def test_what_ends_a_command_at_its_deadline_never_hits_the_next_one(eithe
         await read_all(output)
 
 
-async def test_a_command_is_over_when_it_ended_itself_and_its_server_stays(either: Inside) -> None:
+async def test_command_ends_although_its_background_server_continues(either: Inside) -> None:
     workspace = await either.make()
     done = await run(workspace, "sleep 1001 </dev/null >/dev/null 2>&1 & echo started")
     assert done.ok
@@ -172,7 +172,7 @@ async def test_a_terminal_controls_its_command(either: Inside) -> None:
     assert ended.signal == signal.SIGINT or ended.code == 130
 
 
-async def test_home_user_and_path_are_there_without_being_given(either: Inside) -> None:
+async def test_home_user_and_path_are_set_by_default(either: Inside) -> None:
     workspace = await either.make(env={"FROM_WORKSPACE": "1"})
     done = await run(workspace, 'echo "$HOME|$USER|$FROM_WORKSPACE|$CALL"; test -n "$PATH"', env={"CALL": "2"})
     home, user, from_workspace, call = done.output.strip().split("|")
@@ -240,7 +240,7 @@ async def test_a_program_can_be_executed_as_soon_as_it_is_written(either: Inside
         assert done.output == "ran\n"
 
 
-async def test_a_path_is_read_and_written_as_given(either: Inside) -> None:
+async def test_file_is_read_and_written_at_its_absolute_path(either: Inside) -> None:
     workspace = await either.make()
     await write(workspace, "/tmp/a/b/c.txt", b"hello", mode=0o640)
     assert await get(workspace, "read", path="/tmp/a/b/c.txt") == b"hello"

@@ -108,7 +108,7 @@ def test_an_unchanged_tree_builds_nothing(build_images: Any, tmp_path: Path) -> 
     assert [Path(line) for line in again.stdout.split()] == built
 
 
-def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) -> None:
+def test_changed_file_changes_only_the_images_that_contain_it(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv", "out", "tests", "docs", "benchmarks")
     shutil.copytree(REPOSITORY, tmp_path / "tree", ignore=ignored)
     loader = SourceFileLoader("build_script", str(tmp_path / "tree/hack/images/build"))

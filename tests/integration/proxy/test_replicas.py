@@ -85,7 +85,7 @@ async def replicas(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncItera
             await started.kill(port)
 
 
-async def test_a_process_that_is_given_few_descriptors_takes_as_many_as_it_may(tmp_path: Path) -> None:
+async def test_process_raises_its_limit_of_descriptors(tmp_path: Path) -> None:
     replicas = Replicas(str(tmp_path), [free_port()])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))

@@ -43,7 +43,7 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: s
 @pytest.mark.parametrize(
     ("of_others", "action"), [(0, Action.COMPLETE), (25_000_000, Action.RETRY_ATTEMPT)], ids=["own", "others"]
 )
-async def test_artifacts_without_room_count_only_if_they_fill_the_disk(
+async def test_artifacts_without_room_count_only_if_they_fill_the_disk_themselves(
     tmp_path: Path, small_temporary_folder: Path, of_others: int, action: Action
 ) -> None:
     async def large() -> AsyncIterator[bytes]:

@@ -260,7 +260,7 @@ def test_exports_are_json_lines(finished: Shell) -> None:
     assert [message["role"] for message in conversation][:3] == ["system", "user", "assistant"]
 
 
-def test_exports_to_a_file_say_how_much_is_in_it_and_need_its_name(finished: Shell) -> None:
+def test_exports_to_a_file_require_a_name_and_report_their_size(finished: Shell) -> None:
     for form, what in (("parquet", "6 rows"), ("verl", "6 rows"), ("harbor", "6 trials")):
         refused = finished("export", "starter", "--format", form)
         assert (refused.returncode, refused.stdout) == (2, "")
@@ -325,7 +325,7 @@ def test_pages_are_served_until_ctrl_c(finished: Shell, arguments: Sequence[str]
     assert "Traceback" not in rest
 
 
-def test_the_report_tells_machines_where_it_is_and_may_be_called_json(finished: Shell) -> None:
+def test_report_prints_its_path_as_json(finished: Shell) -> None:
     told = finished("report", "starter", "-o", "json")
     assert (told.returncode, told.stderr) == (0, "")
     (run,) = (finished.folder / "out").iterdir()

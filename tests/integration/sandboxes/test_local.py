@@ -149,9 +149,7 @@ async def test_close_ends_the_executors_and_removes_their_folders(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_where_no_runner_comes_back_the_files_of_its_workspaces_do_not_fill_the_disk(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_workspace_files_are_deleted_when_no_runner_returns(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode, idleSeconds=1), places=2)
     await provider.open()
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
@@ -178,7 +176,7 @@ for _ in range(3000):
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_tree_that_cannot_be_packed_to_its_end_is_no_lost_sandbox(tmp_path: Path, mode: str) -> None:
+async def test_files_that_cannot_be_packed_are_a_file_error_and_no_lost_sandbox(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
     try:
@@ -283,7 +281,7 @@ async def test_the_setup_of_a_group_runs_once_for_all_its_members(overlay: Local
     assert await say(other, "cat id", "1:a") not in ids
 
 
-async def test_a_long_job_makes_workspace_after_workspace(overlay: LocalProvider) -> None:
+async def test_places_are_reused_by_hundreds_of_workspaces(overlay: LocalProvider) -> None:
     async with asyncio.timeout(60):
         for number in range(300):
             workspace = await overlay.acquire(spec(), attempt=f"{number}-1", fence=FIRST, name="agent")

@@ -96,7 +96,7 @@ async def graded(
     )
 
 
-async def test_what_an_agent_leaves_behind_a_prepared_link_does_not_mask_it(tmp_path: Path) -> None:
+async def test_file_in_place_of_a_linked_folder_is_no_reason_not_to_grade(tmp_path: Path) -> None:
     provider = LocalProvider(tmp_path / "run", template("Overlay"), places=2)
     await provider.open()
     try:
@@ -117,7 +117,7 @@ async def test_what_an_agent_leaves_behind_a_prepared_link_does_not_mask_it(tmp_
     ("mode", "user"), [pytest.param("Overlay", None, marks=pytest.mark.full), ("Overlay", "1000:1000"), ("Plain", None)]
 )
 @pytest.mark.parametrize("work", WORK)
-async def test_what_an_agent_left_is_graded_as_it_is(
+async def test_files_of_the_agent_are_graded_unchanged(
     provider_of: Callable[..., LocalProvider], mode: str, user: str | None, work: str
 ) -> None:
     commands, check = WORK[work]

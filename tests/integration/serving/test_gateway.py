@@ -217,7 +217,7 @@ async def test_unreachable_engine_is_reported(gateway: Gateway) -> None:
         assert "does not answer" in (await response.json())["error"]["message"]
 
 
-async def test_an_answer_says_which_policy_it_is_of(gateway: Gateway) -> None:
+async def test_answer_names_its_policy_version(gateway: Gateway) -> None:
     gateway.engine.pieces.put_nowait(None)
     async with gateway.http.post(gateway.data + CHAT, json={}) as response:
         assert response.headers["X-Policy-Version"] == "7"
@@ -254,7 +254,7 @@ async def test_gateway_admits_no_call_from_a_pause_or_load_to_its_verification(g
         assert response.headers["X-Policy-Version"] == "8"
 
 
-async def test_an_engine_that_was_started_again_between_two_calls_is_asked_nothing(gateway: Gateway) -> None:
+async def test_restarted_engine_gets_no_request_until_it_is_verified(gateway: Gateway) -> None:
     old = (await served(gateway))["engine"]
     await gateway.stop_engine.aclose()
     server, asked = await restart_engine(gateway.engine_port)
@@ -273,7 +273,7 @@ async def test_an_engine_that_was_started_again_between_two_calls_is_asked_nothi
 
 
 @pytest.mark.parametrize("capture", ["Tokens", "TextOnly"])
-async def test_a_runner_records_no_token_of_a_policy_that_it_does_not_believe_in(capture: str) -> None:
+async def test_runner_records_no_token_of_an_unverified_policy(capture: str) -> None:
     async with VllmStandIn() as engine, AsyncExitStack() as stack:
         ports = await serve(stack, TOKEN, None, engine.url, 0, 0)
         http = await stack.enter_async_context(aiohttp.ClientSession())

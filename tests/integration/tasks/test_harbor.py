@@ -91,7 +91,7 @@ async def test_agents_and_verifiers_of_other_users_than_root_start_and_are_grade
     assert await rewards(tmp_path / "tasks", [call("id -u > hello.txt")]) == [0, 0, 0.25]
 
 
-async def test_the_solution_is_paid_and_doing_nothing_is_not(tmp_path: Path) -> None:
+async def test_solution_is_rewarded_and_doing_nothing_is_not(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello-world")
     (solved,) = await run(tmp_path / "tasks", "Oracle")
     assert (solved.reward, solved.forgeable, solved.tags) == (1, True, ["trivial", "easy"]), solved.message
@@ -209,7 +209,7 @@ async def test_separate_verifier_gets_artifacts_outside_the_working_directory(tm
     assert await rewards(tmp_path / "tasks", [call("echo new > /tmp/data/kept; rm /tmp/data/gone")]) == [1]
 
 
-async def test_steps_are_taken_in_one_workspace_and_each_is_paid(tmp_path: Path) -> None:
+async def test_each_step_is_rewarded_in_the_same_workspace(tmp_path: Path) -> None:
     in_two_steps(tmp_path / "tasks" / "t")
     (solved,) = await run(tmp_path / "tasks", "Oracle")
     assert (solved.reward, solved.rewards, solved.forgeable) == (0.75, {"style": 0.5}, True), solved.message

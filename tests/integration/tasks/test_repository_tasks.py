@@ -25,7 +25,7 @@ from rolloutctl.client import Client
 from tests.support.repository import FIX, HIDDEN_TESTS, commit, git, make_repository
 
 THIS_MACHINE = "agent-rollouts-quickstart:latest"
-"""Image in place of which the local provider takes the Python environment that runs it."""
+"""Name of an image that the local provider replaces by the Python environment that runs it."""
 
 FIXES = "sed -i 's/a - b/a + b/' calculator.py"
 CHEATING_TESTS = (

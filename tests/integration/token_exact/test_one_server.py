@@ -203,7 +203,7 @@ async def test_aborted_answer_of_a_server_without_token_routes_is_discarded(
     assert request.health.lost_seconds > 0
 
 
-async def test_an_answer_that_was_given_up_with_a_client_reading_it_fails(
+async def test_answer_that_the_server_aborts_fails_while_a_client_reads_it(
     connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn(scale_out=False, tokens_per_second=100) as server:

@@ -208,7 +208,7 @@ async def test_a_field_without_effect_is_refused_and_nothing_is_sampled(
 
 @CAPTURES
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_the_engine_itself_refuses_is_the_requests_own_fault(
+async def test_request_that_the_engine_refuses_is_an_error_of_the_request(
     streamed: bool, scale_out: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn(scale_out=scale_out) as server:

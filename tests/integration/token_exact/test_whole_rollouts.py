@@ -125,7 +125,9 @@ async def test_logprobs_that_go_missing_later_are_infrastructure_and_never_rewar
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
-async def test_a_prompt_over_the_context_is_the_policys_own_end(scale_out: bool, tmp_path: Path, run_one: Any) -> None:
+async def test_prompt_over_the_context_completes_the_rollout_with_context_exceeded(
+    scale_out: bool, tmp_path: Path, run_one: Any
+) -> None:
     async with VllmStandIn(script=working, max_model_len=1000, scale_out=scale_out) as server:
         task = {"name": "t", "prompt": "Count to ten. " * 500, "verifier": {"commands": ["grade"]}}
         ran = await run_one(server, tmp_path, tasks={"inline": [task]})

@@ -101,7 +101,9 @@ PLUGIN = "def pytest_pyfunc_call(pyfuncitem):\n    return True\ndef add(a, b):\n
 
 
 @pytest.mark.parametrize("name", PLANTED)
-async def test_what_is_planted_works_until_it_is_not_carried(name: str, new_workspace: Callable[[], Any]) -> None:
+async def test_planted_files_affect_only_a_workspace_that_contains_them(
+    name: str, new_workspace: Callable[[], Any]
+) -> None:
     agent, grading = new_workspace(), new_workspace()
     await agent.write("calc.py", PLUGIN.encode() if "egg" in name else HALF.encode(), key="0:put")
     await agent.write(name, PLANTED[name].encode(), key="0:put")
@@ -292,6 +294,6 @@ async def test_unwritable_hidden_file_is_the_policys_fault_only_where_it_may_wri
         await grade(inside, Verifier(), full, key_turn=1)
 
 
-async def test_a_task_without_verifier_is_the_callers_mistake(workspace: Any) -> None:
+async def test_task_without_verifier_raises_an_error(workspace: Any) -> None:
     with pytest.raises(ValueError, match="has no verifier"):
         await grade(Task(name="t", prompt="p"), Verifier(), workspace, key_turn=1)

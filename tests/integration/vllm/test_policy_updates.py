@@ -251,7 +251,7 @@ async def test_engine_that_wakes_for_a_new_version_finishes_its_calls_with_it(
     assert all(mine == theirs for mine, theirs in zip(found, answer.versions(), strict=True) if mine is not None)
 
 
-async def test_engine_that_did_not_fall_asleep_makes_no_token_when_it_wakes(server: InferenceServer) -> None:
+async def test_engine_that_failed_to_sleep_samples_no_token_when_it_wakes(server: InferenceServer) -> None:
     call = asyncio.create_task(server.generate([300, 301], sampling={"max_tokens": server.long_answer}))
     async with asyncio.timeout(60):
         while not await server.running():  # noqa: ASYNC110

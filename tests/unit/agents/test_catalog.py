@@ -57,7 +57,7 @@ def test_the_documentation_names_the_version_of_each_agent(kind: str) -> None:
     assert CATALOG[kind].protocol in row
 
 
-def test_a_command_is_run_as_the_manifest_has_it() -> None:
+def test_only_known_placeholders_of_a_command_are_replaced() -> None:
     command = ["agent", "--model={model}", "{prompt}", "{promptFile}", "{other} ${HOME} {} {home} {url}"]
     program = program_of(Agent(type="Command", command=command, install=["make"]), "/workspace")
     assert program is not None
@@ -70,7 +70,7 @@ def test_a_command_is_run_as_the_manifest_has_it() -> None:
 
 
 @given(st.text(max_size=40))
-def test_braces_of_a_prompt_are_the_prompts_own(prompt: str) -> None:
+def test_braces_in_a_prompt_are_not_replaced(prompt: str) -> None:
     text = f"{{model}}{prompt}{{promptFile}}"
     program = program_of(Agent(type="Command", command=["{prompt}|{prompt}"]), "/workspace")
     assert program is not None
@@ -84,7 +84,7 @@ def test_a_value_in_a_configuration_file_cannot_end_its_string() -> None:
     assert 'model = "a\\"b\\\\c"\n' in config
 
 
-def test_an_agent_of_the_engine_is_no_program() -> None:
+def test_built_in_agent_has_no_program() -> None:
     assert program_of(Agent(type="ToolCalling"), "/workspace") is None
 
 

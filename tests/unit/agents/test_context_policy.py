@@ -53,12 +53,12 @@ def test_a_cut_keeps_head_and_latest_turn_and_leaves_no_result_without_its_call(
 
 
 @pytest.mark.parametrize("fields", [{}, {"maxTokens": 1, "maxMessages": 4}, {"maxMessages": 3}])
-def test_a_limit_that_says_nothing_or_two_things_is_refused(fields: Any) -> None:
+def test_context_limit_without_exactly_one_bound_is_refused(fields: Any) -> None:
     with pytest.raises(ValueError, match=r"exactly one|greater than or equal to 4"):
         ContextLimit.model_validate(fields)
 
 
-def test_an_agent_without_a_conversation_of_ours_has_no_limit() -> None:
+def test_context_limit_is_refused_for_agents_without_a_managed_conversation() -> None:
     with pytest.raises(ValueError, match="context is not for type Oracle"):
         Agent.model_validate({"type": "Oracle", "context": {"maxMessages": 10}})
 

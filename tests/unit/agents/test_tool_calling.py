@@ -130,7 +130,7 @@ async def test_the_content_filter_ends_the_rollout_with_its_own_reason(attempt: 
     assert stop.reason is StopReason.CONTENT_FILTER
 
 
-async def test_what_the_context_raises_goes_through(attempt: Any) -> None:
+async def test_errors_of_the_context_are_raised(attempt: Any) -> None:
     assert (await stopped(ToolCalling(), attempt(compute("1"), maxTurns=4))).reason is StopReason.MAX_TURNS
 
 

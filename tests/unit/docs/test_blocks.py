@@ -18,7 +18,7 @@ def test_no_block_of_a_page_is_passed_over_because_it_does_not_say_what_it_is(pa
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_link_to_a_file_leads_nowhere(page: Path) -> None:
+def test_linked_files_exist(page: Path) -> None:
     """The site also checks links within docs/, with their anchors. It does not see those of README.md and to examples."""
     for block in MarkdownIt().parse(page.read_text()):
         for token in block.children or ():
@@ -67,7 +67,7 @@ def test_commands_are_distinguished_from_their_output() -> None:
         ("run-… is done", "run-1a2b is done\n"),
     ],
 )
-def test_what_differs_from_run_to_run_is_not_compared(expected: str, output: str) -> None:
+def test_variable_parts_of_an_output_are_not_compared(expected: str, output: str) -> None:
     assert shows(expected, output)
 
 

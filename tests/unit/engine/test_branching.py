@@ -100,7 +100,7 @@ def test_a_branch_trains_on_its_own_tokens_and_sees_all_that_came_before(records
 
 
 @given(journals(), st.integers(0, 4))
-def test_what_was_copied_is_counted_to_its_source_alone(records: list[Record], turn: int) -> None:
+def test_copied_turns_count_only_for_their_source(records: list[Record], turn: int) -> None:
     own = [record for record in records if isinstance(record, ResponseRecord) and record.turn > turn]
     fields = summarise(branched(records, turn), "Tokens")
     assert (fields["turns"], fields["tool_calls"]) == (len(own), len(own))
@@ -127,7 +127,7 @@ def test_an_atif_trajectory_says_which_steps_were_copied(records: list[Record], 
     assert written["final_metrics"]["total_prompt_tokens"] == total
 
 
-def test_another_model_is_given_no_ids_that_may_mean_something_else_to_it() -> None:
+def test_branch_of_another_model_gets_no_token_ids() -> None:
     response = ResponseRecord(
         turn=0,
         time=0,

@@ -45,7 +45,7 @@ def test_the_newest_policy_is_the_largest_that_was_seen(replies: list[list[int]]
     assert newest.version == max((version for reply in replies for version in reply), default=None)
 
 
-def test_a_rollout_is_judged_by_its_own_first_token_and_by_what_others_have_seen() -> None:
+def test_rollout_is_stale_by_its_own_first_token_and_the_newest_policy() -> None:
     newest = NewestPolicy()
     ours, others = PolicyLag(newest, 1), PolicyLag(newest)
     for version in ("3", "4"):

@@ -389,7 +389,7 @@ async def test_failed_tries_of_a_model_call_use_up_none_of_the_agents_time() -> 
     assert max(r.seconds for r in turns.records if isinstance(r, ResponseRecord)) < 0.3
 
 
-async def test_time_behind_a_shut_gate_is_not_the_agents() -> None:
+async def test_time_behind_a_shut_gate_does_not_count_for_the_agent() -> None:
     class Held(CountingModel):
         async def complete(self, request: ModelRequest) -> ModelReply:
             request.health.on_hold(True)

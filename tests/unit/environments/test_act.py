@@ -66,7 +66,7 @@ async def test_repeated_agent_continues_after_the_journaled_actions() -> None:
     assert (third.content, third.stop) == ("place 3", True)
 
 
-async def test_an_episode_begun_again_elsewhere_has_to_lead_to_the_same_places() -> None:
+async def test_repeated_episode_with_other_results_fails() -> None:
     same = await steps(act(Walk(lost=1)), "a", "b")
     assert [step.content for step in same] == ["place 1", "place 2"]
     tool = act(Walk(lost=1, drift=0.5), recorded(*await steps(act(Walk()), "a")))
@@ -113,11 +113,11 @@ def test_an_episode_without_a_step_has_reward_zero() -> None:
     assert (episode_verdict(LAKE, []).reward, episode_verdict(LAKE, []).passed) == (0.0, False)
 
 
-def test_an_agent_of_any_kind_is_given_the_rules_and_what_is_seen_first() -> None:
+def test_first_prompt_has_the_rules_and_the_first_observation() -> None:
     assert act(Walk()).task.prompt == "Walk.\nTurn 1: place 0"
 
 
-def test_what_an_environment_shows_is_never_read_as_a_placeholder() -> None:
+def test_placeholders_in_an_observation_are_not_replaced() -> None:
     text = observation_text(
         "{turn}|{observation}|{actionsLeft}", observation="{turn}{feedback}", turn=2, actions_left=5
     )

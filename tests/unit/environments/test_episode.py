@@ -125,7 +125,9 @@ def test_a_custom_class_acts_in_text_and_decides_its_own_success() -> None:
         ("FrozenLake-v1", {"actions": ["Left"]}, r"actions has 1 names, its space is Discrete\(4\)"),
     ],
 )
-def test_what_cannot_be_made_says_what_is_wrong(name: str, config: dict[str, Any], message: str) -> None:
+def test_environment_that_cannot_be_created_is_reported_with_the_reason(
+    name: str, config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(GameError, match=message):
         Episode(described(name, config=config))
 

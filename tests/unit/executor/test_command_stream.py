@@ -54,7 +54,7 @@ def content(command: str | list[str] = "true", **how: Any) -> bytes:
 
 
 @given(st.one_of(TEXT, PROGRAM), TEXT, TEXT, VARIABLES, st.binary(), st.floats(0, 1e9), st.integers(0, 1 << 20))
-def test_whatever_a_model_asks_for_is_what_the_executor_starts(
+def test_any_command_reaches_the_executor_unchanged(
     command: str | list[str], cwd: str, user: str, env: dict[str, str], stdin: bytes, deadline: float, kept: int
 ) -> None:
     sent = content(
@@ -93,7 +93,7 @@ def test_invalid_command_bytes_are_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, 200), st.binary(max_size=3))
-def test_a_command_cut_off_or_changed_is_refused_or_read_and_never_a_defect(at: int, instead: bytes) -> None:
+def test_truncated_or_changed_command_is_refused_or_parsed(at: int, instead: bytes) -> None:
     sent = content(["printf", "%s", "a"], env={"A": "b"}, stdin=b"in")
     for changed in (sent[:at], sent[:at] + instead + sent[at + len(instead) :]):
         with contextlib.suppress(ApiError):
@@ -184,7 +184,7 @@ def test_output_and_end_of_a_command_arrive_unchanged(
         assert shown[:head] + said[head : head + omitted] + shown[head:] == said
 
 
-def test_a_process_that_runs_or_was_refused_says_so() -> None:
+def test_running_and_refused_processes_are_reported() -> None:
     process = FakeProcess()
     assert told(answer(9, cast(Process, process))) == Running("4-call_1")
     process.refusal = ApiError("FileError", "no such program", errno="ENOENT")
@@ -286,7 +286,7 @@ async def test_a_command_in_any_pieces_is_started_once() -> None:
     assert wire.activity.at_work == 1
 
 
-async def test_long_command_sends_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_command_sends_progress_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_stream, "ANSWER_SECONDS", 0.02)
     process, starting = FakeProcess(), FakeProcess()
     starting.is_settled = False

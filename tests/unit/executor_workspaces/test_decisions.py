@@ -58,7 +58,7 @@ def test_a_build_with_two_jobs_a_processor_keeps_its_priority(processors: int, o
 
 
 @given(st.lists(st.integers(0, 30), min_size=30, max_size=30), st.integers(1, 30))
-def test_a_tree_is_everybody_whose_ancestors_lead_to_it(parents: list[int], ancestor: int) -> None:
+def test_process_tree_contains_all_descendants(parents: list[int], ancestor: int) -> None:
     processes = [Process(pid, parent, "S") for pid, parent in enumerate(parents, start=1) if parent != pid]
     parent_of = {process.pid: process.parent for process in processes}
 
@@ -132,7 +132,7 @@ usages = st.dictionaries(
 
 
 @given(usages, st.sets(st.sampled_from("abcdef")), st.integers(1, 400), st.integers(1, 400))
-def test_the_one_stopped_for_the_sandbox_is_the_largest_that_runs(
+def test_largest_running_workspace_is_stopped_for_the_sandboxs_limit(
     known: dict[str, Usage], active: set[str], memory: int, disk: int
 ) -> None:
     chosen = sandbox_excess(known, active, memory, disk)

@@ -98,7 +98,7 @@ def test_an_unknown_abi_is_refused(abi: int, number: int) -> None:
     assert answer(abi, number) == ENOSYS
 
 
-def test_the_program_fits_and_every_path_returns() -> None:
+def test_filter_program_fits_and_every_path_returns() -> None:
     assert len(PROGRAM) <= 4096  # BPF_MAXINSNS
     for at, (code, if_equal, otherwise, _) in enumerate(PROGRAM):
         assert code == 0x06 or at + 1 + max(if_equal, otherwise) < len(PROGRAM)

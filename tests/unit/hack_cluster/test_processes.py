@@ -18,7 +18,7 @@ def test_a_process_is_known_by_its_start_whatever_its_name(name: str, started: i
     assert parse_stat(f"42 ({name}) {' '.join(fields)}\n") == ("S", started)
 
 
-def test_another_process_that_got_the_same_id_is_left_alone() -> None:
+def test_process_with_a_reused_id_is_not_stopped() -> None:
     ours = current(os.getpid())
     recycled = Process(ours.pid, ours.started - 1)
     assert ours.alive
@@ -36,7 +36,7 @@ def test_a_program_that_ignores_the_request_to_stop_is_killed() -> None:
     assert program.returncode == -signal.SIGKILL
 
 
-def test_process_is_found_by_its_file_and_a_broken_file_has_none(tmp_path: Path) -> None:
+def test_stored_process_is_loaded_and_a_damaged_file_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "processes" / "x.json"
     assert load(file) is None
     save(current(os.getpid()), file)

@@ -37,7 +37,7 @@ from rollout_api.model import EndpointApi
         ),
     ],
 )
-def test_the_variables_of_one_family_make_the_endpoint(
+def test_endpoint_comes_from_the_variables_of_one_provider(
     environ: dict[str, str], url: str, api: EndpointApi, key: str | None
 ) -> None:
     endpoint = model_from_environment(environ).endpoint

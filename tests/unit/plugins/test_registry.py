@@ -35,7 +35,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["shouts", "shouting_kit:Shouts"])
-def test_three_lines_are_a_plugin_by_entry_point_and_by_module_and_class(package: None, name: str) -> None:
+def test_small_plugin_is_found_by_entry_point_and_by_module_and_class(package: None, name: str) -> None:
     (loaded,) = load_plugins([PluginUse(name=name)])
     assert loaded.name == name
     assert describe_plugin(name).hooks == ["after_rollout"]

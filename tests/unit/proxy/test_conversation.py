@@ -67,7 +67,7 @@ def test_unacceptable_arguments_are_sent_back_in_an_accepted_form() -> None:
     assert known.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"malformed_arguments": "{bad"}'
 
 
-def test_a_copy_may_lose_form_but_no_content() -> None:
+def test_copy_may_differ_in_formatting_but_not_in_content() -> None:
     answer = called('{"a":  1, "b": "x"}') | {"reasoning_content": "hm"}
     assert is_copy(called('{"b": "x", "a": 1.0}'), answer)
     assert is_copy(said(" text \n", "hm"), said("text", "hm"))

@@ -221,14 +221,14 @@ async def test_a_client_that_hangs_up_during_an_answer_has_used_a_turn_also_afte
         bench.begin()
 
 
-async def test_a_client_that_leaves_a_stalled_answer_has_used_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_leaves_a_stalled_answer_uses_up_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_runtime.proxy.call.STALLED_SECONDS", -1.0)
     bench = Bench(Limits(turns=1))
     await bench.hang_up()
     bench.begin()
 
 
-async def test_a_client_that_leaves_during_held_back_text_pays_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_leaves_during_held_back_text_uses_up_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_runtime.proxy.call.STALLED_SECONDS", 0.05)
     bench = Bench(Limits(tokens=42))
     bench.model.hold = asyncio.Event()

@@ -84,7 +84,7 @@ def test_undelivered_answer_is_left_out_and_its_retry_counts_last() -> None:
     assert [turn.number for turn in fold(linear(records))] == [1]
 
 
-def test_what_the_engine_itself_recorded_stays_as_it_is() -> None:
+def test_records_of_the_built_in_loop_are_unchanged() -> None:
     records: list[Record] = [
         IntentRecord(turn=0, time=0, keep=0, messages=[said("user", "a")]),
         response(0, 0, [1], [11]),

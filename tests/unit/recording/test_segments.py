@@ -62,7 +62,7 @@ def test_a_record_of_a_kind_that_this_version_does_not_know_is_reported() -> Non
         decode("k", compress(b'{"type":"dream"}\n'))
 
 
-def test_closing_differs_from_records() -> None:
+def test_closing_segment_is_decoded_as_closing() -> None:
     closing = Closing(closed_by=3, holder="abc")
     assert decode("k", encode_closing(closing)) == closing
 

@@ -152,7 +152,7 @@ def test_a_uri_that_cannot_work_is_refused_with_what_would(uri: str, message: st
         Store.open(uri, {})
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file/out: cannot be opened"):
         Store.open(str(tmp_path / "file/out"), {})

@@ -7,7 +7,7 @@ import pytest
 from agent_runtime.integrations.harbor_server.rows import NoTask, roots_of, task_path
 
 
-def test_the_rows_own_path_then_the_roots_then_the_template(tmp_path: Path) -> None:
+def test_task_folder_is_searched_in_the_row_then_the_roots_then_the_template(tmp_path: Path) -> None:
     own, first, second, last = (tmp_path / name / "t1" for name in ("own", "first", "second", "last"))
     template = str(tmp_path / "last" / "{instance_id}")
     roots = [tmp_path / "first", tmp_path / "second"]

@@ -64,7 +64,7 @@ def test_normalised_rewards_have_mean_zero_and_deviation_one(rewards: list[float
 
 
 @given(REWARDS, METHODS, st.floats(0.1, 5))
-def test_no_advantage_leaves_its_bounds_and_the_order_of_rewards_stands(
+def test_advantages_are_within_their_bounds_and_in_the_order_of_rewards(
     rewards: list[float], method: NormalizationMethod, clip: float
 ) -> None:
     values = normalized(rewards, method, clip)

@@ -32,7 +32,7 @@ def test_incompatible_fields_are_reported(fields: dict[str, Any], said: str) -> 
         Agent.model_validate(fields)
 
 
-def test_what_fits_together_is_taken() -> None:
+def test_compatible_fields_are_accepted() -> None:
     Agent.model_validate({**COMMAND, "trajectory": {"path": "t.json"}})
     Agent.model_validate({**COMMAND, "tools": Agent().tools})  # as a cluster returns it
     Agent.model_validate({"mcpServers": [TIME, {"name": "web", "url": "https://web/mcp", "tools": ["get"]}]})

@@ -178,7 +178,7 @@ def test_a_key_for_the_model_never_gets_into_the_manifest(folder: Path) -> None:
     assert not any("sk-secret" in str(note) for note in conversion.notes)
 
 
-def test_what_is_left_out_has_their_defaults(folder: Path) -> None:
+def test_missing_keys_have_the_defaults_of_the_converted_format(folder: Path) -> None:
     environment = {"id": "e", "docker_image": "i", "unit_tests": ["true"], "prompt": "p"}
     job, conversion = converted(folder, {"environments": [environment], "rollout_config": {}, "template_prompt": ""})
     (task,) = job.spec.tasks.inline or []

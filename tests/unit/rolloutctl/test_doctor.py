@@ -85,7 +85,7 @@ def test_definition_with_a_name_conflict_is_not_installed() -> None:
     assert "already in use" in finding.message
 
 
-def test_an_operator_that_works_is_well() -> None:
+def test_working_operator_passes_the_checks() -> None:
     config = checks.config_of({"data": {"operator.yaml": CONFIG}})
     findings = checks.operator({"items": [deployment()]}, config, lease(), "team", NOW)
     assert [finding.state for finding in findings] == [State.OK, State.OK]

@@ -161,11 +161,11 @@ async def test_servers_that_cannot_sleep_are_reported_at_once() -> None:
         await ServedPolicy(Api(model_server(7, 7, invalid=4)), "lab", "qwen").sleep()
 
 
-def test_a_condition_of_an_older_spec_says_nothing_against_the_new_one() -> None:
+def test_condition_of_an_older_spec_is_ignored() -> None:
     assert not is_served(model_server(7, 6, invalid=3, failed=6), 7)
 
 
-async def test_patience_ends_with_how_far_it_is() -> None:
+async def test_timeout_message_has_the_progress() -> None:
     with pytest.raises(PolicyNotServed, match=r"not served after 0\.05 s: FetchFailed: no such bucket"):
         await ServedPolicy(Api(model_server(7, 6)), "lab", "qwen", patience_seconds=0.05).update(7, "s3://b/7")
 

@@ -61,7 +61,7 @@ def test_every_broken_line_is_reported_with_its_field() -> None:
     ]
 
 
-def test_the_limit_counts_tasks_and_what_lies_behind_it_is_not_judged() -> None:
+def test_rows_after_the_limit_are_not_checked() -> None:
     assert [task.name for task in read(row("a"), "", row("b"), "broken", limit=2)] == ["a", "b"]
     assert told(row("a"), "broken", row("c"), limit=2) != []
 

@@ -122,7 +122,7 @@ def test_file_in_another_form_is_reported_once(tmp_path: Path) -> None:
 
 
 @given(st.text(min_size=1, max_size=20), st.integers(1, 10_000))
-def test_a_solution_of_any_size_is_the_patch_again(line: str, times: int) -> None:
+def test_large_solution_is_written_in_parts(line: str, times: int) -> None:
     text = line * times
     commands = solution(text)
     encoded = "".join(re.fullmatch(r"printf %s (\S+) >.*", command)[1] for command in commands[:-1])  # type: ignore[index]

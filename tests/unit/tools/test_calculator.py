@@ -29,7 +29,7 @@ numbers = st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9, allow_nan=False).f
         (" pi ", "3.14159265359"),
     ],
 )
-def test_expressions_have_their_value(expression: Any, value: Any) -> None:
+def test_expressions_are_calculated(expression: Any, value: Any) -> None:
     assert calculate(expression) == value
 
 

@@ -51,7 +51,7 @@ def test_an_exception_stays_on_its_line() -> None:
     assert "RuntimeError" in json.loads(line)["traceback"]
 
 
-def test_what_went_wrong_stands_out_and_single_rollouts_do_not() -> None:
+def test_failures_are_warnings_and_single_rollouts_are_debug_messages() -> None:
     warned = JobStarted("job", "f", "uri", 4, 0, resumed=False, warnings=("no isolation of processes",))
     assert [level for level, _, _ in lines_of(warned)] == [logging.INFO, logging.WARNING]
     assert [level for level, _, _ in lines_of(RolloutSealed(sealed(0)))] == [logging.DEBUG]
@@ -67,7 +67,7 @@ def test_a_finished_group_shows_its_rewards() -> None:
     assert "fix" in message
 
 
-def test_the_end_says_which_end_it_is() -> None:
+def test_last_message_says_how_the_job_ended() -> None:
     texts = [
         next(iter(lines_of(JobEnded(end))))[1]
         for end in (summary(completed=True), summary(), summary(aborted="7 of 20 were lost"))

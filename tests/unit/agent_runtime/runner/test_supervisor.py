@@ -106,7 +106,7 @@ def test_a_seal_resets_the_count_of_deaths(supervise: Supervise) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(DECISIONS))
-def test_what_the_engine_decides_is_how_the_pod_ends(supervise: Supervise, code: Exit) -> None:
+def test_pod_ends_with_the_exit_code_of_the_engine(supervise: Supervise, code: Exit) -> None:
     run = supervise(f"os._exit({code:d})")
     assert run.end()[0] == code
     assert run.lives == 1

@@ -62,7 +62,7 @@ def sampled(weights: policy.Weights, seed: int, version: str = "3") -> Branch:
     )
 
 
-def test_a_step_goes_where_the_objective_grows_fastest() -> None:
+def test_update_follows_the_gradient_of_the_objective() -> None:
     weights = some_weights()
     samples = [Sample(sampled(weights, seed), advantage) for seed, advantage in ((1, 1.5), (2, -0.5), (3, 0.25))]
 

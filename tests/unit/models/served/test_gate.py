@@ -197,7 +197,7 @@ def test_tokens_that_arrive_before_the_open_gate_is_seen_get_the_answers_version
     assert [(s.tokens, s.version) for s in gate.end(call)] == [(2, "5"), (3, "6")]
 
 
-def test_a_runner_that_was_not_waited_for_masks_what_it_cannot_know() -> None:
+def test_tokens_after_a_missed_update_have_no_version() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(0, 5), 0)
     call = gate.begin(streamed=True)

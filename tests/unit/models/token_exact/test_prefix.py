@@ -86,7 +86,7 @@ def test_a_prompt_never_says_anything_but_what_the_rendering_says(
 
 
 @given(st.lists(st.sampled_from(sorted(TEXTS)), min_size=1), st.lists(st.sampled_from(sorted(TEXTS))))
-def test_any_two_sequences_are_compared_without_trouble(stored: list[int], rendered: list[int]) -> None:
+def test_any_two_sequences_can_be_compared(stored: list[int], rendered: list[int]) -> None:
     seam = find_seam(stored, rendered, END)
     if seam is not None:
         assert 0 <= seam.start <= seam.end <= len(rendered)

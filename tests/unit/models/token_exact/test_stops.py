@@ -39,7 +39,7 @@ def test_tokens_behind_the_stop_string_are_cut_off_too() -> None:
     assert cut_at_stop("one STOP two three", "one STOP two", stops("STOP")) == ("STOP", "one ")
 
 
-def test_the_stop_string_stays_where_it_was_asked_for() -> None:
+def test_stop_string_is_kept_on_request() -> None:
     assert cut_at_stop("one.two", "one", stops(".", kept=True)) == (".", "one.")
 
 
@@ -48,7 +48,7 @@ def test_a_stop_string_may_begin_and_end_inside_of_tokens_and_characters() -> No
 
 
 @given(texts, texts, stop_lists)
-def test_what_is_certain_of_a_text_is_never_cut_off(text: str, more: str, strings: list[str]) -> None:
+def test_certain_text_ends_before_any_stop_string(text: str, more: str, strings: list[str]) -> None:
     whole = text + more
     end = min((at for stop in strings if (at := whole.find(stop)) >= 0), default=len(whole))
     assert certain_length(text, strings) <= end

@@ -12,7 +12,7 @@ texts = st.text(alphabet="ab \n<[{é", max_size=40)
 
 
 @given(texts, st.booleans(), st.data())
-def test_the_pieces_are_the_text_in_order_and_nothing_twice(text: str, tools: bool, data: st.DataObject) -> None:
+def test_pieces_together_are_the_text(text: str, tools: bool, data: st.DataObject) -> None:
     pieces: list[str] = []
     stream = TextStream(pieces.append, tools=tools)
     for length in sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6))):
@@ -42,7 +42,7 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     assert pieces == ["caf", "é"]
 
 
-def test_a_text_that_turns_out_otherwise_is_not_handed_out_again() -> None:
+def test_streamed_text_is_not_sent_again_when_the_final_text_differs() -> None:
     pieces: list[str] = []
     stream = TextStream(pieces.append, tools=False)
     stream.offer("one")

@@ -190,7 +190,7 @@ def serve(protocol: Translation, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "body"), BODIES, ids=[protocol.name for protocol, _ in BODIES])
-def test_a_request_with_every_part_in_its_place_is_served(protocol: Translation, body: dict[str, Any]) -> None:
+def test_well_formed_request_is_served(protocol: Translation, body: dict[str, Any]) -> None:
     serve(protocol, body)
 
 

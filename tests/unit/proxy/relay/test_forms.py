@@ -116,7 +116,7 @@ def test_the_tighter_of_two_limits_reaches_the_model() -> None:
     ],
     ids=repr,
 )
-def test_a_failure_keeps_its_kind_so_that_the_policy_is_blamed_for_its_own_alone(error: Any) -> None:
+def test_relayed_failure_keeps_its_type(error: Any) -> None:
     with pytest.raises(type(error)) as raised:
         schemas.reply_of(schemas.error_message("r", error))
     assert type(raised.value) is type(error)

@@ -70,7 +70,7 @@ def test_model_servers_are_counted_by_state_and_by_shut_gates() -> None:
     assert found["rollout_model_gates_shut"] == 2
 
 
-def test_replicas_that_only_watch_count_nothing_twice() -> None:
+def test_standby_replicas_report_no_counts() -> None:
     cache = Cache()
     cache.put("Sandbox", sandbox("a"))
     metrics = Metrics(cache, leading=lambda: False)

@@ -120,7 +120,7 @@ def test_a_pod_keeps_its_place_its_state_and_its_owner_but_not_its_command() -> 
     assert (kept["status"]["phase"], kept["status"]["podIP"]) == ("Failed", "10.0.0.1")
 
 
-def test_what_people_and_runners_wrote_is_kept_whole() -> None:
+def test_specs_statuses_and_metadata_are_kept_unchanged() -> None:
     for kind in ("Sandbox", "ModelServer"):
         obj = {
             "apiVersion": "rollout.dev/v1alpha1",

@@ -427,7 +427,7 @@ def test_a_server_that_does_not_wake_is_replaced_and_the_others_go_on() -> None:
     assert fleet.is_at_rest()
 
 
-def test_a_server_that_could_not_sleep_makes_no_token_between_waking_and_loading() -> None:
+def test_server_that_failed_to_sleep_samples_no_token_between_waking_and_loading() -> None:
     fleet = at_version(1, runners=0)
     fleet.engines[0].failing.add("sleep")
     fleet.asleep = True

@@ -18,7 +18,7 @@ def test_a_sandbox_that_has_ended_can_be_read_for_a_minute() -> None:
     assert seconds_left(NOW, KEPT_AFTER_FINISHED, NOW + timedelta(seconds=60)) == 0
 
 
-def test_a_pod_that_was_never_seen_is_not_missed_in_the_first_moment() -> None:
+def test_missing_pod_counts_as_deleted_only_after_some_seconds() -> None:
     (ready,) = merged([], [condition("Ready", True, "Running")], NOW, 1)
     assert seconds_left(ready.last_transition_time, MISSED_AFTER, NOW) > 0
     assert seconds_left(ready.last_transition_time, MISSED_AFTER, NOW + timedelta(seconds=5)) <= 0

@@ -41,7 +41,7 @@ def test_whatever_a_registry_says_fits_into_a_status(words: str) -> None:
     assert len(condition("Ready", False, "R", words * 50).message) <= MOST_CHARACTERS
 
 
-def test_a_condition_that_is_not_there_does_not_hold() -> None:
+def test_missing_condition_does_not_hold() -> None:
     conditions = [condition("Ready", False, "R")]
     assert not holds(conditions, "Ready")
     assert not holds(conditions, "Finished")

@@ -197,7 +197,7 @@ def test_end_is_written_before_the_pod_is_deleted(state: Json, reason: str) -> N
     assert look(done, node(), seconds=62).actions == (Delete(Ref("Sandbox", "lab", "s"), "uid-s"),)
 
 
-def test_a_pod_that_is_going_already_is_not_deleted_again() -> None:
+def test_pod_in_deletion_is_not_deleted_again() -> None:
     going = pod(ended(0), **IP)
     going["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"
     assert look(finished(), node(), going, seconds=2).actions == ()
@@ -239,7 +239,7 @@ def test_silent_node_loses_its_sandboxes_after_half_a_minute() -> None:
     assert conditions(done)["Finished"][1] == "NodeLost"
 
 
-def test_when_no_node_at_all_is_heard_of_it_is_the_control_plane_that_is_cut_off() -> None:
+def test_silence_of_all_nodes_loses_no_sandbox() -> None:
     assert look(ready(), node("n1", ready=False), pod(RUNNING, **IP), seconds=600) == Plan()
 
 

@@ -92,7 +92,7 @@ def test_each_end_has_its_own_reason(state: Json | None, status: Json, reason: s
 
 
 @pytest.mark.parametrize("state", [None, RUNNING, waiting("ContainerCreating"), waiting("ImagePullBackOff")])
-def test_a_pod_that_lives_has_not_ended(state: Json | None) -> None:
+def test_running_pod_has_not_ended(state: Json | None) -> None:
     assert ending_of(pod(state, podIP="10.0.0.1")) is None
 
 
@@ -245,7 +245,7 @@ def test_unexecutable_volume_differs_from_a_crashed_executor(state: Json) -> Non
     assert exec_failure(made) is None
 
 
-def test_a_node_is_lost_only_after_a_while() -> None:
+def test_node_is_lost_only_after_some_seconds_of_silence() -> None:
     assert seconds_until_lost(node(), NOW) is None
     silent = node(ready=False, since=NOW)
     assert seconds_until_lost(silent, NOW) == 30

@@ -18,7 +18,7 @@ async def result_of(thing: Any, stops: bool = False, **arguments: Any) -> ToolRe
     return await NamedTool("mine", thing, stops=stops).execute(arguments, CONTEXT)
 
 
-async def test_an_option_is_what_the_model_leaves_out_and_no_more() -> None:
+async def test_option_replaces_the_default_of_an_argument_and_nothing_else() -> None:
     calculator = create_tool("Calculator", {"precision": 3})
     assert (await result_of(calculator, expression="1 / 7")).content == "0.143"
     assert (await result_of(calculator, expression="1 / 7", precision=5)).content == "0.14286"
@@ -27,7 +27,7 @@ async def test_an_option_is_what_the_model_leaves_out_and_no_more() -> None:
     assert '"default": 3' in calculator.get_description()
 
 
-def test_an_argument_with_an_option_is_not_asked_of_the_model() -> None:
+def test_argument_with_an_option_is_not_required() -> None:
     assert "expression" not in create_tool("Calculator", {"expression": "1"}).parameters["required"]
 
 

@@ -62,7 +62,7 @@ def test_tasks_that_need_another_pod_never_share_one(other: WorkspaceSpec) -> No
     assert kind_of(sandbox_spec(job(), other)) != kind_of(sandbox_spec(job(), SPEC))
 
 
-def test_tasks_that_differ_in_what_a_workspace_brings_itself_share_one() -> None:
+def test_tasks_that_differ_only_in_workspace_settings_share_a_sandbox() -> None:
     other = replace(SPEC, group="g1", working_dir="/src", env={"A": "b"}, setup=["make"])
     assert kind_of(sandbox_spec(job(), other)) == kind_of(sandbox_spec(job(), SPEC))
 

@@ -36,7 +36,7 @@ def seen(*conditions: tuple[str, str, str], **status: Any) -> dict[str, Any]:
 
 
 @given(st.none() | statuses)
-def test_every_status_can_be_read_and_only_a_running_pod_is_talked_to(status: SandboxStatus | None) -> None:
+def test_every_status_is_parsed_and_only_a_running_pod_is_reachable(status: SandboxStatus | None) -> None:
     wire = {"status": status.wire()} if status is not None else {}
     view = sandbox_view({"metadata": {"name": "one", "uid": "u"}, **wire})
     assert view.pod_ip == (status and status.pod_ip)

@@ -110,7 +110,7 @@ async def test_tokens_joined_over_an_update_have_no_version_and_are_not_trained(
     assert branch.mask == [0] * (len(PROMPT) + 2)
 
 
-async def test_a_server_that_says_no_version_leaves_its_tokens_trainable() -> None:
+async def test_tokens_without_a_reported_version_are_trained() -> None:
     reply = await model(Server(piece(1, 2, version=None))).complete(request())
 
     assert reply.policy_spans == []
