@@ -455,6 +455,15 @@ class StepRecord(ApiModel):
     """The verifier is about to run in the agent's workspace and will change it."""
 
 
+class ChangesRecord(ApiModel):
+    """What the agent changed, as found when its files were carried into the grading's workspace."""
+
+    type: Literal["changes"] = "changes"
+    time: float
+    diff: str
+    """Unified diff from the prepared files. Large and binary files are only named, and its size is limited."""
+
+
 Record = Annotated[
     AttemptRecord
     | IntentRecord
@@ -469,7 +478,8 @@ Record = Annotated[
     | StopRecord
     | ArtifactsRecord
     | FailedRecord
-    | StepRecord,
+    | StepRecord
+    | ChangesRecord,
     Field(discriminator="type"),
 ]
 

@@ -53,6 +53,7 @@ from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
+    ChangesRecord,
     FailedRecord,
     Outcome,
     Record,
@@ -98,6 +99,8 @@ class Attempt:
         self._tools = AttemptTools(context.job.spec.agent, context.tools, context.server_keys)
         self._records: list[Record] = []
         self._boot_seconds = self._verifier_seconds = 0.0
+        self._changes = ""
+        """Diff of what the agent changed in the prepared files."""
 
     @classmethod
     async def claim(cls, context: RunContext, rollout: Rollout, number: int, failures: Failures) -> "Attempt":
@@ -415,6 +418,9 @@ class Attempt:
             return await self._seal(Outcome.VERIFIER_FAILED, None, reason=lost.reason, message=lost.message)
         self._phase = Phase.SEALING
         self._verifier_seconds = time.perf_counter() - started
+        recorded = last_record(self._records, ChangesRecord)
+        if self._changes and (recorded is None or recorded.diff != self._changes):
+            await self._write(ChangesRecord(time=time.time(), diff=self._changes))
         return await self._seal(Outcome.COMPLETED, verdict, message=stop.message)
 
     async def _grade(self, artifacts: ArtifactsRecord) -> Verdict | None:
@@ -450,7 +456,11 @@ class Attempt:
             watch=self._plugins,
             # A branch has the files of its source's turns, whose copied records are older than its own.
             since=min((record.time for record in self._records), default=None),
+            on_changes=self._note_changes,
         )
+
+    def _note_changes(self, changes: str) -> None:
+        self._changes = changes
 
     async def _seal(
         self, outcome: Outcome, verdict: Verdict | None, *, reason: str | None = None, message: str = ""

@@ -159,6 +159,16 @@ USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
 
 
 @dataclass(frozen=True)
+class Carried:
+    """What a grading workspace got of an agent's files."""
+
+    dropped: Sequence[str]
+    """Files that were left out, with the reasons."""
+    changes: str = ""
+    """Unified diff from the prepared files, with limits."""
+
+
+@dataclass(frozen=True)
 class CommandResult:
     """How a command ended. Exactly one of `exit_code` and `signal` is set, unless it never started (`cause`)."""
 
@@ -293,10 +303,10 @@ class Workspace(Protocol):
 
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
-    ) -> Sequence[str]:
+    ) -> Carried:
         """Write the tar of an agent's files into a folder of the prepared state, by the executor's rules for each part.
 
-        Returns which files were left out and why, one per line. Raises FileError. See docs/executor.md.
+        Raises FileError. See docs/executor.md.
         """
 
     async def layers(self) -> Sequence[str]:

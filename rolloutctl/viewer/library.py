@@ -21,7 +21,7 @@ from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
 from rolloutctl.viewer.live import InFlight
-from rolloutctl.viewer.rollout import Rollout, prepared_files, visible
+from rolloutctl.viewer.rollout import Rollout, changes, visible
 from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, summary
 from rolloutctl.viewer.table import RolloutTable, fields
 
@@ -176,14 +176,13 @@ class OpenRun:
         return seal, await reader.records(index, attempt)
 
     @contextlib.asynccontextmanager
-    async def artifacts(self, index: int) -> AsyncIterator[tuple[Any, Mapping[str, bytes]]]:
-        """Return the archive of a rollout's artifacts, None without one, and the files that were there before. Raises
-        NoSuchRun, RecordCorrupt.
+    async def artifacts(self, index: int) -> AsyncIterator[tuple[Any, Mapping[str, str]]]:
+        """Return the archive of a rollout's artifacts, None without one, and what the agent changed in the prepared files,
+        by path. Raises NoSuchRun, RecordCorrupt.
         """
         records = await self.records(index)
-        prepared = prepared_files(self.run.job, index // self.run.job.spec.group_size, records)
         async with open_artifacts(self.run.store, records) as archive:
-            yield archive, prepared
+            yield archive, changes(records)
 
     def _advantage(self, index: int, group: int) -> float | None:
         """Return the advantage among the rollouts that are sealed so far; None if too many would have to be compared."""

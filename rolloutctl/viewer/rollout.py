@@ -11,9 +11,16 @@ from typing import Any, Final
 
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.messages import fold
-from rollout_api.records import AttemptRecord, ObservationsRecord, Record, ResponseRecord, Result, StopRecord, Verdict
-from rollout_api.rollout_job import RolloutJob
-from rollout_api.sandbox import WORKING_DIR
+from rollout_api.records import (
+    AttemptRecord,
+    ChangesRecord,
+    ObservationsRecord,
+    Record,
+    ResponseRecord,
+    Result,
+    StopRecord,
+    Verdict,
+)
 from rolloutctl.ui.console import harmless
 from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 from rolloutctl.viewer.token_text import TextOf
@@ -134,55 +141,47 @@ def _spans(branch: Branch, text_of: TextOf | None) -> list[Json]:
     return spans
 
 
-def prepared_files(job: RolloutJob, group: int, records: Sequence[Record]) -> dict[str, bytes]:
-    """Return the files that the workspace had from the start, by path relative to the working directory, as far as the
-    run's record has them: those of tasks in the manifest, and of tasks that a plugin changed.
-    """
-    changed = next((r.task for r in reversed(records) if isinstance(r, AttemptRecord) and r.task is not None), None)
-    inline = job.spec.tasks.inline or []
-    task = changed or (inline[group] if group < len(inline) else None)
-    folder = job.spec.sandbox.working_dir or WORKING_DIR
-    return (
-        {posixpath.relpath(posixpath.join(folder, file.path), folder): file.data() for file in task.files}
-        if task
-        else {}
-    )
+def changes(records: Sequence[Record]) -> dict[str, str]:
+    """Return the recorded diff of what the agent changed in the prepared files, by path, in the colours of a terminal."""
+    found = next((record.diff for record in reversed(records) if isinstance(record, ChangesRecord)), "")
+    parts: dict[str, str] = {}
+    for part in re.split(r"^(?=--- (?:a/|/dev/null)[^\n]*\n\+\+\+ )", found, flags=re.MULTILINE):
+        lines = part.rstrip("\n").split("\n")
+        if len(lines) > 1 and lines[0].startswith("--- "):
+            after, before = lines[1].removeprefix("+++ "), lines[0].removeprefix("--- ")
+            path = (before if after == "/dev/null" else after)[2:]
+            parts[visible(path)] = _coloured(map(visible, lines[2:]))
+    return parts
 
 
-def files(archive: tarfile.TarFile, prepared: Mapping[str, bytes]) -> list[Json]:
-    """Return the entries of an artifacts archive. Those of prepared files say whether they were changed."""
+def files(archive: tarfile.TarFile | None, changed: Mapping[str, str]) -> list[Json]:
+    """Return the entries of an artifacts archive and the files that the agent deleted; those that it changed come first."""
     kinds = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "hard link"}
-    found = []
-    for member in archive:
+    found: dict[str, Json] = {}
+    for member in archive or ():
         kind = kinds.get(member.type, "file" if member.isreg() else "special")
-        entry = {"path": visible(member.name), "kind": kind, "bytes": member.size, "mode": f"{member.mode:o}"}
-        before = prepared.get(posixpath.normpath(member.name))
-        if before is not None and kind == "file":
-            content = archive.extractfile(member)
-            is_same = member.size == len(before) and content is not None and content.read() == before
-            entry["change"] = "unchanged" if is_same else "changed"
-        found.append(entry)
+        path = visible(posixpath.normpath(member.name))
+        found[path] = {"path": path, "kind": kind, "bytes": member.size, "mode": f"{member.mode:o}"}
+        if path in changed:
+            found[path]["change"] = "new" if "@@ -0,0 " in changed[path][:20] else "changed"
         if len(found) >= MOST_FILES:
             break
-    return found
+    gone = [{"path": path, "kind": "deleted", "bytes": 0, "mode": ""} for path in changed if path not in found]
+    first = [entry for entry in found.values() if "change" in entry]
+    return [*first, *gone, *(entry for entry in found.values() if "change" not in entry)]
 
 
-def file_text(archive: tarfile.TarFile, path: str, prepared: Mapping[str, bytes]) -> Json | None:
-    """Return the content of a file in an artifacts archive, and its difference from the prepared file; None if the
-    archive does not contain that file.
-    """
-    member = next((member for member in archive if visible(member.name) == path and member.isreg()), None)
+def file_text(archive: tarfile.TarFile, path: str) -> Json | None:
+    """Return the content of a file in an artifacts archive; None if the archive does not contain that file."""
+    member = next((m for m in archive if visible(posixpath.normpath(m.name)) == path and m.isreg()), None)
     content = archive.extractfile(member) if member else None
     if content is None or member is None:
         return None
     data = content.read(FILE_BYTES)
     if b"\0" in data:
-        return {"text": None, "bytes": member.size, "isWhole": True, "diff": None}
-    text, is_whole = visible(data.decode("utf-8", "replace")), member.size <= FILE_BYTES
-    before = prepared.get(posixpath.normpath(member.name))
-    is_compared = before is not None and before != data and is_whole and b"\0" not in before
-    diff = difference(visible((before or b"").decode("utf-8", "replace")), text) if is_compared else None
-    return {"text": text, "bytes": member.size, "isWhole": is_whole, "diff": diff}
+        return {"text": None, "bytes": member.size, "isWhole": True}
+    text = visible(data.decode("utf-8", "replace"))
+    return {"text": text, "bytes": member.size, "isWhole": member.size <= FILE_BYTES}
 
 
 def difference(before: str, after: str) -> str | None:
@@ -190,7 +189,10 @@ def difference(before: str, after: str) -> str | None:
     old, new = before.splitlines(), after.splitlines()
     if len(old) + len(new) > DIFF_LINES:
         return None
-    lines = list(difflib.unified_diff(old, new, lineterm="", n=3))[2:]
+    return _coloured(list(difflib.unified_diff(old, new, lineterm="", n=3))[2:])
+
+
+def _coloured(lines: Iterable[str]) -> str:
     colours = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
     return "\n".join(f"{colours[line[0]]}{line}\x1b[0m" if line[:1] in colours else line for line in lines)
 

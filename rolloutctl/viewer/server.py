@@ -216,15 +216,18 @@ async def _tokens(request: web.Request, text_of: TextOf | None) -> web.Response:
 
 async def _files(request: web.Request) -> web.Response:
     run = await _opened(request)
-    async with run.artifacts(_integer(request, "index")) as (archive, prepared):
-        return _json([] if archive is None else pages.files(archive, prepared))
+    async with run.artifacts(_integer(request, "index")) as (archive, changes):
+        return _json(pages.files(archive, changes))
 
 
 async def _file(request: web.Request) -> web.Response:
     run = await _opened(request)
-    async with run.artifacts(_integer(request, "index")) as (archive, prepared):
-        found = None if archive is None else pages.file_text(archive, request.query.get("path", ""), prepared)
-    return _problem(404, "The artifacts have no such file.") if found is None else _json(found)
+    path = request.query.get("path", "")
+    async with run.artifacts(_integer(request, "index")) as (archive, changes):
+        found = None if archive is None else pages.file_text(archive, path)
+    if found is None and path not in changes:
+        return _problem(404, "The artifacts have no such file.")
+    return _json((found or {"text": None, "bytes": 0, "isWhole": True}) | {"diff": changes.get(path)})
 
 
 async def _compare(request: web.Request) -> web.Response:

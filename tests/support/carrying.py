@@ -69,6 +69,12 @@ def rules(*, artifacts: Sequence[str] = (".",), hidden: Sequence[str] = ()) -> l
 
 def carry(folder: Path, data: bytes, form: Sequence[Mapping[str, Any]]) -> list[str]:
     """Carry a tar into a prepared folder; return what was dropped."""
-    body = json.dumps(list(form)).encode() + b"\n" + data
-    reply = piped(write_all(body), lambda stream: carrying.carry(os.path.realpath(folder), stream))
+    reply = carried(folder, data, form)
     return [*reply["dropped"], *(["more"] if reply["more"] else [])]
+
+
+def carried(folder: Path, data: bytes, form: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Carry a tar into a prepared folder; return the executor's answer."""
+    body = json.dumps(list(form)).encode() + b"\n" + data
+    reply: Mapping[str, Any] = piped(write_all(body), lambda stream: carrying.carry(os.path.realpath(folder), stream))
+    return reply

@@ -24,6 +24,7 @@ from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
     Ancestors,
+    Carried,
     CommandResult,
     Fence,
     Fenced,
@@ -332,12 +333,12 @@ class DummyWorkspace:
 
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
-    ) -> Sequence[str]:
+    ) -> Carried:
         """See Workspace. Here the tar replaces everything in its parts."""
         for number, form in enumerate(rules):
             await self.remove(posixpath.normpath(posixpath.join(path, form["root"])), key=f"{key}-before-{number}")
         await self.untar(path, data, key=key)
-        return []
+        return Carried([])
 
     async def untar(
         self,

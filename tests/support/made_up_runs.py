@@ -16,6 +16,7 @@ from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
     AttemptSummary,
+    ChangesRecord,
     CommandVerdict,
     IntentRecord,
     ObjectDigest,
@@ -35,6 +36,18 @@ from rollout_api.records import (
 from rolloutctl.viewer.rollout import Rollout
 
 BEGAN = 1_760_000_000.0
+CHANGES = """\
+--- a/src/module.py
++++ b/src/module.py
+@@ -1,2 +1,2 @@
+ def f(x):
+-    return x + 1
++    return x
+--- a/src/old.py
++++ /dev/null
+@@ -1,1 +0,0 @@
+-import module"""
+
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",
@@ -164,9 +177,7 @@ def made_up_rollout(
 
 def manifest(name: str, count: int, group_size: int, **spec: Any) -> dict[str, Any]:
     """Return the manifest of an invented run."""
-    files = [{"path": "src/module.py", "content": "def f(x):\n    return x + 1\n"}]
-    groups = range(-(-count // group_size))
-    tasks = [{"name": task_name(group), "prompt": "Mend it.", "files": files} for group in groups]
+    tasks = [{"name": task_name(group), "prompt": "Mend it."} for group in range(-(-count // group_size))]
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
@@ -233,7 +244,7 @@ def write_rollout(folder: Path, rollout: Rollout) -> None:
     key = f"attempts/{index}/{attempt}/1-artifacts.tar.zst"
     records = [*rollout.records]
     if result is not None:
-        records.append(ArtifactsRecord(time=0, key=key, bytes=len(archive)))
+        records += [ArtifactsRecord(time=0, key=key, bytes=len(archive)), ChangesRecord(time=0, diff=CHANGES)]
     objects = {
         f"attempts/{index}/{attempt}/{'1-0' if result is None else '1-1-records'}.jsonl.zst": encode(records),
         key: compress(archive),

@@ -130,10 +130,11 @@ async def grade_artifacts(
     jitter: random.Random,
     watch: CommandWatch | None = None,
     since: float | None = None,
+    on_changes: Callable[[str], None] = lambda changes: None,
 ) -> Verdict:
     """`Separate`: grade in a new workspace in the task's prepared state, with the artifacts in it. If the workspace is
     lost, grading is repeated after the same pause as before a new attempt. `since` is the Unix time at which the agent
-    started.
+    started. `on_changes` gets the diff of what the agent changed.
 
     Raises GradingLost when all retries are used up, or if the verifier cannot start at all.
     """
@@ -151,11 +152,18 @@ async def grade_artifacts(
             # From here on, the policy's files may have caused a failed start or a loss.
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir, since=since)
-            dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
+            carried = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
+            on_changes(carried.changes)
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
             return await grade(
-                task, verifier, workspace, key_turn=turn, separate_uid=separate_uid, dropped=dropped, watch=watch
+                task,
+                verifier,
+                workspace,
+                key_turn=turn,
+                separate_uid=separate_uid,
+                dropped=carried.dropped,
+                watch=watch,
             )
         except Exception as error:
             is_alone = workspace is not None and workspace.alone

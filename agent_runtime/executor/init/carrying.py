@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
 from agent_runtime.executor.init.archives import COPY_BYTES, SECOND, walk
+from agent_runtime.executor.init.changes import Changes
 from agent_runtime.executor.init.channel import Message
 from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.tree_rules import (
@@ -85,10 +86,11 @@ class _Carrying(Tree):
         rules: Rules,
         places: Sequence[str],
         dropped: _Dropped,
+        changes: Changes,
         since: float | None = None,
     ) -> None:
         super().__init__(location, rules)
-        self._shown_as, self._places, self._dropped = shown_as, places, dropped
+        self._shown_as, self._places, self._dropped, self._changes = shown_as, places, dropped, changes
         self._since = float("inf") if since is None else since * SECOND
         self.target = Target(location)
         self.written: list[tuple[int, list[str]]] = []
@@ -129,6 +131,8 @@ class _Carrying(Tree):
             self.placed[folder] = "folder"
 
     def _write(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
+        if content is not None:
+            self._changes.add(joined(self._shown_as, "/".join(parts)), self.target, parts)
         self.target.put(member, parts, content)
         if content is not None and time_of(member) > self._since:
             self.written.append((time_of(member), parts))
@@ -198,7 +202,17 @@ class _Carrying(Tree):
                 self._drop(path, reason or "")
             elif not _may_read(parent, name):
                 continue  # the tar leaves out entries that the agent cannot read, so a missing entry may not be deleted
+            else:
+                self._note_removal(path, kind)
             _remove(parent, name)
+
+    def _note_removal(self, path: str, kind: Kind) -> None:
+        files = [path] if kind == "file" else []
+        if kind == "folder":
+            for folder, _, names in os.walk(os.path.join(self.location, path)):
+                files += [os.path.relpath(os.path.join(folder, name), self.location) for name in names]
+        for file in files:
+            self._changes.add(joined(self._shown_as, file), self.target, file.split("/"))
 
     def remove(self, path: str, reason: str) -> None:
         folder = os.open(os.path.join(self.location, os.path.dirname(path)), os.O_RDONLY | os.O_DIRECTORY)
@@ -304,7 +318,8 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
 
     The line is a list: the rules for each `root`, a file or folder below `location`. `searched` are the absolute paths
     from which Python imports in this workspace, `programs` those of its `PATH`. Returns `dropped`, the agent's files
-    that were left out with the reasons, and `more`, the number of dropped files that are not listed. Raises Refused.
+    that were left out with the reasons, `more`, the number of dropped files that are not listed, and `changes`, a diff of
+    what differs from the prepared files. Raises Refused.
     """
     with open(stream, "rb", closefd=False) as file:
         line = file.readline(_RULES_BYTES)
@@ -318,6 +333,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             ) from None
         roots = [os.path.normpath(os.path.join(location, root)) for root in forms]
         places, dropped, begun = [*roots, *map(os.path.realpath, roots)], _Dropped(), list[_Carrying]()
+        changes = Changes()
 
         def begin(root: str, *, is_folder: bool) -> tuple[_Carrying, list[str]]:
             """Return the `_Carrying` of a root, and the root's path in it."""
@@ -335,7 +351,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             rules.import_roots.update(path for path in (below(place, path) for path in searched) if path is not None)
             if os.path.dirname(place) in searched:
                 rules.import_roots.add("..")
-            begun.append(_Carrying(place, root, rules, places, dropped, form.get("since")))
+            begun.append(_Carrying(place, root, rules, places, dropped, changes, form.get("since")))
             return begun[-1], path
 
         left = set(forms)
@@ -362,9 +378,10 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
         for carrying in begun:
             carrying.remove_planted(begun)
         _make_newest(begun)
+        report = {**dropped.report(), "changes": changes.report()}
         for carrying in begun:
             carrying.target.finish()
-        return dropped.report()
+        return report
 
 
 def _is_below(path: str, root: str) -> bool:

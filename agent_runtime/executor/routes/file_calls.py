@@ -226,5 +226,5 @@ unpack = _uploading(
         "owner": query.user("owner"),
     },
 )
-carry = _uploading("carry", lambda query: {"path": query.text("path")}, ("dropped", "more"))
+carry = _uploading("carry", lambda query: {"path": query.text("path")}, ("dropped", "more", "changes"))
 restore = _uploading("restore", lambda query: {})

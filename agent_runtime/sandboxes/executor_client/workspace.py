@@ -14,6 +14,7 @@ from aiohttp import web
 from agent_runtime.sandboxes.base import (
     DISK_FULL,
     Ancestors,
+    Carried,
     CommandResult,
     Fence,
     Fenced,
@@ -282,7 +283,7 @@ class ExecutorWorkspace:
 
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
-    ) -> Sequence[str]:
+    ) -> Carried:
         """See Workspace. A broken connection has the same effect as in `untar`."""
 
         async def body() -> AsyncIterator[bytes]:
@@ -292,7 +293,9 @@ class ExecutorWorkspace:
 
         reply = (await self._file("PUT", "carry", path, key, body=body())).json()
         dropped: list[str] = reply["dropped"]
-        return [*dropped, f"… and {reply['more']} more"] if reply["more"] else dropped
+        if reply["more"]:
+            dropped.append(f"… and {reply['more']} more")
+        return Carried(dropped, reply["changes"])
 
     async def layers(self) -> Sequence[str]:
         names: list[str] = (await self._read(self._path)).json()["layers"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agent_runtime.sandboxes.base import Ancestors, CommandResult, FileError, FileStat
+from agent_runtime.sandboxes.base import Ancestors, Carried, CommandResult, FileError, FileStat
 from tests.support.carrying import carry, packed, unpack
 from tests.support.commands import run_here
 
@@ -106,9 +106,9 @@ class FolderWorkspace:
 
     async def carry(
         self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
-    ) -> Sequence[str]:
+    ) -> Carried:
         whole = b"".join([chunk async for chunk in data])
-        return await asyncio.to_thread(carry, self._at(path), whole, rules)
+        return Carried(await asyncio.to_thread(carry, self._at(path), whole, rules))
 
 
 @pytest.fixture

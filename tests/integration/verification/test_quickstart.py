@@ -38,8 +38,8 @@ async def graded(task: Task, agent: Any, grading: Any) -> Verdict:
     """Grade like the engine in mode Separate: the prepared state, the carried files, the hidden tests."""
     await prepare(grading, task)
     folder, rules = carry_rules(task, JOB.spec.verifier, grading.working_dir)
-    dropped = await grading.carry(folder, rules, agent.tar(folder, parts=["."]), key="0:carry")
-    return await grade(task, JOB.spec.verifier, grading, key_turn=1, dropped=dropped)
+    carried = await grading.carry(folder, rules, agent.tar(folder, parts=["."]), key="0:carry")
+    return await grade(task, JOB.spec.verifier, grading, key_turn=1, dropped=carried.dropped)
 
 
 async def play(workspace: Any, task: Task, member: ScriptedMember) -> None:

@@ -24,7 +24,7 @@ from agent_runtime.executor.init.tree_rules import OF_TESTS, RUN_FIRST, Rules, k
 from agent_runtime.grading.artifacts import asks_for_files, carry_rules
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
-from tests.support.carrying import carry, packed, piped, rules, unpack, write_all
+from tests.support.carrying import carried, carry, packed, piped, rules, unpack, write_all
 from tests.support.full import examples
 
 PREPARED = {
@@ -101,6 +101,54 @@ def test_files_that_the_agent_wrote_are_newer_than_what_the_setup_of_the_grading
     assert built.stat().st_mtime < modified["first.c"] < modified["main.c"] < modified["late/main.o"] < time.time() + 1
     assert (modified["kept"], modified["same.c"]) == (began - 50, began - 5), "the agent gave it an older time"
     assert modified["old.txt"] == began + 10**9
+
+
+def test_changes_are_told_as_a_diff_of_the_prepared_files(tmp_path: Path) -> None:
+    prepared = {
+        "a.py": "one\ntwo\n",
+        "same.py": "x\n",
+        "gone.py": "old\n",
+        "folder/deep.py": "deep\n",
+        "data.bin": "\0",
+        "large.txt": "x" * 300_000,
+        "end.txt": "no newline",
+        "link": "a file\n",
+    }
+    grading = Grading(tmp_path, prepared)
+    for path in ("gone.py", "folder/deep.py", "link"):
+        (grading.agent / path).unlink()
+    (grading.agent / "folder").rmdir()
+    os.symlink("/etc/passwd", grading.agent / "link")
+    (grading.agent / "a.py").write_text("one\n2\n")
+    (grading.agent / "new.py").write_text("new\n")
+    (grading.agent / "data.bin").write_bytes(b"\0\1")
+    (grading.agent / "large.txt").write_text("y" * 300_000)
+    (grading.agent / "end.txt").write_text("no newline\n")
+    os.utime(grading.agent / "same.py", (0, 0))
+    found = carried(grading.graded, packed(grading.agent), rules())["changes"].split("\n")
+    wanted = [
+        *("--- a/a.py", "+++ b/a.py", "@@ -1,2 +1,2 @@", " one", "-two", "+2"),
+        *("--- a/data.bin", "+++ b/data.bin", "(changed; too large or not text)"),
+        *("--- a/end.txt", "+++ b/end.txt", "@@ -1,2 +1 @@", " no newline", "-\\ No newline at end of file"),
+        *("--- a/folder/deep.py", "+++ /dev/null", "@@ -1 +0,0 @@", "-deep"),
+        *("--- a/gone.py", "+++ /dev/null", "@@ -1 +0,0 @@", "-old"),
+        *("--- a/large.txt", "+++ b/large.txt", "(changed; too large or not text)"),
+        *("--- a/link", "+++ /dev/null", "@@ -1 +0,0 @@", "-a file"),  # the link leads out, so it is not carried
+        *("--- /dev/null", "+++ b/new.py", "@@ -0,0 +1 @@", "+new"),
+    ]
+    assert found == wanted
+
+
+def test_diff_of_changes_is_bounded_in_size_and_time(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {f"{number}.txt": f"{number}\n" for number in range(700)})
+    for number in range(700):
+        lines = "".join(f"{number * line % 7919}\n" for line in range(1000))
+        (grading.agent / f"{number}.txt").write_text(lines)
+    began = time.monotonic()
+    found = carried(grading.graded, packed(grading.agent), rules())["changes"]
+    assert len(found) < 200_000
+    assert found.endswith("Further files may have changed.")
+    assert time.monotonic() - began < 30
 
 
 def test_changed_file_is_not_mistaken_for_the_prepared_one_that_was_compiled_in_the_same_second(tmp_path: Path) -> None:

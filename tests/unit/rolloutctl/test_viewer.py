@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.store import Store
-from rollout_api.records import Outcome
+from rollout_api.records import ChangesRecord, Outcome
 from rolloutctl.errors import CommandError
 from rolloutctl.ui.transcript import Call
 from rolloutctl.viewer.library import Library
@@ -28,6 +28,7 @@ from rolloutctl.viewer.rollout import (
     DIFF_LINES,
     Rollout,
     _arguments,
+    changes,
     difference,
     file_text,
     files,
@@ -250,23 +251,34 @@ def archive_of(entries: Mapping[str, bytes]) -> tarfile.TarFile:
     return tarfile.open(fileobj=io.BytesIO(file.getvalue()))
 
 
-def test_files_that_the_task_prepared_are_compared_with_what_the_agent_left() -> None:
-    prepared = {"a.py": b"one\ntwo\n", "same.py": b"x\n", "data.bin": b"\0"}
-    left = archive_of({"./a.py": b"one\n2\n", "same.py": b"x\n", "new.py": b"y\n", "data.bin": b"now text"})
-    assert {entry["path"]: entry.get("change") for entry in files(left, prepared)} == {
-        "./a.py": "changed",
-        "same.py": "unchanged",
-        "new.py": None,
-        "data.bin": "changed",
-    }
-    shown = file_text(left, "./a.py", prepared)
+def test_recorded_changes_are_shown_by_file() -> None:
+    diff = "\n".join(
+        [
+            *("--- a/a.py", "+++ b/a.py", "@@ -1,2 +1,2 @@", " one", "-two", "+2"),
+            *("--- /dev/null", "+++ b/new.py", "@@ -0,0 +1,1 @@", "+--- a/a.py"),
+            *("--- a/gone.py", "+++ /dev/null", "@@ -1,1 +0,0 @@", "-x"),
+            *("--- a/big", "+++ b/big", "(changed; too large or not text)"),
+            "Further files may have changed.",
+        ]
+    )
+    found = changes([ChangesRecord(time=0, diff="older"), ChangesRecord(time=1, diff=diff)])
+    assert list(found) == ["a.py", "new.py", "gone.py", "big"]
+    assert "\x1b[31m-two\x1b[0m\n\x1b[32m+2\x1b[0m" in found["a.py"]
+    assert found["big"] == "(changed; too large or not text)\nFurther files may have changed."
+    left = archive_of({"./a.py": b"one\n2\n", "same.py": b"x\n", "new.py": b"--- a/a.py\n", "big": b"\0"})
+    entries = [(entry["path"], entry["kind"], entry.get("change")) for entry in files(left, found)]
+    assert entries == [
+        ("a.py", "file", "changed"),
+        ("new.py", "file", "new"),
+        ("big", "file", "changed"),
+        ("gone.py", "deleted", None),
+        ("same.py", "file", None),
+    ]
+    shown = file_text(left, "a.py")
     assert shown is not None
     assert shown["text"] == "one\n2\n"
-    assert "\x1b[31m-two\x1b[0m\n\x1b[32m+2\x1b[0m" in shown["diff"]
-    for path in ("same.py", "new.py", "data.bin"):
-        other = file_text(left, path, prepared)
-        assert other is not None
-        assert other["diff"] is None
+    assert files(None, {}) == []
+    assert changes([]) == {}
 
 
 def test_edit_by_a_tool_is_shown_as_a_difference() -> None:

@@ -261,17 +261,19 @@ function Files({ source, run, index }: { source: Source; run: string; index: num
     <div class="reading">
       <nav class="outline" aria-label="Files"><p class="hint">What the agent left for the grading.</p>
         <ul>{value.map((entry) => (
-          <li key={entry.path}>{entry.kind === "file"
-            ? <a href={rolloutLink(run, index, { ...kept(), tab: "files", file: entry.path })} aria-current={entry.path === path ? "true" : undefined}><code>{entry.path}</code> <span class="hint">{bytes(entry.bytes)}</span>{entry.change === "changed" && <span class="tag">changed</span>}</a>
+          <li key={entry.path}>{entry.kind === "file" || entry.kind === "deleted"
+            ? <a href={rolloutLink(run, index, { ...kept(), tab: "files", file: entry.path })} aria-current={entry.path === path ? "true" : undefined}><code>{entry.path}</code>{entry.kind === "deleted"
+              ? <span class="tag">deleted</span>
+              : <><span class="hint"> {bytes(entry.bytes)}</span>{entry.change && <span class="tag">{entry.change}</span>}</>}</a>
             : <span><code>{entry.path}</code> <span class="hint">{entry.kind}</span></span>}</li>
         ))}</ul></nav>
       <div class="steps">
         {content.problem && <Problem text={content.problem} />}
         {!path && <p class="hint">Choose a file.</p>}
+        {content.value?.diff && <Block label={`Changes to ${path}`} text={content.value.diff} folded={false} />}
         {content.value && (content.value.text === null
-          ? <p class="banner">This file is not text ({bytes(content.value.bytes)}).</p>
-          : <>{content.value.diff && <Block label={`Changes to ${path}`} text={content.value.diff} folded={false} />}
-            <Block label={`${path}, ${bytes(content.value.bytes)}${content.value.isWhole ? "" : ", only its beginning"}`} text={content.value.text} folded={content.value.diff !== null} /></>)}
+          ? !content.value.diff && <p class="banner">This file is not text ({bytes(content.value.bytes)}).</p>
+          : <Block label={`${path}, ${bytes(content.value.bytes)}${content.value.isWhole ? "" : ", only its beginning"}`} text={content.value.text} folded={content.value.diff !== null} />)}
       </div>
     </div>
   );

@@ -51,7 +51,7 @@ export type RolloutPage = {
   }) | null; advantage: number | null; problem: string | null;
 };
 export type Strip = { tokens: number; spans: { mask: number; policy: string | null; count: number; ids: number[]; texts: string[]; logprobs: (number | null)[] }[] };
-export type Entry = { path: string; kind: string; bytes: number; mode: string; change?: "changed" | "unchanged" };
+export type Entry = { path: string; kind: string; bytes: number; mode: string; change?: "changed" | "new" };
 export type Comparison = {
   before: string; after: string; tasks: Record<string, { before: number; after: number }>; onlyBefore: string[]; onlyAfter: string[];
   meanBefore: number | null; meanAfter: number | null; difference: number | null; confidenceInterval: [number, number] | null;
