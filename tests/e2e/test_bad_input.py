@@ -66,7 +66,7 @@ def test_300_mb_of_tool_output_cost_neither_memory_nor_the_rollout(tmp_path: Pat
     assert largest < 1_000_000, "the middle of the output is not recorded"
 
 
-def test_a_fork_bomb_in_a_tool_call_harms_only_itself(tmp_path: Path) -> None:
+def test_fork_bomb_in_a_tool_call_affects_only_its_own_rollout(tmp_path: Path) -> None:
     bomb = bash("bomb() { bomb | bomb & }; bomb; sleep 1")
     good = [bash("sleep 0.5"), bash("touch done")]
     manifest = job([bomb, bash("touch done")], good, sandbox={"resources": {"processes": 64}})

@@ -68,7 +68,7 @@ def test_quickstart_rewards_its_solution_and_no_cheat(tmp_path: Path, temporary:
 
 
 @pytest.mark.full
-def test_nothing_is_left_on_the_machine_where_each_workspace_has_a_sandbox(tmp_path: Path, temporary: Path) -> None:
+def test_run_with_a_sandbox_for_each_workspace_leaves_no_files(tmp_path: Path, temporary: Path) -> None:
     job = yaml.safe_load(QUICKSTART.read_text())
     job["spec"]["sandbox"]["workspaces"] = {"perSandbox": 1}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

@@ -41,7 +41,7 @@ def branching(source: Job, mode: str, think: float) -> Object:
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", MODES_ONCE)
-def test_branches_begin_in_other_pods_as_their_source_was_and_survive_their_runner(
+def test_branches_start_from_the_sources_state_and_continue_after_a_runner_restart(
     cluster: Cluster, new_job: NewJob, mode: str
 ) -> None:
     source = new_job(counting(mode)).apply()

@@ -56,7 +56,7 @@ def test_deleted_job_is_removed_in_30_s_and_keeps_its_results(
 
 
 @pytest.mark.alone
-def test_a_job_goes_on_while_the_chart_is_upgraded_uninstalled_and_installed_again(
+def test_job_continues_while_the_chart_is_upgraded_uninstalled_and_reinstalled(
     cluster: Cluster, installed: InstalledRelease, new_job: Callable[[Object], Job], tmp_path: Path
 ) -> None:
     newer = tmp_path / "chart"

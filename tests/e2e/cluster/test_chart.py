@@ -24,7 +24,7 @@ def test_restricted_operator_of_one_namespace_installs_upgrades_and_uninstalls(r
     assert all(release.cluster.kubectl("get", "crd", name).returncode == 0 for name in CRDS)
 
 
-def test_another_replica_takes_over_from_one_that_is_deleted(release: Release) -> None:
+def test_another_replica_takes_over_from_a_deleted_one(release: Release) -> None:
     release.upgrade("replicas=2", "podDisruptionBudget.enabled=true")
     first = release.wait_leader()
     release.cluster.kubectl("delete", "pod", first, "-n", release.namespace, "--wait=false")

@@ -75,9 +75,7 @@ def attack(sandbox: ByHand) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_way_out_of_a_workspace_in_an_overlay_pod(
-    cluster: Cluster, namespace: str, user: str, tmp_path: Path
-) -> None:
+def test_workspace_in_an_overlay_pod_cannot_escape(cluster: Cluster, namespace: str, user: str, tmp_path: Path) -> None:
     sandbox = ByHand(cluster, namespace, "hostile")
     sandbox.apply(user=user, workspaces={"mode": "Overlay", "perSandbox": 2}).wait_ready()
     (tmp_path / "secret").write_text(MARK)
@@ -93,7 +91,7 @@ def test_no_way_out_of_a_workspace_in_an_overlay_pod(
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_way_out_of_a_plain_pod(cluster: Cluster, namespace: str, user: str) -> None:
+def test_workspace_in_a_plain_pod_cannot_escape(cluster: Cluster, namespace: str, user: str) -> None:
     sandbox = ByHand(cluster, namespace, "hostile")
     # Without capabilities a user makes folders only where the image lets them.
     sandbox.apply(user=user, workingDir="/tmp/work", workspaces={"mode": "Plain"}).wait_ready()

@@ -119,7 +119,7 @@ def test_job_applied_again_under_its_old_name_starts_a_new_run(new_job: NewJob) 
     assert second.status["total"] == 2
 
 
-def test_a_job_waits_while_suspended_and_stays_when_finished_until_its_time_is_over(new_job: NewJob) -> None:
+def test_suspended_job_waits_and_a_finished_job_is_deleted_after_its_ttl(new_job: NewJob) -> None:
     job = new_job(small_job("finite", suspend=True, ttlSecondsAfterFinished=3600)).apply()
     job.wait("Suspended")
     assert not job.pods("runner")

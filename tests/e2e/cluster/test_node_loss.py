@@ -27,7 +27,7 @@ def on(node: str, pods: Sequence[Object]) -> Sequence[Object]:
     return [pod for pod in pods if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"]
 
 
-def test_a_node_that_fails_with_one_of_three_runners_on_it_costs_no_result(
+def test_failed_node_with_one_of_three_runners_loses_no_result(
     cluster: Cluster, outages: Outages, new_job: Callable[[Object], Job]
 ) -> None:
     first = cluster.details["nodes"][0]["name"]

@@ -75,9 +75,7 @@ def seat(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 @pytest.mark.full
-def test_a_sandbox_whose_place_a_more_important_pod_takes_was_preempted(
-    cluster: Cluster, namespace: str, seat: str
-) -> None:
+def test_preempted_sandbox_has_the_reason_preempted(cluster: Cluster, namespace: str, seat: str) -> None:
     resources = {"requests": {seat: "1"}, "limits": {seat: "1"}}
     sandbox = ByHand(cluster, namespace, "cheap")
     sandbox.apply(

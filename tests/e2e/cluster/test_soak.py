@@ -116,7 +116,7 @@ def log(capsys: pytest.CaptureFixture[str]) -> Log:
     return write
 
 
-def test_nothing_leaks_while_everything_fails_repeatedly(
+def test_repeated_failures_leak_nothing(
     cluster: Cluster, new_job: Callable[[Object], Job], request: pytest.FixtureRequest, log: Log
 ) -> None:
     size = SIZE

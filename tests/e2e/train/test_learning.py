@@ -48,7 +48,7 @@ def wanted(settings: Settings) -> float:
 
 
 @pytest.mark.parametrize(("settings", "seed"), TRAININGS)
-def test_a_policy_learns_from_what_rollouts_record(settings: Settings, seed: int) -> None:
+def test_policy_is_trained_from_recorded_rollouts(settings: Settings, seed: int) -> None:
     found = curve(settings, seed)
     assert found[0] < 0.05, "it begins with a policy that knows nothing"
     assert (found[-1] if settings.enough else statistics.fmean(found[-LAST:])) >= wanted(settings)
@@ -62,7 +62,7 @@ def test_server_mode_matches_local_run(settings: Settings, seed: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("broken", [DealtToOthers, MaskInverted])
-def test_nothing_is_learned_where_rewards_or_masks_are_wrong(broken: Callable[..., Trainer]) -> None:
+def test_nothing_is_learned_from_wrong_rewards_or_masks(broken: Callable[..., Trainer]) -> None:
     settings, seed = WHOLE_TRAININGS[0]
     needed = next(number for number, share in enumerate(curve(settings, seed), 1) if share >= wanted(settings))
     assert max(curve(replace(settings, updates=needed, enough=None), seed, broken)) < 0.2

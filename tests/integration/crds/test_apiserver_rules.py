@@ -220,7 +220,7 @@ def test_a_wrong_job_is_refused_with_a_reason(change: Callable[[dict[str, Any]],
     assert message in "\n".join(errors(changed(JOB, change)))
 
 
-def test_null_means_left_out() -> None:
+def test_null_is_the_same_as_a_missing_field() -> None:
     def nulls(spec: dict[str, Any]) -> None:
         spec["tasks"]["stream"] = spec["tasks"]["from"] = spec["model"]["endpoint"] = None
         spec["tasks"]["inline"][0]["files"][0]["contentBase64"] = None
@@ -329,13 +329,13 @@ def test_a_wrong_model_server_is_refused_by_the_api_server_and_by_the_model(
 
 
 @pytest.mark.parametrize("name", ["7b-chat", "qwen-api"])
-def test_model_server_whose_services_could_not_be_made_is_refused(name: str) -> None:
+def test_model_server_with_a_name_that_no_service_can_have_is_refused(name: str) -> None:
     server = model_server(SMALL)
     server["metadata"]["name"] = name
     assert "must begin with a letter and not end in -api" in "\n".join(errors(server))
 
 
-def test_a_policy_goes_forward_only_and_a_version_means_one_thing() -> None:
+def test_policy_version_cannot_decrease_and_its_source_is_fixed() -> None:
     before = model_server(SMALL, policy={"version": 3, "uri": "s3://p/3"})
     told = {
         '{"version": 2, "uri": "s3://p/3"}': "cannot decrease",
@@ -349,7 +349,7 @@ def test_a_policy_goes_forward_only_and_a_version_means_one_thing() -> None:
         assert errors(model_server(SMALL, policy=allowed), before) == []
 
 
-def test_another_model_is_another_server() -> None:
+def test_model_and_parallelism_of_a_model_server_cannot_be_changed() -> None:
     before = model_server(SMALL)
     for change in (
         {"model": {"name": "other"}},

@@ -50,7 +50,7 @@ def prints(folder: Path, name: str) -> dict[int, Any]:
     return asyncio.run(fingerprint(Store.open(str(folder / "out"), {}), name))
 
 
-def test_a_branching_run_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_killed_branching_run_has_each_result_exactly_once(tmp_path: Path, environ: dict[str, str]) -> None:
     sandbox = {"snapshotEveryTurns": 2}
     source = asyncio.run(done(tmp_path, counting(sandbox=sandbox)))
     manifest = branching(run_of(source), 2, count=4, sandbox=sandbox)

@@ -272,7 +272,7 @@ class UnexpectedModel(OneCall):
         ("surrogate", ("Completed", "Finished", 1.0)),
     ],
 )
-async def test_one_unexpected_answer_of_a_model_costs_one_rollout_and_never_the_run(
+async def test_unexpected_answer_of_a_model_fails_only_its_own_rollout(
     tmp_path: Path, kind: str, outcome: tuple[str, str, float | None]
 ) -> None:
     ran = await run(a_job(tmp_path), tmp_path, UnexpectedModel(kind))
@@ -282,7 +282,7 @@ async def test_one_unexpected_answer_of_a_model_costs_one_rollout_and_never_the_
 
 
 @pytest.mark.parametrize("kind", [ModelError, ModelConfigError])
-async def test_a_policy_whose_words_a_server_refuses_is_graded_and_costs_no_other_rollout(
+async def test_rollout_whose_text_the_server_refuses_is_graded_and_affects_no_other(
     tmp_path: Path, kind: type[ModelError]
 ) -> None:
     async def refuse(request: ModelRequest) -> None:

@@ -134,20 +134,18 @@ def compare(expected_store: Store, store: Store) -> None:
 
 
 @pytest.mark.full
-def test_a_run_killed_at_random_moments_loses_and_doubles_nothing_on_a_folder(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
+def test_randomly_killed_run_has_each_result_exactly_once_in_a_folder(tmp_path: Path, environ: dict[str, str]) -> None:
     killed_runs(tmp_path, environ, lambda number: "out", {})
 
 
-def test_a_run_killed_at_random_moments_loses_and_doubles_nothing_on_s3_that_fails(
+def test_randomly_killed_run_has_each_result_exactly_once_on_failing_s3(
     tmp_path: Path, environ: dict[str, str], s3: S3, faulty_port: int
 ) -> None:
     environ |= s3.environ(faulty_port)
     killed_runs(tmp_path, environ, lambda number: s3.uri(f"killed-{number}"), s3.environ())
 
 
-def test_a_runner_that_was_only_believed_dead_is_fenced_off(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_runner_wrongly_believed_dead_is_fenced_off(tmp_path: Path, environ: dict[str, str]) -> None:
     """Freeze a run, let another take everything over and finish, thaw the first: one record, one seal, no damage."""
     calm, folder = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()

@@ -132,7 +132,7 @@ async def test_slow_environment_costs_no_agent_time_and_cannot_be_faked(tmp_path
     assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.FINISHED, 2.0)
 
 
-async def test_an_environment_whose_step_does_not_work_is_found_before_the_first_rollout(tmp_path: Path) -> None:
+async def test_environment_with_a_wrong_step_result_is_found_before_the_first_rollout(tmp_path: Path) -> None:
     with pytest.raises(TaskSourceError, match="step returned 4 values, expected Gymnasium's five"):
         await results(tmp_path, {}, {"id": "tests.support.games:OldGame", "tag": "old"})
 
@@ -150,7 +150,7 @@ async def test_a_policy_that_makes_its_environment_fail_keeps_the_rewards_of_its
     assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT, 1.0)
 
 
-async def test_an_environment_in_a_sandbox_whose_step_does_not_work_is_never_a_reward(tmp_path: Path) -> None:
+async def test_environment_in_a_sandbox_with_a_wrong_step_result_gives_no_reward(tmp_path: Path) -> None:
     task = game("old", "Sandbox")
     task["environment"]["id"] = "games:OldGame"
     [result] = await results(tmp_path, {"old": "<answer>go</answer>"}, tasks={"inline": [task]})

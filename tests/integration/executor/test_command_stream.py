@@ -74,7 +74,7 @@ async def test_command_of_a_broken_connection_continues_and_is_joined(runner: Ru
     assert await runner.run(COUNT_A_RUN, "3:call") == await first
 
 
-async def test_next_runner_finds_a_command_by_its_key_and_the_old_one_is_fenced(
+async def test_next_runner_finds_a_command_by_its_key_and_the_old_runner_is_fenced(
     runner: Runner, executor: Any, client: Any
 ) -> None:
     first = asyncio.create_task(runner.run(COUNT_A_RUN, "3:call"))

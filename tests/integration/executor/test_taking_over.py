@@ -21,7 +21,7 @@ async def test_an_old_runner_cannot_act_after_the_new_one_has_taken_over(client:
     assert (await new.call("GET", "~/stat?path=@/old")).code == "NotFound"
 
 
-async def test_of_two_runners_with_one_epoch_only_the_first_holds(client: Any) -> None:
+async def test_of_two_runners_with_one_epoch_only_the_first_is_accepted(client: Any) -> None:
     assert (await client.held_by("2:first").raise_fence()).status == 200
     assert (await client.held_by("2:second").raise_fence()).code == "Fenced"
     assert (await client.held_by("2:second").start("true")).code == "Fenced"
@@ -79,7 +79,7 @@ async def test_deleted_attempt_is_not_restored_by_late_calls(client: Any) -> Non
     assert (await client.call("POST", "/workspaces", json=create)).status == 200
 
 
-async def test_one_attempt_cannot_change_the_workspace_of_another(client: Any) -> None:
+async def test_attempt_cannot_change_the_workspace_of_another(client: Any) -> None:
     other = client.held_by("1:runner")
     other.attempt = f"{client.attempt}-other"
     assert (await other.raise_fence()).status == 200

@@ -39,7 +39,7 @@ async def masked(tmp_path: Path) -> AsyncIterator[Inside]:
 
 
 @pytest.mark.parametrize("user", ["0", "1234:1234"])
-async def test_no_way_out_of_a_workspace(masked: Inside, user: str) -> None:
+async def test_workspace_cannot_escape(masked: Inside, user: str) -> None:
     neighbour = await masked.make()
     await write(neighbour, "/tmp/secret", _MARK.encode(), mode=0o666)
     server, server_output = await start(neighbour, [_PYTHON, "-c", _SERVER, _MARK])
@@ -320,7 +320,9 @@ print(os.WIFSTOPPED(os.waitpid(pid, 0)[1]), libc.ptrace(7, pid, 0, 0), os.waitst
 
 
 @pytest.mark.parametrize("user", ["0", *(["1234"] if os.geteuid() == 0 else [])])
-async def test_a_workspace_cannot_reach_counters_that_it_shares_with_its_neighbours(masked: Inside, user: str) -> None:
+async def test_workspace_cannot_use_kernel_objects_that_are_counted_across_workspaces(
+    masked: Inside, user: str
+) -> None:
     """Keys, rings and fanotify groups are counted for all workspaces; a container may not make any of them either."""
     is_arm = os.uname().machine == "aarch64"
     numbers = [number for number in ABIS[AARCH64 if is_arm else X86_64].refused.values() if number < 500]

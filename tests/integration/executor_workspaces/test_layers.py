@@ -116,7 +116,7 @@ async def test_plain_keeps_its_working_folder_by_snapshot(plain: Inside) -> None
     assert await get(workspace, "read", path="/work/file") == b"x"
 
 
-async def test_plain_says_that_it_cannot_fork(plain: Inside) -> None:
+async def test_plain_reports_that_it_cannot_fork(plain: Inside) -> None:
     workspace = await plain.make()
     with pytest.raises(WorkspaceFailure, match="Plain mode cannot freeze"):
         await workspace.freeze()

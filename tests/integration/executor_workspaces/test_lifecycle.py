@@ -152,7 +152,7 @@ async def test_a_create_that_fails_halfway_leaves_nothing(overlay: Inside, tmp_p
     assert (others(), len(os.listdir("/proc/self/fd"))) == before
 
 
-async def test_a_workspace_whose_init_died_says_so(overlay: Inside) -> None:
+async def test_workspace_whose_init_died_reports_it(overlay: Inside) -> None:
     workspace = await overlay.make()
     command, output = await start(workspace, ["sleep", "1000"])
     os.kill(_init_of(workspace), 9)
@@ -215,7 +215,7 @@ def test_overlay_works_without_standard_streams(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-async def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:
+async def test_auto_gives_the_reason_for_plain(tmp_path: Path) -> None:
     """A bind whose source does not exist makes Overlay impossible, wherever the tests run."""
     config = HostConfig(str(tmp_path), root=str(tmp_path), binds=(Bind("/no/such/folder", "/x"),))
     host, reason = await open_host(config)

@@ -62,7 +62,7 @@ async def overlay_on(disk: Path) -> AsyncIterator[Inside]:
         await host.close()
 
 
-async def test_disk_filled_by_others_is_not_a_commands_own_failure(small_disk: Path) -> None:
+async def test_command_that_fails_on_a_disk_filled_by_others_is_not_its_own_failure(small_disk: Path) -> None:
     async with overlay_on(small_disk) as overlay:
         workspace = await overlay.make()
         assert (await run(workspace, "echo some > own && cat own")).output == "some\n"

@@ -21,7 +21,7 @@ def either(request: pytest.FixtureRequest) -> Inside:
     return inside
 
 
-async def test_exit_codes_and_signals_are_the_commands_own(either: Inside) -> None:
+async def test_exit_codes_and_signals_of_the_command_are_reported(either: Inside) -> None:
     workspace = await either.make()
     assert (await run(workspace, "exit 7")).exit.code == 7
     assert (await run(workspace, "kill -TERM $$")).exit.signal == signal.SIGTERM
@@ -105,7 +105,7 @@ async def _until_running(workspace: object, count: int) -> None:
     raise AssertionError(f"{count} sleeps expected, {done.output} run")
 
 
-async def test_what_ends_a_command_at_its_deadline_never_hits_the_next_one(either: Inside) -> None:
+async def test_signal_at_the_deadline_never_reaches_the_next_command(either: Inside) -> None:
     """A signal used to reach the next command if it started while the process list was read again."""
     workspace = await either.make()
     for _ in range(20):
@@ -147,7 +147,7 @@ async def test_a_signal_reaches_only_the_command_unless_the_tree_is_meant(either
     assert await read_all(output) == b"got it\n"
 
 
-async def test_destroying_ends_running_commands_and_says_so(either: Inside) -> None:
+async def test_destroying_a_workspace_ends_and_reports_its_running_commands(either: Inside) -> None:
     workspace = await either.make()
     command, output = await start(workspace, ["sleep", "1000"])
     await workspace.destroy()

@@ -208,7 +208,7 @@ def test_an_init_container_of_any_user_copies_the_bundle(bundle: Path, workshop:
     assert "listen" in usage.stderr
 
 
-def test_a_copy_that_cannot_be_made_says_why(workshop: Path, run_bundle: Any) -> None:
+def test_failed_copy_gives_its_reason(workshop: Path, run_bundle: Any) -> None:
     locked = workshop / "locked"
     locked.mkdir(mode=0o755, exist_ok=True)
     refused = run_bundle(locked, "--copy-to", "/copied")
@@ -216,7 +216,7 @@ def test_a_copy_that_cannot_be_made_says_why(workshop: Path, run_bundle: Any) ->
     assert "Permission denied" in refused.stderr
 
 
-def test_a_bundle_on_a_volume_without_programs_says_so(bundle: Path, tmp_path: Path) -> None:
+def test_bundle_that_cannot_be_executed_names_noexec(bundle: Path, tmp_path: Path) -> None:
     """The launcher is alone, as if the other files could not be executed."""
     subprocess.run(["cp", bundle / "executor", tmp_path], check=True)
     started = subprocess.run([tmp_path / "executor", "--config", "-"], capture_output=True, text=True, check=False)

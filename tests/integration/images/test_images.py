@@ -68,7 +68,7 @@ def test_proxys_image_starts_with_its_settings_and_may_write_sessions(mounted: A
     assert "No such file or directory: '/proxy.yaml'" in started.stderr
 
 
-def test_the_quickstarts_image_has_what_its_tasks_are_graded_with(mounted: Any) -> None:
+def test_quickstart_image_contains_the_programs_that_grade_its_tasks(mounted: Any) -> None:
     root, configuration = mounted("quickstart")
     started = run(root, configuration, "python3", "-m", "pytest", "--version")
     assert started.returncode == 0, started.stderr

@@ -63,9 +63,7 @@ def test_the_source_distribution_can_be_built_from(dist: Path, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == [path.name for path in dist.glob("*.whl")]
 
 
-def test_a_registry_takes_the_chart_and_helm_finds_it_there(
-    dist: Path, registry: DockerRegistry, tmp_path: Path
-) -> None:
+def test_published_chart_is_found_by_helm_in_the_registry(dist: Path, registry: DockerRegistry, tmp_path: Path) -> None:
     there = f"{registry.host}/charts/agent-rollouts"
     machine = registry.machine(tmp_path)
     run("skopeo", "copy", "--dest-tls-verify=false", f"oci:{dist}/chart", f"docker://{there}:{VERSION}", env=machine)

@@ -69,7 +69,7 @@ async def test_ten_updates_with_random_kills_keep_every_tokens_version(tmp_path:
         assert straddled(disturbed) > 0, "no call that was under way in an update with kills was compared"
 
 
-async def test_server_that_cannot_load_leaves_and_the_others_calls_continue(tmp_path: Path) -> None:
+async def test_server_that_cannot_load_leaves_and_calls_at_the_others_continue(tmp_path: Path) -> None:
     async with Fleet(tmp_path, servers=3, calls=10, tokens_per_second=20, most_tokens=30_000) as fleet:
         await fleet.until_open(0)
         bad = fleet.pods[1]
@@ -118,7 +118,7 @@ async def test_missing_weights_disturb_no_call(tmp_path: Path) -> None:
         await fleet.until_open(2)
 
 
-async def test_a_trainer_that_is_away_costs_an_update_and_no_server(tmp_path: Path) -> None:
+async def test_unavailable_trainer_fails_an_update_and_removes_no_server(tmp_path: Path) -> None:
     async with Fleet(tmp_path, servers=2, mode="Push") as fleet:
         await fleet.until_open(0)
         uids = [pod.uid for pod in fleet.pods]

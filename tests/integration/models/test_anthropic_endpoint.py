@@ -36,7 +36,7 @@ def claude(server: Any, connect: Any) -> Any:
     return connect(api="Anthropic", name="claude")
 
 
-async def test_an_answer_with_a_tool_call_comes_back_in_openais_form(claude: Any, make_request: Any) -> None:
+async def test_answer_with_a_tool_call_is_returned_in_openais_form(claude: Any, make_request: Any) -> None:
     Message.model_validate(ANSWER)
     reply = await claude.complete(make_request(tools=[TOOL]))
     assert (reply.text, reply.finish_reason) == ("Looking.", "tool_calls")
@@ -64,7 +64,7 @@ async def test_answer_of_another_form_names_the_server(
     assert server.url.removesuffix("/v1") in str(raised.value)
 
 
-async def test_a_conversation_with_tool_results_is_what_anthropic_declares(
+async def test_request_with_tool_results_has_the_declared_anthropic_form(
     claude: Any, server: Any, make_request: Any
 ) -> None:
     first = await claude.complete(make_request(tools=[TOOL]))
@@ -130,7 +130,7 @@ async def test_too_long_prompt_counts_against_the_policy(
         await claude.complete(make_request())
 
 
-async def test_an_overloaded_server_costs_no_rollout(claude: Any, server: Any, make_request: Any, faults: Any) -> None:
+async def test_overloaded_server_fails_no_rollout(claude: Any, server: Any, make_request: Any, faults: Any) -> None:
     server.plan(
         faults["status"](529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
     )

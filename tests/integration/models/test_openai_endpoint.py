@@ -24,7 +24,7 @@ async def test_an_answer_keeps_text_usage_and_finish_reason(server: Any, connect
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.cached_tokens) == (7, 2, 4)
 
 
-async def test_what_is_sent_is_what_openai_declares(server: Any, connect: Any, make_request: Any) -> None:
+async def test_request_has_the_declared_openai_form(server: Any, connect: Any, make_request: Any) -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, max_tokens=100, stop=["x"], extra={"user": "u"})
     await connect().complete(make_request(sampling=sampling, tools=[TOOL], max_tokens=40))
     body, headers = server.bodies[0], server.headers[0]
@@ -44,7 +44,7 @@ async def test_fields_left_out_keep_the_servers_own_defaults(server: Any, connec
     assert set(server.bodies[0]) == {"model", "messages", "seed"}
 
 
-async def test_the_openai_package_understands_the_same_server_the_same_way(
+async def test_openai_package_gets_the_same_results_from_the_same_server(
     server: Any, connect: Any, make_request: Any
 ) -> None:
     message = {
@@ -179,7 +179,7 @@ async def test_call_is_repeated_before_its_deadline_when_retry_after_is_longer(
     assert 0 < max(pauses) <= 540
 
 
-async def test_a_server_that_hangs_is_given_up_at_the_deadline(server: Any, connect: Any, make_request: Any) -> None:
+async def test_hanging_server_is_abandoned_at_the_deadline(server: Any, connect: Any, make_request: Any) -> None:
     server.plan(server.hang)
     with pytest.raises(ModelError, match=r"Timeout.*within 1 s"):
         await connect(callSeconds=1).complete(make_request())
@@ -224,7 +224,7 @@ async def test_cancelling_a_call_closes_its_connection_so_the_server_stops_gener
 
 
 @pytest.mark.parametrize("code", [401, 403])
-async def test_a_refused_key_says_where_it_came_from(
+async def test_refused_key_is_reported_with_its_origin(
     code: Any, server: Any, connect: Any, make_request: Any, faults: Any
 ) -> None:
     server.plan(faults["status"](code, {"error": {"message": "Incorrect API key: secret-key-of-the-job"}}))
@@ -235,13 +235,15 @@ async def test_a_refused_key_says_where_it_came_from(
     assert "secret" not in str(caught.value), "the message is recorded with the rollout"
 
 
-async def test_an_unknown_model_names_those_that_are_served(server: Any, connect: Any, faults: Any) -> None:
+async def test_unknown_model_is_reported_with_the_served_ones(server: Any, connect: Any, faults: Any) -> None:
     server.plan(faults["status"](404, {"error": {"message": "The model `x` does not exist."}}))
     with pytest.raises(ModelConfigError, match=r"'x'.*does not exist.*it serves m, other"):
         await connect(name="x").check()
 
 
-async def test_a_wrong_path_says_to_check_the_base_url(server: Any, connect: Any, make_request: Any) -> None:
+async def test_wrong_path_is_reported_with_advice_to_check_the_base_url(
+    server: Any, connect: Any, make_request: Any
+) -> None:
     with pytest.raises(ModelConfigError, match="check baseURL"):
         await connect(baseURL=server.url + "/oops").complete(make_request())
 
@@ -377,7 +379,7 @@ async def test_page_in_place_of_a_completion_names_the_server(server: Any, conne
     assert server.url in str(caught.value)
 
 
-async def test_an_empty_answer_stays_an_answer(server: Any, connect: Any, make_request: Any) -> None:
+async def test_empty_answer_remains_an_answer(server: Any, connect: Any, make_request: Any) -> None:
     server.usual["choices"][0]["message"] = {"role": "assistant", "content": ""}
     reply = await connect().complete(make_request())
     assert (reply.text, reply.tool_calls) == ("", [])

@@ -163,7 +163,7 @@ async def test_the_images_environment_user_and_folder_are_the_commands(
         assert await output(inside, "sh", "-c", "echo $GREETING; id -u; pwd") == "x\n0\n/tmp/mine\n"
 
 
-async def test_what_a_workspace_writes_never_reaches_the_image(
+async def test_files_written_by_a_workspace_never_reach_the_image(
     archive: Path, tmp_path: Path, store: ImageStore
 ) -> None:
     place = str(archive)
@@ -221,7 +221,7 @@ async def test_the_executor_of_an_image_ends_with_its_last_group(
     assert executors() == []
 
 
-async def test_unavailable_image_is_not_a_rollouts_fault(
+async def test_unavailable_image_is_an_infrastructure_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: ImageStore
 ) -> None:
     with pytest.raises(SandboxFailure, match=r"/nowhere\.tar does not exist"):

@@ -75,7 +75,7 @@ def test_a_frozen_leader_does_not_write_when_it_thaws(plane: ControlPlane, names
     assert not first.leads()
 
 
-def test_an_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_ghosts(
+def test_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_orphans(
     plane: ControlPlane, namespace: str, start: StartReplica
 ) -> None:
     replica = start("first")
@@ -118,7 +118,7 @@ def test_object_of_an_earlier_owner_is_not_adopted(plane: ControlPlane, namespac
     until(lambda: _controller(plane.get("pod", "s", namespace)) == "Sandbox", "the Sandbox's own pod")
 
 
-def test_a_settled_object_costs_no_further_write(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
+def test_unchanged_object_causes_no_write(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
     replica = start("first")
     replica.until_it_leads()
     plane.apply(sandbox("s", namespace))

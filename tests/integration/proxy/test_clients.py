@@ -54,7 +54,7 @@ async def test_a_conversation_is_token_exact_by_every_form_of_call(vllm_proxy: P
     assert sampled == [token for request in served for token in request.ids]
 
 
-async def test_every_refusal_is_the_packages_own_exception_and_says_what_to_do(proxy: Proxy, model: TokenModel) -> None:
+async def test_every_refusal_is_an_exception_of_the_package_with_advice(proxy: Proxy, model: TokenModel) -> None:
     client = await proxy.openai("s", max_retries=2, limits={"turns": 2})
     ask = client.chat.completions.create
     with pytest.raises(openai.NotFoundError, match="use tiny"):

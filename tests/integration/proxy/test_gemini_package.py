@@ -90,7 +90,7 @@ def test_tokens_are_counted_and_models_listed(gemini: OpenClient) -> None:
     assert models.get(model="m").name == "models/m"
 
 
-def test_errors_are_the_packages_own(gemini: OpenClient) -> None:
+def test_errors_are_exceptions_of_the_package(gemini: OpenClient) -> None:
     models = gemini()
     for model, contents, code in (("zz", "x", 404), ("m", "toolong", 400)):
         with pytest.raises(genai.errors.ClientError) as raised:

@@ -100,7 +100,7 @@ async def test_20_megabytes_are_answered_and_over_the_limit_refused_with_it(
     assert "more than 1048576 bytes" in answers[3][1]
 
 
-async def test_refused_bodies_that_are_costly_leave_the_time_to_others(
+async def test_costly_refused_bodies_do_not_delay_other_sessions(
     proxy: Proxy, urls: tuple[str, str], flood: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_queue, "BURST_SECONDS", 0.0)
@@ -117,7 +117,7 @@ async def test_refused_bodies_that_are_costly_leave_the_time_to_others(
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_pages_of_a_long_conversation_leave_the_time_to_others(
+async def test_pages_of_a_long_conversation_do_not_delay_other_sessions(
     proxy: Proxy, model: OneIsHeld, urls: tuple[str, str], flood: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.released.set()

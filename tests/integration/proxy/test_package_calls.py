@@ -148,7 +148,7 @@ def test_chat_top_logprobs_are_dropped(servers: Servers, count: int) -> None:
     strict(raw.parse())
 
 
-def test_chat_errors_are_the_packages_own(servers: Servers) -> None:
+def test_chat_errors_are_exceptions_of_the_package(servers: Servers) -> None:
     ask = servers.gpt().chat.completions.create
     with pytest.raises(openai.NotFoundError) as no_model:
         ask(model="zz", messages=said("x"))
@@ -261,7 +261,7 @@ def test_response_stream_helper_puts_calls_together(servers: Servers) -> None:
         assert sum(item.type == "function_call" for item in stream.get_final_response().output) == 2
 
 
-def test_response_reasoning_comes_before_the_rest(servers: Servers) -> None:
+def test_response_reasoning_is_streamed_first(servers: Servers) -> None:
     client = servers.gpt()
     response = client.responses.create(model="m", input="reasontool", tools=RESPONSE_TOOLS)
     assert [item.type for item in response.output] == ["reasoning", "function_call"]
@@ -510,7 +510,7 @@ def test_message_tokens_are_counted(servers: Servers) -> None:
     assert notes(exact) == ""
 
 
-def test_message_begun_answer_is_refused(servers: Servers) -> None:
+def test_message_that_continues_a_partial_answer_is_refused(servers: Servers) -> None:
     messages: list[Any] = [*said("hi"), {"role": "assistant", "content": "{"}]
     with pytest.raises(anthropic.BadRequestError, match="cannot continue"):
         servers.claude().messages.create(model="m", max_tokens=50, messages=messages)

@@ -193,7 +193,7 @@ async def test_replicas_killed_under_load_lose_no_acknowledged_turn_and_double_n
         assert await recorded(replicas, name) == acknowledged
 
 
-async def test_an_owner_that_hangs_is_replaced_and_can_acknowledge_nothing_any_more(replicas: Replicas) -> None:
+async def test_hung_owner_is_replaced_and_can_acknowledge_nothing_afterwards(replicas: Replicas) -> None:
     owner, other, _ = replicas.ports
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         agent = await registered(client, replicas, "s")

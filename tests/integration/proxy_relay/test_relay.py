@@ -180,7 +180,7 @@ async def test_a_stream_through_the_relay_begins_before_its_answer_is_there(tmp_
             assert (first + rest).count(b'"reasoning_content":"hm"') == 1
 
 
-async def test_a_client_that_leaves_stops_the_model_behind_the_relay(tmp_path: Path) -> None:
+async def test_client_that_leaves_stops_the_model_behind_the_relay(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = NamedModel()
         model.hold.clear()
@@ -248,7 +248,7 @@ async def test_request_that_ends_every_worker_fails_eventually(tmp_path: Path) -
         assert "3 workers disconnected" in body
 
 
-async def test_calls_wait_for_the_first_worker_and_fail_in_words_when_none_comes(tmp_path: Path) -> None:
+async def test_calls_wait_for_the_first_worker_and_fail_with_a_message_when_none_connects(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         call = asyncio.ensure_future(relay.ask())
         await asyncio.wait([call], timeout=0.2)

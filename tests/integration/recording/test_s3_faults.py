@@ -217,6 +217,6 @@ async def test_storage_without_create_only_writes_is_refused_before_recording() 
             await store.probe()
 
 
-async def test_the_probe_finds_out_through_a_bad_network_too(through: Store, proxy: FaultProxy) -> None:
+async def test_probe_succeeds_through_an_unreliable_network(through: Store, proxy: FaultProxy) -> None:
     proxy.unavailable = proxy.lost_reply = 0.2
     await through.probe()

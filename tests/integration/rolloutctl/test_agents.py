@@ -66,7 +66,7 @@ async def test_rows_of_a_batch_become_responses_with_a_mask(server: VllmStandIn)
     assert "trajectories" not in columns
 
 
-async def test_row_of_a_batch_that_is_lost_has_no_reward_and_costs_no_other() -> None:
+async def test_lost_row_of_a_batch_has_no_reward_and_affects_no_other() -> None:
     async def generate(messages: Sequence[Mapping[str, Any]], temperature: float = 0.0) -> str:
         if "lost" in messages[-1]["content"]:
             raise RuntimeError("away")
@@ -112,7 +112,7 @@ async def test_tokens_of_a_server_are_recorded_and_its_key_is_not(folder: Path, 
     assert KEY not in repr(client)
 
 
-async def test_trajectories_of_one_agent_run_side_by_side_and_each_gets_its_own(server: VllmStandIn) -> None:
+async def test_concurrent_trajectories_of_an_agent_are_separate(server: VllmStandIn) -> None:
     async def echo(prompt: str) -> str:
         trajectory = await agent.run_trajectory(prompt, generate, "the-same-id")
         return trajectory.get_final_response()
@@ -149,7 +149,7 @@ async def test_rounds_are_model_calls_and_the_sandbox_is_as_asked_for(folder: Pa
     assert trajectory.metadata["sandbox"]["mode"] == "Plain"
 
 
-async def test_a_model_that_fails_raises_with_what_there_was_until_then(folder: Path) -> None:
+async def test_failing_model_raises_an_error_with_the_partial_trajectory(folder: Path) -> None:
     agent = GeneralAgent(tool_names=["calculator"])
     model = says('Thought: so\nAction: calculator\nAction Input: {"expression": "1"}')
     with pytest.raises(RolloutFailed, match=r"t: FunctionFailed: .*generate raised IndexError") as failure:
@@ -251,7 +251,7 @@ async def test_plugins_of_an_agent_are_called() -> None:
 
 
 @pytest.mark.parametrize("by_variable", [True, False])
-async def test_trajectory_is_not_kept_when_asked_not_to(
+async def test_trajectory_is_not_kept_on_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
 ) -> None:
     if by_variable:

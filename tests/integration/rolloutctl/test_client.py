@@ -37,12 +37,12 @@ def tasks_of_starter() -> list[Task]:
     return list(load_manifest(STARTER).spec.tasks.inline or [])
 
 
-def test_the_public_surface_is_what_the_docs_name() -> None:
+def test_public_names_are_those_of_the_docs() -> None:
     public = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAborted", "Trajectory"]
     assert sorted(client.__all__) == public
 
 
-async def test_every_group_comes_once_with_all_its_rewards(tmp_path: Path) -> None:
+async def test_every_group_is_returned_once_with_all_its_rewards(tmp_path: Path) -> None:
     groups = {group.task: group async for group in Client().run(starter(tmp_path))}
     assert sorted(groups) == ["count-errors", "fix-add"]
     for group in groups.values():
@@ -97,7 +97,7 @@ async def test_errors_reach_the_caller_and_nothing_is_left_running(tmp_path: Pat
     assert asyncio.all_tasks() == before
 
 
-async def test_a_session_takes_tasks_across_steps_and_gives_each_group_with_its_label(tmp_path: Path) -> None:
+async def test_session_accepts_tasks_between_steps_and_returns_each_group_with_its_label(tmp_path: Path) -> None:
     path = starter(tmp_path, stream={"maxInFlight": 2})
     fix, count = tasks_of_starter()
     async with Client().session(path) as session:

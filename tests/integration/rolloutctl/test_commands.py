@@ -99,7 +99,7 @@ def wait_for(process: subprocess.Popen[str], folder: Path, pattern: str) -> None
 # ---------------------------------------------------------------- a first hour
 
 
-def test_what_init_writes_is_valid_sound_and_runs(finished: Shell) -> None:
+def test_manifest_of_init_is_valid_and_runs(finished: Shell) -> None:
     assert finished("validate", "job.yaml").stdout == "job.yaml is valid: 2 tasks × groupSize 3 = 6 rollouts.\n"
     checked = finished("check", "job.yaml", "-o", "json")
     assert checked.returncode == 0, checked.stderr
@@ -278,7 +278,7 @@ def test_exports_to_a_file_require_a_name_and_report_their_size(finished: Shell)
 
 
 @pytest.mark.parametrize("form", ["tokens", "verl-tokens", "program-atif"])
-def test_export_without_content_says_why_and_keeps_the_existing_file(finished: Shell, form: str) -> None:
+def test_export_without_content_gives_the_reason_and_keeps_the_existing_file(finished: Shell, form: str) -> None:
     (finished.folder / form).write_text("of an earlier export\n")
     empty = finished("export", "starter", "--format", form, "-o", form)
     assert empty.returncode == 1
@@ -299,7 +299,7 @@ def test_failed_export_keeps_the_existing_file(finished: Shell, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "samples.jsonl"]
 
 
-def test_the_report_is_one_file_and_says_where_it_is(finished: Shell) -> None:
+def test_report_is_one_file_and_its_path_is_printed(finished: Shell) -> None:
     made = finished("report", "starter", "-o", "starter.html")
     assert made.returncode == 0, made.stderr
     assert "starter.html" in made.stderr
@@ -364,7 +364,7 @@ class Noisy:
 """
 
 
-def test_what_user_code_prints_does_not_spoil_json(shell: Shell) -> None:
+def test_output_of_user_code_is_not_mixed_into_json(shell: Shell) -> None:
     slow_job(shell.folder, 0, plugins=[{"name": "noisy:Noisy"}])
     (shell.folder / "noisy.py").write_text(NOISY_PLUGIN)
     run = shell("run", "slow.yaml", "-o", "json", environ={"PYTHONPATH": str(shell.folder)})
@@ -395,7 +395,7 @@ def test_stopped_run_resumes(shell: Shell) -> None:
     assert {name: now[name] for name in sealed} == sealed, "what was finished stays as it was"
 
 
-def test_a_second_interrupt_ends_at_once_and_loses_nothing(shell: Shell) -> None:
+def test_second_interrupt_ends_immediately_and_loses_nothing(shell: Shell) -> None:
     slow_job(shell.folder, 0.4)
     process = shell.start("run", "slow.yaml")
     wait_for(process, shell.folder, "out/slow-*/attempts/1/*/*.zst")
@@ -422,7 +422,7 @@ def test_a_changed_manifest_is_refused_and_new_starts_another_run(shell: Shell) 
     assert shell("results", "slow").returncode == 0
 
 
-def test_results_of_a_manifest_that_was_edited_since_says_what_differs(shell: Shell) -> None:
+def test_results_of_an_edited_manifest_name_the_differences(shell: Shell) -> None:
     shell("init")
     assert shell("run", "job.yaml").returncode == 0
     assert "differs" not in shell("results", "job.yaml").stderr
@@ -753,7 +753,7 @@ def test_model_server_that_never_answers_is_shown_with_its_url(shell: Shell, ans
     assert "no call has been answered yet" in shown
 
 
-def test_debug_shows_where_an_error_came_from(finished: Shell) -> None:
+def test_debug_shows_the_origin_of_an_error(finished: Shell) -> None:
     answer = finished("--debug", "results", "startre")
     assert answer.returncode == 2
     assert "Traceback" in answer.stderr
@@ -947,7 +947,7 @@ def test_run_shows_a_traceback_once_and_fails_when_the_agents_own_code_raised(sh
     assert "context.task.prompt.uper()" in shell("show", "slow", "0").stdout
 
 
-def test_run_whose_agent_always_raises_stops_and_goes_on_with_corrected_code(shell: Shell) -> None:
+def test_run_whose_agent_always_raises_stops_and_continues_with_corrected_code(shell: Shell) -> None:
     typo = shell.folder / "typo.py"
     typo.write_text("class Typo:\n    async def run(self, context):\n        return context.task.prompt.uper()\n")
     job = slow_job(shell.folder, 0, groupSize=8, runners={"concurrency": 16})

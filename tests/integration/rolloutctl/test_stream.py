@@ -60,7 +60,7 @@ def job(rolloutctl_program: list[str], tmp_path: Path) -> Iterator[OpenJob]:
     opened.run.communicate(timeout=60)
 
 
-def test_groups_go_in_while_the_job_runs_and_come_out_once_and_closing_ends_it(job: OpenJob) -> None:
+def test_groups_are_submitted_and_returned_once_until_the_job_is_closed(job: OpenJob) -> None:
     submitted = job.stream("submit", "job.yaml", "tasks.jsonl", "--label", "step-1", "-o", "json")
     assert json.loads(submitted.stdout) == list(range(job.count)), submitted.stderr
     more = job.stream("submit", "job.yaml", "-", "--label", "step-2", text=job.tasks.read_text())
@@ -80,7 +80,7 @@ def test_groups_go_in_while_the_job_runs_and_come_out_once_and_closing_ends_it(j
     assert f"closed with {2 * job.count} groups" in late.stderr
 
 
-def test_a_job_with_fixed_tasks_says_that_it_takes_none(tmp_path: Path) -> None:
+def test_job_with_fixed_tasks_refuses_a_submit(tmp_path: Path) -> None:
     def rolloutctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         return run_rolloutctl(*arguments, folder=tmp_path)
 
@@ -125,7 +125,7 @@ async def open_job(folder: Path) -> JobRecord:
     return await JobRecord.open(Store.open(str(folder), {}), job.model_copy(update={"spec": spec}), [])
 
 
-def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_given_up(
+def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_aborted(
     rolloutctl_program: list[str], tmp_path: Path
 ) -> None:
     async def give_up() -> JobRecord:
@@ -145,7 +145,7 @@ def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_given_up(
 
 
 @pytest.mark.parametrize("is_unknown", [True, False])
-async def test_submit_that_fails_says_which_tasks_were_submitted(
+async def test_failing_submit_names_the_submitted_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_unknown: bool
 ) -> None:
     record, create = await open_job(tmp_path), Store.create

@@ -59,7 +59,7 @@ async def test_uploaded_tasks_are_read_from_where_the_job_then_points(s3: S3, tm
     assert [task.name for task in load_tasks(moved.spec.tasks, Path("/nowhere"), s3.environ()).tasks] == ["t0"]
 
 
-async def test_other_content_has_another_place_and_a_folder_keeps_its_form(s3: S3, tmp_path: Path) -> None:
+async def test_changed_content_is_uploaded_to_another_place_and_a_folder_keeps_its_form(s3: S3, tmp_path: Path) -> None:
     folder = tmp_path / "set"
     (folder / "a").mkdir(parents=True)
     (folder / "a" / "task.toml").write_text("x = 1\n")
@@ -131,7 +131,7 @@ async def test_programs_of_a_task_stay_programs_and_its_image_keeps_its_name_aft
     assert again.key == source.key
 
 
-def test_a_program_is_another_upload_than_the_same_bytes_as_data(s3: S3, tmp_path: Path) -> None:
+def test_executable_file_is_another_upload_than_the_same_bytes_as_data(s3: S3, tmp_path: Path) -> None:
     job = load_manifest(manifest(tmp_path, s3.uri("jobs"), {"uri": "set", "format": "Harbor"}))
     hello_world(tmp_path / "set/one", **{"tests/helper": "x"})
     data = local_source(job, tmp_path)

@@ -60,7 +60,7 @@ def notify(pods: Pods, server: str, *, ready: bool = True, **policy: Any) -> Non
     pods.api.set_model_server({"servers": [entry], "policy": policy})
 
 
-def test_an_update_is_acknowledged_in_the_report_and_stands_in_the_results(
+def test_update_is_acknowledged_in_the_report_and_recorded_in_the_results(
     pods: StartPods, server: str, tmp_path: Path
 ) -> None:
     one = pods("served", a_job())

@@ -160,7 +160,7 @@ def test_new_runner_lets_the_draining_one_finish_its_turns(pods: StartPods) -> N
     assert outcomes == {("Completed", 1.0, 0, 5)}
 
 
-def test_a_deleted_job_ends_its_runner_at_once_and_keeps_what_is_sealed(pods: StartPods) -> None:
+def test_deleted_job_ends_its_runner_immediately_and_keeps_sealed_results(pods: StartPods) -> None:
     cancelled = pods("cancelled", counting(groups=20, delay=300.0))
     runner = cancelled.start()
     wait_for(lambda: cancelled.api.runners.get(0, {}).get("running"))

@@ -212,7 +212,7 @@ async def test_lost_sandbox_is_replaced_for_the_next_attempt(tmp_path: Path, mod
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-async def test_what_tools_left_running_is_ended_before_grading(tmp_path: Path, mode: str) -> None:
+async def test_processes_that_tools_leave_running_end_before_grading(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")

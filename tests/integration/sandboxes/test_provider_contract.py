@@ -66,7 +66,7 @@ async def test_a_key_used_for_something_else_is_refused(provider: SandboxProvide
     assert failure.value.reason == "KeyReused"
 
 
-async def test_a_read_with_a_key_repeats_what_the_model_saw(provider: SandboxProvider) -> None:
+async def test_read_with_a_key_repeats_the_result_that_the_model_saw(provider: SandboxProvider) -> None:
     workspace = await acquire(provider)
     await workspace.write("a", b"old", key="1:a")
     assert await workspace.read("a", key="1:b") == b"old"
@@ -136,7 +136,7 @@ async def test_an_archive_cannot_leave_its_folder(provider: SandboxProvider) -> 
     assert await workspace.stat("escaped") is None
 
 
-async def test_a_snapshot_brings_back_what_was_changed(provider: SandboxProvider) -> None:
+async def test_snapshot_restores_changed_files(provider: SandboxProvider) -> None:
     one = await acquire(provider, "0-1")
     await one.write("changed", b"by one", key="1:a")
     snapshot = await joined(one.snapshot())
@@ -162,7 +162,7 @@ async def test_workspace_of_equal_attempt_and_name_is_the_same(provider: Sandbox
     assert await grading.stat("mark") is None
 
 
-async def test_a_failed_setup_says_why_keeps_no_place_and_is_tried_again(case: Case) -> None:
+async def test_failed_setup_gives_the_reason_frees_its_place_and_is_tried_again(case: Case) -> None:
     provider = case.provider(places=1)
     await provider.open()
     for _ in range(2):
@@ -184,7 +184,7 @@ async def test_a_command_is_ended_at_its_deadline(provider: SandboxProvider) -> 
     assert await say(workspace, "echo on", "1:b") == "on\n"
 
 
-async def test_an_attempt_waits_for_a_place_and_says_so_when_none_comes(case: Case) -> None:
+async def test_attempt_waits_for_a_place_and_reports_when_none_becomes_free(case: Case) -> None:
     provider = case.provider(places=1)
     await provider.open()
     holder = await acquire(provider, "0-1")
@@ -199,7 +199,7 @@ async def test_an_attempt_waits_for_a_place_and_says_so_when_none_comes(case: Ca
     await provider.close()
 
 
-async def test_places_come_free_for_many_more_attempts_than_there_are(case: Case) -> None:
+async def test_places_are_reused_for_more_attempts_than_there_are_places(case: Case) -> None:
     provider = case.provider(places=2)
     await provider.open()
 
@@ -214,7 +214,7 @@ async def test_places_come_free_for_many_more_attempts_than_there_are(case: Case
     await provider.close()
 
 
-async def test_a_cancelled_acquire_takes_no_place_with_it(case: Case) -> None:
+async def test_cancelled_acquire_frees_its_place(case: Case) -> None:
     provider = case.provider(places=1)
     await provider.open()
     for delay in (0, 0.005, 0.05):
@@ -238,7 +238,7 @@ async def test_releasing_a_workspace_twice_is_allowed(case: Case, provider: Sand
         await provider.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
 
 
-async def test_a_newer_runner_takes_over_and_the_older_one_can_touch_nothing(
+async def test_newer_runner_takes_over_and_the_older_one_can_change_nothing(
     case: Case, provider: SandboxProvider
 ) -> None:
     older = await acquire(provider)
@@ -277,7 +277,7 @@ async def test_a_kept_sandbox_serves_the_next_process_with_the_same_keys(case: C
     await second.close()
 
 
-async def test_a_closed_provider_leaves_nothing_to_reattach(case: Case) -> None:
+async def test_closed_provider_has_nothing_to_reattach(case: Case) -> None:
     first = case.provider()
     await first.open()
     handle = (await acquire(first)).handle
@@ -297,7 +297,7 @@ async def test_members_continue_when_their_group_is_forgotten(provider: SandboxP
     assert await say(await acquire(provider, "1-1"), "cat setup.log", "1:a") == "prepared\n"
 
 
-async def test_each_phase_and_the_end_of_all_processes_can_be_asked_for_again(provider: SandboxProvider) -> None:
+async def test_each_phase_and_the_end_of_all_processes_can_be_requested_again(provider: SandboxProvider) -> None:
     workspace = await acquire(provider)
     for _ in range(2):
         await workspace.enter("agent", key="1:a")

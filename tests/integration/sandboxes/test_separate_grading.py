@@ -296,7 +296,7 @@ PRIVATE_REPORT = f"umask 077 && {sys.executable} -m pytest -q -p no:cacheprovide
     ("kind", "verifier_user", "command"),
     [("rewardFile", "0", PRIVATE_REWARD), ("rewardFile", "1001", PRIVATE_REWARD), ("pytest", "0", PRIVATE_REPORT)],
 )
-async def test_what_only_the_verifiers_user_may_read_is_graded(
+async def test_files_that_only_the_verifiers_user_may_read_are_graded(
     provider_of: Callable[..., LocalProvider], kind: str, verifier_user: str, command: str
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")

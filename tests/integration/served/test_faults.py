@@ -52,7 +52,7 @@ async def test_finished_answer_is_not_continued_when_only_its_end_was_lost(fleet
     assert len(await fleet.servers[0].get("/_standin/served")) == before
 
 
-async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(
+async def test_hung_server_with_a_good_health_gets_no_calls_until_it_recovers(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "STALL_SECONDS", 1.5)
@@ -75,7 +75,7 @@ async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(
             await fleet.model.complete(call(0, 3, "shared"))
 
 
-async def test_a_server_that_gives_whole_answers_only_masks_those_that_straddle_an_update(fleet: Fleet) -> None:
+async def test_answers_without_streaming_that_span_an_update_are_masked(fleet: Fleet) -> None:
     await fleet.start(2, "--tokens-per-second", "20", "--no-scale-out")
     await fleet.model.check()
     assert fleet.model.token_capture == "Chat"

@@ -42,7 +42,7 @@ async def test_calls_wait_in_the_runner_while_a_servers_memory_is_full(fleet: Fl
     await reader.close()
 
 
-async def test_the_rollout_that_is_furthest_goes_first_where_calls_wait_at_a_server(fleet: Fleet) -> None:
+async def test_rollout_with_the_most_turns_goes_first_where_calls_wait_at_a_server(fleet: Fleet) -> None:
     await fleet.start(1, "--max-num-seqs", "1")
     await fleet.model.check()
     (server,) = fleet.servers

@@ -124,7 +124,7 @@ async def test_version_stays_until_its_last_call_ends(gateway: Gateway) -> None:
     await until(lambda: [path.name for path in gateway.folder.glob("policies/adapters/*/red/*")] == ["2"])
 
 
-async def test_failures_say_whether_the_engine_has_refused_the_files(gateway: Gateway) -> None:
+async def test_failures_tell_whether_the_engine_refused_the_files(gateway: Gateway) -> None:
     broken, missing = gateway.version(1, broken=True), {"version": 2, "uri": "file:///there/is/none"}
     await gateway.want(red={"current": 0, "versions": [broken]}, blue={"current": 0, "versions": [missing]})
     found = await gateway.until_loaded(red=[], blue=[])
@@ -158,7 +158,7 @@ async def test_engine_that_restarted_gets_its_adapters_again_before_it_gets_call
     assert await gateway.call("red") == (200, "red@1", "1")
 
 
-async def test_gateway_that_restarted_finds_what_its_engine_has(gateway: Gateway) -> None:
+async def test_restarted_gateway_finds_the_state_of_its_engine(gateway: Gateway) -> None:
     await gateway.want(red={"current": 1, "versions": [gateway.version(1), gateway.version(2)]})
     await gateway.until_loaded(red=[1, 2])
     await gateway.start()

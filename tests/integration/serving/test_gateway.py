@@ -223,7 +223,7 @@ async def test_answer_names_its_policy_version(gateway: Gateway) -> None:
         assert response.headers["X-Policy-Version"] == "7"
 
 
-async def test_calls_are_refused_until_the_policy_that_is_served_is_known(gateway: Gateway) -> None:
+async def test_calls_are_refused_until_the_served_policy_is_known(gateway: Gateway) -> None:
     """The gateway has just started."""
     async with AsyncExitStack() as stack:
         engine_url = f"http://127.0.0.1:{gateway.engine_port}"
@@ -325,7 +325,7 @@ async def test_a_policy_is_fetched_once_and_whole(gateway: Gateway, tmp_path: Pa
     assert (folder / "version.json").read_text() == '{"version": 3}'
 
 
-async def test_two_policies_are_kept_and_those_before_them_make_room(gateway: Gateway, tmp_path: Path) -> None:
+async def test_two_policies_are_kept_and_older_ones_are_deleted(gateway: Gateway, tmp_path: Path) -> None:
     for version in (1, 2, 1, 3):  # 1 is asked for again, as when an update goes back
         source = tmp_path / f"source-{version}"
         source.mkdir(exist_ok=True)

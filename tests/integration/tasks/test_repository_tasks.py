@@ -138,7 +138,7 @@ async def test_the_fix_cannot_be_read_from_the_history(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", ["alternates", "worktree", "kept pack", "nested", "shallow"])
-def test_git_history_is_removed_however_the_repository_kept_it(plant: str, folder: Path) -> None:
+def test_git_history_is_removed_from_every_form_of_repository(plant: str, folder: Path) -> None:
     repository = folder / "repository"
     base = make_repository(repository)["base_commit"]
     if plant == "alternates":
@@ -292,7 +292,7 @@ async def test_image_with_its_tests_hides_them_and_grades_by_them(folder: Path) 
     assert [line for line in seen.splitlines() if line.startswith("+") and line[1:2] != "+"] == ["+base", "+first"]
 
 
-async def test_an_image_of_another_kind_is_an_infrastructure_failure_and_no_reward(folder: Path) -> None:
+async def test_image_of_another_kind_is_an_infrastructure_failure_without_a_reward(folder: Path) -> None:
     instance = make_r2e(folder / "repository")
     (folder / "repository" / "run_tests.sh").unlink()
     (result,) = await run(folder, instance, "true", form="R2E")

@@ -197,7 +197,7 @@ async def test_version_that_moves_back_is_recorded_as_the_server_reports_it(rout
 
 
 @ROUTES
-async def test_call_at_a_hostile_server_leaves_the_others_unharmed(route: str) -> None:
+async def test_call_at_a_hostile_server_does_not_affect_the_others(route: str) -> None:
     """Of two calls of the same client, one gets a page and the other one its tokens."""
     sends = iter([events(b"<html>"), events(piece(route, [5, 6], end="stop"))])
     async with hostile(route, lambda response: next(sends)(response)) as model:

@@ -214,7 +214,7 @@ async def test_answer_that_the_server_aborts_fails_while_a_client_reads_it(
         await aborting
 
 
-async def test_another_server_of_the_model_continues_without_a_new_check(
+async def test_request_continues_at_another_server_of_the_model_without_a_new_check(
     connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn() as one, VllmStandIn() as other:
@@ -230,7 +230,7 @@ async def test_another_server_of_the_model_continues_without_a_new_check(
     assert reply.completion_token_ids == made_by(0, reply.prompt_token_ids or [], 40, seed=5, ignore_eos=True)
 
 
-async def test_a_server_that_says_which_weights_made_an_answer_is_believed_token_for_token(
+async def test_versions_that_a_server_reports_are_recorded_for_each_token(
     connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn(weight_versions=True, tokens_per_second=200) as server, ClientSession() as http:
@@ -361,7 +361,7 @@ async def test_cancelling_a_call_ends_the_generation(connect: Connect, make_requ
         assert last(server).disconnected
 
 
-async def test_a_server_that_hangs_is_given_up_at_the_deadline(connect: Connect, make_request: MakeRequest) -> None:
+async def test_hanging_server_is_abandoned_at_the_deadline(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn() as server:
         await connect(server)
         model = await connect(server, seconds=3)
@@ -381,7 +381,7 @@ async def test_answer_over_the_time_limit_counts_as_begun(connect: Connect, make
         assert failure.value.after_tokens
 
 
-async def test_a_busy_server_is_asked_again(connect: Connect, make_request: MakeRequest) -> None:
+async def test_busy_server_is_asked_again(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn() as server:
         model = await connect(server)
         server.faults.update({"status": 503, "times": 2})
@@ -393,7 +393,7 @@ async def test_a_busy_server_is_asked_again(connect: Connect, make_request: Make
             await model.complete(make_request(), progress=Progress())
 
 
-async def test_a_wrong_key_says_where_it_was_read(connect: Connect) -> None:
+async def test_wrong_key_is_reported_with_its_origin(connect: Connect) -> None:
     async with VllmStandIn(api_key="right") as server:
         with pytest.raises(ModelConfigError, match=r"KeyRefused.*Secret model-key"):
             await connect(server, headers={"Authorization": "Bearer wrong"}, key_origin="key k of Secret model-key")
@@ -401,7 +401,7 @@ async def test_a_wrong_key_says_where_it_was_read(connect: Connect) -> None:
         assert model.token_capture == "Tokens"
 
 
-async def test_a_model_that_is_not_served_names_those_that_are(connect: Connect) -> None:
+async def test_unknown_model_is_reported_with_the_served_ones(connect: Connect) -> None:
     async with VllmStandIn(model="policy") as server:
         with pytest.raises(ModelConfigError, match=r"'polciy'.*it serves policy"):
             await connect(server, name="polciy")

@@ -30,7 +30,7 @@ def stepping() -> Any:
 
 
 @pytest.mark.parametrize("method", ["Truncate", "Summarize"])
-async def test_each_cut_begins_a_branch_and_each_branch_is_what_the_server_saw(
+async def test_each_cut_starts_a_branch_and_each_branch_is_the_sequence_of_the_server(
     tmp_path: Path, run_one: Any, method: str
 ) -> None:
     agent = {"tools": ["bash", "finish"], "maxTurns": 60, "context": {"maxMessages": 10, "method": method}}

@@ -136,7 +136,7 @@ async def test_prompt_over_the_context_completes_the_rollout_with_context_exceed
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
-async def test_an_answer_gets_what_is_left_of_the_context_and_is_trained_as_far_as_it_got(
+async def test_answer_is_limited_by_the_remaining_context_and_trained_up_to_there(
     scale_out: bool, tmp_path: Path, run_one: Any
 ) -> None:
     async with VllmStandIn(script=working, max_model_len=1500, scale_out=scale_out) as server:
@@ -159,7 +159,7 @@ async def test_a_tool_call_cut_off_in_its_json_is_a_format_error_that_the_policy
     assert await exported(ran) == truth(requests)
 
 
-async def test_a_server_without_a_tool_parser_says_what_to_start_it_with(tmp_path: Path, run_one: Any) -> None:
+async def test_server_without_a_tool_parser_is_reported_with_the_option_to_set(tmp_path: Path, run_one: Any) -> None:
     async with VllmStandIn(script=working, tool_parser=False) as server:
         ran = await run_one(server, tmp_path, completion={"maxInfraFailureFraction": 1.0})
     assert (ran.result["outcome"], ran.result["reason"]) == ("InfraFailed", "NoToolParser")
@@ -191,9 +191,7 @@ def endless(prompt: Prompt) -> str:
     return "ok" if "Say ok" in prompt.text else "and again, " * 3000
 
 
-async def test_an_endless_first_answer_is_graded_although_no_token_of_it_can_be_seen(
-    tmp_path: Path, run_one: Any
-) -> None:
+async def test_rollout_whose_first_answer_never_ends_is_graded(tmp_path: Path, run_one: Any) -> None:
     async with VllmStandIn(scale_out=False, tokens_per_second=50, script=endless) as server:
         model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 3}}
         ran = await run_one(server, tmp_path, model=model, sampling={})

@@ -13,7 +13,7 @@ async def edit(bench: Any, command: Any, path: Any = "a.py", **arguments: Any) -
     return (await bench.use("editor", command=command, path=path, **arguments)).content
 
 
-async def test_a_file_is_made_changed_and_seen(bench: Any) -> None:
+async def test_file_is_created_changed_and_viewed(bench: Any) -> None:
     await edit(bench, "create", file_text="one\ntwo\nthree\n")
     shown = await edit(bench, "str_replace", old_str="two", new_str="2\n2b")
     assert "     2\t2\n     3\t2b\n     4\tthree" in shown
@@ -23,7 +23,7 @@ async def test_a_file_is_made_changed_and_seen(bench: Any) -> None:
     assert await edit(bench, "view", view_range=[5, -1]) == "     5\tthree"
 
 
-async def test_undo_goes_back_edit_by_edit_to_no_file_at_all(bench: Any) -> None:
+async def test_undo_reverts_each_edit_and_the_creation(bench: Any) -> None:
     await edit(bench, "create", file_text="1\n")
     await edit(bench, "str_replace", old_str="1", new_str="2")
     await edit(bench, "create", file_text="3\n")
@@ -38,7 +38,7 @@ async def test_undo_goes_back_edit_by_edit_to_no_file_at_all(bench: Any) -> None
         await edit(bench, "undo_edit")
 
 
-async def test_undo_history_is_outside_of_what_is_graded_and_bounded(bench: Any) -> None:
+async def test_undo_history_is_bounded_and_is_not_graded(bench: Any) -> None:
     for number in range(25):
         await edit(bench, "create", file_text=f"{number}\n")
     assert os.listdir(bench.folder) == ["a.py"]
@@ -58,14 +58,14 @@ async def test_a_replacement_fails_when_its_text_is_missing_or_not_unique(bench:
     assert (bench.folder / "a.py").read_text() == "x = 1\ny = 1\n"
 
 
-async def test_bytes_other_than_utf8_survive_an_edit(bench: Any) -> None:
+async def test_bytes_that_are_not_utf8_are_kept_by_an_edit(bench: Any) -> None:
     (bench.folder / "a.py").write_bytes(b"caf\xe9 = 1\nb = 2\n")
     assert "caf\\xe9" in await edit(bench, "view")
     await edit(bench, "str_replace", old_str="b = 2", new_str="ü = 3")
     assert (bench.folder / "a.py").read_bytes() == b"caf\xe9 = 1\n" + "ü = 3\n".encode()
 
 
-async def test_windows_line_ends_and_the_mode_survive_an_edit(bench: Any) -> None:
+async def test_windows_line_ends_and_the_mode_are_kept_by_an_edit(bench: Any) -> None:
     (bench.folder / "a.py").write_bytes(b"a\r\nb\r\nc\r\n")
     (bench.folder / "a.py").chmod(0o755)
     await edit(bench, "str_replace", old_str="a\nb", new_str="x\ny")
@@ -85,7 +85,7 @@ async def test_editing_through_a_link_keeps_the_link(bench: Any) -> None:
     ("content", "complaint"),
     [(b"x" * (1 << 20) + b"y", "1048577 bytes, more than"), (b"ELF\0\1", "binary"), (None, "does not exist")],
 )
-async def test_a_file_that_cannot_be_edited_says_why(content: Any, complaint: Any, bench: Any) -> None:
+async def test_file_that_cannot_be_edited_gives_the_reason(content: Any, complaint: Any, bench: Any) -> None:
     if content is not None:
         (bench.folder / "a.py").write_bytes(content)
     for command, arguments in (("view", {}), ("str_replace", {"old_str": "a", "new_str": "b"})):

@@ -105,7 +105,7 @@ async def test_truncated_results_are_marked(tree: Any) -> None:
     assert content[-1] == "[more than 10 results; narrow the pattern or the path]"
 
 
-async def test_a_wrong_pattern_and_a_missing_folder_say_so(tree: Any) -> None:
+async def test_wrong_pattern_and_missing_folder_are_reported(tree: Any) -> None:
     with pytest.raises(ToolError, match="grep"):
         await tree.use("search", pattern="a(")
     with pytest.raises(ToolError, match="No such file"):

@@ -54,7 +54,7 @@ async def test_directory_and_variables_stay_and_programs_that_ask_can_be_answere
     assert "it is Grace" in await runner.type(4, "Grace\necho it is $WHO\n")
 
 
-async def test_a_program_of_the_whole_screen_is_seen_as_a_person_sees_it(runner: Runner) -> None:
+async def test_full_screen_program_is_shown_as_on_a_terminal(runner: Runner) -> None:
     screen = await runner.type(1, r"clear; printf 'abc\033[1;1HX\033[3;5Hdeep\n'" + "\n")
     assert screen.split("\n")[0].startswith("Xbc")
     assert screen.split("\n")[2] == "    deep"
@@ -92,7 +92,7 @@ async def test_program_that_reads_no_input_is_reported_and_keeps_the_sandbox(
     assert (await runner.workspace.run("echo alive", key="3:look", deadline_seconds=20)).stdout == b"alive\n"
 
 
-async def test_an_unknown_key_is_explained_and_nothing_is_typed(runner: Runner) -> None:
+async def test_unknown_key_is_explained_and_nothing_is_typed(runner: Runner) -> None:
     with pytest.raises(ToolError, match=r"no key named 'Return'.*Enter"):
         await runner.use(1, text="rm -rf /\n", keys=["Return"])
     assert "rm" not in await runner.type(2, "")

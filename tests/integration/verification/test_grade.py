@@ -51,7 +51,7 @@ async def test_hidden_tests_decide_and_each_is_listed(workspace: Any) -> None:
     assert "1 failed" in graded.commands[0].output
 
 
-async def test_all_or_nothing_pays_nothing_for_half(workspace: Any) -> None:
+async def test_half_a_solution_gets_no_reward_with_all_or_nothing(workspace: Any) -> None:
     rules = Verifier(reward=RewardRule.ALL_OR_NOTHING)
     assert (await verdict(workspace, PYTEST, rules, calc=HALF)).reward == 0
     assert (await verdict(workspace, PYTEST, rules, calc=RIGHT)).reward == 1
@@ -116,7 +116,7 @@ async def test_planted_files_affect_only_a_workspace_that_contains_them(
     assert forged.reward == (0 if name.startswith("_pytest") else 1)
 
 
-async def test_hidden_files_replace_links_and_files_in_their_way(workspace: Any, tmp_path: Any) -> None:
+async def test_hidden_files_replace_existing_links_and_files(workspace: Any, tmp_path: Any) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (workspace.folder / "tests").symlink_to(outside)

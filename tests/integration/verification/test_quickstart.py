@@ -96,7 +96,7 @@ async def test_each_member_gets_the_reward_that_the_readme_promises(
     assert verdict.reward == REWARDS[name][member], verdict
 
 
-def test_the_readme_has_the_rewards_that_are_paid() -> None:
+def test_readme_has_the_actual_rewards() -> None:
     lines = (QUICKSTART / "README.md").read_text().splitlines()
     rows = {cells[1].strip(" `"): cells[2:6] for line in lines if (cells := line.split("|")) and len(cells) == 7}
     promised = {name: [float(cell.split()[0]) for cell in cells] for name, cells in rows.items() if name in REWARDS}

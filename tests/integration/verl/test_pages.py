@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def test_what_pages_show_for_verl_can_be_typed(tmp_path: Path) -> None:
+def test_commands_of_the_verl_pages_can_be_typed(tmp_path: Path) -> None:
     python = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True).stdout
     shutil.copy(HERE / "tools.yaml", tmp_path)
     search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", HERE)))

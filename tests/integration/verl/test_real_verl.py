@@ -127,7 +127,7 @@ def test_the_legacy_trainer_gets_its_own_rows_in_its_own_order(played: dict[str,
         assert len(row["response"]) == len(row["mask"])
 
 
-def test_a_reward_is_that_of_the_rollout_whose_tokens_stand_beside_it(played: dict[str, Any]) -> None:
+def test_reward_belongs_to_the_rollout_of_its_tokens(played: dict[str, Any]) -> None:
     wrong = played["texts"]["wrong"]
     for _, row in legacy_rows(played) + v1_rows(played):
         if row.get("lost") or row["task"] == "sum":
@@ -233,7 +233,7 @@ def test_without_a_verifier_the_reward_is_that_of_verls_own_reward_function(play
     assert sorted(row["score"] for _, row in v1_rows(played) if row["task"] == "sum") == [0.0, 1.0]
 
 
-def test_validation_is_kept_apart_and_sampled_as_verl_says(played: dict[str, Any]) -> None:
+def test_validation_is_separate_and_sampled_with_verls_settings(played: dict[str, Any]) -> None:
     assert [row["task"] for row in played["validation"]["rows"]] == ["plain"]
     assert {call["params"]["temperature"] for call in played["seen"][-2:]} == {0}
     assert {call["params"]["temperature"] for call in played["seen"][:-2]} == {1.0}
@@ -248,7 +248,7 @@ def test_verls_own_tool_gets_its_rows_arguments_and_its_rewards_are_handed_back(
     assert {row["score"] for row in rows} == {0.0, 1.0}
 
 
-def test_sampled_tokens_stay_in_the_next_prompt_whatever_the_template(played: dict[str, Any]) -> None:
+def test_sampled_tokens_stay_in_the_next_prompt_with_any_template(played: dict[str, Any]) -> None:
     facts = played["conversation"]
 
     assert facts["whole"][: len(facts["seen"])] == facts["seen"]

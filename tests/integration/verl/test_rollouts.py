@@ -162,7 +162,7 @@ def writing(prompt: Prompt) -> Answer:
     return Answer("Writing.", [ToolCall("bash", {"command": "echo apple > out.txt"})])
 
 
-async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -> None:
+async def test_model_server_can_answer_instead_of_verls_own(tmp_path: Path) -> None:
     async with VllmStandIn(script=writing) as server:
         endpoint = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy"}}
         served = Rollouts(config(tmp_path, model=endpoint, agent={"tools": ["bash"]}), None, {})
@@ -179,7 +179,7 @@ async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -
     assert (tuple(ids[:last]), tuple(ids[last:])) in asked
 
 
-async def test_a_group_whose_caller_was_cancelled_ends_no_other_group() -> None:
+async def test_cancelled_caller_of_a_group_ends_no_other_group() -> None:
     """The group ends between the cancellation of its future and the end of its caller."""
     first, second = (FinishedGroup(number, row(number).task.name, None, ()) for number in range(2))
 

@@ -161,7 +161,7 @@ async def test_the_end_of_a_turn_is_among_the_ids_and_ends_the_answer(server: In
     assert choice["finish_reason"] == "stop"
 
 
-async def test_ids_become_the_message_that_chat_would_have_given(server: InferenceServer) -> None:
+async def test_ids_are_parsed_to_the_message_of_the_chat_route(server: InferenceServer) -> None:
     chat = {"model": MODEL, "messages": [HELLO], "temperature": 0.0, "max_tokens": 12, "seed": 1}
     direct = await server.post("/v1/chat/completions", {**chat, "return_token_ids": True, "logprobs": True})
     rendered = await server.render(HELLO, temperature=0.0, max_tokens=12, seed=1)
@@ -185,7 +185,7 @@ async def test_ids_become_the_message_that_chat_would_have_given(server: Inferen
 @pytest.mark.parametrize(
     "text", ["Plain words.", 'See:\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>']
 )
-async def test_given_ids_become_text_and_tool_calls(server: InferenceServer, text: str) -> None:
+async def test_given_ids_are_decoded_to_text_and_tool_calls(server: InferenceServer, text: str) -> None:
     ids = tokenizer().encode(f"{text}<|im_end|>")
     choice = {"index": 0, "token_ids": ids, "finish_reason": "stop"}
     body = {
@@ -312,7 +312,7 @@ async def test_other_weights_make_other_tokens_and_a_load_sets_no_name(server: I
     assert await server.greedy(ids) == zero
 
 
-async def test_a_load_without_a_path_takes_the_last_path_again(server: InferenceServer) -> None:
+async def test_load_without_a_path_uses_the_last_path(server: InferenceServer) -> None:
     """So it cannot return to the weights with which the server was started."""
     ids = (await server.render(HELLO))["token_ids"]
     await server.load(server.checkpoint(1))
@@ -484,5 +484,5 @@ async def test_missing_adapter_is_refused(server: InferenceServer) -> None:
         "vllm:prefix_cache_hits_total",
     ],
 )
-async def test_the_metrics_that_we_read_are_there(server: InferenceServer, name: str) -> None:
+async def test_metrics_that_runners_read_exist(server: InferenceServer, name: str) -> None:
     await server.metric(name)

@@ -205,7 +205,7 @@ async def test_client_that_leaves_the_gateway_ends_its_request(server: Inference
             await asyncio.sleep(0.05)
 
 
-async def test_call_waits_while_the_engine_sleeps_and_goes_on_with_the_version_that_it_had(
+async def test_call_waits_while_the_engine_sleeps_and_continues_with_its_version(
     server: InferenceServer, served: Operated
 ) -> None:
     zero = await first_tokens(served)

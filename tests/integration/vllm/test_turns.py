@@ -92,7 +92,7 @@ async def test_streamed_text_is_the_text_of_the_answer(model: InferenceClient) -
     assert "".join(pieces) == streamed.text == whole.text
 
 
-async def test_stop_string_ends_the_text_and_stays_in_the_ids(model: InferenceClient, recorder: Recorder) -> None:
+async def test_stop_string_ends_the_text_and_remains_in_the_ids(model: InferenceClient, recorder: Recorder) -> None:
     whole = await model.complete(request(tokens=40))
     words = [word for word in whole.text.split() if word.isascii() and len(word) > 2]
     stop = words[len(words) // 2]

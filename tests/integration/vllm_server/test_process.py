@@ -95,7 +95,7 @@ async def test_a_kill_breaks_a_stream_off() -> None:
         assert got
 
 
-async def test_a_server_of_two_nodes_answers_when_both_are_there_and_ends_with_either() -> None:
+async def test_server_of_two_nodes_answers_when_both_run_and_ends_with_either() -> None:
     shared = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
 
     async def start(*flags: str) -> asyncio.subprocess.Process:

@@ -63,14 +63,14 @@ async def pushing() -> AsyncIterator[Pushing]:
             await made.trainer.wait()
 
 
-async def test_an_engine_has_what_the_trainer_sent_whatever_the_version_is_called(pushing: Pushing) -> None:
+async def test_pushed_weights_are_loaded_under_any_version(pushing: Pushing) -> None:
     for version in (3, 4):
         assert await pushing.push(version) == 200
         assert pushing.engine.weights.version == version
         assert pushing.engine.weights.checksums() == checksums_of(version)
 
 
-async def test_an_engine_whose_trainer_dies_in_the_middle_says_so_and_keeps_its_weights(pushing: Pushing) -> None:
+async def test_engine_whose_trainer_dies_during_a_push_reports_it_and_keeps_its_weights(pushing: Pushing) -> None:
     assert await pushing.push(3) == 200
     await pushing.post(f"{pushing.hook}/pause", {"seconds": 60})
     update = asyncio.create_task(pushing.push(4))

@@ -151,7 +151,7 @@ def test_another_version_is_installed_below_the_workspaces_own_tmp(tmp_path: Pat
         ({"npm": "echo no network >&2; exit 1"}, "no network\nagent.type Codex: .*\n?.*sandbox.network.setup: Public"),
     ],
 )
-def test_an_installation_that_fails_says_what_to_do(tmp_path: Path, programs: dict[str, str], said: str) -> None:
+def test_failed_installation_says_what_to_do(tmp_path: Path, programs: dict[str, str], said: str) -> None:
     done, _ = install(tmp_path, **programs)
     assert done.returncode == 1
     assert re.search(said, done.stderr), done.stderr

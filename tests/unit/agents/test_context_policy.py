@@ -67,7 +67,7 @@ def computes(number: int) -> dict[str, Any]:
     return {"toolCalls": [{"name": "calculator", "arguments": {"expression": f"{number} + 0"}}]}
 
 
-async def test_a_summary_stands_for_all_earlier_turns(attempt: Any) -> None:
+async def test_summary_replaces_all_earlier_turns(attempt: Any) -> None:
     turns = [*map(computes, range(3)), {"content": "I had 0, 1 and 2."}, computes(3), {"content": "done"}]
     context = attempt(*turns, context={"maxMessages": 7, "method": "Summarize"})
     assert await ToolCalling().run(context) == "done"

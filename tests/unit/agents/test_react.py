@@ -59,7 +59,7 @@ names = st.from_regex(r"\A[A-Za-z][\w.-]{0,20}\Z").filter(lambda name: not name.
 
 
 @given(plain, names, st.dictionaries(words, words | st.integers() | st.lists(words)))
-def test_what_is_written_in_the_asked_form_is_read_back_exactly(thought: Any, name: Any, arguments: Any) -> None:
+def test_text_in_the_documented_form_is_parsed_exactly(thought: Any, name: Any, arguments: Any) -> None:
     dumped = json.dumps(arguments, ensure_ascii=False)
     step = parse_step(f"Thought: {thought}\nAction: {name}\nAction Input: {dumped}")
     assert step.thought.lstrip("*_ \t") == thought.lstrip("*_ \t")
@@ -101,7 +101,7 @@ def test_plain_text_is_the_argument_of_a_tool_that_needs_just_one_text(
     assert call_arguments(text, parameters) == arguments
 
 
-async def test_a_rollout_goes_through_the_text_protocol(attempt: Any) -> None:
+async def test_rollout_uses_the_text_protocol(attempt: Any) -> None:
     context = attempt(
         {"content": "Thought: compute\nAction: calculator\nAction Input: 6 * 7"},
         {"content": "Thought: now I know\nFinal Answer: 42"},

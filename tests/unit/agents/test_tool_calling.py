@@ -108,7 +108,7 @@ async def test_one_good_call_among_several_is_progress(attempt: Any) -> None:
     assert await ToolCalling().run(context) == "end"
 
 
-async def test_a_call_that_was_cut_off_says_so(attempt: Any) -> None:
+async def test_truncated_call_is_reported_to_the_model(attempt: Any) -> None:
     context = attempt(calling("calculator", '{"expression": "1 +'), {"content": "end"}, finish_reasons=["length"])
     await ToolCalling().run(context)
     *_, assistant, result = context.requests[1][0]
@@ -200,7 +200,7 @@ async def test_the_oracle_brings_the_files_that_the_solution_needs(attempt: Any,
     assert (tmp_path / "b").read_text() == "done\n"
 
 
-async def test_a_solution_that_fails_says_which_command_and_how(attempt: Any, tmp_path: Any) -> None:
+async def test_failing_solution_names_the_command_and_its_error(attempt: Any, tmp_path: Any) -> None:
     context = attempt(task={"solution": ["true", "echo reason >&2; exit 4", f"touch {tmp_path}/never"]})
     stop = await stopped(Oracle(), context)
     assert stop.reason is StopReason.AGENT_ERROR

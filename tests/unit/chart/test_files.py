@@ -66,7 +66,7 @@ def described(values: Any, schema: Manifest, path: str) -> Iterator[str]:
         yield from described(values[key], schema["properties"][key], f"{path}{key}.")
 
 
-def test_every_setting_of_the_schema_stands_in_values_yaml() -> None:
+def test_every_setting_of_the_schema_is_in_values_yaml() -> None:
     # No default for these: without them the scheduler and the kubelet decide.
     quiet = {
         f"{pod}resources.{name}"
@@ -108,7 +108,7 @@ def test_no_query_uses_a_missing_metric(name: str) -> None:
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
-def test_an_alert_leads_to_what_to_do(alert: Manifest) -> None:
+def test_alert_links_to_its_remedy(alert: Manifest) -> None:
     assert re.search(rf"^### {alert['alert']}$", DOCUMENT, re.MULTILINE)
     assert alert["annotations"]["runbook"] == f"docs/monitoring.md#{alert['alert'].lower()}"
     assert {"summary", "description"} < set(alert["annotations"])

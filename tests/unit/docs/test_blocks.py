@@ -11,7 +11,7 @@ from tests.support.documentation import PAGES, Block, WrongBlock, blocks, comman
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_block_of_a_page_is_passed_over_because_it_does_not_say_what_it_is(page: Path) -> None:
+def test_every_console_block_contains_a_command(page: Path) -> None:
     for block in blocks(page):
         if block.language == "console":
             assert commands(block), f"{block.place} types no command"
@@ -27,7 +27,7 @@ def test_linked_files_exist(page: Path) -> None:
                 assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
 
 
-def test_a_block_is_found_with_its_line_wherever_it_stands() -> None:
+def test_block_is_found_with_its_line_in_any_nesting() -> None:
     page = '# Title\n\n- in a list\n  ```sh needs="hours"\n  nvidia-smi\n  ```\n\n```yaml title="job.yaml"\na: 1\n```\n'
     assert read_blocks("page.md", page) == [
         Block("page.md", 4, "sh", "nvidia-smi\n", needs="hours"),
@@ -46,7 +46,7 @@ def test_a_block_is_found_with_its_line_wherever_it_stands() -> None:
         ('json needs="hours"', "json is never run"),
     ],
 )
-def test_a_block_that_would_not_be_run_has_to_say_why(info: str, message: str) -> None:
+def test_block_that_would_not_be_run_is_refused_without_a_reason(info: str, message: str) -> None:
     with pytest.raises(WrongBlock, match=f"page.md:3: .*{message}"):
         read_blocks("page.md", f"a\n\n```{info}\ntext\n```\n")
 

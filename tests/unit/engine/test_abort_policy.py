@@ -8,7 +8,7 @@ from rollout_api.records import Outcome
 
 
 @given(st.lists(st.sampled_from(Outcome), max_size=60), st.floats(0, 1))
-def test_a_job_is_given_up_exactly_when_too_large_a_share_is_lost(outcomes: list[Outcome], fraction: float) -> None:
+def test_job_is_aborted_exactly_when_too_large_a_share_is_lost(outcomes: list[Outcome], fraction: float) -> None:
     ended = [o for o in outcomes if o is not Outcome.CANCELLED]
     lost = sum(o in LOST for o in ended)
     expected = len(ended) >= FEWEST_ENDED and lost / len(ended) > fraction

@@ -87,7 +87,7 @@ async def test_agent_timeout_differs_from_an_agent_that_raises_timeout_error() -
     assert (over.expired, own.expired) == (True, False)
 
 
-async def test_the_clock_stands_still_until_the_last_of_several_waits_is_over() -> None:
+async def test_clock_is_stopped_until_the_last_of_several_waits_ends() -> None:
     clock = AgentClock(0.2)
     async with clock.running():
         await asyncio.gather(*(clock.untimed(asyncio.sleep(seconds)) for seconds in (0.01, 0.4, 0.1)))

@@ -90,7 +90,7 @@ async def test_probe_waits_for_a_server_that_limits_the_rate(monkeypatch: pytest
     assert await model_calls._is_answered(told, replace(REQUEST, health=CallHealth()))
 
 
-async def test_calls_of_a_rollout_go_where_those_of_its_group_go() -> None:
+async def test_calls_of_a_rollout_have_the_routing_key_of_their_group() -> None:
     bench = Bench()
     await bench.answers()
     assert bench.told.groups == ["group-4"]

@@ -44,7 +44,7 @@ def test_no_part_of_an_attempt_exceeds_its_total(
 
 
 @given(seconds, TURNS, TURNS, seconds)
-def test_resume_adds_to_what_was_recorded_and_changes_none_of_it(
+def test_resume_never_decreases_recorded_times(
     boot: float, before: list[tuple[float, float, float]], after: list[tuple[float, float, float]], gap: float
 ) -> None:
     records, now = recorded(boot, before)

@@ -34,6 +34,6 @@ def test_backoff_grows_so_that_a_broken_cluster_is_not_hammered(count: int, seed
     assert 2.0 ** (count - 1) / 2 <= delay <= 2.0 ** (count - 1)
 
 
-def test_an_interrupted_runner_uses_up_no_attempt_and_waits_for_nothing() -> None:
+def test_interrupted_runner_uses_up_no_attempt_and_is_retried_immediately() -> None:
     interrupted = FailedRecord(time=0, reason="Interrupted", counted=False)
     assert retry_delay([interrupted] * 50, Attempts(limit=1), random.Random(0)) == 0.0

@@ -309,7 +309,7 @@ def test_infrastructure_is_never_a_reward(error: Exception, situation: Situation
 
 
 @given(policys, situations.filter(lambda s: not s.exposed and s.phase is not Phase.COLLECTING))
-def test_nothing_is_the_policys_doing_before_it_has_acted(error: Exception, situation: Situation) -> None:
+def test_failures_before_the_first_action_are_retried(error: Exception, situation: Situation) -> None:
     assert attribute(error, situation).action in (Action.RETRY_ATTEMPT, Action.RETRY_GRADING)
 
 

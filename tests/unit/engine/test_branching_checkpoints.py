@@ -35,7 +35,7 @@ async def begun(world: Path) -> tuple[DummyProvider, DummyWorkspace, Checkpoints
     return provider, workspace, Checkpoints(SnapshotStore(Layers(store, store.below("run")), 10**6))
 
 
-async def test_each_path_begins_as_the_checkpoint_was_and_only_what_is_kept_stays(tmp_path: Path) -> None:
+async def test_each_path_starts_from_its_checkpoint_and_only_kept_changes_remain(tmp_path: Path) -> None:
     provider, workspace, checkpoints = await begun(tmp_path)
     await workspace.write("f", b"start", key="1:a")
     here, record = await checkpoints.keep(workspace, 0)

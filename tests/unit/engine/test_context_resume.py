@@ -25,7 +25,7 @@ class Summarising(CountingModel):
 
 
 @given(method=st.sampled_from(ContextMethod), unit=st.sampled_from(["messages", "tokens"]), crash=st.integers(0, 26))
-def test_a_cut_conversation_is_cut_the_same_way_after_a_crash_at_any_write(
+def test_shortened_conversation_is_the_same_after_a_crash_at_any_write(
     method: ContextMethod, unit: Literal["messages", "tokens"], crash: int
 ) -> None:
     limit = (

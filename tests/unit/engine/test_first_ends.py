@@ -80,5 +80,5 @@ async def test_rollout_waits_only_for_a_while_for_one_that_takes_long(monkeypatc
         assert await play(raised(3), seen=seen) == [None]
 
 
-async def test_run_that_had_a_good_end_before_is_never_stopped() -> None:
+async def test_run_with_a_successful_end_is_never_stopped() -> None:
     assert await play(*[raised(3)] * (FIRST + 1), seen=FirstEnds(is_over=True)) == [None] * (FIRST + 1)

@@ -32,7 +32,7 @@ def delivery(turn: int, *, delivered: bool = True) -> DeliveryRecord:
     return DeliveryRecord(turn=turn, time=0, delivered=delivered)
 
 
-def test_a_prompt_that_is_too_long_for_an_argument_says_what_to_write_instead() -> None:
+def test_prompt_that_is_too_long_for_an_argument_is_refused_with_advice() -> None:
     refuse_long_arguments(["a", "x" * LONGEST_ARGUMENT])
     with pytest.raises(SandboxFailure, match=r"agent.command\[1\] has 131072 bytes.*\{promptFile\}"):
         refuse_long_arguments(["a", "x" * (LONGEST_ARGUMENT + 1)])

@@ -66,7 +66,7 @@ async def test_a_broken_file_is_kept_as_it_is() -> None:
     assert (own.file is not None, own.atif, own.bytes) == (True, None, 1)
 
 
-async def test_a_good_file_has_no_note() -> None:
+async def test_valid_file_has_no_note() -> None:
     data = json.dumps(ATIF).encode()
     own = await collect(OneFile(data), AgentTrajectory(path="t.json"), "run/0", stored)  # type: ignore[arg-type]
     assert (own.note, own.format, own.bytes) == ("", "ATIF", len(data))

@@ -49,7 +49,7 @@ def taken(rewards: list[float]) -> list[StepRecord]:
 
 
 @given(REWARDS, st.integers(0, 5))
-def test_ending_early_never_pays(rewards: list[float], more: int) -> None:
+def test_ending_early_never_increases_the_reward(rewards: list[float], more: int) -> None:
     """An agent that continues gets at least as much as one that uses up a limit before steps with rewards of at least
     0.
     """
@@ -74,13 +74,13 @@ def test_mean_and_final_rewards_equal_those_of_harbor(rewards: list[float]) -> N
     assert mean.passed == all(reward == 1 for reward in rewards)
 
 
-def test_a_step_that_was_not_taken_counts_as_0_whatever_kept_the_agent_from_it() -> None:
+def test_step_that_was_not_taken_counts_as_0_for_any_reason() -> None:
     verdict = verdict_of_steps(task(2), taken([1.0]))
     assert verdict is not None
     assert (verdict.reward, verdict.passed) == (0.5, False)
 
 
-def test_steps_behind_a_missed_gate_are_left_out_of_the_mean() -> None:
+def test_steps_after_a_missed_gate_are_left_out_of_the_mean() -> None:
     gated = task(3)
     gated.steps[0].min_rewards["reward"] = 0.6
     verdict = verdict_of_steps(gated, taken([0.5]))
@@ -88,14 +88,14 @@ def test_steps_behind_a_missed_gate_are_left_out_of_the_mean() -> None:
     assert (verdict.reward, verdict.passed) == (0.5, False)
 
 
-def test_a_reward_that_was_not_given_misses_its_gate() -> None:
+def test_missing_reward_is_below_every_minimum() -> None:
     step = TaskStep.model_validate({"name": "s", "prompt": "p", "minRewards": {"reward": 0.5, "style": 0}})
     assert missed_minimum(step, None) == "reward is not given, below minRewards 0.5"
     assert missed_minimum(step, Verdict(reward=0.5, passed=False)) == "style is not given, below minRewards 0"
     assert missed_minimum(step, Verdict(reward=0.5, rewards={"style": 0.0}, passed=False)) is None
 
 
-def test_the_next_step_finds_no_tests_and_no_reward() -> None:
+def test_tests_and_rewards_are_removed_before_the_next_step() -> None:
     files = [{"path": path, "content": ""} for path in ("/tests/x/a.py", "hidden.txt")]
     verifier = {"kind": "rewardFile", "commands": ["true"], "files": files}
     graded = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})

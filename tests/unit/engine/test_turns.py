@@ -224,7 +224,7 @@ def _content(record: Record) -> dict[str, Any]:
     )
 
 
-async def test_nothing_is_acted_on_before_it_is_durable() -> None:
+async def test_nothing_is_executed_before_it_is_stored() -> None:
     log: list[str] = []
 
     class Watching(MemoryJournal):
@@ -283,7 +283,7 @@ async def test_branch_whose_first_own_request_is_refused_is_not_graded(reason: s
         (asyncio.CancelledError(), StopReason.AGENT_ERROR),
     ],
 )
-async def test_what_the_policy_causes_is_a_stop_reason_and_never_a_retry(
+async def test_failure_caused_by_the_policy_is_a_stop_reason_and_no_retry(
     error: BaseException, reason: StopReason
 ) -> None:
     class Raising(Loop):
@@ -403,7 +403,7 @@ async def test_time_behind_a_shut_gate_does_not_count_for_the_agent() -> None:
     assert sum(record.seconds for record in turns.records if isinstance(record, ResponseRecord)) < 0.4
 
 
-async def test_time_that_an_interrupted_attempt_has_used_is_not_given_again() -> None:
+async def test_time_used_by_an_interrupted_attempt_still_counts() -> None:
     log: list[str] = []
     journal = MemoryJournal()
     await turns_of(journal, CountingModel(3, log), log).run_agent(Loop())
@@ -428,7 +428,7 @@ async def test_an_agent_that_makes_other_calls_on_replay_is_detected() -> None:
         await turns_of(MemoryJournal(), CountingModel(2, log), log, replay=journal.records).run_agent(Different())
 
 
-async def test_a_payment_whose_outcome_is_unknown_is_not_made_twice() -> None:
+async def test_tool_call_with_an_unknown_outcome_is_not_repeated() -> None:
     log: list[str] = []
     journal = MemoryJournal()
     await turns_of(journal, CountingModel(1, log), log, tool=Payment(log)).run_agent(Loop())

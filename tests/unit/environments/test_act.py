@@ -131,7 +131,7 @@ def test_placeholders_in_an_observation_are_not_replaced() -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"[]", b"not json", b'{"error": "it broke"}', b"[" * 5000], ids=lambda line: str(line[:12])
 )
-def test_what_an_environment_in_a_sandbox_answers_is_not_trusted_to_be_an_answer(line: bytes) -> None:
+def test_invalid_answer_of_an_environment_in_a_sandbox_is_an_error(line: bytes) -> None:
     with pytest.raises(EnvironmentFailure, match="EnvironmentFailed: game"):
         checked_reply(line, "game")
 

@@ -44,9 +44,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.integers(0, 1000), st.booleans(), ACTIONS)
-def test_the_same_seed_and_actions_always_lead_to_the_same_place(
-    seed: int, slippery: bool, actions: list[str | None]
-) -> None:
+def test_same_seed_and_actions_lead_to_the_same_moves(seed: int, slippery: bool, actions: list[str | None]) -> None:
     description = described(seed=seed, config={"is_slippery": slippery})
     one, other = Episode(description), Episode(description)
     assert one.start() == other.start()
@@ -54,7 +52,7 @@ def test_the_same_seed_and_actions_always_lead_to_the_same_place(
 
 
 @given(st.integers(0, 1000), ACTIONS, st.data())
-def test_a_step_in_a_sandbox_means_the_same_however_often_its_process_was_lost(
+def test_step_in_a_sandbox_gives_the_same_result_after_lost_processes(
     seed: int, actions: list[str | None], data: st.DataObject
 ) -> None:
     description = described(seed=seed)
@@ -77,7 +75,7 @@ def test_each_step_without_a_known_action_costs_the_penalty() -> None:
     assert [move["reward"] for move in episode.steps([None, "jump", "Down"])] == [-0.01, -0.01, 0.0]
 
 
-def test_an_episode_is_truncated_at_its_last_step_and_nothing_moves_after_it() -> None:
+def test_episode_is_truncated_at_its_last_step_and_ignores_later_actions() -> None:
     episode = Episode(described(maxSteps=2))
     episode.start()
     moves = episode.steps([None, None, "Right"])

@@ -36,7 +36,7 @@ def test_the_ice_carries_a_player_where_it_does_in_gymnasium(seed: int, slippery
             break
 
 
-def test_every_member_of_a_group_stands_before_the_same_map() -> None:
+def test_every_member_of_a_group_gets_the_same_map() -> None:
     starts = {FrozenLake(is_slippery=False).reset(7) for _ in range(4)}
     assert len(starts) == 1
     assert FrozenLake().reset(8).observation != FrozenLake().reset(7).observation

@@ -43,7 +43,7 @@ def test_every_room_can_be_solved(room: Room) -> None:
 
 @settings(max_examples=examples(20))
 @given(st.integers(0, 10_000))
-def test_the_shortest_solution_earns_what_the_rules_say(seed: int) -> None:
+def test_shortest_solution_has_the_reward_of_the_rules(seed: int) -> None:
     moves = solution(random_room(6, 6, 1, 30, seed))
     assert moves
     game = Sokoban(dim_room=(6, 6), num_boxes=1, search_depth=30)
@@ -55,7 +55,7 @@ def test_the_shortest_solution_earns_what_the_rules_say(seed: int) -> None:
     assert taken[-1].success
 
 
-def test_an_answer_without_an_action_still_takes_a_step() -> None:
+def test_answer_without_an_action_uses_a_step() -> None:
     game = Sokoban(dim_room=(6, 6), num_boxes=1)
     before = game.reset(42).observation
     move = game.step(None)

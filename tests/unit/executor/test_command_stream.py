@@ -129,7 +129,7 @@ def test_a_command_that_no_program_can_receive_is_refused(command: str | list[st
         content(env={"A=B": "c"})
 
 
-def test_a_command_asked_again_by_the_next_runner_is_the_same_and_another_is_not() -> None:
+def test_repeated_command_of_the_next_runner_is_recognized_and_another_is_refused() -> None:
     first = read_command(content())
     again = read_command(command_content(("7.agent", "4:next", *NAMES[2:]), "true", **HOW))
     assert first.digest == again.digest
@@ -267,7 +267,7 @@ def _attempts_of_fake_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_runtime.executor.attempts.Process", FakeProcess)
 
 
-async def test_each_command_gets_its_own_answer_in_whatever_order_they_end() -> None:
+async def test_each_command_gets_its_own_answer_in_any_order_of_ends() -> None:
     processes = {name: FakeProcess() for name in "abc"}
     wire = Wire(processes)
     for number, name in enumerate(processes):
@@ -329,7 +329,7 @@ async def test_superseded_runner_gets_an_error_while_its_command_runs() -> None:
     assert isinstance(wire.answers[2], Refused)
 
 
-async def test_a_connection_that_breaks_leaves_nothing_waiting() -> None:
+async def test_broken_connection_leaves_no_waiting_call() -> None:
     process = FakeProcess()
     wire = Wire({"a": process})
     wire.ask(1, "a")
@@ -376,6 +376,6 @@ async def test_client_that_reads_no_answers_is_paused_and_then_disconnected(monk
     assert wire.is_closed
 
 
-def test_a_refusal_says_what_http_would_say() -> None:
+def test_refusal_has_the_status_and_message_of_http() -> None:
     error = ApiError("WorkspaceFailed", "over 1 GiB", cause="Memory")
     assert told(refusal(9, error)) == Refused(json.dumps(error.body()).encode())

@@ -50,7 +50,7 @@ def test_the_environment_is_part_of_the_hosts_configuration() -> None:
         (["--copy-to", "/tmp"], "not the portable bundle"),
     ],
 )
-def test_a_wrong_start_says_what_was_expected(
+def test_wrong_configuration_is_refused_with_what_was_expected(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Forking a zygote is for a process that has nothing else in it.

@@ -114,7 +114,7 @@ def test_answered_takeover_leaves_no_running_call_of_an_older_runner(steps: list
     asyncio.run(play())
 
 
-async def test_a_takeover_overtaken_by_a_newer_one_is_refused_not_believed() -> None:
+async def test_takeover_that_a_newer_one_overtakes_is_refused() -> None:
     attempt = Attempt("a")
     await attempt.raise_fence(Hold(1, "old"))
     release = asyncio.Event()

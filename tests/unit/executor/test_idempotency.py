@@ -88,7 +88,7 @@ def request(digest: bytes = b"d") -> Any:
 
 @settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30), st.sets(st.integers(0, 2)))
-def test_callers_that_come_and_go_share_one_run_a_key(callers: list[tuple[int, bool]], slow: set[int]) -> None:
+def test_concurrent_callers_share_one_run_for_each_key(callers: list[tuple[int, bool]], slow: set[int]) -> None:
     async def play() -> None:
         attempt, runs = Attempt("a"), [0, 0, 0]
         await attempt.raise_fence(Hold(1, "r"))
@@ -131,7 +131,7 @@ async def test_a_streamed_body_is_compared_when_its_key_is_repeated() -> None:
         await attempt.once(Hold(1, "r"), Key(0, "k"), request(b"two"), None, work, lambda: False)
 
 
-def test_memory_is_bounded_by_refusing_new_calls_never_by_forgetting_old_ones() -> None:
+def test_memory_is_bounded_by_refusing_new_calls_and_not_by_dropping_old_ones() -> None:
     memory: KeyMemory[str] = KeyMemory()
     for number in range(MAX_KEYS):
         memory.begin(Key(1, str(number)), "A", b"")

@@ -21,7 +21,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_public_leads_to_no_private_address_however_it_is_wrapped(address: str) -> None:
+def test_public_never_includes_a_private_address_in_any_notation(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
     assert NetworkRule("Public").refusal_of_address(ipaddress.ip_address(address))
 

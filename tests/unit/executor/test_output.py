@@ -20,7 +20,7 @@ CAPS = st.builds(Caps, st.integers(0, 30), st.integers(0, 30), st.integers(0, 60
 
 
 @given(CAPS, st.lists(st.binary(min_size=1, max_size=50), max_size=20), st.integers(1, 40))
-def test_every_byte_is_given_in_its_place_or_counted_as_lost(caps: Caps, pieces: list[bytes], limit: int) -> None:
+def test_every_byte_is_kept_at_its_place_or_counted_as_lost(caps: Caps, pieces: list[bytes], limit: int) -> None:
     slack, module._SLACK_BYTES = module._SLACK_BYTES, 7
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def test_every_byte_is_given_in_its_place_or_counted_as_lost(caps: Caps, pieces:
         module._SLACK_BYTES = slack
 
 
-def test_a_full_disk_costs_the_middle_and_not_the_ends() -> None:
+def test_full_disk_loses_the_middle_of_an_output_and_keeps_both_ends() -> None:
     kept = Output(Caps(10, 10, 10**6), "/proc/no-file-can-be-made-here")
     kept.feed(b"a" * 10)
     for _ in range(100):

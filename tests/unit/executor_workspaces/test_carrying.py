@@ -242,7 +242,7 @@ def test_ordinary_work_is_carried(grading: Grading, name: str) -> None:
     assert grading.dropped == []
 
 
-def test_nothing_is_reported_for_an_agent_without_changes(grading: Grading) -> None:
+def test_agent_without_changes_has_an_empty_report(grading: Grading) -> None:
     before = tree(grading.graded)
     grading.carry()
     assert grading.dropped == []
@@ -333,7 +333,7 @@ def test_protected_files_stay_as_prepared(grading: Grading, attack: Callable[[Pa
         assert grading.text(name) == PREPARED[name]
 
 
-def test_a_protected_link_protects_what_it_leads_to(tmp_path: Path) -> None:
+def test_target_of_a_protected_link_is_protected(tmp_path: Path) -> None:
     grading = Grading(
         tmp_path, {"shared/common.py": "prepared", "envs/main/pyvenv.cfg": "", "envs/main/bin/python": "real"}
     )
@@ -366,20 +366,20 @@ def test_a_folder_replaced_by_a_link_is_a_link_and_what_it_leads_to_stays(gradin
     assert grading.text("other/x") == "good"
 
 
-def test_a_folder_that_has_only_compiled_code_left_goes_with_its_source(grading: Grading) -> None:
+def test_folder_with_only_compiled_code_is_deleted_with_its_source(grading: Grading) -> None:
     shutil.rmtree(grading.agent / "lib")
     grading.carry()
     assert not grading.has("lib")
 
 
-def test_compiled_code_of_the_prepared_state_stays(grading: Grading) -> None:
+def test_compiled_code_of_the_prepared_state_is_kept(grading: Grading) -> None:
     write(grading.agent, {"lib/__pycache__/m.cpython-311.pyc": "evil", "lib/m.py": "new"})
     grading.carry()
     assert grading.text("lib/__pycache__/m.cpython-311.pyc") == "compiled"
     assert grading.text("lib/m.py") == "new"
 
 
-def test_files_and_folders_take_each_others_places(grading: Grading) -> None:
+def test_files_can_replace_folders_and_folders_files(grading: Grading) -> None:
     (grading.agent / "calc.py").unlink()
     shutil.rmtree(grading.agent / "data")
     write(grading.agent, {"calc.py/inner": "1", "data": "2"})
@@ -445,7 +445,7 @@ def test_a_prepared_link_to_a_hidden_file_and_links_beside_hidden_files_are_carr
 
 
 @pytest.mark.parametrize("name", ["kept/test_a/__init__.py", "kept/test_a.abi3.so", "kept/test_a"])
-def test_nothing_is_imported_in_place_of_a_prepared_test(tmp_path: Path, name: str) -> None:
+def test_no_importable_file_replaces_a_prepared_test(tmp_path: Path, name: str) -> None:
     grading = Grading(tmp_path, {"kept/test_a.py": "prepared"})
     write(grading.agent, {name: "evil"})
     if name == "kept/test_a":
@@ -529,7 +529,7 @@ def test_links_within_the_working_directory_are_carried(tmp_path: Path) -> None:
     assert grading.text("same.py") == "prepared"
 
 
-def test_a_prepared_link_that_leads_out_stays_when_the_agent_left_it(grading: Grading) -> None:
+def test_unchanged_prepared_link_to_outside_is_kept(grading: Grading) -> None:
     for folder in (grading.agent, grading.graded):
         (folder / "system").symlink_to("/usr/share")
     grading.carry()
@@ -568,7 +568,7 @@ def test_a_file_of_another_user_moved_over_one_like_it_is_carried(tmp_path: Path
     assert (grading.graded / "c").stat().st_uid == 1234  # what was not changed stays that user's
 
 
-def test_only_what_the_agent_changed_takes_space_in_the_grading(tmp_path: Path) -> None:
+def test_only_files_changed_by_the_agent_use_space_in_the_grading(tmp_path: Path) -> None:
     grading = Grading(tmp_path, {name: f"content of {name}" for name in ("same", "bytes", "mode", "time", "linked")})
     for place in (*grading.agent.iterdir(), *grading.graded.iterdir()):
         os.utime(place, (1_700_000_000, 1_700_000_000))
@@ -613,7 +613,7 @@ def test_a_module_is_not_planted_in_a_folder_that_pytest_adds_for_hidden_tests(g
     assert not grading.has("checks/unit/types.py")
 
 
-def test_a_file_that_the_job_names_is_carried_whatever_it_is(grading: Grading) -> None:
+def test_file_named_by_the_job_is_carried_although_it_is_loaded_automatically(grading: Grading) -> None:
     write(
         grading.agent,
         {"pyproject.toml": "work", "sub/pyproject.toml": "evil", "e.egg-info/a": "work", "e.egg-info/b": "x"},
@@ -729,7 +729,7 @@ def test_a_program_is_not_planted_in_the_working_directory_on_the_verifiers_path
     assert (grading.has("cat"), grading.text("solve")) == (False, "work")
 
 
-def test_a_prepared_file_that_the_workspaces_user_may_not_read_stays(
+def test_prepared_file_that_the_workspaces_user_cannot_read_is_kept(
     grading: Grading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("data/x", "calc.py"):
@@ -825,7 +825,7 @@ class Artifacts(Grading):
         self.dropped = carry(self.graded, packed(self.agent, [entry["root"] for entry in form]), form)
 
 
-def test_each_artifact_comes_into_its_own_place(tmp_path: Path) -> None:
+def test_each_artifact_is_carried_to_its_own_path(tmp_path: Path) -> None:
     prepared = {"data/b": "old", "data/c": "old", "out/x/y": "old", "gone/a": "old", "was/file": "old"}
     grading = Artifacts(tmp_path, prepared)
     write(grading.agent, {"data/b": "new", "data/c": "new", "new/deep/conftest.py": "work", "out/z": "new"})
@@ -839,7 +839,7 @@ def test_each_artifact_comes_into_its_own_place(tmp_path: Path) -> None:
     assert grading.dropped == []
 
 
-def test_what_a_task_names_besides_its_folder_is_carried_whatever_it_is(tmp_path: Path) -> None:
+def test_path_that_a_task_names_besides_its_folder_is_always_carried(tmp_path: Path) -> None:
     grading = Artifacts(tmp_path, {"w/pyproject.toml": "old", "w/conftest.py": "old"})
     write(grading.agent, {"w/pyproject.toml": "new", "w/conftest.py": "new", "out/x": "new"})
     grading.carry_all(".", "pyproject.toml", "/out")
@@ -858,14 +858,14 @@ def test_what_a_task_names_besides_its_folder_is_carried_whatever_it_is(tmp_path
         (["/w/src/conftest.py"], True),
     ],
 )
-def test_artifacts_that_may_be_loaded_unasked_are_asked_for(artifacts: list[str], expected: bool) -> None:
+def test_automatically_loaded_artifacts_are_requested_explicitly(artifacts: list[str], expected: bool) -> None:
     verifier = {"commands": ["run"], "artifacts": artifacts}
     task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
     assert asks_for_files(task, Verifier(), "/w") is expected
     assert asks_for_files(task, Verifier(artifacts=[".", "conftest.py"]), "/w") is (expected or not artifacts)
 
 
-def test_an_artifact_behind_a_prepared_link_comes_to_where_the_link_leads(tmp_path: Path) -> None:
+def test_artifact_behind_a_prepared_link_is_carried_to_the_links_target(tmp_path: Path) -> None:
     grading = Artifacts(tmp_path, {"srv/app/a": "old"})
     for folder in (grading.agent, grading.graded):
         (folder / "app").symlink_to("srv/app")
@@ -929,7 +929,7 @@ def test_an_artifact_below_a_folder_of_tests_above_the_working_directory_is_work
     assert grading.text("test/app/src/a.py") == "work"
 
 
-def test_a_link_to_files_of_the_kernel_in_place_of_an_artifact_can_be_packed(tmp_path: Path) -> None:
+def test_link_to_kernel_files_in_place_of_an_artifact_can_be_packed(tmp_path: Path) -> None:
     """Most of them yield fewer bytes than their size, others an error. The policy must not be able to imitate a broken
     disk.
     """

@@ -28,7 +28,9 @@ _messages = st.dictionaries(_text, _values, max_size=5)
 
 
 @given(st.lists(_messages, max_size=6), st.randoms())
-def test_messages_whose_packets_are_mixed_arrive_whole(messages: list[dict[str, Any]], order: random.Random) -> None:
+def test_messages_with_interleaved_packets_arrive_complete(
+    messages: list[dict[str, Any]], order: random.Random
+) -> None:
     """Several processes of a workspace answer over one socket at once."""
     queues = [packets(number, encode({**message, "pad": "x" * 70_000})) for number, message in enumerate(messages)]
     assembler, got = Assembler(), {}

@@ -43,7 +43,9 @@ _WEIGHTS = (1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 
 
 
 @given(st.integers(0, 10_000), st.integers(1, 256), st.integers(0, 19))
-def test_a_workspaces_threads_weigh_no_more_than_two_a_processor(runnable: int, processors: int, ordinary: int) -> None:
+def test_threads_of_a_workspace_have_the_weight_of_at_most_two_per_processor(
+    runnable: int, processors: int, ordinary: int
+) -> None:
     nice = fair_nice(runnable, processors, ordinary)
     share = 2 * processors * _WEIGHTS[ordinary]
     assert ordinary <= nice <= 19
@@ -121,7 +123,7 @@ def test_each_limit_has_its_own_cause() -> None:
     assert excess(Usage(10**12, MAX_PROCESSES, 10**12, MAX_DESCRIPTORS), Limits()) is None
 
 
-def test_processes_threads_and_descriptors_have_limits_where_none_is_given() -> None:
+def test_default_limits_apply_to_processes_threads_and_descriptors() -> None:
     assert excess(Usage(processes=MAX_PROCESSES + 1), Limits()) == "Processes"
     assert excess(Usage(descriptors=MAX_DESCRIPTORS + 1), Limits()) == "Processes"
 

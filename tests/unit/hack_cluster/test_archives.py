@@ -33,7 +33,7 @@ def test_an_archive_made_here_names_its_image_and_is_the_same_each_time(tmp_path
             assert [(entry.name, entry.isreg(), entry.mode) for entry in inner] == [("x", True, 0o755)]
 
 
-def test_names_of_an_oci_archive_are_found_whatever_tool_wrote_it(tmp_path: Path) -> None:
+def test_names_in_an_oci_archive_of_any_tool_are_found(tmp_path: Path) -> None:
     manifests = [
         {"annotations": {"org.opencontainers.image.ref.name": "1", "io.containerd.image.name": "localhost/a:1"}},
         {"annotations": {"org.opencontainers.image.ref.name": "localhost/b:1"}},
@@ -60,7 +60,7 @@ def test_program_without_public_permissions_is_marked_in_the_image(tmp_path: Pat
         ({"index.json": {}}, "expected a docker or OCI archive"),
     ],
 )
-def test_a_file_that_holds_no_named_image_is_refused_with_what_was_expected(
+def test_file_without_a_named_image_is_refused_with_what_was_expected(
     tmp_path: Path, files: dict[str, object], fault: str
 ) -> None:
     with pytest.raises(ArchiveError, match=fault):

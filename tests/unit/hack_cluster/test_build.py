@@ -7,7 +7,7 @@ import pytest
 from hack.cluster.harness import build
 
 
-def test_a_build_that_fails_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_complete_looking_bundle(tmp_path: Path) -> None:
     def half_a_build() -> None:
         with build.new_folder(tmp_path / "made") as folder:
             (folder / "half").write_text("x")

@@ -37,7 +37,7 @@ def test_containerd_gets_the_nodes_network_and_the_built_runc() -> None:
     assert runtime["containerd"]["runtimes"]["runc"]["options"]["BinaryName"] == "/programs/runc"
 
 
-def test_real_pods_never_land_on_a_simulated_node_which_says_what_a_real_one_says() -> None:
+def test_fake_node_has_a_taint_against_pods_and_supports_user_namespaces() -> None:
     node = kwok.fake_node(7)
     assert [taint["effect"] for taint in node["spec"]["taints"]] == ["NoSchedule"]
     assert all(handler["features"]["userNamespaces"] for handler in node["status"]["runtimeHandlers"])

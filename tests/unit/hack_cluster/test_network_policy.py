@@ -179,7 +179,7 @@ def test_admitted_connections_are_those_that_kubernetes_documents(policies: list
 
 
 @given(policies_strategy, pods_strategy, st.randoms())
-def test_the_same_cluster_gives_the_same_text_in_whatever_order_it_is_listed(
+def test_rules_are_the_same_text_for_any_order_of_the_clusters_objects(
     policies: list[Any], pods: list[Pod], random: Any
 ) -> None:
     rules = ruleset(isolate(policies, pods, NAMESPACES))
@@ -200,11 +200,11 @@ def test_the_same_cluster_gives_the_same_text_in_whatever_order_it_is_listed(
         ({"matchLabels": {"app": "a"}, "matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, []),
     ],
 )
-def test_a_selector_selects_what_kubernetes_selects(selector: dict[str, Any], selected: list[Labels]) -> None:
+def test_selectors_match_as_in_kubernetes(selector: dict[str, Any], selected: list[Labels]) -> None:
     assert [labels for labels in ({}, {"app": "a"}, {"app": "b"}) if matches(selector, labels)] == selected
 
 
-def test_ranges_of_ports_that_meet_are_one_and_others_stay_apart() -> None:
+def test_adjacent_port_ranges_are_merged() -> None:
     ports = [{"port": 80, "endPort": 84}, {"port": 84, "endPort": 86}, {"port": 87}, {"port": 90}]
     spec = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}
     rules = ruleset(
@@ -213,7 +213,7 @@ def test_ranges_of_ports_that_meet_are_one_and_others_stay_apart() -> None:
     assert "tcp dport { 80-87, 90 } return" in rules
 
 
-def test_a_cluster_without_policies_drops_nothing_but_ipv6() -> None:
+def test_cluster_without_policies_drops_only_ipv6() -> None:
     rules = ruleset(isolate([], [Pod("red", {}, "10.100.0.2")], NAMESPACES))
     assert [line.strip() for line in rules.splitlines() if "drop" in line] == ["meta nfproto ipv6 drop"]
 
@@ -231,7 +231,7 @@ def manifest(**status: Any) -> dict[str, Any]:
     return {"metadata": {"namespace": "red", "labels": {"app": "a"}}, "spec": spec, "status": status}
 
 
-def test_a_pod_is_known_by_its_address_and_the_names_of_its_ports() -> None:
+def test_pod_has_its_address_and_named_ports() -> None:
     expected = Pod("red", {"app": "a"}, "10.100.0.2", {("web", "TCP"): 80, ("dns", "UDP"): 53})
     assert parse_pod(manifest(phase="Running", podIP="10.100.0.2")) == expected
 

@@ -13,7 +13,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 
 
 @given(st.text(st.characters(exclude_characters="\n"), max_size=15), st.integers(0, 2**63))
-def test_a_process_is_known_by_its_start_whatever_its_name(name: str, started: int) -> None:
+def test_start_of_a_process_is_parsed_with_any_name(name: str, started: int) -> None:
     fields = ["S", *["0"] * 18, str(started), "0", "0"]
     assert parse_stat(f"42 ({name}) {' '.join(fields)}\n") == ("S", started)
 

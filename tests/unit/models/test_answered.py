@@ -15,7 +15,7 @@ TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 
 
 @given(TEXT, TEXT, st.lists(st.floats(max_value=0, allow_nan=False), max_size=4))
-def test_reply_can_be_stored_whatever_the_server_sent(text: str, arguments: str, logprobs: list[float]) -> None:
+def test_every_reply_can_be_stored(text: str, arguments: str, logprobs: list[float]) -> None:
     call = {"id": "1", "function": {"name": "bash", "arguments": arguments}}
     message = {"role": "assistant", "content": text, "tool_calls": [call]}
     stored = storable(ModelReply(message, "stop", logprobs=logprobs))
@@ -35,7 +35,7 @@ def test_reply_can_be_stored_whatever_the_server_sent(text: str, arguments: str,
         ("message", {"role": "assistant", 5: 6}, "message.5"),
     ],
 )
-async def test_answer_that_no_record_can_hold_is_a_failure_of_the_model(field: str, value: Any, words: str) -> None:
+async def test_answer_that_cannot_be_stored_is_a_failure_of_the_model(field: str, value: Any, words: str) -> None:
     reply = ModelReply({"role": "assistant", "content": "x"}, "stop", prompt_token_ids=[1], completion_token_ids=[2])
 
     async def complete() -> ModelReply:
@@ -45,14 +45,14 @@ async def test_answer_that_no_record_can_hold_is_a_failure_of_the_model(field: s
         await answered(complete())
 
 
-def test_arguments_of_a_tool_call_may_be_a_dict_and_nothing_else_but_text() -> None:
+def test_arguments_of_a_tool_call_are_a_dict_or_text() -> None:
     given_as_dict: object = {"command": "ls"}
     assert ToolCall("1", "bash", given_as_dict).arguments == '{"command": "ls"}'  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ToolCall bash: arguments are list, expected a dict or its JSON text"):
         ToolCall("1", "bash", [])  # type: ignore[arg-type]
 
 
-def test_answers_tool_calls_can_be_read_whatever_type_their_arguments_have() -> None:
+def test_tool_calls_of_an_answer_are_parsed_with_arguments_of_any_type() -> None:
     calls = [
         {"id": "1", "function": {"name": "bash", "arguments": arguments}} for arguments in (["ls"], 1, {"a": 1}, None)
     ]

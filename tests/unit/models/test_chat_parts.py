@@ -20,7 +20,7 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_ids_logprobs_and_texts_come_together_in_order(parts: list[dict[str, Any]]) -> None:
+def test_ids_logprobs_and_texts_are_collected_in_order(parts: list[dict[str, Any]]) -> None:
     taken, seen = ChatParts(), []
     taken.add({"choices": [{"delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2], "model": "m"})
     for number, part in enumerate(parts):
@@ -47,7 +47,7 @@ def test_an_event_of_another_shape_is_a_bad_response(event: Any) -> None:
         ChatParts().add(event)
 
 
-def test_further_answers_of_a_server_are_left_out() -> None:
+def test_only_the_first_answer_of_a_server_is_used() -> None:
     parts = ChatParts()
     for index, text in ((0, "first"), (1, "second")):
         logprobs = {"content": [{"logprob": -1.0}]}
@@ -65,7 +65,7 @@ def test_further_answers_of_a_server_are_left_out() -> None:
     )
 
 
-def test_answer_is_the_assistants_whatever_role_the_server_gives() -> None:
+def test_role_of_an_answer_is_always_assistant() -> None:
     choice = {"message": {"role": "user", "content": "x"}, "finish_reason": "stop"}
     assert parse_completion({"choices": [choice]}).message == {"role": "assistant", "content": "x"}
 

@@ -16,14 +16,14 @@ def reply(*calls: Any, **message: Any) -> Any:
     return parse_completion({"choices": [{"message": message}]})
 
 
-def test_a_good_answer_goes_back_as_it_came_so_that_no_branch_is_recorded() -> None:
+def test_repeated_answer_equals_the_recorded_one_so_that_no_branch_is_recorded() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":  1}'}}
     answered = reply(call, reasoning_content="hm", refusal=None, annotations=None)
     assert answer_message(answered) is answered.message
     assert answered.message == {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
 
 
-def test_what_servers_send_but_do_not_take_back_is_not_kept() -> None:
+def test_empty_fields_that_servers_refuse_in_a_request_are_dropped() -> None:
     assert reply(content="x", function_call=None, tool_calls=[]).message == {"role": "assistant", "content": "x"}
 
 
@@ -48,7 +48,7 @@ def test_id_other_than_text_becomes_text() -> None:
     assert answer_message(loose)["tool_calls"][0]["id"] == "5"
 
 
-def test_a_reply_that_a_function_put_together_loosely_goes_back_complete() -> None:
+def test_incomplete_reply_of_a_function_is_completed_for_the_next_request() -> None:
     loose = ModelReply({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls")
     [sent] = answer_message(loose)["tool_calls"]
     assert sent == {"id": loose.tool_calls[0].id, "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -52,7 +52,7 @@ async def test_the_same_call_gets_the_same_answer_after_a_crash() -> None:
     assert await opened(scripted=SCRIPT).complete(request(1)) == await opened(scripted=SCRIPT).complete(request(1))
 
 
-async def test_a_task_without_a_script_names_those_that_have_one() -> None:
+async def test_task_without_a_script_is_reported_with_those_that_have_one() -> None:
     with pytest.raises(ModelConfigError, match=r"no script for task 'b'; it has a"):
         await opened(scripted=SCRIPT).complete(request(task="b"))
 
@@ -63,7 +63,7 @@ async def test_scripted_answers_count_tokens_so_that_budgets_work() -> None:
     assert usage.completion_tokens > 0
 
 
-async def test_a_function_that_takes_everything_gets_what_is_set_and_keeps_its_defaults() -> None:
+async def test_function_with_keyword_arguments_gets_set_values_and_keeps_its_defaults() -> None:
     async def f(messages: Any, max_tokens: Any = 512, temperature: Any = 0.7, **kw: Any) -> Any:
         return f"{max_tokens} {temperature} {kw['seed']} {kw['turn']} {kw['user']} {'top_p' in kw}"
 
@@ -71,7 +71,7 @@ async def test_a_function_that_takes_everything_gets_what_is_set_and_keeps_its_d
     assert reply.text == "512 0.0 1 3 u False"
 
 
-async def test_a_function_without_keyword_arguments_gets_only_what_it_names() -> None:
+async def test_function_without_keyword_arguments_gets_only_its_own_parameters() -> None:
     async def f(messages: Any, max_tokens: Any = 512) -> Any:
         return str(max_tokens)
 
@@ -92,7 +92,7 @@ async def test_a_function_may_return_a_message_with_tool_calls_or_a_whole_reply(
     assert (await FunctionModel(whole, "f").complete(request())).logprobs == [-1.0]
 
 
-async def test_what_a_function_raises_is_not_the_policys_doing_unless_it_says_so() -> None:
+async def test_error_of_a_function_is_no_policy_failure_unless_it_is_declared_as_one() -> None:
     async def broken(messages: Any, **kw: Any) -> Any:
         raise ZeroDivisionError("oops")
 
@@ -129,11 +129,11 @@ ENDPOINT = {"baseURL": "http://127.0.0.1:1/v1", "name": "m"}
         ({"endpoint": ENDPOINT | {"apiKeyFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}}, "key k of Secret s"),
     ],
 )
-def test_a_model_that_cannot_be_opened_says_which_field_and_what_to_do(spec: Any, complaint: Any) -> None:
+def test_model_that_cannot_be_opened_is_reported_with_the_field_and_a_remedy(spec: Any, complaint: Any) -> None:
     with pytest.raises(ModelConfigError, match=complaint):
         opened(**spec)
 
 
-def test_a_key_of_a_secret_comes_in_the_runners_variable() -> None:
+def test_key_of_a_secret_is_read_from_the_runners_variable() -> None:
     source = {"secretKeyRef": {"name": "s", "key": "k"}}
     assert opened({MODEL_KEY_VARIABLE: "x"}, endpoint=ENDPOINT | {"apiKeyFrom": source}).name == "m"

@@ -45,11 +45,11 @@ def test_ambiguous_status_never_counts_against_the_policy(status: Any) -> None:
     assert refusal(status, {"error": {"message": "maximum context length", "code": "context_length_exceeded"}}) is None
 
 
-def test_a_body_that_the_server_finds_too_large_is_a_conversation_that_is_too_long() -> None:
+def test_body_too_large_for_the_server_means_that_the_conversation_is_too_long() -> None:
     assert isinstance(refusal(413, "Request Entity Too Large"), ContextExceeded)
 
 
-def test_azures_nested_code_is_seen() -> None:
+def test_nested_error_code_of_azure_is_found() -> None:
     body = {"error": {"code": "400", "message": "m", "innererror": {"code": "ResponsibleAIPolicyViolation"}}}
     assert isinstance(refusal(400, body), ContentFiltered)
 

@@ -34,12 +34,12 @@ def test_both_forms_of_retry_after_are_read_and_nonsense_is_ignored(header: Any,
 
 
 @given(failures=st.integers(1, 10_000), asked=st.integers(0, 10_000), jitter=jitters)
-def test_a_server_is_never_asked_again_sooner_than_it_wants(failures: Any, asked: Any, jitter: Any) -> None:
+def test_delay_is_never_shorter_than_the_server_asks_for(failures: Any, asked: Any, jitter: Any) -> None:
     assert retry_delay(failures, str(asked), now=NOW, jitter=jitter) >= asked
 
 
 @given(failures=st.integers(1, 10_000), jitter=jitters, header=st.none() | st.text())
-def test_delays_are_positive_and_bounded_whatever_the_header(failures: Any, jitter: Any, header: Any) -> None:
+def test_delays_are_positive_and_bounded_for_any_header(failures: Any, jitter: Any, header: Any) -> None:
     delay = retry_delay(failures, header, now=NOW, jitter=jitter)
     asked = retry_after_seconds(header, NOW) or 0
     assert 0 < delay <= max(asked + 1, LONGEST_DELAY_SECONDS)

@@ -54,7 +54,7 @@ def test_the_manifest_of_the_page_loads_with_its_plugins(examples: dict[str, Any
     assert tomllib.loads(entry_points)["project"]["entry-points"][registry.group] == {"Prints": "my_plugins:Prints"}
 
 
-async def test_the_plugins_of_the_page_do_what_it_says(
+async def test_plugins_of_the_page_have_the_described_effects(
     examples: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (prints,) = load_plugins([], [examples["Prints"]])
@@ -90,7 +90,7 @@ def test_table_of_hooks_has_every_hook_with_its_arguments_and_kind() -> None:
     assert kinds == {hook: kind for kind, hook in KINDS.items()}
 
 
-def test_the_built_ins_of_the_page_are_those_there_are() -> None:
+def test_page_lists_all_built_ins() -> None:
     rows = re.findall(r"^\| `([A-Z]\w+)` \| ([\w, ]+) \|", PAGE, re.MULTILINE)
     assert {name: kinds.split(", ") for name, kinds in rows} == {
         name: describe_plugin(name).kinds for name in [*registry.builtin, *registry.optional]

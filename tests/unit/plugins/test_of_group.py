@@ -17,7 +17,7 @@ INFO = GroupInfo(0, Task(name="t", prompt="p"), 10)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=10, max_size=10), st.permutations(range(10)))
-async def test_the_decision_is_the_same_in_whatever_order_the_members_end(
+async def test_decision_does_not_depend_on_the_order_of_ends(
     make_result: Callable[..., Result], rewards: list[float | None], order: Sequence[int]
 ) -> None:
     plugins = Plugins.open([], [PerformanceStop])
@@ -58,7 +58,7 @@ async def test_manager_is_called_once_for_each_number_of_first_members(make_resu
     plugins.close()
 
 
-async def test_what_a_manager_does_to_results_reaches_no_other_one(make_result: Callable[..., Result]) -> None:
+async def test_changes_of_a_manager_to_results_reach_no_other_manager(make_result: Callable[..., Result]) -> None:
     seen: list[list[list[str]]] = []
 
     class Changing:

@@ -78,7 +78,7 @@ async def test_plugins_run_in_the_manifests_order_or_first_or_last(opened: Opene
 @pytest.mark.parametrize(
     "error", [KeyError("x"), SystemExit(3), asyncio.CancelledError(), TimeoutError(), KeyboardInterrupt()]
 )
-async def test_whatever_a_plugin_raises_is_its_own_failure_and_the_next_one_is_called(
+async def test_any_error_of_a_plugin_is_recorded_and_the_next_one_is_called(
     opened: Opened, error: BaseException
 ) -> None:
     def fail(self: object) -> None:
@@ -188,7 +188,7 @@ async def test_calls_of_many_rollouts_run_side_by_side_where_a_plugin_awaits(ope
     assert at_once[1] > 5
 
 
-async def test_each_filter_sees_what_the_one_before_made_and_none_sees_what_was_refused(opened: Opened) -> None:
+async def test_each_filter_gets_the_previous_ones_result_and_none_gets_a_refused_call(opened: Opened) -> None:
     seen: list[str] = []
 
     class Adds:
@@ -234,7 +234,7 @@ async def test_invalid_return_value_of_a_plugin_is_a_failure(
     assert words in answer.call.message
 
 
-async def test_a_plugin_whose_error_cannot_be_printed_has_failed_like_any_other(opened: Opened) -> None:
+async def test_error_of_a_plugin_that_cannot_be_printed_is_recorded(opened: Opened) -> None:
     class Wordless(Exception):
         def __str__(self) -> str:
             raise ValueError
@@ -247,7 +247,7 @@ async def test_a_plugin_whose_error_cannot_be_printed_has_failed_like_any_other(
     assert "Wordless" in answer.call.message
 
 
-def test_reports_add_up_what_each_plugin_did_and_keep_the_first_error() -> None:
+def test_reports_add_up_the_actions_of_each_plugin_and_keep_the_first_error() -> None:
     calls = [
         PluginCall(plugin="A", hook="filter_tool_call", seconds=0.5, did="Refused", message="no"),
         PluginCall(plugin="B", hook="after_tool_call", seconds=1, did="Failed", message="first"),

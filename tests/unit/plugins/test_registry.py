@@ -42,7 +42,7 @@ def test_small_plugin_is_found_by_entry_point_and_by_module_and_class(package: N
     assert "shouts" in registry.names()
 
 
-def test_the_three_built_ins_are_there_with_their_kinds_and_defaults() -> None:
+def test_built_ins_have_their_kinds_and_defaults() -> None:
     kinds = {name: describe_plugin(name).kinds for name in ("PerformanceStop", "SafetyFilter", "TrajectoryAnalysis")}
     assert kinds == {
         "PerformanceStop": ["RolloutManager"],
@@ -84,7 +84,7 @@ def test_options_are_the_parameters_of_the_class_in_camel_case(monkeypatch: pyte
         ({"most_words": 1}, "config.mostWords: is missing"),
     ],
 )
-def test_an_option_that_is_wrong_is_named_with_what_was_expected(
+def test_wrong_option_is_reported_with_what_was_expected(
     config: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ExtensionError, match=words.replace("?", r"\?")):

@@ -41,7 +41,7 @@ async def asked(written: Any, **options: Any) -> Refuse | ToolCall | None:
         'echo "$(halt)"',
     ],
 )
-async def test_what_destroys_the_machine_is_refused_with_a_reason(command: str) -> None:
+async def test_destructive_command_is_refused_with_a_reason(command: str) -> None:
     answer = await asked({"command": command})
     assert isinstance(answer, Refuse)
     assert len(answer.reason.split()) > 5, "the model is told why"
@@ -69,7 +69,7 @@ async def test_what_destroys_the_machine_is_refused_with_a_reason(command: str) 
         "# shutdown",
     ],
 )
-async def test_ordinary_work_is_let_through_whatever_words_are_in_it(command: str) -> None:
+async def test_ordinary_commands_pass_with_any_words(command: str) -> None:
     assert await asked({"command": command}) is None
 
 
@@ -84,7 +84,7 @@ async def test_no_arguments_make_it_fail(text: str) -> None:
     await asked({"command": [text, 1, None]})
 
 
-async def test_a_job_can_say_what_else_is_refused_and_where_commands_stand() -> None:
+async def test_job_can_extend_the_refused_commands_and_the_checked_arguments() -> None:
     assert isinstance(await asked({"command": "curl x | sh"}, blocked_patterns=[r"curl .*\| *sh"]), Refuse)
     assert isinstance(await asked({"command": "nc -l 1"}, blocked_programs=["nc"]), Refuse)
     assert await asked({"command": "reboot"}, blocked_programs=["nc"]) is None

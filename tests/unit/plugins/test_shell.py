@@ -17,7 +17,7 @@ def test_no_text_that_a_model_can_write_makes_it_fail(text: str) -> None:
 @given(
     NAME, st.lists(st.text("abc xyz.-_/=", max_size=12), max_size=4), st.sampled_from([";", "&&", "||", "|", "\n", "&"])
 )
-def test_quoted_words_stay_arguments_and_each_command_is_seen(name: str, words: list[str], separator: str) -> None:
+def test_quoted_words_remain_arguments_and_each_command_is_found(name: str, words: list[str], separator: str) -> None:
     line = shlex.join([name, *words])
     assert list(simple_commands(f"{line} {separator} {line}")) == [[name, *words]] * 2
 
@@ -25,7 +25,7 @@ def test_quoted_words_stay_arguments_and_each_command_is_seen(name: str, words: 
 @given(NAME, st.sampled_from(["sudo {}", "sudo -u root {}", "env A=1 {}", "timeout 5 {}", "nice -n 3 {}", "xargs -n 1 {}",
     "X=1 {}", "if true; then {}; fi", "bash -c '{}'", "sh -ec '{}'", "eval '{}'", "$({})", 'echo "$({})"', "echo `{}`",
     "find . -exec {} \\;", "({})", "{{ {}; }}", "sudo env X=1 nohup {}", "echo hi\n{}", "true &&\\\n {}"]))  # fmt: skip
-def test_a_program_is_found_behind_whatever_runs_it(name: str, form: str) -> None:
+def test_program_is_found_behind_every_wrapper(name: str, form: str) -> None:
     found = [program(words) for words in simple_commands(form.format(f"{name} --now"))]
     assert name in found
 
@@ -53,7 +53,7 @@ def test_here_documents_without_a_line_are_read_at_once() -> None:
 
 
 @pytest.mark.parametrize("form", ["$(true; {})", 'echo "$(true; {})"', "find . -exec {}"])
-def test_command_deep_inside_of_others_is_found(form: str) -> None:
+def test_deeply_nested_command_is_found(form: str) -> None:
     text = "reboot"
     for _ in range(20):
         text = form.format(text)

@@ -29,7 +29,7 @@ def test_a_failed_command_counts_as_an_error_although_its_tool_call_worked() -> 
     assert analysis["slowest"][0] == {"tool": "bash", "seconds": 4}
 
 
-def test_suggestions_name_what_stands_out_and_nothing_else() -> None:
+def test_suggestions_name_only_unusual_numbers() -> None:
     plugin = TrajectoryAnalysis(error_rate=0.3, many_calls=3, slow_seconds=1)
     assert [said.split(":")[0] for said in plugin.suggestions(analysis_of(USES), 2)] == [
         "50% of the tool calls failed",

@@ -12,7 +12,7 @@ from agent_runtime.proxy.chat import BadRequest
 from tests.support.full import examples
 
 
-def test_a_request_is_known_by_api_and_body_and_says_itself_that_it_is_a_retry() -> None:
+def test_request_is_identified_by_api_and_body_and_a_header_marks_a_retry() -> None:
     first = Identity.of("/messages", {}, b"{}")
     assert first.digest == Identity.of("/messages", {"x-stainless-retry-count": "2"}, b"{}").digest
     assert first.digest != Identity.of("/responses", {}, b"{}").digest

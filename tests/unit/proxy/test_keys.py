@@ -29,7 +29,7 @@ def test_a_session_is_never_called_like_a_key_or_a_path() -> None:
 
 
 @given(SESSIONS)
-def test_each_form_of_base_url_reaches_the_same_call(session: str) -> None:
+def test_each_form_of_base_url_is_parsed_to_the_same_call(session: str) -> None:
     key = keys.new_key(session)
     for api in ("/chat/completions", "/completions", "/responses", "/messages", "/models"):
         assert target_of(f"/v1{api}") == ApiCall(api)

@@ -29,7 +29,7 @@ def test_a_session_is_over_exactly_when_some_limit_of_its_is_reached(
     assert over is None or str(over.reason) in over.message
 
 
-def test_an_answer_may_use_what_is_left_and_never_less_than_a_token() -> None:
+def test_answer_may_use_the_remaining_tokens_and_at_least_one() -> None:
     assert tokens_left(Limits(), Spent(tokens=5)) is None
     assert tokens_left(Limits(tokens=8), Spent(tokens=5)) == 3
     assert tokens_left(Limits(tokens=5), Spent(tokens=9)) == 1

@@ -164,7 +164,7 @@ async def _so_far(call: Call) -> AsyncIterator[str]:
             return
 
 
-async def test_text_is_there_before_the_answer_is() -> None:
+async def test_text_is_sent_before_the_answer_is_complete() -> None:
     bench = Bench()
     bench.model.hold = asyncio.Event()
     call = bench.begin()
@@ -203,7 +203,7 @@ async def test_a_slow_client_gets_its_text_in_fewer_larger_pieces() -> None:
     assert [piece async for piece in _text(call)] == ["word 1"]
 
 
-async def test_a_client_that_goes_away_takes_the_models_work_with_it() -> None:
+async def test_client_that_disconnects_ends_the_call_of_the_model() -> None:
     bench = Bench()
     await bench.hang_up()
     assert bench.model.cancelled == 1
@@ -242,7 +242,7 @@ async def test_client_that_leaves_during_held_back_text_uses_up_its_tokens(monke
         bench.begin()
 
 
-async def test_equal_requests_side_by_side_are_samples_of_their_own() -> None:
+async def test_concurrent_equal_requests_are_separate_samples() -> None:
     bench = Bench()
     bench.model.hold = asyncio.Event()
     first, second, retry = bench.begin(), bench.begin(), bench.begin(retry=True)
@@ -307,7 +307,7 @@ async def test_after_a_failure_the_same_key_makes_a_new_call() -> None:
     assert bench.session.failure is None
 
 
-async def test_failure_stands_until_its_own_caller_continues() -> None:
+async def test_failure_is_kept_until_its_own_caller_continues() -> None:
     bench, other = Bench(), {"role": "user", "content": "another worker"}
     bench.model.failures = [ModelError("Unreachable", "it is down")]
     with pytest.raises(ModelError):
@@ -318,7 +318,7 @@ async def test_failure_stands_until_its_own_caller_continues() -> None:
     assert bench.session.failure is None
 
 
-async def test_failure_is_known_to_the_process_that_takes_over() -> None:
+async def test_failure_is_kept_after_a_takeover() -> None:
     bench = Bench()
     for error in (RequestRefused("BadRequest", "no such token"), ModelError("Unreachable", "it is down \ud800")):
         bench.model.failures = [error]
@@ -349,7 +349,7 @@ async def test_client_that_leaves_a_failing_server_has_a_failure() -> None:
     assert str(bench.session.failure) == "Unreachable: ServerError: status 500"
 
 
-async def test_failure_of_a_call_whose_retry_already_runs_does_not_stand() -> None:
+async def test_failure_of_a_call_whose_retry_already_runs_is_not_kept() -> None:
     bench, both_run = Bench(), asyncio.Event()
     complete = bench.model.complete
 
@@ -441,14 +441,14 @@ async def test_conversation_continues_from_the_engines_ids() -> None:
     assert bench.recorded(ResponseRecord)[1].prompt_token_ids == [7, 7, 7]
 
 
-async def test_other_tools_make_other_tokens_so_nothing_is_kept_of_them() -> None:
+async def test_other_tools_give_another_prompt_so_no_prefix_is_kept() -> None:
     bench = Bench()
     first = await bench.ask()
     await bench.ask([USER, first.message, USER], tools=[{"type": "function", "function": {"name": "f"}}])
     assert bench.model.asked[1].prefix is None
 
 
-async def test_what_the_session_fixes_stands_whatever_the_client_asks_for() -> None:
+async def test_settings_of_the_session_replace_those_of_the_client() -> None:
     bench = Bench(sampling=Sampling(temperature=1.0, extra={"top_k": 5}), seed=40)
     await bench.ask(sampling=Sampling(temperature=0.0, top_p=0.5, extra={"top_k": 1, "min_p": 0.1}), seed=1)
     asked = bench.model.asked[0]
@@ -551,7 +551,7 @@ async def test_an_owner_that_was_superseded_gives_out_no_answer() -> None:
         await call.answer()
 
 
-async def test_a_model_that_is_not_served_is_named_together_with_what_is() -> None:
+async def test_unknown_model_is_reported_with_the_served_ones() -> None:
     bench = Bench(models=["policy"])
     with pytest.raises(Refused, match="use policy") as refused:
         bench.begin()
@@ -567,7 +567,7 @@ STEPS = st.lists(
 
 @settings(max_examples=examples(60))
 @given(STEPS)
-async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_trained_once(
+async def test_each_delivered_token_is_trained_once_in_any_order_of_conversations(
     steps: list[tuple[int, bool, int, bool, bool]],
 ) -> None:
     """Each step has: the turn to continue from (none: a new conversation), whether it is delivered, the number of new
@@ -607,7 +607,7 @@ async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_tra
     assert linear(records) == records
 
 
-async def test_a_runner_that_stops_can_wait_until_every_answer_has_reached_its_client() -> None:
+async def test_stopping_runner_can_wait_until_every_client_has_its_answer() -> None:
     bench = Bench(Limits(turns=1))
     assert (bench.session.calls, bench.session.over) == (0, None)
     call = bench.begin()

@@ -34,7 +34,7 @@ async def test_name_stays_taken_when_deletion_is_interrupted(tmp_path: Path, mon
     assert await sessions.register(second)
 
 
-async def test_late_deletion_leaves_the_next_session_of_its_name_alone(
+async def test_late_deletion_does_not_affect_the_next_session_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = SessionStore(Store.open(str(tmp_path), {}))

@@ -26,7 +26,7 @@ async def unpack(packed: bytes, size: int, step: int = 1 << 16) -> list[bytes]:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 50))
-async def test_artifacts_come_back_byte_for_byte_however_they_are_cut(chunks: list[bytes], step: int) -> None:
+async def test_artifacts_are_restored_from_any_chunks(chunks: list[bytes], step: int) -> None:
     packed, size = await pack(chunks)
     assert b"".join(await unpack(packed, size, step)) == b"".join(chunks)
 

@@ -172,7 +172,7 @@ def strange_turns(draw: st.DrawFn) -> list[Record]:
 
 
 @given(strange_turns())
-def test_whatever_server_and_agent_do_the_trajectory_is_valid(written: list[Record]) -> None:
+def test_trajectory_of_any_server_and_agent_is_valid(written: list[Record]) -> None:
     found = checked(written)
     answers = sum(isinstance(record, ResponseRecord) for record in written)
     assert sum(step.llm_call_count == 1 for step in (found.steps if found else [])) == answers

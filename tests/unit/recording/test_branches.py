@@ -86,7 +86,7 @@ def test_a_branch_is_the_very_sequence_that_the_server_saw(script: Script) -> No
 
 
 @given(scripts())
-def test_tokens_come_back_as_they_were_stored(script: Script) -> None:
+def test_tokens_are_read_as_they_were_stored(script: Script) -> None:
     branches = token_branches(script.turns)
     assert decode_branches("k", encode_branches(branches)) == branches
 

@@ -66,11 +66,11 @@ async def lines(store: Store, form: Format) -> list[dict[str, object]]:
     return [json.loads(line) async for line in export(await open_run(store, "fix"), form)]
 
 
-async def test_results_come_by_index(run: Store) -> None:
+async def test_results_are_in_the_order_of_their_indices(run: Store) -> None:
     assert [line["index"] for line in await lines(run, Format.RESULTS)] == [0, 1]
 
 
-async def test_every_branch_is_a_conversation_of_its_own(run: Store) -> None:
+async def test_every_branch_is_a_separate_conversation(run: Store) -> None:
     found = await lines(run, Format.OPENAI)
     assert [line["branch"] for line in found] == [0, 0, 1]
     assert found[0]["messages"] == [ASK, {"role": "assistant", "content": "answer 0"}]
@@ -111,7 +111,7 @@ async def test_tool_call_with_odd_arguments_ends_no_export(
 
 
 @pytest.mark.parametrize("target", ["nowhere", "model.patch", "large"])
-async def test_link_in_place_of_a_patch_ends_no_export(
+async def test_link_in_place_of_a_patch_does_not_end_the_export(
     target: str, folder: Store, record: JobRecord, make_result: MakeResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent_runtime.export.predictions.PATCH_BYTES", 1000)

@@ -65,7 +65,7 @@ def test_files_folders_and_links_are_unpacked(tmp_path: Path) -> None:
     ],
     ids=lambda members: members[0].name + members[0].linkname,
 )
-def test_entry_that_leads_out_or_is_a_device_is_left_out(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+def test_outside_entry_and_device_are_left_out(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     assert unpack(folder, *members, entry("good"))
@@ -112,7 +112,7 @@ members = st.builds(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(150))
 @given(st.lists(st.builds(entry, names, kinds, names), max_size=6))
-def test_no_archive_reaches_out_of_its_folder(
+def test_no_archive_writes_outside_its_folder(
     tmp_path_factory: pytest.TempPathFactory, found: list[tarfile.TarInfo]
 ) -> None:
     parent = tmp_path_factory.mktemp("parent")

@@ -96,7 +96,7 @@ async def test_run_that_was_deleted_before_its_resume_begins_starts_anew(
     assert len(await list_runs(folder)) == 1
 
 
-async def test_a_dry_run_deletes_nothing_and_says_what_would_go(
+async def test_dry_run_deletes_nothing_and_reports_what_would_be_deleted(
     folder: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:
     record = await JobRecord.open(folder, make_job(), tasks)
@@ -107,9 +107,7 @@ async def test_a_dry_run_deletes_nothing_and_says_what_would_go(
     assert len(await list_runs(folder)) == 1
 
 
-async def test_only_runs_are_deleted_and_nothing_beside_them(
-    folder: Store, make_job: MakeJob, tasks: list[Task]
-) -> None:
+async def test_only_runs_are_deleted(folder: Store, make_job: MakeJob, tasks: list[Task]) -> None:
     record = await JobRecord.open(folder, make_job(), tasks)
     await record.finish(0)
     await folder.put("layers/abc.tar.zst", b"layer")
@@ -184,7 +182,7 @@ async def test_a_run_with_recent_writes_is_spared_although_the_rule_would_delete
     assert await record.store.get("job.json")
 
 
-async def test_a_run_that_was_written_to_since_it_was_listed_is_left_alone(
+async def test_run_that_was_written_after_the_listing_is_kept(
     folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path
 ) -> None:
     record = await JobRecord.open(folder, make_job(), tasks)
@@ -196,7 +194,7 @@ async def test_a_run_that_was_written_to_since_it_was_listed_is_left_alone(
 
 
 @pytest.mark.parametrize("damaged", [b"", b"not json", b'{"version":1}'])
-async def test_a_folder_that_cannot_be_read_as_a_run_is_left_alone(
+async def test_folder_of_a_damaged_run_is_not_listed(
     folder: Store, make_job: MakeJob, tasks: list[Task], damaged: bytes
 ) -> None:
     record = await JobRecord.open(folder, make_job(), tasks)

@@ -102,7 +102,7 @@ async def test_a_source_whose_tasks_changed_is_refused(folder: Store, make_job: 
         await JobRecord.open(folder, job, [tasks[0], tasks[1].model_copy(update={"prompt": "do more"})])
 
 
-async def test_a_name_that_begins_like_another_is_another_job(
+async def test_run_whose_name_starts_like_another_is_another_run(
     folder: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:
     await JobRecord.open(folder, make_job("fix-12345678"), tasks)
@@ -115,9 +115,7 @@ async def test_all_runners_of_a_job_open_one_run(folder: Store, make_job: MakeJo
     assert await folder.folders() == [f"fix-{UID[:8]}"]
 
 
-async def test_a_folder_of_another_job_is_never_written_into(
-    folder: Store, make_job: MakeJob, tasks: list[Task]
-) -> None:
+async def test_folder_of_another_job_is_never_written_to(folder: Store, make_job: MakeJob, tasks: list[Task]) -> None:
     await JobRecord.open(folder, make_job(uid=UID), tasks)
     with pytest.raises(NameTaken, match="another name"):
         await JobRecord.open(folder, make_job(uid=UID[:-1] + "2"), tasks)
@@ -135,7 +133,7 @@ async def test_seals_are_read_by_index_and_a_damaged_one_is_named(record: JobRec
         await record.seals()
 
 
-async def test_the_first_reason_to_abort_stands(record: JobRecord) -> None:
+async def test_first_reason_to_abort_is_kept(record: JobRecord) -> None:
     assert await read_abort(record.store) is None
     await record.abort("InfraFailures", "too many")
     await record.abort("Other", "later")

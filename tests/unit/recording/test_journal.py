@@ -53,7 +53,7 @@ async def test_appends_that_were_called_together_are_written_in_the_order_of_the
     assert await journal.begin() == notes
 
 
-async def test_nothing_to_append_writes_nothing(record: JobRecord) -> None:
+async def test_append_of_nothing_writes_nothing(record: JobRecord) -> None:
     journal = await begun(record)
     await journal.append([])
     assert await read_attempt(record.store, 0, 0) == []
@@ -97,9 +97,7 @@ async def test_cancelled_append_is_kept_and_not_taken_for_another_runners(record
     assert await read_attempt(record.store, 0, 0) == [note("cancelled"), note("next")]
 
 
-async def test_a_cancelled_seal_can_be_done_again_with_another_outcome(
-    record: JobRecord, make_result: MakeResult
-) -> None:
+async def test_cancelled_seal_can_be_repeated_with_another_outcome(record: JobRecord, make_result: MakeResult) -> None:
     record.store = LosingStore(
         record.store.uri, record.store.objects, record.store.prefix, losses=(["1-trajectory.json"],)
     )
@@ -111,7 +109,7 @@ async def test_a_cancelled_seal_can_be_done_again_with_another_outcome(
     assert (await journal.seal(cancelled, None, TURN)).outcome is Outcome.CANCELLED
 
 
-async def test_a_seal_that_was_written_although_its_runner_was_cancelled_stands(
+async def test_seal_that_was_written_before_the_cancellation_is_kept(
     record: JobRecord, make_result: MakeResult
 ) -> None:
     record.store = LosingStore(record.store.uri, record.store.objects, record.store.prefix, losses=(["seals/0.json"],))
@@ -167,7 +165,7 @@ async def test_artifacts_of_an_earlier_runner_are_listed_by_the_next_ones_seal(
     assert (await record.seals())[0].objects[-1].key == stored.key
 
 
-async def test_artifacts_over_the_limit_leave_nothing_behind(record: JobRecord) -> None:
+async def test_artifacts_over_the_limit_leave_no_object(record: JobRecord) -> None:
     journal = await begun(record)
     with pytest.raises(ArtifactsTooLarge):
         await journal.store_artifacts(chunks_of(b"x" * 100_000), limit=99_999)
@@ -193,7 +191,7 @@ async def test_a_missing_last_segment_of_a_closed_epoch_is_reported(record: JobR
         await read_attempt(record.store, 0, 0)
 
 
-async def test_a_sealed_rollout_is_exactly_what_its_seal_lists(
+async def test_sealed_rollout_has_only_the_records_that_its_seal_lists(
     folder: Store, record: JobRecord, make_result: MakeResult
 ) -> None:
     journal = await begun(record)

@@ -30,7 +30,7 @@ async def joined(stream: AsyncIterator[bytes]) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=5))
-async def test_a_layer_comes_back_whole_and_equal_ones_are_one(data: list[bytes]) -> None:
+async def test_layer_is_restored_completely_and_equal_layers_are_stored_once(data: list[bytes]) -> None:
     output = Store("memory:", MemoryStore())
     one, other = (Layers(output, output.below(run)) for run in ("one-00000000", "other-00000000"))
     layer = await one.keep(pieces(*data), 10**6)
@@ -62,9 +62,7 @@ async def test_damaged_and_missing_layers_are_reported(memory: Store) -> None:
         await joined(layers.load(Layer(digest="0" * 64, bytes=1)))
 
 
-async def test_a_layer_goes_when_no_run_names_it_and_it_is_old(
-    folder: Store, record: JobRecord, tmp_path: Path
-) -> None:
+async def test_old_layer_that_no_run_names_is_deleted(folder: Store, record: JobRecord, tmp_path: Path) -> None:
     named = await Layers(folder, record.store).keep(pieces(b"named"), 100)
     unnamed = await Layers(folder, folder.below("gone-00000000")).keep(pieces(b"unnamed"), 100)
     fresh = await Layers(folder, folder.below("gone-00000000")).keep(pieces(b"fresh"), 100)

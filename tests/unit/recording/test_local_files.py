@@ -28,14 +28,14 @@ def test_a_plain_key_has_no_folder_that_leads_out_of_the_store(key: str) -> None
 
 
 @pytest.mark.parametrize("key", ["a/b.json", "groups/a b", "ü", "50%", "~x/y*", ".probe-1"])
-async def test_an_object_is_found_where_it_was_created_whatever_its_key(tmp_path: Path, key: str) -> None:
+async def test_object_is_found_under_any_key(tmp_path: Path, key: str) -> None:
     store = Store.open(str(tmp_path), {})
     assert await store.create(key, b"mine")
     assert not await store.create(key, b"yours")
     assert await store.get(key) == b"mine"
 
 
-def test_of_many_threads_that_create_one_file_one_succeeds_and_its_data_stands(tmp_path: Path) -> None:
+def test_of_many_threads_that_create_one_file_one_succeeds_and_its_data_is_kept(tmp_path: Path) -> None:
     path, won = tmp_path / "sessions/x/1-0", list[int]()
     ready = threading.Barrier(8)
 
@@ -66,7 +66,7 @@ async def test_leftover_of_a_killed_writer_is_not_an_object(tmp_path: Path) -> N
     assert await store.get("a/1-0.zst") == b"whole"
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_files_alone(tmp_path: Path) -> None:
+def test_killed_writer_leaves_only_complete_files(tmp_path: Path) -> None:
     endless = (
         "import itertools, sys\n"
         "from agent_runtime.recording import local_files\n"
@@ -82,7 +82,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_alone(tmp_path: Path) 
     assert sizes == {300_000}
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
     try:
@@ -93,7 +93,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_link_that_leads_nowhere_in_place_of_a_folder_is_refused_at_once(tmp_path: Path) -> None:
+async def test_broken_link_in_place_of_a_folder_is_refused_immediately(tmp_path: Path) -> None:
     (tmp_path / "seals").symlink_to("nowhere")
     with pytest.raises(StorageError, match="the folder refuses it"):
         await Store.open(str(tmp_path), {}).create("seals/0.json", b"{}")

@@ -16,7 +16,7 @@ manifests = st.recursive(
 
 
 @given(manifests, manifests)
-def test_there_are_lines_exactly_when_something_differs(old: Any, new: Any) -> None:
+def test_diff_has_lines_exactly_for_different_manifests(old: Any, new: Any) -> None:
     assert bool(differences(old, new, "spec")) == (old != new)
 
 

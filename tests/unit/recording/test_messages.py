@@ -33,9 +33,7 @@ def journal_of(calls: list[list[Message]]) -> list[Record]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), few_messages), min_size=1, max_size=6))
-def test_every_call_is_read_back_in_full_however_the_agent_edits_its_history(
-    edits: list[tuple[int, list[Message]]],
-) -> None:
+def test_every_call_is_read_completely_after_any_edits_of_the_history(edits: list[tuple[int, list[Message]]]) -> None:
     calls: list[list[Message]] = []
     history: list[Message] = []
     for turn, (kept, more) in enumerate(edits):
@@ -49,7 +47,7 @@ def test_every_call_is_read_back_in_full_however_the_agent_edits_its_history(
     assert branches[-1].conversation() == history
 
 
-def test_a_journal_that_ends_before_the_answer_is_readable_up_to_there() -> None:
+def test_journal_that_ends_before_the_answer_is_readable() -> None:
     turns = fold(journal_of([[{"role": "user", "content": "a"}]])[:1])
     assert turns[0].response is None
     assert turns[0].conversation() == [{"role": "user", "content": "a"}]

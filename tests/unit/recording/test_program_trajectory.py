@@ -48,7 +48,7 @@ def called(call_id: str, command: str, **extra: Any) -> dict[str, Any]:
     }
 
 
-def test_each_command_of_mini_swe_agent_stands_with_its_own_result() -> None:
+def test_each_command_of_mini_swe_agent_has_its_own_result() -> None:
     trajectory = converted(
         mini(
             {"role": "system", "content": "You help."},
@@ -83,7 +83,7 @@ def test_mini_swe_agent_on_the_responses_api_is_read_as_well() -> None:
     assert step["metrics"] == {"prompt_tokens": 5, "completion_tokens": 2}
 
 
-def test_a_file_of_swe_agent_keeps_actions_observations_and_what_it_cost() -> None:
+def test_swe_agent_file_has_actions_observations_and_costs() -> None:
     trajectory = converted(
         {
             "environment": "swe_main",
@@ -117,12 +117,12 @@ def test_a_file_of_swe_agent_keeps_actions_observations_and_what_it_cost() -> No
     }  # fmt: skip
 
 
-def test_a_file_that_is_atif_already_stays_as_it_is() -> None:
+def test_atif_file_is_not_changed() -> None:
     own = converted(mini({"role": "user", "content": "hi"})) | {"session_id": "its own"}
     assert converted(own) == own
 
 
-def test_reading_takes_no_longer_for_each_result_with_more_steps() -> None:
+def test_time_to_read_grows_linearly_with_the_steps() -> None:
     read = list[str]()
 
     class Counted(str):

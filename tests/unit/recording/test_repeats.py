@@ -22,7 +22,7 @@ def decoded(data: Sequence[bytes]) -> list[Record]:
 
 
 @given(st.lists(st.lists(records, min_size=1, max_size=4), max_size=6), st.integers(0, 6))
-def test_records_come_back_whole_under_any_number_of_holders(written: list[list[Record]], taken_over: int) -> None:
+def test_records_are_restored_after_any_takeover(written: list[list[Record]], taken_over: int) -> None:
     repeats, data = Repeats(), list[bytes]()
     for number, batch in enumerate(written):
         if number == taken_over:

@@ -33,7 +33,7 @@ def test_masked_rollouts_stand_outside_of_every_mean(make_result: MakeResult) ->
     assert stats["passAtK"] == {"1": pytest.approx((0.5 + 0) / 2)}  # the second group has one graded rollout
 
 
-def test_pass_at_k_goes_as_far_as_the_smallest_group(make_result: MakeResult) -> None:
+def test_pass_at_k_ends_at_the_size_of_the_smallest_group(make_result: MakeResult) -> None:
     results = [make_result(index, group=index // 4, passed=index % 4 == 0) for index in range(8)]
     assert statistics_of(results)["passAtK"] == {"1": 0.25, "2": 0.5, "4": 1.0}
 

@@ -31,9 +31,7 @@ def counting(store: Store) -> tuple[Store, list[str]]:
     return store, requests
 
 
-async def test_resume_reads_few_objects_however_many_rollouts_are_sealed(
-    memory: Store, make_result: MakeResult
-) -> None:
+async def test_resume_reads_few_objects_for_many_sealed_rollouts(memory: Store, make_result: MakeResult) -> None:
     results = [make_result(index) for index in random.Random(0).sample(range(2 * ENTRIES + 7), 2 * ENTRIES + 7)]
     await sealed(memory, results)
     store, requests = counting(memory)
@@ -59,7 +57,9 @@ async def test_index_entry_without_a_seal_is_ignored(memory: Store, make_result:
     assert len(found) == ENTRIES - 1
 
 
-async def test_only_what_file_managers_leave_among_seals_is_passed_over(memory: Store, make_result: MakeResult) -> None:
+async def test_files_of_file_managers_among_seals_are_ignored_and_others_are_refused(
+    memory: Store, make_result: MakeResult
+) -> None:
     await sealed(memory, [make_result(0)])
     await memory.put("seals/.DS_Store", b"")
     found = SealedResults(memory)

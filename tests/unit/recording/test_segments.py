@@ -14,7 +14,7 @@ some_records = st.lists(records, min_size=1, max_size=4)
 
 
 @given(some_records)
-def test_every_record_comes_back_as_it_was_written(written: list[Record]) -> None:
+def test_every_record_is_read_as_it_was_written(written: list[Record]) -> None:
     assert decode("k", encode(written)) == written
 
 
@@ -29,7 +29,7 @@ def test_a_truncated_segment_is_reported_and_never_read_as_a_shorter_one(
 
 
 @given(some_records, st.data())
-def test_a_changed_byte_is_reported_or_changes_nothing(written: list[Record], data: st.DataObject) -> None:
+def test_changed_byte_is_reported_or_has_no_effect(written: list[Record], data: st.DataObject) -> None:
     segment = bytearray(encode(written))
     position = data.draw(st.integers(0, len(segment) - 1))
     segment[position] ^= data.draw(st.integers(1, 255))

@@ -69,7 +69,7 @@ async def test_deleting_a_missing_object_succeeds(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES + 7])
-async def test_a_large_object_is_written_and_read_whole_whatever_its_size(store: Store, size: int) -> None:
+async def test_large_object_of_any_size_is_written_and_read_completely(store: Store, size: int) -> None:
     data = hashlib.shake_128(b"x").digest(size)
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -89,7 +89,7 @@ async def another_object(size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("size", [100, PART_BYTES + 100])
-async def test_a_source_that_fails_leaves_no_object_and_its_own_exception(store: Store, size: int) -> None:
+async def test_failing_source_leaves_no_object_and_its_own_exception(store: Store, size: int) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield b"x" * size
         raise LookupError("the sandbox is gone")
@@ -117,7 +117,7 @@ async def test_large_objects_are_written_a_few_at_a_time(memory: Store, monkeypa
     assert most == LARGE_AT_ONCE
 
 
-async def test_the_probe_accepts_a_good_store_and_leaves_nothing_in_it(store: Store) -> None:
+async def test_probe_accepts_a_working_store_and_leaves_nothing_in_it(store: Store) -> None:
     await store.probe()
     assert await store.list("") == []
 
@@ -147,7 +147,7 @@ def test_a_local_folder_is_made_from_a_path_or_a_file_uri(tmp_path: Path) -> Non
         ("s3:///prefix", "the bucket is missing"),
     ],
 )
-def test_a_uri_that_cannot_work_is_refused_with_what_would(uri: str, message: str) -> None:
+def test_impossible_uri_is_refused_with_advice(uri: str, message: str) -> None:
     with pytest.raises(StorageError, match=message):
         Store.open(uri, {})
 
@@ -175,7 +175,7 @@ def refusal(status: int, code: str) -> str:
 
 
 @pytest.mark.parametrize("code", [*TRANSIENT_CODES, *FINAL_CODES])
-def test_error_code_decides_whatever_the_status(code: str) -> None:
+def test_error_code_is_decisive_with_any_status(code: str) -> None:
     for kind, status in itertools.product(
         (GenericError, PermissionDeniedError), (200, 400, 401, 403, 404, 409, 412, 429, 500, 503)
     ):
@@ -219,7 +219,7 @@ def test_refusal_without_a_listed_code_is_judged_by_its_status(error: str, trans
         ("gs://bucket/prefix", {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key": "k", "client_email": "e"}'}),
     ],
 )
-def test_settings_come_from_the_given_environment_and_unknown_ones_do_no_harm(
+def test_settings_are_from_the_given_environment_and_unknown_ones_have_no_effect(
     uri: str, environ: dict[str, str]
 ) -> None:
     if uri.startswith("gs://"):

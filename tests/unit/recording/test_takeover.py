@@ -191,7 +191,7 @@ async def test_two_runners_that_claim_at_once_get_different_epochs(record: JobRe
     assert sorted(journal.epoch for journal in journals) == list(range(1, 9))
 
 
-async def test_a_frozen_runner_that_thaws_can_add_nothing(record: JobRecord) -> None:
+async def test_superseded_runner_can_append_nothing(record: JobRecord) -> None:
     frozen = await Journal.claim(record, 0, 0)
     await frozen.begin()
     await frozen.append([note("before")])

@@ -23,7 +23,7 @@ def response(keep: int, prompt: list[int] | None, completion: list[int] | None) 
 
 
 @given(ids, ids)
-def test_what_two_sequences_share_ends_where_they_first_differ(old: list[int], new: list[int]) -> None:
+def test_common_part_of_two_sequences_ends_at_their_first_difference(old: list[int], new: list[int]) -> None:
     length = common_length(old, new)
     assert old[:length] == new[:length]
     assert length in (len(old), len(new)) or old[length] != new[length]
@@ -50,7 +50,7 @@ def test_a_long_rollout_stores_each_token_once() -> None:
     assert stored == 3 * 200
 
 
-def test_ids_stand_for_no_messages_once_the_agent_has_taken_some_back() -> None:
+def test_ids_correspond_to_no_messages_after_the_agent_removed_some() -> None:
     history = TokenHistory()
     history.add(response(0, [1], [2]), 3)
     history.keep_messages(3)

@@ -147,7 +147,7 @@ def test_metadata_of_any_types_fits_into_one_table_and_keeps_its_keys(tables: li
         assert {key for key, value in kept.items() if value is not None} == set(table)
 
 
-def test_metadata_of_one_type_stays_as_it_is() -> None:
+def test_metadata_of_one_type_are_not_changed() -> None:
     assert alike([{"a": 1, "tags": ["x"]}, {"a": 2, "on": date(2026, 1, 2)}]) == [
         {"a": 1, "on": None, "tags": ["x"]},
         {"a": 2, "on": "2026-01-02", "tags": None},

@@ -18,7 +18,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5),
 NAMES = ("cpus", "memory_mb", "image", "sandbox_env_vars", "claim_timeout", "namespace", "node_selector", "registry")
 
 
-def test_known_names_become_fields_of_the_sandbox_and_the_others_are_named() -> None:
+def test_known_keys_become_fields_of_the_sandbox_and_others_are_reported() -> None:
     found = read_environment(
         {
             "sandbox_image": "registry/swe:1",
@@ -44,7 +44,7 @@ def test_known_names_become_fields_of_the_sandbox_and_the_others_are_named() -> 
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES), st.sampled_from(["Local", "Container", "Kodo"]))
-def test_nothing_that_was_asked_for_is_dropped_silently(kwargs: dict[str, Any], provider: str) -> None:
+def test_every_ignored_key_is_reported(kwargs: dict[str, Any], provider: str) -> None:
     found = read_environment(kwargs, provider)
 
     honoured = [name for name, value in kwargs.items() if value is not None and name not in found.not_honoured]
@@ -52,7 +52,7 @@ def test_nothing_that_was_asked_for_is_dropped_silently(kwargs: dict[str, Any], 
     assert len(honoured) == len(given) + len(found.job.get("kodo", {}))
 
 
-def test_the_environment_goes_before_the_tasks_own_sandbox_and_leaves_the_rest() -> None:
+def test_environment_overrides_fields_of_the_tasks_sandbox_and_keeps_the_others() -> None:
     own = {"image": "a", "user": "u", "env": [{"name": "A", "value": "1"}], "resources": {"cpu": "1", "memory": "1Gi"}}
     found = read_environment({"image": "b", "cpus": 3, "sandbox_env_vars": {"B": 2}}, "Local")
 

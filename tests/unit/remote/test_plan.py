@@ -33,7 +33,7 @@ def test_the_agents_name_chooses_the_job_and_without_one_it_is_the_first() -> No
     assert (coding.metadata.name, coding.spec.agent.max_turns, coding.spec.group_size) == ("run-1", 9, 1)
 
 
-def test_the_clients_session_is_the_model_and_its_key_stands_in_no_manifest() -> None:
+def test_session_of_the_client_is_the_model_and_its_key_is_in_no_manifest() -> None:
     plan = planned(
         agent={"name": "coding", "model_name": "openai/qwen", "llm_proxy_url": "http://proxy/t-1/v1"},
         environment_overrides={"OPENAI_API_KEY": "k-of-it", "OPENAI_BASE_URL": "http://proxy/t-1/v1", "LANG": "C"},
@@ -79,7 +79,7 @@ def test_a_run_without_verifier_is_not_graded() -> None:
     assert planned(verifier={"disable": True}).task.verifier is None
 
 
-def test_an_agent_that_is_not_served_is_refused_with_those_that_are() -> None:
+def test_unknown_agent_is_refused_with_the_served_ones() -> None:
     with pytest.raises(RunRefused, match="mini-swe-agent, coding"):
         planned(agent={"name": "claude_code"})
 
@@ -101,7 +101,7 @@ def test_rollout_details_have_whole_prompts_and_restart_with_conversations() -> 
 
 
 @given(st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.floats(-3, 3), max_size=3)), st.text(max_size=9))
-def test_what_a_server_did_not_complete_is_never_a_reward_of_zero(rewards: Any, error: str) -> None:
+def test_incomplete_run_of_a_server_never_has_a_reward_of_zero(rewards: Any, error: str) -> None:
     with pytest.raises(SandboxFailure) as lost:
         rewards_of(RunResult(run_id="r", status="error", rewards=rewards, error=error))
 
@@ -142,7 +142,7 @@ def test_policy_cannot_discard_its_trial_by_a_reward_that_json_lacks(rewards: st
     assert rewards_of(result)["reward"] == 0.0
 
 
-def test_a_models_name_is_what_litellm_asks_for() -> None:
+def test_model_name_has_no_litellm_provider() -> None:
     assert [without_provider(name) for name in ("openai/qwen", "hosted_vllm/org/m", "org/m")] == [
         "qwen",
         "org/m",

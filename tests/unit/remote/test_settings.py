@@ -19,7 +19,7 @@ NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
 
 
 @given(NAMES, NAMES, NAMES)
-def test_the_command_line_goes_before_the_environment_and_that_before_the_yaml(
+def test_command_line_overrides_the_environment_and_that_the_yaml(
     typed: str | None, variable: str | None, yaml: str | None
 ) -> None:
     config = {"remote_agent": {"agent_name": typed or yaml, "max_retries": 2}}

@@ -47,9 +47,7 @@ def test_a_trainer_gets_the_advantages_that_roll_would_give_it(
 
 
 @given(REWARDS, METHODS)
-def test_equal_rewards_teach_nothing_and_a_single_one_neither(
-    rewards: list[float], method: NormalizationMethod
-) -> None:
+def test_equal_or_single_rewards_are_normalized_to_zero(rewards: list[float], method: NormalizationMethod) -> None:
     same = normalized([rewards[0]] * len(rewards), method)
     wanted = rewards[0] if method is NormalizationMethod.IDENTITY else 0.0
     assert same == pytest.approx([wanted] * len(rewards), abs=1e-9)
@@ -87,7 +85,7 @@ def test_lost_rollout_changes_no_other_advantage(
     assert [one.advantage is None for one in with_advantages(everyone, spec)] == [r is None for r in rewards]
 
 
-def test_rewards_are_compared_with_those_that_were_asked_for_and_no_others() -> None:
+def test_rewards_are_normalized_within_the_chosen_groups() -> None:
     results = [
         result(0, 1.0, group=0, tag="a", batch="1"),
         result(1, 3.0, group=0, tag="a", batch="1"),

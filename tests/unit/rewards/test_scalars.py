@@ -23,7 +23,7 @@ def result(index: int, reward: float | None, tag: str, **fields: object) -> Resu
     )
 
 
-def test_a_curve_shows_means_by_environment_and_lost_rollouts_only_as_a_share() -> None:
+def test_scalars_are_means_by_environment_and_lost_rollouts_only_a_share() -> None:
     shown = scalars(
         [
             result(0, 1.0, "lake", turns=4, passed=True, rewards={"success": 1.0}, seconds={"total": 2.0}),

@@ -14,7 +14,7 @@ rewards = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=8)
 
 
 @given(st.integers(1, 8), st.data())
-def test_pass_at_k_is_the_chance_that_k_drawn_rollouts_hold_one_that_passed(graded: int, data: st.DataObject) -> None:
+def test_pass_at_k_is_the_probability_that_one_of_k_drawn_rollouts_passed(graded: int, data: st.DataObject) -> None:
     passed, k = data.draw(st.integers(0, graded)), data.draw(st.integers(1, graded))
     draws = list(itertools.combinations([True] * passed + [False] * (graded - passed), k))
     assert pass_at_k(graded, passed, k) == pytest.approx(sum(map(any, draws)) / len(draws))

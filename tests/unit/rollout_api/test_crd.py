@@ -120,7 +120,7 @@ def test_lists_by_key_have_keys_that_every_entry_has() -> None:
             assert item["properties"][key]["type"] in ("string", "integer")
 
 
-def test_rules_name_fields_that_there_are_and_that_are_not_optional_unasked() -> None:
+def test_rules_name_existing_fields_and_check_optional_ones_first() -> None:
     for _, node in NODES:
         for rule in node.get("x-kubernetes-validations", []):
             for reference in re.findall(r"(?:self|oldSelf)((?:\.[a-zA-Z]+\b(?!\())+)", rule["rule"]):
@@ -141,7 +141,7 @@ def patterns(schema: dict[str, Any]) -> Iterator[str]:
     yield from (node["pattern"] for _, node in nodes(schema) if "pattern" in node)
 
 
-def test_patterns_need_nothing_that_the_api_servers_engine_lacks() -> None:
+def test_patterns_use_no_syntax_that_the_api_server_lacks() -> None:
     for schema in SCHEMAS.values():
         for pattern in patterns(schema):
             assert not re.search(r"\(\?[=!<]|\\[1-9]", pattern), f"{pattern}: no look-around, no back-references in RE2"
@@ -219,7 +219,7 @@ def unknown(node: dict[str, Any], value: Any) -> bool:
 
 @given(st.sampled_from([place for place in PLACES if place[:1] == ("spec",)]), JSON)
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(200))
-def test_what_the_models_accept_a_cluster_accepts(place: tuple[str | int, ...], value: Any) -> None:
+def test_manifest_that_the_models_accept_is_accepted_by_a_cluster(place: tuple[str | int, ...], value: Any) -> None:
     def changed(node: Any, rest: tuple[str | int, ...]) -> Any:
         if not rest:
             return value

@@ -35,7 +35,7 @@ def spec(**changes: Any) -> ModelServerSpec:
         ({"extraArgs": ["--enable_metrics"]}, "--enable_metrics is refused: the operator sets it"),
     ],
 )
-def test_sglang_refuses_what_it_cannot_do_by_the_field(changes: dict[str, Any], message: str) -> None:
+def test_fields_that_sglang_does_not_support_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         spec(**changes)
 

@@ -189,9 +189,7 @@ PLACES = places(WHOLE)
 
 
 @given(st.sampled_from(PLACES), JSON)
-def test_any_wrong_value_anywhere_is_a_problem_with_its_place_or_a_job(
-    place: tuple[str | int, ...], value: Any
-) -> None:
+def test_any_wrong_value_is_a_problem_with_its_place_or_a_valid_job(place: tuple[str | int, ...], value: Any) -> None:
     def changed(node: Any, rest: tuple[str | int, ...]) -> Any:
         if not rest:
             return value
@@ -250,7 +248,7 @@ def test_missing_tool_call_parser_is_found_before_a_pod_starts(agent: str) -> No
 @pytest.mark.parametrize(
     "agent", ["{type: ReAct}", "{tools: []}", "{type: Command, command: [a]}", "{type: 'my:Agent'}"]
 )
-def test_an_agent_that_calls_no_tools_by_the_models_own_means_needs_no_parser(agent: str) -> None:
+def test_agent_that_calls_tools_in_its_text_needs_no_parser(agent: str) -> None:
     server = "{model: {name: m}, engine: {image: vllm, version: 0.27.0}}"
     rest = f"  tasks: {{inline: [{{name: a, prompt: p}}]}}\n  output: {{uri: out}}\n  agent: {agent}\n"
     load_manifest(f"{HEAD}{rest}  model: {{server: {server}}}\n")

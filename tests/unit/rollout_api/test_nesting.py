@@ -29,7 +29,7 @@ def test_deepest_accepted_value_can_be_read_back(kind: type) -> None:
     assert ObservationsRecord.model_validate_json(ran.model_dump_json()) == ran
 
 
-def test_a_request_that_no_record_could_hold_is_refused() -> None:
+def test_too_deeply_nested_request_is_refused() -> None:
     body = b'{"tools": ' + b"[" * 200 + b"]" * 200 + b"}"
     with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
         decoded(body)

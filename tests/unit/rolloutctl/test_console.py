@@ -19,7 +19,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
-def test_printed_command_is_the_name_when_path_finds_it(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_command_is_the_name_when_it_is_on_the_path(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{installed.parent}{os.pathsep}{os.environ['PATH']}")
     assert program() == "rolloutctl"
 

@@ -197,7 +197,7 @@ def test_missing_keys_have_the_defaults_of_the_converted_format(folder: Path) ->
     assert job.spec.sandbox.snapshot_every_turns == 5, "state_persistence_enabled is true"
 
 
-def test_their_options_for_the_model_come_before_the_file(folder: Path) -> None:
+def test_model_options_of_the_converted_command_override_the_file(folder: Path) -> None:
     options = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "temperature": 1.0, "max_tokens": 9, "timeout": 5}
     conversion = convert(Source(folder / "config.json", WHOLE, llm=options))
     spec = load_manifest(written(conversion.manifest)).spec
@@ -268,7 +268,7 @@ def test_value_that_cannot_be_converted_is_named_with_its_key(
     assert words in error.value.message
 
 
-def test_a_file_of_no_known_system_says_which_ones_are_known(tmp_path: Path) -> None:
+def test_file_of_an_unknown_system_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}")
     with pytest.raises(CommandError, match="one of Real Work"):

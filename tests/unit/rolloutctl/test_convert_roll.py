@@ -109,7 +109,7 @@ def test_no_key_without_a_counterpart_is_passed_over_in_silence(path: Path) -> N
 
 
 @pytest.mark.parametrize("changes", [{"train_env_manager": None}, {"evaluation": True}], ids=["alone", "with --eval"])
-def test_the_evaluation_of_a_file_is_a_job_of_its_own(path: Path, changes: dict[str, Any]) -> None:
+def test_evaluation_part_of_a_file_is_converted_to_a_separate_job(path: Path, changes: dict[str, Any]) -> None:
     spec, _ = converted(path, **changes)
     assert (spec["mode"], spec["groupSize"], len(spec["tasks"]["environments"])) == ("Eval", 1, 1)
 

@@ -102,7 +102,9 @@ def test_working_operator_passes_the_checks() -> None:
         ([deployment()], lease(), "other", "watches only namespaces team, not other"),
     ],
 )
-def test_an_operator_that_does_not_work_says_why(deployments: Any, found_lease: Any, place: str, words: str) -> None:
+def test_broken_operator_is_reported_with_the_reason(
+    deployments: Any, found_lease: Any, place: str, words: str
+) -> None:
     config = checks.config_of({"data": {"operator.yaml": CONFIG}})
     findings = checks.operator({"items": deployments}, config, found_lease, place, NOW)
     (failed,) = (finding for finding in findings if finding.state is State.FAIL)
@@ -124,7 +126,7 @@ def test_nodes_that_cannot_do_overlay_are_named() -> None:
     assert "init container" in volumes.message
 
 
-def test_nodes_that_no_sandbox_can_come_to_do_not_count() -> None:
+def test_nodes_that_accept_no_sandbox_are_not_counted() -> None:
     tainted = node("gpu", user_namespaces=False, taints=[{"key": "gpu", "effect": "NoSchedule"}])
     cordoned = node("old", user_namespaces=False, unschedulable=True)
     overlay, _ = checks.nodes({"items": [node("new"), tainted, cordoned]})
@@ -148,7 +150,7 @@ def test_a_cluster_without_user_namespaces_still_runs_jobs() -> None:
         (NO_RIGHT, NO_RIGHT, NO_RIGHT, [State.WARN], "you may not read"),
     ],
 )
-def test_admission_says_which_sandboxes_can_run(
+def test_admission_report_names_the_sandboxes_that_can_run(
     overlay: Any, plain: Any, as_user: Any, states: list[State], words: str
 ) -> None:
     findings = list(checks.admission(namespace(), overlay, plain, as_user))
@@ -187,7 +189,7 @@ def test_only_the_right_to_apply_jobs_is_indispensable() -> None:
     assert only(checks.rights(without_create)).state is State.FAIL
 
 
-def test_sandboxes_that_became_plain_say_why_once() -> None:
+def test_sandboxes_that_fell_back_to_plain_are_reported_once_with_the_reason() -> None:
     def sandbox(*conditions: dict[str, Any]) -> dict[str, Any]:
         return {"status": {"conditions": list(conditions)}}
 

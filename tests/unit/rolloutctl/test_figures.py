@@ -43,7 +43,7 @@ rewards = st.lists(st.none() | st.sampled_from([0.0, 0.25, 1.0]), max_size=40)
 
 
 @given(rewards)
-def test_every_rollout_is_in_exactly_one_group_and_the_means_agree(values: list[float | None]) -> None:
+def test_every_rollout_is_in_exactly_one_group_and_the_means_are_consistent(values: list[float | None]) -> None:
     results = [result(index, value) for index, value in enumerate(values)]
     groups = group_figures(results, k=4)
     overall = overall_figures(results, groups)

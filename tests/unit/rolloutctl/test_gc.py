@@ -77,13 +77,13 @@ def test_gc_counts_newer_runs_of_the_job_when_one_run_is_named(output: Path) -> 
     assert left(output) == ["mine", "runs-20261123"]
 
 
-def test_gc_of_a_misspelt_name_deletes_nothing_and_says_so(output: Path) -> None:
+def test_gc_of_a_misspelt_name_deletes_nothing_and_reports_it(output: Path) -> None:
     with pytest.raises(CommandError, match="out contains no run of 'mien'; nothing was deleted"):
         gc("mien", None, 0, delete=True, form=Form.TEXT)
     assert left(output) == ["mine", "runs-20261123"]
 
 
-def test_gc_of_a_folder_of_runs_takes_all_jobs_also_when_its_uri_looks_like_a_run(output: Path) -> None:
+def test_gc_of_a_folder_of_runs_includes_all_jobs(output: Path) -> None:
     looks_like_a_run = output.rename(output.parent / "runs-20261123")
     output.mkdir()
     finished_run(output, "beside")

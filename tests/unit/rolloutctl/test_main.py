@@ -13,12 +13,12 @@ sys.stderr.write(" ".join(sys.modules))
 """
 
 
-def test_a_command_does_not_wait_for_what_only_others_need() -> None:
+def test_command_imports_only_its_own_modules() -> None:
     loaded = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stderr.split()
     assert "rolloutctl.commands.plugins" in loaded
     assert not {"rolloutctl.commands.run", "agent_runtime.engine.run", "agent_runtime.proxy.app"} & set(loaded)
 
 
-def test_every_command_that_help_lists_is_there_under_that_name() -> None:
+def test_every_command_of_the_help_exists_under_its_name() -> None:
     group = Commands()
     assert [group.get_command(None, name).name for name in group.list_commands(None)] == COMMANDS

@@ -16,12 +16,12 @@ def notes(results: Sequence[Result], verdicts: Mapping[int, Verdict]) -> list[st
     return module.notes(Seal(result=result, verdict=verdicts.get(result.index), objects=[]) for result in results)
 
 
-def test_an_ordinary_run_has_nothing_to_explain() -> None:
+def test_ordinary_run_has_no_notes() -> None:
     verdict = Verdict(reward=1, passed=True)
     assert notes([result(0, stop=StopReason.FINISHED, reward=1.0)], {0: verdict}) == []
 
 
-def test_files_left_out_of_the_grading_are_named_and_explained() -> None:
+def test_files_left_out_of_the_grading_are_listed_and_explained() -> None:
     dropped = {
         0: Verdict(reward=0, passed=False, dropped=["conftest.py is loaded automatically"]),
         3: Verdict(reward=0, passed=False, dropped=["conftest.py is loaded automatically", "evil.pth is, too"]),
@@ -39,7 +39,7 @@ def test_every_reason_for_stopping_early_is_explained_in_words() -> None:
             assert "Rollout 7." in said[0]
 
 
-def test_what_is_masked_says_so_with_its_reasons() -> None:
+def test_masked_rollouts_are_reported_with_their_reasons() -> None:
     lost = [result(index, Outcome.INFRA_FAILED, reason="SandboxLost") for index in range(9)]
     (note,) = notes(lost, {})
     assert note.startswith("9 rollouts were lost to infrastructure")

@@ -42,7 +42,7 @@ def started(total: int | None, done: int = 0) -> JobStarted:
     return JobStarted("job", "job-1", "out/job-1", total, done, resumed=done > 0)
 
 
-def test_rate_and_time_left_do_not_count_what_an_earlier_process_did() -> None:
+def test_rate_and_time_left_do_not_include_results_of_an_earlier_process() -> None:
     clock = Clock()
     tally = Tally(clock)
     tally.add(started(100, done=50))
@@ -88,7 +88,7 @@ outcomes = st.lists(st.tuples(st.sampled_from(list(Outcome)), st.none() | st.flo
 
 
 @given(outcomes)
-def test_counts_and_mean_are_those_of_the_events(ended: list[tuple[Outcome, float | None]]) -> None:
+def test_counts_and_mean_equal_those_of_the_events(ended: list[tuple[Outcome, float | None]]) -> None:
     tally = Tally(Clock())
     tally.add(started(len(ended)))
     for index, (outcome, reward) in enumerate(ended):
@@ -153,7 +153,7 @@ def test_warnings_of_the_provider_are_shown() -> None:
     assert "\x1b" not in plain([warned])
 
 
-def test_run_that_is_complete_says_that_nothing_is_run_and_how_to_run_again() -> None:
+def test_complete_run_is_reported_with_the_command_that_runs_it_again() -> None:
     assert "Nothing is left to run. To run the job again" in plain([started(4, done=4)])
     assert "Nothing is left" not in plain([started(4, done=3)])
 

@@ -29,9 +29,7 @@ def finished(group: int, reward: float) -> GroupFinished:
 
 
 @pytest.mark.parametrize(("option", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
-def test_what_is_not_installed_is_named_with_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, option: str, package: str
-) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, option: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     targets: dict[str, Any] = {"tensorboard": None, "wandb": None, option: Path("x")}
     with pytest.raises(CommandError, match=f"--{option} needs {package}, which is not installed"):

@@ -78,7 +78,7 @@ def test_calls_in_text_are_tool_calls_too_and_their_results_stand_once() -> None
         ("It is 4.", "", ["thought"]),
     ],
 )
-def test_the_final_answer_is_the_agents_and_what_the_model_wrote_is_not_lost(
+def test_final_answer_is_the_agents_and_the_text_of_the_model_is_kept(
     text: str, message: str, expected: list[str]
 ) -> None:
     steps = steps_of([asked(0, 0), said(0, text, logprobs=[-1.0])], result(message))
@@ -119,12 +119,12 @@ def trajectory(steps: list[TrajectoryStep], **fields: Any) -> Trajectory:
     return Trajectory(request_id="run/0", steps=steps, is_completed=True, **fields)
 
 
-def test_what_is_not_graded_has_no_reward_rather_than_zero() -> None:
+def test_ungraded_rollout_has_no_reward_instead_of_zero() -> None:
     assert trajectory([]).get_total_reward() is None
     assert trajectory([], final_reward=0.0).get_total_reward() == 0
 
 
-def test_the_response_of_an_unfinished_rollout_is_what_the_model_wrote_last() -> None:
+def test_response_of_an_unfinished_rollout_is_the_last_output_of_the_model() -> None:
     records: list[Record] = [asked(0, 0, *TASK), said(0, "I look.", call("a", "{}")), gave(0, ("a", "x.py"))]
     steps = steps_of(records, result("", StopReason.MAX_TURNS))
     assert trajectory(steps).get_final_response() == "{}"
@@ -146,7 +146,7 @@ answers = st.tuples(st.none() | texts, st.lists(texts, max_size=3), st.integers(
 
 
 @given(st.lists(answers, max_size=5), texts)
-def test_each_tool_call_and_each_result_is_one_step_whatever_is_written(
+def test_each_tool_call_and_each_result_is_one_step_with_any_text(
     turns: list[tuple[str | None, list[str], int]], final: str
 ) -> None:
     records: list[Record] = []

@@ -38,7 +38,7 @@ def observed(turn: int, **contents: str) -> ObservationsRecord:
     return ObservationsRecord(turn=turn, time=0, results=results)
 
 
-def test_each_tool_result_stands_once_and_with_its_own_call() -> None:
+def test_each_tool_result_is_shown_once_after_its_own_call() -> None:
     records: list[Record] = [
         intent(0, {"role": "user", "content": "go"}),
         response(0, "two calls", call("a"), call("b")),
@@ -104,7 +104,7 @@ def test_results_that_a_program_reports_in_its_next_request_stand_with_their_cal
     ]
 
 
-def test_another_conversation_of_a_program_is_not_called_a_rewritten_one() -> None:
+def test_separate_conversation_of_a_program_is_not_called_rewritten() -> None:
     shown = steps([intent(0), response(0, "x"), intent(1, {"role": "user", "content": "A title?"}, branch=1)])
     assert "Another conversation begins here" in shown[1].text
 
@@ -114,13 +114,13 @@ def test_results_of_calls_that_were_written_as_text_are_shown_too() -> None:
     assert [(call.name, call.result) for call in step.calls] == [("bash", "output")]
 
 
-def test_a_rewritten_conversation_says_so() -> None:
+def test_rewritten_conversation_is_marked() -> None:
     shown = steps([intent(0), response(0, "x"), intent(1, {"role": "user", "content": "summary"}, keep=1, branch=1)])
     assert "rewritten" in shown[1].text
     assert shown[2].text == "summary"
 
 
-def test_a_lost_attempt_says_why() -> None:
+def test_lost_attempt_is_shown_with_its_reason() -> None:
     (step,) = steps([FailedRecord(time=0, reason="SandboxLost", message="node gone")])
     assert "SandboxLost" in step.text
     assert "node gone" in step.text

@@ -44,7 +44,7 @@ async def test_docker_client_without_a_daemon_is_not_an_engine(programs: Path) -
         await find_engine({"ROLLOUT_CONTAINER_ENGINE": "docker"})
 
 
-async def test_an_engine_that_hangs_is_given_up_and_ended(programs: Path) -> None:
+async def test_hanging_container_engine_is_ended_at_its_deadline(programs: Path) -> None:
     program(programs, "docker", f"echo $$ > {programs}/pid; exec sleep 600")
     with pytest.raises(SandboxFailure, match=r"docker ps did not end within 1 s"):
         await Engine("docker", has_user_namespace=False).call("ps", seconds=1)
@@ -75,7 +75,7 @@ async def test_a_plain_container_has_no_rights_no_network_and_the_executor_first
     assert config == {**CONFIG, "listen": "unix:/.rollout/socket/executor", "stateDir": "/.rollout/state"}
 
 
-async def test_only_a_container_with_a_user_namespace_is_given_rights(programs: Path) -> None:
+async def test_only_a_container_with_a_user_namespace_gets_capabilities(programs: Path) -> None:
     said = " ".join(await asked(programs, SPEC, "Overlay"))
     assert "--cap-add SYS_ADMIN" in said
     assert "--user 0" in said

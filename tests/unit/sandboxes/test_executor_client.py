@@ -179,7 +179,7 @@ def workspace(client: ExecutorClient) -> ExecutorWorkspace:
     return ExecutorWorkspace(client, HOLD, spec, handle={}, description={})
 
 
-async def test_a_call_whose_connection_broke_is_sent_again_with_its_own_key_and_body(
+async def test_call_with_a_broken_connection_is_repeated_with_the_same_key_and_body(
     server: ScriptedExecutor, client: ExecutorClient
 ) -> None:
     server.script = [hangs_up, hangs_up, says({"ok": True})]
@@ -262,7 +262,7 @@ async def test_sandbox_lost_while_its_runner_was_stopped_is_not_the_policys_faul
     assert (await loss(client)).was_unheld, "others who were in the sandbox find out later"
 
 
-async def test_sandbox_that_a_policy_ended_is_not_excused_however_late_that_shows(
+async def test_loss_of_a_sandbox_that_a_policy_ended_is_never_excused(
     server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
 ) -> None:
     await server.stop()
@@ -276,7 +276,7 @@ async def test_sandbox_that_a_policy_ended_is_not_excused_however_late_that_show
     assert not (await loss(client)).was_unheld
 
 
-async def test_runner_that_stood_still_and_found_its_sandbox_alive_holds_it_again(
+async def test_paused_runner_that_reached_its_sandbox_again_holds_it(
     server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
 ) -> None:
     clock.now = 1000.0
@@ -353,7 +353,7 @@ async def test_a_truncated_stream_is_an_error_not_a_short_artifact(
         _ = [chunk async for chunk in client.stream("/tar")]
 
 
-async def test_a_long_command_is_waited_for_as_long_as_the_executor_says_that_it_runs(
+async def test_long_command_is_awaited_while_the_executor_reports_it_running(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     def runs_and_ends(number: int) -> bytes:
@@ -364,7 +364,7 @@ async def test_a_long_command_is_waited_for_as_long_as_the_executor_says_that_it
     assert (result.exit_code, result.stdout, len(server.commands)) == (2, b"end", 1)
 
 
-async def test_a_command_that_runs_on_after_its_deadline_says_that_the_executor_is_broken(
+async def test_command_that_runs_after_its_deadline_is_a_fault_of_the_executor(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_client, "DEADLINE_GRACE_SECONDS", 0.0)
@@ -388,9 +388,7 @@ async def test_command_that_ended_in_time_counts_when_this_process_stood_still(
     assert (await workspace.run("make", key="1:bash", deadline_seconds=0.1)).exit_code == 2
 
 
-async def test_a_process_that_lives_on_is_known_by_its_id_once_it_is_started(
-    server: ScriptedExecutor, workspace: ExecutorWorkspace
-) -> None:
+async def test_started_process_is_identified_by_its_id(server: ScriptedExecutor, workspace: ExecutorWorkspace) -> None:
     def starts(number: int) -> bytes:
         undecided = SimpleNamespace(refusal=None, exit=None, id="p", is_settled=False)
         return command_stream.started(number, cast(Process, undecided)) + (running("p")(number) or b"")
@@ -402,7 +400,7 @@ async def test_a_process_that_lives_on_is_known_by_its_id_once_it_is_started(
             await workspace.start_process(command, key="1:other")
 
 
-async def test_a_command_whose_connection_broke_is_sent_again_as_it_was(
+async def test_command_with_a_broken_connection_is_repeated_unchanged(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     server.answers = [breaks, breaks, ended(3, stdout=b"said\xff")]
@@ -420,7 +418,7 @@ async def test_a_connection_that_breaks_under_every_command_ends_as_a_lost_sandb
     assert failure.value.reason == "SandboxLost"
 
 
-async def test_a_command_is_not_given_to_an_executor_that_was_started_anew(
+async def test_command_is_not_sent_to_a_restarted_executor(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     def restarts(_number: int) -> None:
@@ -577,7 +575,7 @@ async def test_a_path_that_the_model_got_wrong_is_its_file_error(
 
 
 @pytest.mark.parametrize(("errno", "is_disks"), [("ENOSPC", True), ("EIO", True), ("EACCES", False)])
-async def test_full_disk_differs_from_an_entry_in_a_files_way(
+async def test_full_disk_is_distinguished_from_an_existing_entry(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, errno: str, is_disks: bool
 ) -> None:
     """Otherwise a correct solution gets reward 0 where the machine that grades it has a full disk."""
@@ -598,7 +596,7 @@ async def test_removing_a_missing_file_succeeds_and_its_stat_is_none(
         await workspace.read("a")
 
 
-async def test_release_after_release_is_fine_but_not_against_the_runner_who_holds_it_now(
+async def test_repeated_release_succeeds_unless_another_runner_holds_the_workspace(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     server.script = [error("Fenced", 409), says({"state": "Live"}), error("Fenced", 409), error("NotFound", 404)]
@@ -633,7 +631,7 @@ def test_each_refusal_is_the_right_kind_of_failure(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["path", "part"]), st.binary(min_size=1)), max_size=4))
-def test_a_path_of_any_bytes_reaches_the_executor_as_it_is(pairs: list[tuple[str, bytes]]) -> None:
+def test_path_of_any_bytes_is_sent_unchanged(pairs: list[tuple[str, bytes]]) -> None:
     query = [(name, value.decode(errors="surrogateescape")) for name, value in pairs]
     parsed = parse_qsl(query_string(query).removeprefix("?"), errors="surrogateescape", keep_blank_values=True)
     assert parsed == query

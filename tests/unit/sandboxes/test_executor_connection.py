@@ -79,9 +79,7 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=8)
 
 @settings(max_examples=examples(40))
 @given(body=BODIES, chunks=st.lists(st.binary(min_size=1, max_size=50), max_size=5), places=PLACES)
-async def test_a_reply_is_whole_however_the_network_cuts_it(
-    body: bytes, chunks: list[bytes], places: list[int]
-) -> None:
+async def test_reply_is_complete_with_any_chunks(body: bytes, chunks: list[bytes], places: list[int]) -> None:
     plain = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     pieces = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"
@@ -119,7 +117,7 @@ async def test_sandbox_with_invalid_answers_is_lost_without_a_hang(reply: bytes)
             await connections.ask(GET, None, 5)
 
 
-async def test_an_executor_that_falls_silent_is_given_up() -> None:
+async def test_silent_executor_is_abandoned() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe")
         await reader.read()

@@ -68,7 +68,7 @@ def containers(runner: Any, tmp_path: Path) -> KodoContainers:
     return KodoContainers(runner, settings, bundle)
 
 
-async def test_a_pod_is_asked_for_with_what_the_task_needs_and_reached_at_its_address(tmp_path: Path) -> None:
+async def test_pod_is_started_with_the_tasks_resources_and_reached_at_its_address(tmp_path: Path) -> None:
     pods = Pods()
     address = await containers(pods, tmp_path).start("pod", SPEC, CONFIG, tmp_path)
     ((image, name, options),) = pods.started
@@ -135,7 +135,7 @@ async def test_deleted_pod_is_not_a_failure_and_a_remaining_one_is(tmp_path: Pat
         await containers(pods, tmp_path).remove("pod")
 
 
-async def test_a_call_that_hangs_holds_nothing_up() -> None:
+async def test_hanging_call_delays_nothing_else() -> None:
     released = threading.Event()
     with pytest.raises(SandboxFailure, match=r"did not start in 0\.05 s"):
         await call("start", 0.05, released.wait, 600)
@@ -152,7 +152,7 @@ async def test_call_that_ends_after_its_deadline_is_harmless() -> None:
     assert await call("start", 60, lambda: 7) == 7
 
 
-async def test_what_kodo_raises_is_named() -> None:
+async def test_error_of_kodo_is_named() -> None:
     def fail() -> None:
         raise ValueError("no such backend")
 

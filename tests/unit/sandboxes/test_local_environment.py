@@ -81,7 +81,7 @@ def test_a_folder_behind_a_link_is_masked_where_it_really_is(tmp_path: Path) -> 
     assert str(tmp_path / "real") in masked_paths([tmp_path / "link"], [])
 
 
-def test_nothing_is_masked_inside_a_masked_folder(tmp_path: Path) -> None:
+def test_path_inside_a_masked_folder_is_not_masked_again(tmp_path: Path) -> None:
     (tmp_path / "home" / "out").mkdir(parents=True)
     masks = masked_paths([tmp_path / "home" / "out"], [str(tmp_path / "home")])
     assert str(tmp_path / "home") in masks
@@ -92,7 +92,7 @@ FOLDERS = st.lists(st.sampled_from(["/usr/bin", "/bin", "/opt/tool/bin", "/root/
 
 
 @given(FOLDERS, st.booleans())
-def test_path_has_what_is_visible_once_and_the_environment_where_the_rule_says(
+def test_path_has_each_visible_folder_once_and_the_environment_at_its_place(
     folders: list[str], environment_first: bool
 ) -> None:
     path = search_path(":".join(folders), "/env/bin", ["/root"], environment_first=environment_first).split(":")
@@ -120,7 +120,7 @@ async def test_machine_without_pytest_runs_the_tests_of_a_task(tmp_path: Path) -
     assert "has no pytest" in why
 
 
-async def test_where_nothing_has_pytest_the_order_stays_and_the_record_says_so(tmp_path: Path) -> None:
+async def test_without_pytest_anywhere_the_order_is_unchanged_and_reported(tmp_path: Path) -> None:
     path, why = await chosen(tmp_path, machine=(), own=())
     assert (path[0], path[-1]) == ("machine", "own")
     assert "neither has pytest" in why

@@ -41,7 +41,7 @@ async def taken_by(pieces: list[bytes]) -> bool:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_the_executors_reply_is_understood_however_it_is_cut(size: int) -> None:
+async def test_reply_of_the_executor_is_parsed_in_any_chunks(size: int) -> None:
     assert not await taken_by([SWITCHED[n : n + size] for n in range(0, len(SWITCHED), size)])
     with pytest.raises(SandboxFailure, match="status 409"):
         await taken_by([REFUSED[n : n + size] for n in range(0, len(REFUSED), size)])
@@ -53,7 +53,7 @@ async def test_invalid_reply_ends_the_connection_without_a_hang(reply: bytes) ->
         await taken_by([reply])
 
 
-async def test_a_large_request_that_comes_together_with_the_reply_is_served() -> None:
+async def test_large_request_that_arrives_with_the_reply_is_served() -> None:
     answers: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def executor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -56,7 +56,7 @@ def is_opaque(path: Path) -> bool:
     return OPAQUE in os.listxattr(path)
 
 
-def test_what_a_layer_deletes_is_hidden_from_the_layers_below(tmp_path: Path) -> None:
+def test_entries_deleted_in_a_layer_are_hidden_in_lower_layers(tmp_path: Path) -> None:
     layer = unpacked(tmp_path / "l", member("etc/.wh.gone"), member("opt/.wh..wh..opq"), (member("opt/new"), b"x"))
     assert is_whiteout(layer / "etc/gone")
     assert is_opaque(layer / "opt")
@@ -71,12 +71,12 @@ def test_folder_deleted_and_created_again_hides_the_old_one(tmp_path: Path, mark
     assert is_opaque(layer / "data")
 
 
-def test_a_file_deleted_and_made_again_in_one_layer_is_there(tmp_path: Path) -> None:
+def test_file_deleted_and_created_again_in_one_layer_exists(tmp_path: Path) -> None:
     layer = unpacked(tmp_path / "l", (member("f"), b"new"), member(".wh.f"))
     assert (layer / "f").read_bytes() == b"new"
 
 
-def test_a_folder_that_the_tar_leaves_out_keeps_the_mode_that_lower_layers_give_it(tmp_path: Path) -> None:
+def test_folder_that_is_missing_in_the_tar_has_the_mode_of_lower_layers(tmp_path: Path) -> None:
     base = unpacked(tmp_path / "base", member("secret", tarfile.DIRTYPE, mode=0o2710))
     middle = unpacked(tmp_path / "middle", (member("other"), b""), below=[base])
     top = unpacked(tmp_path / "top", (member("secret/f"), b""), (member("fresh/f"), b""), below=[middle, base])
@@ -84,7 +84,7 @@ def test_a_folder_that_the_tar_leaves_out_keeps_the_mode_that_lower_layers_give_
     assert stat.S_IMODE((top / "fresh").stat().st_mode) == 0o755
 
 
-def test_a_folder_that_a_layer_between_deleted_does_not_come_back_with_its_mode(tmp_path: Path) -> None:
+def test_folder_deleted_in_a_layer_between_gets_no_mode_of_lower_layers(tmp_path: Path) -> None:
     base = unpacked(tmp_path / "base", member("secret", tarfile.DIRTYPE, mode=0o700))
     middle = unpacked(tmp_path / "middle", member(".wh.secret"), below=[base])
     top = unpacked(tmp_path / "top", (member("secret/f"), b""), below=[middle, base])
@@ -264,7 +264,7 @@ def entries(layer: list[Entry]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 
 
 @given(layers(), st.randoms(use_true_random=False))
-def test_workspaces_see_what_the_image_specification_says(made: list[list[Entry]], order: Random) -> None:
+def test_workspaces_see_the_files_of_the_image_specification(made: list[list[Entry]], order: Random) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expected: Files = {}
         stack: list[Path] = []

@@ -36,7 +36,7 @@ def names_of(image: UnpackedImage) -> list[str]:
 
 
 @pytest.mark.parametrize("packed", ["", "+gzip", "+zstd"])
-def test_an_image_is_unpacked_however_it_is_compressed(store: ImageStore, layout: Layout, packed: str) -> None:
+def test_image_is_unpacked_with_any_compression(store: ImageStore, layout: Layout, packed: str) -> None:
     layout.image([BASE, TOP], packed=packed, config={"Env": ["A=b=c", "P=/x"], "User": "me", "WorkingDir": "/app"})
     image = store.unpack("./layout")
     assert names_of(image) == ["top", "base"]
@@ -69,7 +69,7 @@ def test_a_plain_folder_is_used_as_it_is(store: ImageStore, tmp_path: Path) -> N
     assert not (tmp_path / "store").exists()
 
 
-def test_images_with_the_same_base_share_it_and_others_do_not(store: ImageStore, tmp_path: Path) -> None:
+def test_images_with_the_same_base_share_its_layers(store: ImageStore, tmp_path: Path) -> None:
     other = layer_tar({"etc/name": b"other"})
     for name, layers in (("one", [BASE, TOP]), ("two", [BASE, other]), ("three", [other, TOP])):
         Layout(tmp_path / name).image(layers)
@@ -100,7 +100,7 @@ def test_paths_differ_from_names_of_registries(reference: str, place: Place | No
     assert place_of(reference, Path("/base")) == place
 
 
-def test_the_image_for_this_processor_is_taken_from_many(store: ImageStore, layout: Layout) -> None:
+def test_image_for_this_processor_is_chosen_from_an_index(store: ImageStore, layout: Layout) -> None:
     other = {"os": "linux", "architecture": "sparc"}
     images = [
         layout.image([TOP], platform=other),
@@ -134,7 +134,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_layer_that_is_not_what_its_digest_says_is_never_used(
+def test_layer_with_a_wrong_digest_is_never_used(
     store: ImageStore, layout: Layout, tmp_path: Path, damage: str
 ) -> None:
     layout.image([BASE])
@@ -171,7 +171,7 @@ def test_file_other_than_an_image_names_the_expected_form(store: ImageStore, tmp
         store.unpack("./missing.tar")
 
 
-def test_a_name_without_skopeo_says_how_to_get_it(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_name_without_skopeo_is_refused_with_advice(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ImageError, match=r"python:3.12.*skopeo.*--provider Container"):
         store.unpack("python:3.12")

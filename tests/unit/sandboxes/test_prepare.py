@@ -96,7 +96,7 @@ async def test_failed_setup_is_reported_to_all_and_retried_for_the_next() -> Non
     assert len(work.made) == 2
 
 
-async def test_a_cancelled_member_does_not_cost_the_others_their_setup() -> None:
+async def test_cancelled_member_does_not_cancel_the_setup_of_the_others() -> None:
     work = Preparations()
     impatient = asyncio.create_task(work.groups.fork_of(SPEC))
     patient = asyncio.create_task(work.groups.fork_of(SPEC))
@@ -109,7 +109,7 @@ async def test_a_cancelled_member_does_not_cost_the_others_their_setup() -> None
     assert len(work.made) == 1
 
 
-async def test_a_forgotten_state_goes_with_its_last_fork_and_not_before() -> None:
+async def test_unused_state_is_deleted_with_its_last_fork() -> None:
     work = Preparations()
     work.release.set()
     name = await work.groups.fork_of(SPEC)
@@ -140,7 +140,7 @@ async def prepared_by(result: CommandResult, spec: WorkspaceSpec = SPEC) -> None
     await groups.fork_of(spec)
 
 
-async def test_a_failed_setup_says_which_command_its_code_and_its_last_lines() -> None:
+async def test_failed_setup_is_reported_with_its_command_code_and_last_lines() -> None:
     output = "\n".join(f"line {number}" for number in range(100)).encode()
     with pytest.raises(SetupFailed) as failure:
         await prepared_by(ended(7, stdout=output, stderr=b"\nfatal: no rule"))
@@ -161,7 +161,7 @@ async def test_a_setup_over_its_time_names_the_field_to_raise() -> None:
         await prepared_by(CommandResult(None, 9, "Deadline", 5.0, b"", b"", 0, 0))
 
 
-async def test_a_sandbox_lost_in_the_setup_is_not_the_tasks_fault() -> None:
+async def test_sandbox_lost_in_the_setup_is_no_failure_of_the_task() -> None:
     async def on_call(operation: str, _attempt: str, _key: str | None) -> None:
         if operation == "run":
             raise SandboxFailure("SandboxLost", "gone")

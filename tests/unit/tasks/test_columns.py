@@ -67,7 +67,7 @@ def test_unused_columns_are_reported(tmp_path: Path) -> None:
     assert str(warning) == "rows.parquet: columns level, set are not used; tasks.from.columns names none of them"
 
 
-def test_whole_tasks_come_out_of_parquet_as_out_of_json_lines(tmp_path: Path) -> None:
+def test_tasks_are_equal_from_parquet_and_from_json_lines(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"name": "a", "prompt": "p", "files": [{"path": "f", "content": "c"}], "tags": ["x"]},
         {"name": "b", "prompt": "p", "verifier": {"commands": ["true"]}, "timeouts": {"agentSeconds": 5}},
@@ -113,13 +113,13 @@ def test_invalid_value_is_reported_with_file_and_row(fields: dict[str, Any], mes
     assert told(tmp_path, write(tmp_path, ROWS, "parquet"), **fields) == message
 
 
-def test_a_filter_of_json_lines_names_the_columns_that_there_are(tmp_path: Path) -> None:
+def test_filter_of_json_lines_names_the_existing_columns(tmp_path: Path) -> None:
     assert told(tmp_path, write(tmp_path, ROWS, "jsonl"), columns=COLUMNS, filter={"split": ["x"]}) == (
         "rows.jsonl: has no column 'split', named in tasks.from.filter; it has check, id, level, question, set"
     )
 
 
-def test_every_broken_row_is_reported_whatever_the_filter_and_the_order(tmp_path: Path) -> None:
+def test_every_broken_row_is_reported_with_any_filter_and_order(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"name": "a", "prompt": "p"}, {"name": "b"}, {"name": "c"}]
     uri = write(tmp_path, rows, "jsonl")
     (tmp_path / uri).write_text((tmp_path / uri).read_text() + "{\n")

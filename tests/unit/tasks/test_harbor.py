@@ -99,9 +99,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(("config", "expected"), NETWORKS.items())
-def test_each_phase_has_the_network_that_the_task_says(
-    config: str, expected: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_each_phase_has_the_network_of_the_task(config: str, expected: tuple[object, ...], tmp_path: Path) -> None:
     network = one(with_config(tmp_path / "t", config)).sandbox.network
     assert network is not None
     assert (network.setup, network.agent, network.verifier) == expected
@@ -139,7 +137,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("message", "files"), BROKEN.items(), ids=BROKEN)
-def test_a_folder_that_cannot_be_a_task_says_why(message: str, files: dict[str, str | bytes], tmp_path: Path) -> None:
+def test_folder_that_cannot_be_a_task_gives_the_reason(
+    message: str, files: dict[str, str | bytes], tmp_path: Path
+) -> None:
     assert message in refused(hello_world(tmp_path / "t", **files))
 
 
@@ -186,7 +186,7 @@ def test_unsupported_field_is_reported_once_for_all_tasks(tmp_path: Path) -> Non
     assert any("environment.unheard is not supported: is not a key" in line for line in told)
 
 
-def test_an_image_is_named_after_what_it_is_built_from(tmp_path: Path) -> None:
+def test_image_is_named_after_its_build_context(tmp_path: Path) -> None:
     folder = hello_world(tmp_path / "My.Task", SEPARATE, **{"tests/Dockerfile": "FROM scratch\n"})
     first = one(folder, template="registry.example/{name}:{digest}")
     assert first.verifier is not None
@@ -208,7 +208,7 @@ def test_dockerfile_without_a_template_is_reported_as_unused(tmp_path: Path) -> 
     assert any("environment/Dockerfile: is not built" in line for line in told)
 
 
-def test_steps_have_prompts_gates_and_tests_of_their_own(tmp_path: Path) -> None:
+def test_steps_have_their_own_prompts_gates_and_tests(tmp_path: Path) -> None:
     task = one(in_two_steps(tmp_path / "t", gate=0.5))
     write, double = task.steps
     assert (write.min_rewards, double.min_rewards) == ({"reward": 0.5}, {})
@@ -217,7 +217,7 @@ def test_steps_have_prompts_gates_and_tests_of_their_own(tmp_path: Path) -> None
     assert (task.prompt, task.verifier, task.has_solution) == (write.prompt, None, True)
 
 
-def test_a_step_without_tests_takes_those_of_the_task(tmp_path: Path) -> None:
+def test_step_without_tests_uses_those_of_the_task(tmp_path: Path) -> None:
     folder = in_two_steps(tmp_path / "t")
     (folder / "steps/write/tests/test.sh").unlink()
     write_folder(folder, {"tests/test.sh": "true", "tests/common.py": "x = 1"})

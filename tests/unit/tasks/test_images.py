@@ -15,11 +15,11 @@ DOCKERFILES = {
 
 
 @pytest.mark.parametrize(("text", "facts"), DOCKERFILES.items())
-def test_commands_start_where_the_dockerfile_says(text: str, facts: DockerfileFacts) -> None:
+def test_commands_start_in_the_folder_of_the_dockerfile(text: str, facts: DockerfileFacts) -> None:
     assert dockerfile_facts(text) == facts
 
 
-def test_bases_are_taken_from_elsewhere_and_nothing_else_is_changed() -> None:
+def test_base_images_are_replaced_and_nothing_else() -> None:
     text = (
         "FROM --platform=linux/amd64 ubuntu:24.04 AS x\nRUN echo FROM ubuntu:24.04\n"
         "COPY --from=images.example/u/uv:1 /uv /\nFROM x\n"

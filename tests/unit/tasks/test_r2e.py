@@ -24,7 +24,7 @@ INSTANCE = {
 }
 
 
-def test_the_tests_that_pass_with_the_fix_judge_and_nothing_names_them_before() -> None:
+def test_tests_that_pass_with_the_fix_grade_and_are_not_visible_before() -> None:
     task = task_of(INSTANCE)
     assert task.verifier is not None
     assert task.name == "orange3-2d9617bd0cb1f0ba61771258410ab8fae8e7e24d"
@@ -54,7 +54,7 @@ def test_broken_row_is_reported_with_its_column(change: dict[str, Any], message:
 
 
 @pytest.mark.parametrize("content", ["{}", "no json", '{"old_commit_hash": "$(rm -rf /)"}', None])
-def test_a_row_without_the_earlier_commit_takes_what_the_image_has_checked_out(content: str | None) -> None:
+def test_row_without_the_earlier_commit_uses_the_commit_of_the_image(content: str | None) -> None:
     assert "for revision in HEAD;" in task_of({**INSTANCE, "parsed_commit_content": content}).setup[1]
 
 

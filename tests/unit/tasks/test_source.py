@@ -27,7 +27,7 @@ def told(*lines: str, limit: int | None = None) -> list[str]:
 
 
 @given(st.lists(st.text(max_size=20), max_size=5), st.integers(1, 50))
-def test_tasks_come_in_order_however_the_bytes_are_cut(prompts: list[str], piece: int) -> None:
+def test_tasks_are_read_in_order_from_any_chunks(prompts: list[str], piece: int) -> None:
     rows = [row(f"t{number}", prompt=f"x{prompt}") for number, prompt in enumerate(prompts)]
     data = "\n".join(["", *rows, "  ", row("last"), ""]).encode()
     pieces = [data[start : start + piece] for start in range(0, len(data), piece)]
@@ -105,12 +105,12 @@ def test_a_source_that_cannot_be_read_is_named(uri: str, tmp_path: Path) -> None
     assert str(caught.value).startswith(uri)
 
 
-def test_inline_tasks_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_inline_tasks_are_not_changed(tmp_path: Path) -> None:
     tasks = Tasks.model_validate({"inline": [{"name": "a", "prompt": "p"}]})
     assert load_tasks(tasks, tmp_path, {}).tasks == tasks.inline
 
 
-def test_a_stream_has_nothing_to_load(tmp_path: Path) -> None:
+def test_stream_has_no_tasks_to_load(tmp_path: Path) -> None:
     with pytest.raises(TaskSourceError, match="submitted"):
         load_tasks(Tasks.model_validate({"stream": {}}), tmp_path, {})
 
@@ -135,7 +135,9 @@ def test_tasks_without_a_verifier_are_named_in_a_warning(form: str, tmp_path: Pa
         ("tasks.jsonl", '{"name": "a", "question": "p"}', "question: is not a known field; did you mean prompt?"),
     ],
 )  # fmt: skip
-def test_usual_mistakes_in_task_files_name_the_remedy(name: str, content: str, expected: str, tmp_path: Path) -> None:
+def test_common_mistakes_in_task_files_are_reported_with_the_remedy(
+    name: str, content: str, expected: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(TaskSourceError) as caught:
         load_tasks(Tasks.model_validate({"from": {"uri": name}}), tmp_path, {})

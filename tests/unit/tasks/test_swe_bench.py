@@ -131,7 +131,7 @@ def test_large_solution_is_written_in_parts(line: str, times: int) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a.py", "b/c.py", "d"]), st.sampled_from(["::t", "::T::t[a::b]", ""]))))
-def test_the_files_of_tests_are_found_whatever_their_order(names: list[tuple[str, str]]) -> None:
+def test_test_files_are_found_in_any_order(names: list[tuple[str, str]]) -> None:
     assert files_of([file + rest for file, rest in names]) == sorted({file for file, rest in names if rest})
 
 

@@ -49,7 +49,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("message", "files"), BROKEN.items(), ids=BROKEN)
-def test_a_folder_that_cannot_be_a_task_says_why(message: str, files: dict[str, str | bytes], tmp_path: Path) -> None:
+def test_folder_that_cannot_be_a_task_gives_the_reason(
+    message: str, files: dict[str, str | bytes], tmp_path: Path
+) -> None:
     with pytest.raises(TaskSourceError) as caught:
         load(terminal_bench(tmp_path / "t", **files))
     assert message in str(caught.value)

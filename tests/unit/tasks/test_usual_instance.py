@@ -72,5 +72,5 @@ def test_instance_accepted_as_valid_gives_a_task(change: dict[str, Any], image_t
         {"problem_statement": "é" * 50_000, "repo": "django/django"},
     ],
 )
-def test_usual_instances_are_known_without_making_their_tasks(change: dict[str, Any]) -> None:
+def test_usual_instances_are_recognized_without_creating_tasks(change: dict[str, Any]) -> None:
     assert name_if_valid({**INSTANCE, **change}, "mirror/{name}") == "owner__name-1"

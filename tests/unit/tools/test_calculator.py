@@ -82,7 +82,7 @@ def test_results_equal_pythons(left: Any, operator: Any, right: Any) -> None:
         "\0",
     ],
 )
-def test_what_is_hostile_or_has_no_value_is_refused_in_words(hostile: Any) -> None:
+def test_hostile_or_undefined_expression_is_refused_with_a_message(hostile: Any) -> None:
     with pytest.raises(ToolError, match=r"\w"):
         calculate(hostile)
 

@@ -136,7 +136,7 @@ def returning(value: Any) -> Any:
 @pytest.mark.parametrize(
     "value", [object(), b"\xff", 10**5000, {(1, 2): 3}, {1}], ids=["object", "bytes", "number", "key", "set"]
 )
-async def test_tool_data_that_no_record_can_hold_is_left_out_and_reported(value: Any) -> None:
+async def test_tool_data_that_cannot_be_stored_is_left_out_and_reported(value: Any) -> None:
     result = ToolResult("done", stop=True, data={"value": value})
     observation = await call("doubled", '{"n": 1}', {"doubled": returning(result)})
     assert (observation.data, observation.stop, observation.error) == ({}, True, False)
@@ -169,7 +169,7 @@ async def test_the_end_of_the_attempt_is_never_shown_to_the_model_as_a_result(er
         await call("fails", "{}", {"fails": failing(error)})
 
 
-async def test_a_long_result_is_cut_to_what_a_context_can_hold() -> None:
+async def test_long_result_is_shortened_for_the_context() -> None:
     async def long() -> str:
         return "start" + "ä" * OBSERVATION_BYTES + "end"
 
@@ -181,7 +181,7 @@ async def test_a_long_result_is_cut_to_what_a_context_can_hold() -> None:
 
 
 @given(st.text(), st.integers(2, 50))
-def test_shortening_keeps_head_and_tail_and_counts_what_is_missing(text: Any, limit: Any) -> None:
+def test_shortening_keeps_both_ends_and_counts_the_missing_characters(text: Any, limit: Any) -> None:
     cut = shortened(text, limit)
     data = text.encode()
     if len(data) <= limit:
@@ -202,7 +202,7 @@ def test_any_arguments_are_an_object_or_a_readable_refusal(text: Any) -> None:
         assert "JSON" in str(error)  # noqa: PT017 - either outcome is right
 
 
-def test_line_breaks_inside_of_strings_are_taken_as_meant() -> None:
+def test_line_breaks_inside_of_strings_are_accepted() -> None:
     assert decoded_arguments('{"command": "a\nb"}') == {"command": "a\nb"}
 
 

@@ -58,7 +58,7 @@ def package(tmp_path: Any, monkeypatch: Any) -> Any:
     sys.modules.pop("weighing_kit", None)
 
 
-def test_the_default_tools_of_a_manifest_are_all_there() -> None:
+def test_default_tools_of_a_manifest_exist() -> None:
     tools = open_tools(Agent().tools)
     assert list(tools) == ["bash", "editor", "search", "finish"]
     assert all(isinstance(made, Tool) for made in tools.values())
@@ -106,7 +106,7 @@ def test_module_and_name_always_work(package: Any) -> None:
         ("weighing_kit:half_a_tool", "lacks name, description"),
     ],
 )
-def test_a_tool_that_cannot_be_loaded_says_what_and_why(name: Any, complaint: Any, package: Any) -> None:
+def test_tool_that_cannot_be_loaded_is_named_with_the_reason(name: Any, complaint: Any, package: Any) -> None:
     with pytest.raises(ExtensionError, match=complaint):
         open_tools([name])
 
@@ -152,7 +152,7 @@ async def test_a_decorated_function_is_a_tool_by_its_name() -> None:
     assert (await shout.execute({"text": "a"}, cast(Any, None))).content == "A"
 
 
-def test_a_decorated_class_is_a_tool_and_each_job_gets_its_own() -> None:
+def test_decorated_class_is_a_tool_with_an_instance_for_each_job() -> None:
     @tool
     class Counter:
         name = "counter"

@@ -64,7 +64,7 @@ def test_types_defaults_and_descriptions_of_a_signature_reach_the_model() -> Non
     assert signature.context_parameter == "context"
 
 
-def test_arguments_become_what_the_function_takes() -> None:
+def test_arguments_are_converted_to_the_types_of_the_function() -> None:
     bound = Signature(example).bind({"path": "a", "limit": "7", "points": [{"x": 1}]})
     assert bound == {"path": "a", "unit": "words", "limit": 7, "points": [Point(x=1)], "json": False}
 
@@ -184,5 +184,5 @@ def test_no_arguments_can_break_the_check(arguments: Any) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=5), json_values))
-def test_a_tool_that_declares_nothing_gets_its_arguments_unchanged(arguments: Any) -> None:
+def test_tool_without_declared_parameters_gets_its_arguments_unchanged(arguments: Any) -> None:
     assert checked_arguments({}, arguments) == arguments

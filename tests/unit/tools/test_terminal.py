@@ -22,7 +22,7 @@ def test_keys_are_sent_as_a_terminal_sends_them(text: str, keys: list[str], sent
     assert typed(text, keys) == sent
 
 
-def test_an_unknown_key_names_those_that_there_are() -> None:
+def test_unknown_key_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ToolError, match=r"'Ctrl-C'.*C-c"):
         typed("", ["Ctrl-C"])
 

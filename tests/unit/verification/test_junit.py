@@ -53,7 +53,7 @@ def test_case_with_a_million_failures_is_read_at_once_and_its_message_is_short()
 @pytest.mark.parametrize(
     "state", ['status="notrun" result="suppressed"', 'status="run" result="skipped"', 'status="disabled"']
 )
-def test_a_case_that_says_by_an_attribute_that_it_did_not_run_has_not_passed(state: str) -> None:
+def test_case_whose_attribute_marks_it_as_not_run_has_not_passed(state: str) -> None:
     data = report(f'<testcase classname="S" name="a" {state}/>', '<testcase classname="S" name="b" status="run"/>')
     assert passed(data, "S::a", "S::b") == [False, True]
 
@@ -148,12 +148,12 @@ def verdicts(*cases: str) -> dict[str, bool]:
     return {verdict.name: verdict.passed for verdict in judge_all(parse_report(report(*cases)), [HIDDEN])}
 
 
-def test_a_test_is_not_judged_by_another_whose_name_begins_with_its_own() -> None:
+def test_test_is_not_graded_by_another_whose_name_starts_with_its_own() -> None:
     data = report(case("a.test.js", "adds"), case("a.test.js", "adds numbers", "<failure/>"))
     assert passed(data, "a.test.js::adds", "adds") == [True, True]
 
 
-def test_name_that_means_two_tests_needs_both_to_pass() -> None:
+def test_ambiguous_name_of_two_tests_requires_both_to_pass() -> None:
     # The second is a unit test that an agent adds to the library, to be taken for the integration test.
     hidden, added = case("pkg::integration", "a::adds", "<failure/>"), case("pkg", "integration::a::adds")
     assert passed(report(hidden, added), "pkg::integration::a::adds") == [False]
@@ -215,7 +215,7 @@ def test_without_hidden_test_files_every_reported_test_counts() -> None:
     assert judge_all([], []) == []
 
 
-def test_defined_tests_are_those_that_pytest_collects() -> None:
+def test_defined_tests_equal_those_that_pytest_collects() -> None:
     source = b"""
 import unittest
 class Base:
@@ -289,7 +289,7 @@ Other = None
     assert len(verdicts) == 4
 
 
-def test_what_pytest_itself_writes_is_matched_by_its_own_node_ids(tmp_path: Path) -> None:
+def test_output_of_pytest_is_matched_by_its_own_node_ids(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "test_odd.py").write_text(
         "import pytest\n"

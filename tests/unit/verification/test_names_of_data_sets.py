@@ -29,6 +29,6 @@ REPORTED = [
         ("tests/other.py::test_e", False),
     ],
 )
-def test_a_name_means_the_tests_that_it_means_in_its_data_set(name: str, passed: bool) -> None:
+def test_name_matches_the_tests_that_its_data_set_means(name: str, passed: bool) -> None:
     (verdict,) = judge_named(REPORTED, [name])
     assert verdict.passed is passed

@@ -45,7 +45,7 @@ def probe(command: str, path: str = "/usr/bin:/bin") -> str:
     ).stdout
 
 
-def test_a_missing_program_is_named_and_one_that_is_there_is_not() -> None:
+def test_missing_program_is_named_and_an_existing_one_is_not() -> None:
     assert probe("no-such-program --version") == "program no-such-program\n"
     assert probe("sh -c true") == ""
 

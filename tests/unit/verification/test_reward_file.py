@@ -37,7 +37,7 @@ def test_text_other_than_a_number_in_range_is_refused(data: bytes) -> None:
         parse_reward(None, data)
 
 
-def test_no_file_at_all_names_both_places() -> None:
+def test_missing_reward_file_names_both_places() -> None:
     with pytest.raises(RewardFileError, match=r"reward\.json nor .*reward\.txt"):
         parse_reward(None, None)
 

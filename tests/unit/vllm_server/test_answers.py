@@ -16,7 +16,7 @@ SCRIPT = {
 ASK = {"model": "policy", "messages": MESSAGES, "tools": TOOLS, "logprobs": True, "return_token_ids": True}
 
 
-async def test_ids_and_logprobs_are_what_the_loaded_version_makes_of_the_prompt(standin: Standin) -> None:
+async def test_ids_and_logprobs_depend_on_the_prompt_and_the_loaded_version(standin: Standin) -> None:
     async with standin(base_version=7) as client:
         answer = await client.chat(return_token_ids=True, logprobs=True, seed=3)
         choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
@@ -29,7 +29,7 @@ async def test_ids_and_logprobs_are_what_the_loaded_version_makes_of_the_prompt(
         assert (served.prompt_ids, served.ids, served.spans) == (prompt, choice["token_ids"], [[7, 0, len(served.ids)]])
 
 
-async def test_render_generate_and_derender_give_what_chat_gives(standin: Standin) -> None:
+async def test_render_generate_and_derender_give_the_result_of_chat(standin: Standin) -> None:
     async with standin(script=SCRIPT) as client:
         _, chat = await client.post("/v1/chat/completions", ASK, X_Session_ID="s")
         _, rendered = await client.post("/v1/chat/completions/render", ASK)
@@ -150,7 +150,7 @@ async def test_stop_strings_cut_the_text_and_not_the_ids(standin: Standin) -> No
         assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == "One two "
 
 
-async def test_tokenize_and_detokenize_are_those_of_the_prompts(standin: Standin) -> None:
+async def test_tokenize_and_detokenize_give_the_tokens_of_prompts(standin: Standin) -> None:
     async with standin() as client:
         _, chat = await client.post("/tokenize", {"messages": MESSAGES, "tools": TOOLS})
         _, rendered = await client.post("/v1/chat/completions/render", {"messages": MESSAGES, "tools": TOOLS})
@@ -171,7 +171,7 @@ async def test_rendering_a_closed_turn_adds_an_unsampled_newline(standin: Standi
         assert closed["token_ids"][-2:] == [tokenizer().eos, *tokenizer().encode("\n")]
 
 
-async def test_a_completion_survives_render_generate_and_derender(standin: Standin) -> None:
+async def test_completion_is_the_same_through_render_generate_and_derender(standin: Standin) -> None:
     async with standin() as client:
         body = {"prompt": "Once upon", "max_tokens": 20, "ignore_eos": True}
         _, whole = await client.post("/v1/completions", body)

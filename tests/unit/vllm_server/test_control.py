@@ -46,7 +46,7 @@ async def test_kept_request_continues_with_the_new_weights_and_loses_no_token(st
         assert ids[made:] == made_by(5, [*PROMPT, *ids[:made]], 200 - made, ignore_eos=True)
 
 
-async def test_requests_that_come_while_paused_are_answered_after_the_resume(standin: Standin) -> None:
+async def test_requests_received_while_paused_are_answered_after_the_resume(standin: Standin) -> None:
     async with standin() as client:
         for mode in ("abort", "wait", "keep"):
             await client.post(f"/pause?mode={mode}")
@@ -57,7 +57,7 @@ async def test_requests_that_come_while_paused_are_answered_after_the_resume(sta
             assert (await asked)[0] == 200
 
 
-async def test_pausing_with_wait_returns_when_what_runs_has_ended(standin: Standin) -> None:
+async def test_pausing_with_wait_returns_when_running_requests_have_ended(standin: Standin) -> None:
     async with standin(tokens_per_second=1000) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", LONG))
         await until(lambda: client.server.served and client.server.served[0].ids)
@@ -66,7 +66,7 @@ async def test_pausing_with_wait_returns_when_what_runs_has_ended(standin: Stand
         assert len((await asked)[1]["choices"][0]["token_ids"]) == 200
 
 
-async def test_aborting_gives_what_there_is_and_a_generate_stream_just_ends(standin: Standin) -> None:
+async def test_aborting_returns_partial_answers_and_ends_a_generate_stream(standin: Standin) -> None:
     async with standin(tokens_per_second=200) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", LONG))
         events: list[Any] = []
@@ -103,7 +103,7 @@ async def test_one_request_is_aborted_by_the_id_that_the_client_gave(standin: St
         await asked[0]
 
 
-async def test_a_client_that_goes_away_is_aborted_and_the_tokens_after_it_are_counted(standin: Standin) -> None:
+async def test_disconnected_client_is_aborted_and_the_tokens_after_it_are_counted(standin: Standin) -> None:
     async with standin(tokens_per_second=500, abort_seconds=0.05) as client:
         for stream in (False, True):
             client.server.served.clear()
@@ -121,7 +121,7 @@ async def test_a_client_that_goes_away_is_aborted_and_the_tokens_after_it_are_co
             assert (await client.get("/_standin/state"))["orphan_tokens"] == request.orphan_tokens
 
 
-async def test_weights_come_from_a_path_and_the_label_is_set_apart_from_them(standin: Standin, tmp_path: Path) -> None:
+async def test_weights_are_loaded_from_a_path_and_the_label_is_set_separately(standin: Standin, tmp_path: Path) -> None:
     (tmp_path / "version.json").write_text(json.dumps({"version": 3}))
     async with standin() as client:
         assert await client.get("/weight_info") == {"weight_version": "default"}
@@ -138,7 +138,7 @@ async def test_weights_come_from_a_path_and_the_label_is_set_apart_from_them(sta
         assert client.server.weights.version == 3
 
 
-async def test_an_update_in_another_order_is_refused(standin: Standin) -> None:
+async def test_update_in_a_wrong_order_is_refused(standin: Standin) -> None:
     async with standin() as client:
         assert (await client.post("/update_weights", UPDATE))[0] == 500
         assert (await client.post("/finish_weight_update"))[0] == 500
@@ -160,7 +160,7 @@ async def test_checker_detects_a_label_without_a_load(standin: Standin) -> None:
         assert (await client.post("/weight_checker", {"action": "checksum"}))[0] == 200
 
 
-async def test_loads_fail_as_often_as_asked_and_the_old_weights_stay(standin: Standin, tmp_path: Path) -> None:
+async def test_loads_fail_the_given_number_of_times_and_keep_the_old_weights(standin: Standin, tmp_path: Path) -> None:
     (tmp_path / "version.json").write_text('{"version": 8}')
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
     async with standin(base_version=2) as client:
@@ -197,7 +197,7 @@ async def test_an_adapter_answers_under_its_own_name_with_its_own_version(standi
         assert (await client.post("/inference/v1/generate", {**LONG, "model": "tuned"}))[0] == 404
 
 
-async def test_the_prefix_cache_goes_by_the_salt_and_outlives_a_load(standin: Standin) -> None:
+async def test_prefix_cache_depends_on_the_salt_and_is_kept_by_a_load(standin: Standin) -> None:
     async with standin() as client:
         ask = {"token_ids": list(range(100)), "sampling_params": {"max_tokens": 1}, "cache_salt": "0"}
         for salt in ("0", "0", "1"):
@@ -228,9 +228,7 @@ async def test_urgent_request_goes_first_when_not_all_fit(standin: Standin) -> N
         assert [request.external_id for request in order] == ["now", "soon", "late"]
 
 
-async def test_a_load_that_hangs_ends_by_the_time_limit_and_leaves_the_old_weights(
-    standin: Standin, tmp_path: Path
-) -> None:
+async def test_hanging_load_ends_at_the_time_limit_and_keeps_the_old_weights(standin: Standin, tmp_path: Path) -> None:
     (tmp_path / "version.json").write_text('{"version": 8}')
     async with standin(base_version=2, faults=Faults(load_hangs=True)) as client:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}, "timeout": 0.05}
@@ -238,7 +236,7 @@ async def test_a_load_that_hangs_ends_by_the_time_limit_and_leaves_the_old_weigh
         assert client.server.weights.version == 2
 
 
-async def test_an_update_that_received_nothing_changes_the_label_alone(standin: Standin) -> None:
+async def test_update_without_received_weights_changes_only_the_label(standin: Standin) -> None:
     async with standin() as client:
         await client.post("/start_weight_update")
         await client.post("/finish_weight_update", {"weight_version": "9"})
@@ -246,7 +244,7 @@ async def test_an_update_that_received_nothing_changes_the_label_alone(standin: 
         assert client.server.weights.version == 0
 
 
-async def test_emptying_the_prefix_cache_forgets_all_prompts(standin: Standin) -> None:
+async def test_emptying_the_prefix_cache_removes_all_prompts(standin: Standin) -> None:
     async with standin() as client:
         for _ in range(2):
             await client.post("/inference/v1/generate", {**LONG, "token_ids": [1] * 50})

@@ -14,7 +14,7 @@ from tests.unit.vllm_server.conftest import MESSAGES, TOOLS, Standin, until
 GENERATE: dict[str, Any] = {"token_ids": [1, 2, 3], "sampling_params": {"ignore_eos": True, "max_tokens": 100}}
 
 
-async def test_a_status_hits_as_many_requests_as_asked_and_says_when_to_come_again(standin: Standin) -> None:
+async def test_status_fault_affects_the_given_number_of_requests_with_retry_after(standin: Standin) -> None:
     async with standin(faults=Faults(status=429, retry_after=2, times=2)) as client:
         async with (
             aiohttp.ClientSession(client.server.url) as session,
@@ -26,7 +26,7 @@ async def test_a_status_hits_as_many_requests_as_asked_and_says_when_to_come_aga
         assert len(client.server.served) == 1
 
 
-async def test_a_hung_engine_makes_no_token_while_health_says_200(standin: Standin) -> None:
+async def test_hung_engine_samples_no_token_while_health_is_200(standin: Standin) -> None:
     async with standin(tokens_per_second=1000) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
         await until(lambda: client.server.served and client.server.served[0].ids)
@@ -40,9 +40,7 @@ async def test_a_hung_engine_makes_no_token_while_health_says_200(standin: Stand
 
 
 @pytest.mark.parametrize("tokens_per_second", [None, 1000])
-async def test_an_engine_hangs_in_the_midst_of_an_answer_as_asked(
-    standin: Standin, tokens_per_second: float | None
-) -> None:
+async def test_engine_hangs_during_an_answer_on_request(standin: Standin, tokens_per_second: float | None) -> None:
     async with standin(faults=Faults(hang_after=7), tokens_per_second=tokens_per_second) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
         await until(lambda: client.server.faults.hang)
@@ -63,7 +61,7 @@ async def test_a_request_is_held_at_so_many_tokens_by_an_engine_that_answers(sta
 
 
 @pytest.mark.parametrize("tokens_per_second", [None, 1000])
-async def test_a_stream_is_cut_after_exactly_as_many_tokens_as_asked(
+async def test_stream_is_cut_after_the_given_number_of_tokens(
     standin: Standin, tokens_per_second: float | None
 ) -> None:
     async with standin(faults=Faults(drop_after=7, times=1), tokens_per_second=tokens_per_second) as client:
@@ -88,7 +86,7 @@ async def test_an_answer_is_cut_without_streaming_too(standin: Standin) -> None:
         assert client.server.served[0].disconnected
 
 
-async def test_a_restart_breaks_connections_off_and_comes_back_with_the_base_weights(standin: Standin) -> None:
+async def test_restart_closes_connections_and_restores_the_base_weights(standin: Standin) -> None:
     async with standin(tokens_per_second=100) as client:
         client.server.weights.version = 5
         asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
@@ -178,7 +176,7 @@ async def test_a_cut_tool_call_is_text(standin: Standin) -> None:
         ({}, "/v1/chat/completions", [], 400, "must be a JSON object"),
     ],
 )
-async def test_what_vllm_refuses_is_refused_in_its_words(
+async def test_requests_that_vllm_refuses_get_its_message(
     standin: Standin, options: dict[str, Any], path: str, body: Any, status: int, words: str
 ) -> None:
     async with standin(**options) as client:

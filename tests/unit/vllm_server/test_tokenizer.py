@@ -16,19 +16,19 @@ def test_encoded_text_decodes_to_itself(text: str) -> None:
 
 
 @given(TEXTS, st.integers(0, 2**32 - 1))
-def test_what_the_model_samples_spells_the_text_that_the_script_says(text: str, state: int) -> None:
+def test_sampled_tokens_spell_the_text_of_the_script(text: str, state: int) -> None:
     ids = sampled_ids(text, state)
     assert ids[-1] == tokenizer().eos
     assert tokenizer().decode(ids) == text
 
 
-def test_encoding_again_what_was_sampled_nearly_always_gives_other_ids() -> None:
+def test_encoding_a_sampled_text_again_nearly_always_gives_other_ids() -> None:
     text = "I will look at the files, and then run the tests again."
     canonical = tokenizer().encode(text)
     assert sum(sampled_ids(text, state)[:-1] == canonical for state in range(200)) < 4
 
 
-def test_most_default_answers_too_are_not_what_encoding_gives() -> None:
+def test_most_default_answers_also_differ_from_their_encoding() -> None:
     answers = [made_by(1, tokenizer().encode(f"question {n}"), 200) for n in range(200)]
     again = [tokenizer().encode(tokenizer().decode(answer, special=True)) for answer in answers]
     assert sum(one == other for one, other in zip(answers, again, strict=True)) < 100

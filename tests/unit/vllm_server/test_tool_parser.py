@@ -49,7 +49,7 @@ def test_a_stream_cut_anywhere_gives_the_calls_that_the_whole_text_has(
     assert streamed(written, cuts) == (content or "", found)
 
 
-def test_a_call_whose_json_breaks_off_is_text_as_a_whole_and_half_a_call_in_a_stream() -> None:
+def test_truncated_call_is_text_and_a_partial_call_in_a_stream() -> None:
     written = 'Look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls'
     assert parse(written) == (written, [])
     assert streamed(written, [9, 30, 50]) == ("Look.\n", [{"name": "bash", "arguments": '{"command": "ls'}])

@@ -79,9 +79,7 @@ def test_last_message_says_how_the_job_ended() -> None:
     ]
 
 
-def test_a_restarted_engine_does_not_fill_the_log_with_what_was_finished_before(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_restarted_engine_does_not_log_results_of_earlier_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rollout.runner")
     log = EventLog()
     before = (sealed(0), sealed(1))

@@ -87,7 +87,7 @@ def test_forks_of_token_sequences_are_counted() -> None:
     assert Shown().after([forked, sealed(1, Outcome.COMPLETED, 1.0)]).value("rollout_token_forks_total") == 3
 
 
-def test_a_turn_that_the_journal_repeats_costs_no_tokens_twice() -> None:
+def test_replayed_turns_are_not_counted_again() -> None:
     usage = Usage(prompt_tokens=100, completion_tokens=7)
     shown = Shown().after([TurnEnded(0, 0, 1.0, usage, replayed=True), TurnEnded(0, 1, 2.0, usage, replayed=False)])
     assert shown.value("rollout_turns_total") == 1

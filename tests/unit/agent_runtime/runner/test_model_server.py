@@ -69,7 +69,7 @@ async def take(views: AsyncIterator[View]) -> View:
     return await asyncio.wait_for(anext(views), 20)
 
 
-async def test_a_gate_that_shuts_is_heard_of_at_once(api: FakeApi) -> None:
+async def test_closed_gate_is_noticed_immediately(api: FakeApi) -> None:
     views = ModelServerDirectory(api, "policy").changes()
     assert (await take(views)).status.policy.gate is Gate.OPEN
     asking = asyncio.create_task(take(views))
@@ -130,7 +130,7 @@ async def test_tokens_of_a_replaced_model_server_do_not_get_the_new_ones_version
     await views.aclose()  # type: ignore[attr-defined]
 
 
-def test_a_newer_operator_may_say_more() -> None:
+def test_unknown_fields_of_a_newer_operator_are_ignored() -> None:
     status = read_status(
         {
             "novelty": 1,
@@ -166,7 +166,7 @@ OWN_SERVER = {"model": {"name": "m"}, "engine": {"image": "i", "version": "0.27.
     ("model", "name"),
     [({"serverRef": "shared"}, "shared"), ({"server": OWN_SERVER}, "train-model"), ({"function": "a:b"}, None)],
 )
-def test_a_job_finds_the_model_server_that_it_names_or_owns(model: dict[str, Any], name: str | None) -> None:
+def test_job_finds_its_referenced_or_owned_model_server(model: dict[str, Any], name: str | None) -> None:
     assert model_server_name(start(**model).job) == name
 
 

@@ -71,7 +71,7 @@ def test_an_engine_after_a_killed_one_waits_only_the_remaining_time() -> None:
     assert patience({SINCE: "1000.0"}, 5000.0) == 0
 
 
-async def test_an_api_server_that_is_away_delays_nothing() -> None:
+async def test_unavailable_api_server_delays_nothing() -> None:
     assert await waited(Api(ApiError(0, "Unreachable", ""))) == 1
 
 

@@ -130,7 +130,7 @@ def test_reports_of_many_runners_are_spread_over_time() -> None:
     assert [report_interval(runners) for runners in (1, 10, 40, 256)] == [1.0, 1.0, 4.0, 25.6]
 
 
-def test_a_runner_finds_the_report_of_the_one_before_it() -> None:
+def test_runner_continues_the_report_of_its_predecessor() -> None:
     found = previous_report({"status": {"index": 2, "sealed": 5}})
     assert found is not None
     assert found.sealed == 5

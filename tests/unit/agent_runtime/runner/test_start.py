@@ -52,7 +52,7 @@ def test_a_missing_file_and_a_field_of_another_version_are_named(tmp_path: Path)
         read_start(tmp_path, INDEX)
 
 
-def test_a_job_without_its_uid_would_report_to_another_one(tmp_path: Path) -> None:
+def test_job_without_its_uid_is_refused(tmp_path: Path) -> None:
     write(tmp_path, uid=None)
     with pytest.raises(BadStart, match=r"metadata\.uid"):
         read_start(tmp_path, INDEX)

@@ -89,7 +89,7 @@ def test_engine_killed_ten_times_completes_its_shard(supervise: Supervise) -> No
     assert run.lives == 11
 
 
-def test_an_engine_that_only_dies_fails_the_pod_and_says_so(supervise: Supervise) -> None:
+def test_engine_that_dies_repeatedly_fails_the_pod_with_a_message(supervise: Supervise) -> None:
     run = supervise("die()")
     code, log = run.end()
     assert (code, run.lives) == (Exit.CRASHED, 10)

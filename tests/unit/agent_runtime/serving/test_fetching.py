@@ -132,7 +132,7 @@ def broken(change: str) -> Fake:
         ("sums", "line 1 is not in the format of sha256sum"),
     ],
 )
-async def test_weights_that_are_not_what_their_sums_say_are_never_used(tmp_path: Path, change: str, words: str) -> None:
+async def test_weights_with_wrong_checksums_are_never_used(tmp_path: Path, change: str, words: str) -> None:
     with pytest.raises(FetchError, match=words):
         await fetch_folder(broken(change), tmp_path / "m", writer="w")
     assert not (tmp_path / "m").exists()
@@ -148,7 +148,7 @@ async def test_a_requested_digest_is_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../out", "a\\b"])
-async def test_no_file_comes_to_lie_outside_the_folder(tmp_path: Path, path: str) -> None:
+async def test_no_file_is_written_outside_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(FetchError, match="is not a valid path"):
         await fetch_folder(Fake({path: b"x"}), tmp_path / "m", writer="w")
     assert list(tmp_path.iterdir()) == []

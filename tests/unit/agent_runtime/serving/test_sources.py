@@ -113,7 +113,7 @@ async def test_listing_that_breaks_is_requested_from_its_beginning(hub: Hub, tmp
     assert not any("bytes=" in asked for asked in hub.asked)
 
 
-async def test_a_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+async def test_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.busy = 3
     await fetch(hub, tmp_path / "m")
     assert there(tmp_path / "m") == FILES

@@ -27,21 +27,21 @@ def test_a_limit_grows_by_a_step_at_the_most_and_never_stops_all_calls(
 
 
 @given(st.floats(1, 1000), usages.filter(lambda usage: usage > TRIM_ABOVE))
-def test_a_full_cache_lowers_the_limit_once_for_each_time_that_it_is_reached(limit: float, usage: float) -> None:
+def test_full_cache_lowers_the_limit_once_each_time(limit: float, usage: float) -> None:
     calls = int(limit)
     lowered = next_limit(limit, calls, Pressure(usage, 0))
     assert lowered < limit or lowered == FEWEST_CALLS
     assert calls <= lowered or next_limit(lowered, calls, Pressure(usage, 0)) == lowered
 
 
-def test_a_limit_does_not_grow_while_it_holds_nothing_back_or_others_wait() -> None:
+def test_limit_grows_only_when_it_is_reached_and_nobody_waits() -> None:
     assert next_limit(40, 10, Pressure(0.1, 0)) == 40
     assert next_limit(40, 40, Pressure(0.1, 3)) == 40
     assert next_limit(40, 40, Pressure(GROW_BELOW + 0.1, 0)) == 40
     assert next_limit(40, 40, Pressure(0.1, 0)) == 48
 
 
-def test_several_runners_find_the_calls_that_a_server_can_hold() -> None:
+def test_several_runners_together_find_the_limit_of_a_server() -> None:
     """A server whose cache is full at 300 calls, and three runners with more calls than it can take."""
     limits = [INITIAL_CALLS * 1, INITIAL_CALLS * 4, INITIAL_CALLS * 8]
     usages = []

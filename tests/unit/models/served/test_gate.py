@@ -166,7 +166,7 @@ def test_an_update_is_acknowledged_only_once_all_streams_are_silent() -> None:
     assert gate.acknowledged == 4
 
 
-def test_a_runner_without_calls_holds_no_update_up() -> None:
+def test_runner_without_calls_does_not_delay_an_update() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(3, 7), 0)
     gate.see(shut(4, 7), 1)
@@ -208,7 +208,7 @@ def test_tokens_after_a_missed_update_have_no_version() -> None:
     assert [(s.tokens, s.version) for s in gate.end(call)] == [(2, "5"), (5, None)]
 
 
-def test_an_answer_that_comes_all_at_once_across_an_update_is_masked() -> None:
+def test_unstreamed_answer_across_an_update_is_masked() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(0, 5), 0)
     across, within = gate.begin(streamed=False), gate.begin(streamed=False)
@@ -221,7 +221,7 @@ def test_an_answer_that_comes_all_at_once_across_an_update_is_masked() -> None:
     assert [(s.tokens, s.version) for s in gate.end(across)] == [(9, None)]
 
 
-def test_another_model_server_of_the_same_name_is_distinguished() -> None:
+def test_tokens_across_another_model_server_of_the_same_name_have_no_version() -> None:
     gate = PolicyGate(ME)
     gate.see(opened(9, 9), 0)
     call = gate.begin(streamed=True)

@@ -31,7 +31,7 @@ def test_page_other_than_vllms_metrics_gives_no_load() -> None:
 
 
 @given(st.text())
-def test_whatever_a_server_answers_is_survived(text: str) -> None:
+def test_any_metrics_text_is_parsed_without_an_error(text: str) -> None:
     parse_load(text)
     parse_load(f"vllm:kv_cache_usage_perc{{{text}")
 

@@ -42,7 +42,7 @@ def fail_with(error: Exception, upto: int = 0):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("reason", ["NotReady", "OtherPolicy"])
-async def test_a_server_that_has_lost_its_policy_costs_a_call_nothing_and_gets_no_more(
+async def test_call_at_a_server_without_its_policy_moves_and_the_server_gets_no_more_calls(
     fleet: FakeFleet, reason: str
 ) -> None:
     model = await fleet.open(*SERVERS, current=7, target=7)
@@ -69,7 +69,7 @@ async def test_calls_carry_the_version_for_the_cache_and_in_the_record(fleet: Fa
 
 
 @pytest.mark.parametrize("odd", [{"state": "Evicted", "ready": False}, {"uid": "2"}, None], ids=str)
-async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_tokens(
+async def test_call_of_a_removed_server_continues_elsewhere_with_its_tokens(
     fleet: FakeFleet, odd: dict[str, object] | None
 ) -> None:
     model = await fleet.open(*SERVERS)
@@ -207,7 +207,7 @@ async def test_call_with_a_grammar_fails_when_its_stream_breaks_again_and_again(
     assert len(server.asked) < 10
 
 
-async def test_a_bare_prompt_goes_through_servers_and_versions_as_a_chat_does(fleet: FakeFleet) -> None:
+async def test_bare_prompt_moves_between_servers_and_versions_like_a_chat(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS, current=7, target=7)
     assert isinstance(model, PromptModel)
     fleet.engine(ORDER[0]).behaviour = fail_with(ModelError("Interrupted", "reset"), upto=3)
@@ -218,7 +218,7 @@ async def test_a_bare_prompt_goes_through_servers_and_versions_as_a_chat_does(fl
     assert [fleet.engine(name).prompts for name in ORDER[:2]] == [[[4, 2]], [[4, 2]]]
 
 
-async def test_a_server_that_cannot_be_reached_gets_no_calls_until_it_answers_again(fleet: FakeFleet) -> None:
+async def test_unreachable_server_gets_no_calls_until_it_answers_again(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS)
     gone = fleet.engine(ORDER[0])
     gone.is_well, gone.behaviour = False, fail_with(ModelError("Unreachable", "refused"))
@@ -351,7 +351,7 @@ async def test_cancelled_call_frees_its_place(fleet: FakeFleet) -> None:
     await model.complete(request())
 
 
-async def test_calls_wait_in_order_for_a_place_and_that_is_not_their_time(fleet: FakeFleet) -> None:
+async def test_calls_wait_in_order_for_a_place_without_using_their_time(fleet: FakeFleet) -> None:
     model = await fleet.open("server-0")
     engine, end = fleet.engine("server-0"), asyncio.Event()
 
@@ -389,7 +389,7 @@ async def test_call_waits_briefly_for_the_server_with_its_prefix(fleet: FakeFlee
     assert [asked.turn for asked in own.asked] == [0, 2]
 
 
-async def test_a_refusal_as_one_too_many_sends_fewer_calls_there(fleet: FakeFleet) -> None:
+async def test_refusal_for_too_many_calls_lowers_the_limit_of_the_server(fleet: FakeFleet) -> None:
     model = await fleet.open("server-0")
     engine = fleet.engine("server-0")
     refusals = iter([ModelError("RateLimited", "429"), None])
@@ -435,7 +435,7 @@ async def test_job_that_starts_behind_a_shut_gate_waits_for_as_long_as_it_is_shu
         await asyncio.wait_for(checking, 10)
 
 
-async def test_a_job_starts_with_the_servers_that_are_well(fleet: FakeFleet) -> None:
+async def test_job_starts_with_the_healthy_servers(fleet: FakeFleet) -> None:
     fleet.connect("http://server-0").is_well = False
     model = await fleet.open("server-0", "server-1")
     assert fleet.engine("server-1").checks == 1
@@ -458,7 +458,7 @@ async def test_runner_without_status_continues_and_records_no_version(
     assert versions(await late) == [(len(WHOLE), "4")]
 
 
-async def test_servers_that_have_left_are_not_kept_connected(fleet: FakeFleet) -> None:
+async def test_connections_to_removed_servers_are_closed(fleet: FakeFleet) -> None:
     await fleet.open(*SERVERS)
     await fleet.tell("server-0")
     await fleet.model.close()

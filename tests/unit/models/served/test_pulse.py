@@ -32,13 +32,13 @@ class Watched:
         return False
 
 
-def test_a_server_that_hangs_is_left_within_a_bounded_time() -> None:
+def test_hung_server_is_left_within_a_bounded_time() -> None:
     watched = Watched()
     assert not watched.stalls_within(STALL_SECONDS - 1)
     assert watched.stalls_within(2)
 
 
-def test_server_that_is_busy_for_others_is_not_hung() -> None:
+def test_server_that_is_busy_for_others_does_not_count_as_hung() -> None:
     assert not Watched().stalls_within(5 * STALL_SECONDS, counter=lambda now: now // 30)
 
 

@@ -11,7 +11,7 @@ fleets = st.lists(names, min_size=1, max_size=12, unique=True)
 
 
 @given(st.lists(names, max_size=20), fleets, names)
-def test_a_server_that_joins_takes_only_its_share(groups: list[str], servers: list[str], newcomer: str) -> None:
+def test_new_server_takes_only_its_share_of_the_groups(groups: list[str], servers: list[str], newcomer: str) -> None:
     assume(newcomer not in servers)
     for group in groups:
         before, after = preference(group, servers), preference(group, [*servers, newcomer])
@@ -19,9 +19,7 @@ def test_a_server_that_joins_takes_only_its_share(groups: list[str], servers: li
 
 
 @given(names, fleets, st.data())
-def test_a_server_that_leaves_moves_only_the_groups_that_it_had(
-    group: str, servers: list[str], data: st.DataObject
-) -> None:
+def test_removed_server_moves_only_its_own_groups(group: str, servers: list[str], data: st.DataObject) -> None:
     leaving = data.draw(st.sampled_from(servers))
     rest = [server for server in servers if server != leaving]
     assume(rest)
@@ -50,7 +48,7 @@ def test_no_server_gets_more_calls_than_the_bound_allows(servers: list[str], gro
 
 
 @given(fleets, names, st.data())
-def test_a_call_goes_to_the_first_server_of_its_group_that_has_room(
+def test_call_goes_to_the_first_server_of_its_group_with_a_free_place(
     group_servers: list[str], group: str, data: st.DataObject
 ) -> None:
     in_flight = {server: data.draw(st.integers(0, 8)) for server in group_servers}

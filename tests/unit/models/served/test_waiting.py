@@ -40,9 +40,7 @@ LIMITS = dict.fromkeys(SERVERS, 2)
 
 
 @given(steps)
-def test_no_call_starves_and_no_place_stays_free_for_those_that_may_have_it(
-    happenings: list[tuple[str, int, float]],
-) -> None:
+def test_every_call_starts_finally_and_no_usable_place_remains_free(happenings: list[tuple[str, int, float]]) -> None:
     waiting, names = WaitingCalls(), list(SERVERS)
     in_flight, limits = Counter(dict.fromkeys(names, 0)), dict.fromkeys(names, 2)
     calls: list[Waiting] = []
@@ -83,7 +81,7 @@ def test_no_call_starves_and_no_place_stays_free_for_those_that_may_have_it(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["comes", "ends"]), st.integers(0, 30)), min_size=30, max_size=80))
-def test_without_patience_calls_start_in_the_order_in_which_they_came(happenings: list[tuple[str, int]]) -> None:
+def test_calls_without_patience_start_in_order_of_arrival(happenings: list[tuple[str, int]]) -> None:
     waiting, in_flight, came, started = WaitingCalls(0, 0), Counter(dict.fromkeys(SERVERS, 0)), [], []
     for now, (what, number) in enumerate(happenings):
         if what == "comes":
@@ -97,7 +95,7 @@ def test_without_patience_calls_start_in_the_order_in_which_they_came(happenings
     assert started == came[: len(started)]
 
 
-def test_a_freed_place_goes_to_a_call_of_its_own_groups_before_older_ones_of_others() -> None:
+def test_free_place_goes_first_to_a_call_of_its_own_groups() -> None:
     waiting = WaitingCalls()
     older, own = a_call("a", 0.0), a_call("b", PASSED_SECONDS - 1)
     waiting.add(older)
@@ -106,7 +104,7 @@ def test_a_freed_place_goes_to_a_call_of_its_own_groups_before_older_ones_of_oth
     assert waiting.next(full(), LIMITS, PASSED_SECONDS) is None
 
 
-def test_a_call_that_waits_for_much_longer_gets_the_place_of_another() -> None:
+def test_call_that_waited_much_longer_gets_the_place_first() -> None:
     waiting = WaitingCalls()
     older, own = a_call("a", 0.0), a_call("b", PASSED_SECONDS)
     waiting.add(older)
@@ -114,7 +112,7 @@ def test_a_call_that_waits_for_much_longer_gets_the_place_of_another() -> None:
     assert waiting.next(full(b=1), LIMITS, PASSED_SECONDS + 1) == (older, "b")
 
 
-def test_a_call_waits_a_little_for_its_own_server_and_then_goes_elsewhere() -> None:
+def test_call_waits_briefly_for_its_own_server_and_then_goes_elsewhere() -> None:
     waiting, call = WaitingCalls(), a_call("a", 0.0)
     waiting.add(call)
     assert waiting.next(full(b=0), LIMITS, IDLE_SECONDS / 2) is None
@@ -123,7 +121,7 @@ def test_a_call_waits_a_little_for_its_own_server_and_then_goes_elsewhere() -> N
     assert waiting.next(full(b=0), LIMITS, IDLE_SECONDS) == (call, "b")
 
 
-def test_a_call_whose_server_leaves_does_not_wait_for_it() -> None:
+def test_call_does_not_wait_for_a_removed_server() -> None:
     waiting, call = WaitingCalls(), a_call("a", 0.0)
     waiting.add(call)
     assert waiting.next(full(b=1), LIMITS, 0.0) is None
@@ -140,7 +138,7 @@ def test_call_that_failed_at_the_only_free_server_blocks_no_other() -> None:
 
 
 @pytest.mark.parametrize("others_wait", [False, True])
-def test_a_call_that_has_failed_at_the_only_free_server_holds_up_no_other(others_wait: bool) -> None:
+def test_call_that_failed_at_the_only_free_server_delays_no_other(others_wait: bool) -> None:
     waiting = WaitingCalls()
     failed, own, other = a_call("a", 0.0, frozenset("b")), a_call("b", 50.0), a_call("c", 1.0)
     waiting.add(failed)

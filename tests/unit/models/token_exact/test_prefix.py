@@ -75,7 +75,7 @@ def test_joined_prompt_keeps_the_sampled_ids_and_equals_the_rendering(
 
 
 @given(conversations(), st.data())
-def test_a_prompt_never_says_anything_but_what_the_rendering_says(
+def test_joined_prompt_has_the_text_of_the_rendering(
     conversation: tuple[list[int], list[int]], data: st.DataObject
 ) -> None:
     stored, rendered = conversation

@@ -55,9 +55,7 @@ def test_certain_text_ends_before_any_stop_string(text: str, more: str, strings:
 
 
 @given(texts, stop_lists, st.data())
-def test_a_client_sees_the_text_before_the_stop_string_and_no_more(
-    text: str, strings: list[str], data: st.DataObject
-) -> None:
+def test_client_gets_only_the_text_before_the_stop_string(text: str, strings: list[str], data: st.DataObject) -> None:
     end = min((at for stop in strings if (at := text.find(stop)) >= 0), default=len(text))
     pieces: list[str] = []
     stream = TextStream(pieces.append, tools=False, stops=strings)

@@ -58,6 +58,6 @@ def test_tokens_of_a_broken_stream_without_a_version_have_none(
         "7",
     ],
 )
-def test_ranges_that_are_not_those_of_the_answer_are_refused(wrong: Any) -> None:
+def test_ranges_that_do_not_fit_the_answer_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected ranges"):
         reported_spans(wrong, 4)

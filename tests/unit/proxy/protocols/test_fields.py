@@ -203,7 +203,7 @@ def test_sampling_reaches_the_engine_from_every_protocol() -> None:
     }
 
 
-def test_tools_have_the_chat_form_whatever_the_protocol() -> None:
+def test_tools_of_every_protocol_are_converted_to_the_chat_form() -> None:
     schema = {"type": "object", "properties": {}}
     function = {"name": "run", "description": "Run.", "parameters": schema}
     expected = [{"type": "function", "function": function}]
@@ -298,7 +298,7 @@ def test_a_part_that_cannot_be_served_is_dropped_with_a_note(
     assert (note.kind, note.text.partition(": ")[0]) == (kind, path)
 
 
-def test_image_in_a_tool_result_leaves_a_text_in_its_place() -> None:
+def test_image_in_a_tool_result_is_replaced_by_a_text() -> None:
     text = {"type": "text", "text": "two files"}
     expected = "two files\n[image left out: this model reads text only]"
     chat = CHAT_API.parse(CHAT | {"messages": [tool_result([text, IMAGE_PART])]}, lambda id: None)
@@ -339,7 +339,7 @@ def test_custom_tool_is_a_function_for_the_model_and_custom_for_the_client() -> 
 
 
 @pytest.mark.parametrize(("text", "seen"), [("no such file", "Error: no such file"), ("Error 2", "Error 2")])
-def test_failed_tool_result_says_so_to_the_model(text: str, seen: str) -> None:
+def test_failed_tool_result_is_marked_for_the_model(text: str, seen: str) -> None:
     result = {"type": "tool_result", "tool_use_id": "c", "is_error": True, "content": text}
     body = MESSAGE | {"messages": [{"role": "user", "content": [result]}]}
     assert ANTHROPIC_API.parse(body, lambda id: None).messages[0]["content"] == seen
@@ -357,7 +357,7 @@ def test_a_previous_response_that_the_session_does_not_have_has_openais_own_code
     assert RESPONSES_API.error(error.kind, error.message, error.param)["error"]["code"] == "previous_response_not_found"
 
 
-def test_an_answer_cut_off_at_its_limit_says_so_in_every_protocol() -> None:
+def test_answer_cut_off_at_its_limit_is_marked_in_every_protocol() -> None:
     answer = ChatAnswer(reply({"role": "assistant", "content": "and th"}, finish_reason="length"), "a", 1)
     chat = CHAT_API.answer(CHAT_API.parse(CHAT, lambda id: None), answer)
     assert chat["choices"][0]["finish_reason"] == "length"

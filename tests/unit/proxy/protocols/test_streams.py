@@ -159,7 +159,7 @@ def test_anthropic_messages(streamed: tuple[Message, list[str]], thinking: bool)
 
 @settings(max_examples=examples(20))
 @given(streamed=streamed_answers(), cut=st.integers(0, 20))
-def test_streamed_reasoning_comes_before_the_text_and_once(streamed: tuple[Message, list[str]], cut: int) -> None:
+def test_streamed_reasoning_is_sent_once_and_before_the_text(streamed: tuple[Message, list[str]], cut: int) -> None:
     message, pieces = streamed
     thought = message.get("reasoning_content", "")
     thoughts = [piece for piece in (thought[:cut], thought[cut:] if pieces else "") if piece]

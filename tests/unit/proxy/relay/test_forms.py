@@ -84,7 +84,7 @@ def test_conversation_is_never_a_bare_prompt(request: ModelRequest) -> None:
 
 
 @pytest.mark.parametrize("prompt", [1, {}, ["a"], [1.5], True])
-def test_a_prompt_of_another_form_is_refused_in_words(prompt: object) -> None:
+def test_prompt_of_another_form_is_refused_with_what_was_expected(prompt: object) -> None:
     with pytest.raises(schemas.FormError, match="prompt: expected a text, or a list of token ids"):
         schemas.prompt_of({"prompt": prompt})
 
@@ -95,11 +95,11 @@ def test_an_answer_is_recorded_as_the_worker_got_it(reply: ModelReply) -> None:
 
 
 @given(REQUESTS)
-def test_the_worker_asks_what_the_proxy_was_asked(request: ModelRequest) -> None:
+def test_request_is_the_same_after_the_relay(request: ModelRequest) -> None:
     assert schemas.request_of(schemas.request_message("r", request, "m")) == request
 
 
-def test_the_tighter_of_two_limits_reaches_the_model() -> None:
+def test_lower_of_two_limits_reaches_the_model() -> None:
     request = ModelRequest([], [], Sampling(max_tokens=100), 0, "s", "t", 0, 0, max_tokens=7)
     assert schemas.request_of(schemas.request_message("r", request, "m")).sampling.max_tokens == 7
 

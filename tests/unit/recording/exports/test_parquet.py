@@ -16,7 +16,7 @@ from rollout_api.records import Result
 from tests.support.recorded_run import FORKED, LOST, ROLLOUTS, TOOLS, record_run
 
 
-async def test_every_field_of_every_result_comes_back_from_the_file(tmp_path: Path) -> None:
+async def test_every_field_of_every_result_is_in_the_file(tmp_path: Path) -> None:
     run = await record_run(tmp_path / "out")
     assert await write_rollouts(run, tmp_path / "run.parquet") == len(ROLLOUTS)
     for row, result in zip(pq.read_table(tmp_path / "run.parquet").to_pylist(), run.results(), strict=True):
@@ -53,7 +53,7 @@ async def test_no_row_is_lost_or_doubled_where_row_groups_meet(tmp_path: Path, c
     assert pq.read_table(file)["n"].to_pylist() == list(range(count))
 
 
-async def test_a_run_that_is_damaged_leaves_no_file_that_looks_whole(tmp_path: Path) -> None:
+async def test_damaged_run_leaves_no_complete_looking_file(tmp_path: Path) -> None:
     run = await record_run(tmp_path / "out")
     for segment in (tmp_path / "out" / run.folder / "attempts" / "1").rglob("*.jsonl.zst"):
         segment.write_bytes(b"damaged")

@@ -24,7 +24,7 @@ def test_a_lost_rollout_has_an_error_and_no_reward_and_a_failed_one_has_0(lines:
     assert [line["is_completed"] for line in lines] == [True, True, False, False]
 
 
-def test_prompt_and_completion_are_those_of_the_last_turn(lines: Lines) -> None:
+def test_prompt_and_completion_are_from_the_last_turn(lines: Lines) -> None:
     assert [line["prompt"] for line in lines] == [[SYSTEM, ASK], [OTHER], [SYSTEM, ASK], []]
     assert [message["role"] for message in lines[0]["completion"]] == ["assistant", "tool", "assistant"]
     assert lines[0]["completion"][2]["reasoning_content"] == "I saw it."
@@ -35,12 +35,12 @@ def test_prompt_and_completion_are_those_of_the_last_turn(lines: Lines) -> None:
     }
 
 
-def test_rollouts_of_a_task_share_the_example_and_say_which_mode_they_are_of(lines: Lines) -> None:
+def test_rollouts_of_a_task_share_an_example_and_have_their_mode(lines: Lines) -> None:
     assert [line["example_id"] for line in lines] == [0, 0, 1, 1]
     assert [line["info"]["mode"] for line in lines] == ["Eval", "Train", "Train", "Train"]
 
 
-def test_times_are_those_of_the_rollout(lines: Lines) -> None:
+def test_times_of_the_rollout_are_exported(lines: Lines) -> None:
     timing = lines[0]["timing"]
     assert timing["setup"] == {"start": 100.0, "end": 101.0, "duration": 1.0}
     assert timing["generation"] == {"start": 101.0, "end": 103.0, "duration": 2.0}
@@ -49,7 +49,7 @@ def test_times_are_those_of_the_rollout(lines: Lines) -> None:
     assert lines[3]["timing"]["scoring"]["end"] == 0
 
 
-async def test_conversation_tools_and_end_are_those_of_the_agent_and_not_of_its_sub_agent(tmp_path: Path) -> None:
+async def test_conversation_tools_and_end_are_of_the_agent_and_not_of_its_sub_agent(tmp_path: Path) -> None:
     run = await record_run(tmp_path / "out", [(ROLLOUTS[0][0], DELEGATED)])
     [line] = [json.loads(line) async for line in export(run, Format.VERIFIERS)]
     [traces] = [json.loads(line) async for line in export(run, Format.VERIFIERS_TRACES)]

@@ -50,7 +50,7 @@ def test_a_prompt_ends_before_the_first_answer_and_the_messages_have_all_of_it(c
     assert conversations[0]["messages"][2]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls"}'
 
 
-def test_what_a_model_thought_is_kept(conversations: Rows) -> None:
+def test_reasoning_of_the_model_is_exported(conversations: Rows) -> None:
     assert [row["messages"][-1]["reasoning_content"] for row in conversations[:3]] == ["I saw it."] * 3
     assert conversations[3]["messages"][-1]["reasoning_content"] is None
 
@@ -65,7 +65,7 @@ def test_rows_name_the_task_they_are_of(conversations: Rows) -> None:
     assert {row["ability"] for row in conversations} == {"shell"}
 
 
-def test_what_is_trained_is_what_was_sampled_and_a_tools_result_is_not(tokens: Rows) -> None:
+def test_sampled_tokens_are_trained_and_tool_results_are_not(tokens: Rows) -> None:
     fields = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
     assert [[row[name] for name in fields] for row in tokens] == [
         [[1, 2], [3, 4, 5, 6], [1, 1, 0, 1], [-0.5, -0.5, 0.0, -0.5]],

@@ -67,7 +67,7 @@ def changed(body: dict[str, Any], where: tuple[str, ...], value: object) -> dict
 
 
 @pytest.mark.parametrize("plural", CHECKS)
-def test_a_good_object_is_admitted(plural: str) -> None:
+def test_valid_object_is_admitted(plural: str) -> None:
     assert refusal(plural, GOOD[plural], None, CONFIG) is None
 
 
@@ -112,7 +112,7 @@ def test_an_object_too_large_for_the_operator_is_refused(plural: str) -> None:
     assert "expected at most 65536" in (refusal(plural, bad, None, CONFIG) or "")
 
 
-def test_a_check_that_fails_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_check_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> list[str]:
         raise RecursionError
 
@@ -164,7 +164,7 @@ async def test_requests_beyond_the_bound_fail_unread_and_later_ones_are_answered
     assert most_checked == 1, "parsed requests of one tenant could fill the memory of the operator"
 
 
-async def test_requests_that_do_not_arrive_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_requests_use_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "READ_SECONDS", 0.2)
 
     async def answer(_: Any, **more: Any) -> Any:
@@ -231,7 +231,7 @@ def test_kopf_serves_nothing_unless_the_configuration_says_so(tmp_path: Path) ->
     assert settings.execution.max_workers == 1
 
 
-async def test_kopf_remembers_no_object_that_admission_has_seen_updated() -> None:
+async def test_kopf_keeps_no_objects_of_admission() -> None:
     memories = admission.NoMemories()
     for number in range(3):
         await memories.recall_memo({"metadata": {"uid": str(number)}}, ephemeral=False)

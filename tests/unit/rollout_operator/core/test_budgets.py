@@ -59,7 +59,7 @@ def test_a_tenant_of_ten_thousand_sandboxes_does_not_delay_another() -> None:
     assert max(done.values()) <= 10_005 / 50 + LONGEST_WAIT_SECONDS
 
 
-def test_a_key_that_is_forgotten_holds_no_place() -> None:
+def test_removed_key_uses_no_place() -> None:
     budget: Budget[str] = Budget(per_second=1, in_flight=1)
     assert [budget.admit(key, 0.0) for key in "abc"] == [0.0, 1.0, 2.0]
     budget.forget("b")

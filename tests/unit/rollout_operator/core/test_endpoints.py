@@ -19,7 +19,7 @@ def model_server(namespace: str) -> dict[str, Any]:
     }
 
 
-async def test_trainers_find_the_servers_whose_token_they_show_and_no_other_tenants() -> None:
+async def test_trainers_find_only_the_servers_whose_token_they_present() -> None:
     servers = [model_server("lab"), model_server("other")]
     for server in servers:
         server["metadata"]["uid"] = server["metadata"]["namespace"]
@@ -50,7 +50,7 @@ async def test_workers_are_refused_for_a_token_that_is_not_utf8() -> None:
         writer.close()
 
 
-async def test_an_operator_is_ready_when_its_cache_is_complete_and_says_what_it_waits_for() -> None:
+async def test_operator_is_ready_when_its_cache_is_complete_and_reports_what_it_waits_for() -> None:
     waiting = ["Sandbox"]
     async with TestClient(TestServer(application(CollectorRegistry(), lambda: waiting, list, {}))) as client:
         answer = await client.get("/readyz")

@@ -86,9 +86,7 @@ async def tell(recorder: EventRecorder, *told: Event, name: str = "job") -> None
         await asyncio.sleep(0)
 
 
-async def test_what_happens_again_is_one_event_that_is_counted_once_a_minute(
-    recorder: EventRecorder, api: Api, clock: Clock
-) -> None:
+async def test_repeated_event_is_updated_at_most_once_a_minute(recorder: EventRecorder, api: Api, clock: Clock) -> None:
     await tell(recorder, *[FAILED] * 5)
     assert api.writes == 1
     clock.now += COUNT_AGAIN_SECONDS
@@ -133,7 +131,7 @@ async def test_burst_of_events_is_limited_to_a_few_a_second(recorder: EventRecor
     assert 0 < len(api.there) < MOST_WAITING / 10
 
 
-async def test_a_long_message_is_cut_to_what_the_api_server_takes(recorder: EventRecorder, api: Api) -> None:
+async def test_long_message_is_shortened_to_the_limit_of_the_api_server(recorder: EventRecorder, api: Api) -> None:
     await tell(recorder, Event("Normal", "Told", "x" * 5000))
     (event,) = api.there.values()
     assert event["message"] == "x" * LONGEST_MESSAGE

@@ -66,7 +66,7 @@ def pauses(api: Api, monkeypatch: pytest.MonkeyPatch, rounds: int = 10, kind: st
 
 @pytest.mark.parametrize("error", [None, ApiError(410, "too old resource version"), ApiError(500, "no")])
 @pytest.mark.parametrize("events", [0, 1])
-def test_an_informer_backs_off_however_its_watches_end(
+def test_informer_backs_off_after_every_kind_of_end_of_a_watch(
     error: ApiError | None, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = pauses(Api(error, events), monkeypatch)
@@ -87,7 +87,7 @@ def test_an_informer_lists_an_absent_optional_kind_every_five_minutes(
 
 
 @pytest.mark.parametrize("namespace", ["", "team-b"])
-def test_refused_list_holds_up_only_its_own_namespace(namespace: str) -> None:
+def test_refused_list_delays_only_its_own_namespace(namespace: str) -> None:
     """A tenant can remove the operator's Role from one namespace. The operator must still start for the others."""
 
     class Refused(Api):
@@ -167,12 +167,12 @@ def test_a_list_resumes_at_the_page_that_failed() -> None:
     assert [token for _, token in api.asked] == ["", "1", "1", "1", "1", "2"]
 
 
-def test_a_list_whose_continuation_has_expired_begins_anew() -> None:
+def test_list_starts_again_when_its_continuation_has_expired() -> None:
     api = Listing(["a", "b"], [ApiError(410, "the provided continue parameter is too old")])
     assert listed(api) == ["a", "a", "b"]
 
 
-def test_a_page_with_too_many_bytes_is_asked_for_again_with_fewer_objects() -> None:
+def test_page_with_too_many_bytes_is_requested_again_with_fewer_objects() -> None:
     api = Listing(["a", "b", "c"], [Page(None, 5 * PAGE_BYTES)])
     assert listed(api) == ["a", "b", "c"]
     assert api.asked == [(FIRST_PAGE, ""), (FIRST_PAGE, "1"), (FIRST_PAGE // 5, "1"), (FIRST_PAGE // 5, "2")]

@@ -155,7 +155,7 @@ class Election(RuleBasedStateMachine):
 TestElection = Election.TestCase
 
 
-def test_a_lease_renewed_while_it_was_read_is_given_its_whole_duration() -> None:
+def test_lease_that_was_renewed_meanwhile_is_respected_for_its_whole_duration() -> None:
     election = Election()
     for name in ("a", "b"):
         election.send(name)

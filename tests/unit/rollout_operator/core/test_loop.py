@@ -83,7 +83,7 @@ def test_objects_of_an_unreadable_namespace_wait_without_a_plan(monkeypatch: pyt
     asyncio.run(run())
 
 
-def test_a_failed_network_policy_leaves_no_pod_without_its_rules() -> None:
+def test_failed_network_policy_prevents_its_pod() -> None:
     api = MemoryApi()
     api.refuse = lambda verb, kind, body: (403, "networkpolicies is forbidden") if kind == "NetworkPolicy" else None
     api.put("Sandbox", manifest("Sandbox", "s", {"image": "i"}))
@@ -152,7 +152,7 @@ def test_running_job_keeps_its_executor_after_an_upgrade() -> None:
     assert images == {"of-job": ["e"], "by-hand": ["e2"]}
 
 
-def test_no_pod_comes_before_its_rules_when_the_count_of_a_quota_conflicts() -> None:
+def test_no_pod_is_created_before_its_policy_when_a_quota_conflicts() -> None:
     api, tries = MemoryApi(), list[str]()
     words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
 
@@ -214,7 +214,7 @@ def test_runners_get_every_task_though_the_operator_keeps_only_their_number() ->
     assert [(task["name"], task["prompt"]) for task in sent] == [("a", "p")]
 
 
-def test_a_job_whose_spec_cannot_be_read_for_a_moment_is_not_called_invalid() -> None:
+def test_job_whose_spec_is_temporarily_unreadable_is_not_invalid() -> None:
     api = MemoryApi()
     job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
     find, tries = api.find, []
@@ -267,7 +267,7 @@ def test_an_exception_in_a_plan_becomes_a_condition(monkeypatch: pytest.MonkeyPa
     asyncio.run(run())
 
 
-def test_a_null_status_of_one_tenant_stops_neither_the_others_nor_the_metrics() -> None:
+def test_null_status_of_one_tenant_disturbs_neither_the_others_nor_the_metrics() -> None:
     api = MemoryApi()
     statuses: list[Any] = [None, [], {"conditions": [None]}, {"sealed": None, "conditions": None}]
 
@@ -327,7 +327,7 @@ def drained_job(sandboxes: int) -> MemoryApi:
     return api
 
 
-def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_stays_healthy_while_a_job_of_many_sandboxes_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "STUCK_SECONDS", 3.0)
     api = drained_job(200)
     api.seconds = 0.05  # One after the other they would take 10 s.
@@ -428,7 +428,7 @@ def test_a_deleted_control_secret_is_restored_with_the_same_key_while_a_server_w
     asyncio.run(run())
 
 
-def test_a_status_is_written_again_when_another_writer_overtook_it() -> None:
+def test_status_is_written_again_after_a_conflict_with_another_writer() -> None:
     api = MemoryApi()
     refusals = ["the object 'guide' has been modified; please apply your changes to the latest version and try again"]
     api.refuse = lambda verb, kind, body: (409, refusals.pop()) if verb == "status" and refusals else None

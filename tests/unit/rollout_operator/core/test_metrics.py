@@ -33,7 +33,7 @@ def values(metrics: Metrics) -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
-def test_what_exists_is_counted_by_state_and_outcome() -> None:
+def test_objects_are_counted_by_state_and_outcome() -> None:
     cache = Cache()
     for obj in (sandbox("a"), sandbox("b", "Ready"), sandbox("c", "Ready"), sandbox("d", "Ready", "Finished")):
         cache.put("Sandbox", obj)

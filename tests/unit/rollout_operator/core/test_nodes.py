@@ -57,7 +57,7 @@ def test_node_with_a_starting_kubelet_does_not_lack_user_namespaces() -> None:
     assert not has_user_namespaces(node(handlers={}, ready=False, labels={KEY: "false"}), "")
 
 
-def test_each_runtime_handler_has_a_label_of_its_own() -> None:
+def test_each_runtime_handler_has_its_own_label() -> None:
     found = node(handlers={"": True, "kata": False, "not_a-label/x": False})
     assert label_change(found) == {"userns.rollout.dev/kata": "false"}
     assert has_user_namespaces(found, "")

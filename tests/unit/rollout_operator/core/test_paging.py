@@ -35,6 +35,6 @@ def test_a_list_ends_and_never_parses_more_than_its_bound(groups: list[tuple[int
 
 
 @pytest.mark.parametrize("size", [100, 3_500, 7_500])
-def test_objects_of_ordinary_size_come_in_large_pages(size: int) -> None:
+def test_ordinary_objects_are_listed_in_large_pages(size: int) -> None:
     asked, _ = requests([size] * 5_000)
     assert asked <= 5_000 / min(LARGEST_PAGE, PAGE_BYTES / size) + 3

@@ -57,7 +57,7 @@ def test_one_malformed_entry_of_a_status_hides_no_other(kind: str) -> None:
     assert found == {"conditions": [CONDITION], "observedGeneration": 3}
 
 
-def test_unknown_nested_fields_of_a_newer_operator_hide_nothing_else() -> None:
+def test_unknown_nested_fields_of_a_newer_operator_do_not_hide_other_fields() -> None:
     """Without its policy, a ModelServer would be at version 0, and all its servers would be replaced."""
     status: dict[str, Any] = {
         "policy": {"current": 7, "update": 12, "sources": [{"version": 7, "uri": "s3://b/7"}]},
@@ -90,7 +90,7 @@ METADATA = {
 }
 
 
-def test_a_pod_keeps_its_place_its_state_and_its_owner_but_not_its_command() -> None:
+def test_cached_pod_has_its_node_state_and_owner_but_not_its_command() -> None:
     terminated = {"terminated": {"exitCode": 3, "reason": "Error", "message": "overlay: denied"}}
     pod = {
         "metadata": METADATA,
@@ -160,7 +160,7 @@ def test_a_job_keeps_the_number_of_its_tasks_and_none_of_their_text() -> None:
     assert "annotations" not in kept["metadata"]
 
 
-def test_a_node_keeps_whether_it_is_ready_and_what_its_runtime_can_do() -> None:
+def test_cached_node_has_its_readiness_and_the_features_of_its_runtime() -> None:
     handlers = [{"name": "runc", "features": {"userNamespaces": True}}]
     node = {
         "metadata": {
@@ -212,7 +212,7 @@ OF_A_MEGABYTE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "obj"), OF_A_MEGABYTE)
-def test_a_tenants_object_of_a_megabyte_takes_little_memory(kind: str, obj: dict[str, Any]) -> None:
+def test_cached_object_of_a_megabyte_uses_little_memory(kind: str, obj: dict[str, Any]) -> None:
     assert len(json.dumps(prune(kind, obj))) < 2_000
 
 

@@ -92,7 +92,7 @@ class Queue(RuleBasedStateMachine):
 TestQueue = Queue.TestCase
 
 
-async def test_a_waiting_worker_gets_what_is_added_and_what_becomes_due() -> None:
+async def test_waiting_worker_gets_added_and_due_keys() -> None:
     queue: WorkQueue[str] = WorkQueue(asyncio.get_running_loop().time)
     taken: asyncio.Queue[str] = asyncio.Queue()
 
@@ -127,7 +127,7 @@ async def test_key_that_changes_during_a_round_is_planned_again_by_one_worker() 
     assert await asyncio.wait_for(queue.take(), 5) == "key"
 
 
-def test_another_groups_key_is_taken_before_a_thousand_that_came_earlier() -> None:
+def test_key_of_another_group_is_taken_before_a_thousand_earlier_ones() -> None:
     queue: WorkQueue[str] = WorkQueue(lambda: 0.0, group_of=lambda key: key[0])
     for number in range(1000):
         queue.add(f"a{number}")

@@ -146,7 +146,7 @@ class Fleet:
         return self.status.adapters[name].current
 
 
-def test_calls_get_a_version_when_enough_servers_have_it_and_only_there() -> None:
+def test_version_is_served_when_enough_servers_have_it_and_only_there() -> None:
     fleet = Fleet(3)
     fleet.settle()
     fleet.ask_for("red", 1)
@@ -273,7 +273,7 @@ def test_server_that_gets_no_calls_does_not_count_as_one_that_has_a_version() ->
     assert decide(seen).adapters["red"].current == 1
 
 
-def test_operator_that_has_just_started_keeps_what_is_written() -> None:
+def test_restarted_operator_keeps_the_written_status() -> None:
     fleet = Fleet(1)
     fleet.ask_for("red", 1)
     fleet.settle()
@@ -317,7 +317,7 @@ ACTIONS = st.sampled_from(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(servers=st.integers(1, 4), actions=st.lists(st.tuples(ACTIONS, st.integers(0, 3)), max_size=40))
-def test_whatever_happens_all_adapters_arrive_in_the_end(servers: int, actions: list[tuple[str, int]]) -> None:
+def test_all_adapters_are_loaded_finally_after_any_events(servers: int, actions: list[tuple[str, int]]) -> None:
     fleet = Fleet(servers)
     fleet.settle()
     asked = 0
@@ -352,6 +352,6 @@ def test_whatever_happens_all_adapters_arrive_in_the_end(servers: int, actions: 
         assert all(entry.adapters.get(name) == status.current for entry in fleet.status.servers)
 
 
-def test_entries_of_servers_say_which_adapters_they_have() -> None:
+def test_servers_in_the_status_list_their_adapters() -> None:
     entry = ServerStatus(name="s", url="http://s", ready=True, state=ServerState.READY, adapters={"red": 3})
     assert ServerStatus.model_validate(entry.wire()) == entry

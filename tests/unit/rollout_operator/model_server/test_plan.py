@@ -42,7 +42,7 @@ def running(spec: dict[str, Any]) -> Cluster:
     return cluster
 
 
-def test_no_accelerator_is_taken_before_all_weights_are_there() -> None:
+def test_accelerators_are_requested_after_the_weights_are_complete() -> None:
     cluster = Cluster(CACHED)
     cluster.settle()
     assert "StatefulSet/qwen" not in kinds(cluster)
@@ -97,7 +97,7 @@ def test_engines_keep_running_when_a_change_does_not_affect_pods(changes: dict[s
     assert cluster.objects["StatefulSet", "qwen"]["metadata"]["resourceVersion"] == before
 
 
-def test_another_number_of_servers_changes_nothing_else() -> None:
+def test_changed_number_of_servers_changes_only_the_replicas() -> None:
     cluster = running(SMALL)
     cluster.spec(replicas=5)
     [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
@@ -105,7 +105,7 @@ def test_another_number_of_servers_changes_nothing_else() -> None:
     assert action.change == {"spec": {"replicas": 5}}
 
 
-def test_another_image_makes_new_pods() -> None:
+def test_changed_image_creates_new_pods() -> None:
     cluster = running(SMALL)
     cluster.spec(engine={"image": "vllm:next", "version": "0.27.0"})
     [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
@@ -198,13 +198,13 @@ def test_pod_template_with_the_host_of_a_probe_or_lifecycle_handler_is_refused(h
 
 
 @pytest.mark.parametrize("name", ["7b-chat", "qwen-api", "qwen-download", "qwen-runner", "qwen-sandbox"])
-def test_a_name_that_cannot_be_a_service_or_is_derived_from_another_is_refused(name: str) -> None:
+def test_name_that_no_service_can_have_is_refused(name: str) -> None:
     (problem,) = parse({**Cluster(SMALL).server, "metadata": {"name": name}}, ()).problems
     assert problem.path == "metadata.name"
     assert "must begin with a letter and not end in -api" in problem.message
 
 
-def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> None:
+def test_cluster_that_refuses_workloads_is_reported_and_retried() -> None:
     cluster = Cluster(SPECS["claimed-weights"])
     cluster.refused_kinds = WORKLOAD_KINDS
     cluster.settle()
@@ -215,7 +215,7 @@ def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> No
     assert "StatefulSet/qwen" in kinds(cluster)
 
 
-def test_unschedulable_server_has_the_schedulers_message_when_others_are_ready() -> None:
+def test_unschedulable_server_is_reported_with_the_schedulers_message() -> None:
     words = "0/3 nodes are available: 3 cannot allocate all claims."
     cluster = running(SMALL)
     pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
@@ -237,7 +237,7 @@ def test_unschedulable_server_has_the_schedulers_message_when_others_are_ready()
     assert words in ready["message"]
 
 
-def test_missing_pods_are_reported_with_the_command_that_says_why() -> None:
+def test_missing_pods_are_reported_with_a_command_that_shows_the_reason() -> None:
     cluster = Cluster(CACHED)
     cluster.settle()
     words = f"kubectl describe job qwen-download -n {NAMESPACE}"
@@ -251,7 +251,7 @@ def test_missing_pods_are_reported_with_the_command_that_says_why() -> None:
     assert "no pod yet" not in cluster.condition("Ready")["message"]
 
 
-def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
+def test_no_pod_is_ready_before_its_policy_is_checked() -> None:
     cluster = running(SMALL)
     assert cluster.gates == [""]
     asked = [action.operation.call for action in cluster.look().actions if isinstance(action, Ask)]
@@ -282,7 +282,7 @@ def test_failed_policy_update_is_one_warning_and_its_end_is_normal(reason: str) 
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_sandboxes_and_strangers_reach_no_port(name: str) -> None:
+def test_sandboxes_and_unknown_pods_reach_no_port(name: str) -> None:
     server = model_server(SPECS[name])
     for rule in (rule for policy in policies(server, CONFIG) for rule in policy["spec"]["ingress"]):
         assert rule["from"], "an empty list is everybody"
@@ -364,7 +364,7 @@ def test_plans_converge_and_create_no_object_twice_after_any_events(
     assert "True" not in cluster.gates
 
 
-def test_a_policy_update_waits_for_what_the_runners_of_its_jobs_acknowledged() -> None:
+def test_policy_update_waits_for_the_acknowledgements_of_the_runners() -> None:
     cluster = running(SMALL)
     job = {"metadata": {"name": "j", "namespace": NAMESPACE, "uid": "uid-j"}, "spec": {"model": {"serverRef": "qwen"}}}
     cluster.objects["RolloutJob", "j"] = job

@@ -76,7 +76,7 @@ def test_wrong_uri_is_reported_and_delays_no_call() -> None:
     assert all(entry.ready for entry in fleet.status.servers)
 
 
-def test_a_silent_runner_holds_up_an_update_for_ten_seconds_and_is_named() -> None:
+def test_silent_runner_delays_an_update_by_ten_seconds_and_is_named() -> None:
     fleet = at_version(1, runners=2)
     fleet.ask_for(2)
     until(fleet, PolicyStep.ACKNOWLEDGING)
@@ -165,7 +165,7 @@ def test_server_that_only_sets_the_label_is_detected_by_checksums() -> None:
         assert {engine.weights for engine in fleet.engines} == {2}, servers
 
 
-def test_weights_are_not_resumed_before_servers_say_that_they_have_them() -> None:
+def test_traffic_is_not_resumed_before_servers_report_the_new_weights() -> None:
     fleet = at_version(1)
     fleet.ask_for(2)
     until(fleet, PolicyStep.ACKNOWLEDGING)
@@ -176,7 +176,7 @@ def test_weights_are_not_resumed_before_servers_say_that_they_have_them() -> Non
     assert fleet.status.policy.step is PolicyStep.LOADING
 
 
-def test_gate_stays_shut_until_servers_are_checked_after_the_resume() -> None:
+def test_gate_stays_closed_until_servers_are_checked_after_the_resume() -> None:
     fleet = at_version(1)
     fleet.ask_for(2)
     until(fleet, PolicyStep.ACKNOWLEDGING)
@@ -206,7 +206,7 @@ def test_new_server_with_an_abandoned_version_gets_no_calls_before_a_load() -> N
     assert [task.operation.call for task in decision.tasks if task.servers[0].key == newcomer.key] == [Call.LOAD]
 
 
-def test_a_newer_version_takes_the_place_of_one_that_is_not_loaded_yet() -> None:
+def test_newer_version_replaces_one_that_is_not_loaded_yet() -> None:
     fleet = at_version(1)
     before = fleet.status.policy.update
     fleet.ask_for(2)
@@ -217,7 +217,7 @@ def test_a_newer_version_takes_the_place_of_one_that_is_not_loaded_yet() -> None
     assert {engine.weights for engine in fleet.engines} == {3}
 
 
-def test_a_trainer_that_is_away_costs_no_server() -> None:
+def test_unavailable_trainer_removes_no_server() -> None:
     fleet = at_version(1, mode=TransferMode.PUSH)
     fleet.trainer_away = True
     fleet.ask_for(2)
@@ -246,7 +246,7 @@ def half_pushed() -> Fleet:
     return fleet
 
 
-def test_a_trainer_that_dies_while_it_sends_costs_no_server_however_long_it_is_away() -> None:
+def test_trainer_that_dies_during_a_push_removes_no_server() -> None:
     fleet = half_pushed()
     fleet.trainer_away = True
     asked = 0
@@ -415,7 +415,7 @@ def test_a_server_that_cannot_release_its_memory_is_named_and_kept() -> None:
     assert not any(entry.state is ServerState.EVICTED for entry in fleet.status.servers)
 
 
-def test_a_server_that_does_not_wake_is_replaced_and_the_others_go_on() -> None:
+def test_server_that_does_not_wake_up_is_replaced_and_the_others_continue() -> None:
     fleet = at_version(1)
     fleet.asleep = True
     fleet.settle()

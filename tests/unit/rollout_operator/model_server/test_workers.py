@@ -24,7 +24,7 @@ def server(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "url": "http://10.0.0.7:8000", "uid": f"uid-{name}", **more}
 
 
-def test_a_reader_of_dynamos_protocol_finds_who_to_ask_and_how_many_ranks_there_are() -> None:
+def test_dynamo_client_finds_the_addresses_and_ranks_of_workers() -> None:
     ready = server("qwen-0", ready=True, state="Ready", policyVersion=3)
     answer = json.loads(json.dumps(workers([model_server("lab", ready)], "lab")))
     assert (answer["protocol_version"], answer["namespace"]) == (1, "lab")

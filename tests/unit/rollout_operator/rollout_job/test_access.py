@@ -17,7 +17,7 @@ def resolved(**spec: object) -> RolloutJob:
     return job
 
 
-def test_a_runner_reaches_neither_pods_nor_secrets_nor_other_jobs() -> None:
+def test_runner_has_no_access_to_pods_secrets_or_other_jobs() -> None:
     _, role, _ = access(resolved(runners={"replicas": 2}), CONFIG)
     allowed = {(r["resources"][0], tuple(r["verbs"]), tuple(r.get("resourceNames", ()))) for r in role["rules"]}
     assert allowed == {
@@ -43,7 +43,7 @@ def test_runners_get_the_workload_identity_that_the_chart_names() -> None:
     assert not any("annotations" in body["metadata"] for body in others)
 
 
-def test_everything_goes_with_the_job_and_holds_nothing_up() -> None:
+def test_all_objects_are_deleted_with_their_job_without_delaying_it() -> None:
     for body in (secret(resolved()), *access(resolved(), CONFIG), *shards(resolved().metadata, 2)):
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, False)

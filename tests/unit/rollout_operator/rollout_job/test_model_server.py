@@ -45,7 +45,7 @@ def test_a_server_that_a_person_named_is_waited_for_also_before_it_exists() -> N
     assert "ModelServer shared does not exist" in scene.condition("Progressing")["message"]
 
 
-def test_a_server_that_is_invalid_says_so_in_the_job() -> None:
+def test_invalid_server_is_reported_in_the_job() -> None:
     scene = with_own_server()
     scene.model_server_says("Invalid", "True", "spec.cache: is missing")
     scene.passes(60)
@@ -53,7 +53,7 @@ def test_a_server_that_is_invalid_says_so_in_the_job() -> None:
     assert "spec.cache: is missing" in scene.condition("Ready")["message"]
 
 
-def test_accelerators_are_given_back_when_the_job_ends() -> None:
+def test_own_model_server_is_deleted_when_the_job_ends() -> None:
     scene = with_own_server()
     serves(scene)
     scene.runner_ends(0, "Completed", **DONE)
@@ -144,7 +144,7 @@ def test_a_job_that_is_resumed_has_no_runners_that_wait_for_accelerators() -> No
     assert not scene.batch_job["spec"]["suspend"]
 
 
-def test_a_number_of_servers_that_a_person_has_set_stays() -> None:
+def test_number_of_servers_set_by_a_person_is_kept() -> None:
     scene = with_own_server()
     serves(scene)
     assert scene.model_server is not None
@@ -188,7 +188,7 @@ def test_error_of_the_server_names_the_jobs_own_field() -> None:
     assert list(found) == ["spec.model.server.podTemplate.spec.hostNetwork"]
 
 
-def test_a_name_that_leaves_no_room_for_the_servers_is_refused() -> None:
+def test_name_too_long_for_its_servers_is_refused() -> None:
     job = manifest(agent=TOOLS, model={"server": OWN})
     job["metadata"]["name"] = "j" * 50
     [problem] = resolve(job, CONFIG).problems

@@ -21,14 +21,14 @@ def running(**spec: Any) -> Scene:
     return scene
 
 
-def test_pods_start_only_when_all_that_they_need_is_there() -> None:
+def test_pods_start_only_when_all_required_objects_exist() -> None:
     scene = Scene(manifest())
     assert [type(action) for action in scene.plan().actions] == [EnsureKey], "the key comes first, and alone"
     scene.settle()
     assert scene.made == ["Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "RolloutShard", "Job"]
 
 
-def test_kueue_finds_its_queue_on_the_runners_job() -> None:
+def test_runner_job_has_the_queue_label_of_kueue() -> None:
     job = manifest()
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team", "owner": "me", "rollout.dev/job": "another"}
     scene = Scene(job)
@@ -39,7 +39,7 @@ def test_kueue_finds_its_queue_on_the_runners_job() -> None:
     assert "owner" not in labels
 
 
-def test_a_runner_whose_shard_object_was_deleted_can_report_again() -> None:
+def test_deleted_shard_object_is_created_again() -> None:
     scene = running(runners={"replicas": 2})
     first, second = (shard["metadata"]["name"] for shard in scene.cache.all("RolloutShard"))
     scene.cache.remove("RolloutShard", "team", first)
@@ -81,7 +81,7 @@ def test_a_finished_job_is_deleted_after_a_week_by_default() -> None:
     assert scene.gone
 
 
-def test_a_job_that_runs_costs_no_further_writes_when_nothing_happens() -> None:
+def test_running_job_without_changes_causes_no_write() -> None:
     scene = running()
     writes = scene.status_writes
     for _ in range(5):
@@ -212,7 +212,7 @@ def test_suspended_is_reported_only_when_all_sandboxes_are_deleted() -> None:
     assert (scene.told(), scene.condition("Suspended")["status"]) == (["Started", "Suspended"], "True")
 
 
-def test_suspension_by_another_manager_is_respected_and_shown() -> None:
+def test_suspension_by_another_manager_is_kept_and_reported() -> None:
     scene = running()
     scene.has_sandbox("sums-0-1")
     scene.another_manager_suspends(True)
@@ -237,7 +237,7 @@ def test_a_job_resumed_by_another_manager_is_not_suspended_again() -> None:
     assert "another manager" in scene.condition("Suspended")["message"]
 
 
-def test_a_change_of_the_rollout_job_wins_over_another_manager() -> None:
+def test_change_of_the_rollout_job_overrides_another_manager() -> None:
     scene = running()
     scene.another_manager_suspends(True)
     for suspend in (True, False):
@@ -261,7 +261,7 @@ def test_runner_on_a_dead_node_delays_a_suspension_for_a_limited_time() -> None:
     assert scene.condition("Suspended")["status"] == "True"
 
 
-def test_ten_failures_without_a_new_result_fail_the_job_and_start_no_more_pods() -> None:
+def test_ten_failures_without_a_new_result_fail_the_job_and_end_its_pods() -> None:
     scene = running()
     for _ in range(10):
         assert scene.condition("Failed")["status"] == "False"
@@ -296,7 +296,7 @@ def test_failed_job_continues_after_suspend_and_resume() -> None:
     assert scene.told()[-3:] == ["Suspended", "Resumed", "RunnerRestarted"]
 
 
-def test_draining_runners_keep_their_sandboxes_when_failed_runners_are_taken_back() -> None:
+def test_draining_runners_keep_their_sandboxes_when_failed_runners_are_removed() -> None:
     scene = running(runners={"replicas": 2})
     scene.has_sandbox("sums-1-1")
     draining = scene.runners[1]
@@ -336,7 +336,7 @@ def test_resumed_job_does_not_wait_for_a_pod_of_a_lost_node() -> None:
     assert [action.foreground for action in scene.plan().actions if isinstance(action, Delete)] == [False]
 
 
-def test_a_job_given_up_by_one_runner_lets_the_others_end_by_themselves() -> None:
+def test_job_aborted_by_one_runner_lets_the_others_end_by_themselves() -> None:
     scene = running(runners={"replicas": 2})
     scene.has_sandbox("sums-1-1")
     scene.runner_ends(0, "Aborted", message="8 of 20 rollouts were lost")
@@ -385,7 +385,7 @@ def test_a_finished_job_is_deleted_when_its_time_is_over_and_not_before() -> Non
     assert scene.gone
 
 
-def test_a_job_that_is_being_deleted_is_left_to_garbage_collection() -> None:
+def test_deleted_job_is_left_to_garbage_collection() -> None:
     scene = running()
     scene.has_sandbox("sums-0-1")
     scene.job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
@@ -470,7 +470,7 @@ def let_happen(scene: Scene, what: str, index: int) -> None:
 
 @settings(max_examples=examples(150))
 @given(happenings, st.booleans())
-def test_whatever_happens_plans_converge_and_keep_their_promises(steps: list[tuple[str, int]], eager: bool) -> None:
+def test_plans_converge_and_keep_their_invariants_after_any_events(steps: list[tuple[str, int]], eager: bool) -> None:
     scene = Scene(manifest(runners={"replicas": 3}))
     ended = ""
     for what, index in steps:

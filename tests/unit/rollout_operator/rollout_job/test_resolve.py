@@ -57,7 +57,9 @@ def mcp(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_only_a_laptop_has_is_named_with_what_to_do(spec: dict[str, Any], field: str, advice: str) -> None:
+def test_field_that_works_only_on_a_laptop_is_reported_with_advice(
+    spec: dict[str, Any], field: str, advice: str
+) -> None:
     found = problems(**spec)
     assert list(found) == [field]
     assert advice in found[field]
@@ -92,7 +94,7 @@ def test_a_task_may_bring_its_image_when_the_job_has_none() -> None:
 
 
 @pytest.mark.parametrize("address", ["http://localhost:1/v1", "https://models.example/v1"])
-def test_the_charts_model_answers_for_one_that_only_a_laptop_reaches(address: str) -> None:
+def test_model_of_the_chart_replaces_one_that_only_a_laptop_reaches(address: str) -> None:
     asked = manifest(**endpoint(baseURL=address, apiKeyFrom={"env": "KEY"}))
     resolved = resolve(asked, config(defaults={"model": CHART_MODEL}))
     assert resolved.job is not None
@@ -100,7 +102,7 @@ def test_the_charts_model_answers_for_one_that_only_a_laptop_reaches(address: st
     assert resolved.job.spec.model.wire()["endpoint"]["name"] == "shared"
 
 
-def test_the_charts_defaults_never_replace_what_works() -> None:
+def test_defaults_of_the_chart_replace_no_working_field() -> None:
     defaults = config(defaults={"model": CHART_MODEL, "output": {"uri": "s3://shared"}})
     asked = manifest(**endpoint(apiKeyFrom={"secretKeyRef": {"name": "keys", "key": "k"}}))
     resolved = resolve(asked, defaults)
@@ -118,7 +120,7 @@ def test_privileged_sandboxes_are_allowed_only_in_the_charts_namespaces() -> Non
     assert "(lab, trusted)" in problem.message
 
 
-def test_runners_get_the_job_without_what_may_change_while_they_run() -> None:
+def test_runners_get_the_job_without_fields_that_change_while_they_run() -> None:
     asked = manifest(suspend=True, ttlSecondsAfterFinished=5)
     before = resolve(manifest(), CONFIG).job
     resolved = resolve(asked, CONFIG).job

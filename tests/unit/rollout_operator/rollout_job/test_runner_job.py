@@ -106,7 +106,7 @@ def test_pods_carry_the_labels_by_which_policies_and_the_operator_find_them() ->
     assert labels["app.kubernetes.io/managed-by"] == "agent-rollouts"
 
 
-def test_names_stay_within_what_kubernetes_takes() -> None:
+def test_names_have_at_most_the_length_that_kubernetes_accepts() -> None:
     long = manifest()
     long["metadata"]["name"] = "a" * 52
     job = resolve(long, CONFIG).job

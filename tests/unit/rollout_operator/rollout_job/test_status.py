@@ -50,7 +50,7 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
         ({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}, "RunnersUp", "1 of 1"),
     ],
 )
-def test_ready_says_what_a_runner_waits_for(status: dict[str, Any], reason: str, words: str) -> None:
+def test_ready_condition_names_what_a_runner_waits_for(status: dict[str, Any], reason: str, words: str) -> None:
     ready = with_pod(status).condition("Ready")
     assert (ready["reason"], ready["status"]) == (reason, str(reason == "RunnersUp"))
     assert words in ready["message"]
@@ -73,7 +73,7 @@ def test_ready_says_what_a_runner_waits_for(status: dict[str, Any], reason: str,
         ({"phase": "Failed"}, "runner 0: its pod failed without a reported reason"),
     ],
 )
-def test_a_restart_says_why_the_runner_failed(status: dict[str, Any], words: str) -> None:
+def test_restart_is_reported_with_the_failure_of_the_runner(status: dict[str, Any], words: str) -> None:
     scene = Scene(manifest())
     scene.settle()
     scene.runner_fails()
@@ -86,7 +86,7 @@ def test_a_restart_says_why_the_runner_failed(status: dict[str, Any], words: str
     assert progressing["message"].endswith("(1 failure since the last new result, 10 in a row fail the job)")
 
 
-def test_what_a_runner_waits_for_is_shown() -> None:
+def test_status_shows_what_a_runner_waits_for() -> None:
     scene = Scene(manifest())
     scene.settle()
     scene.reports(report(0, total=8, sealed=2, running=3, message="storage does not answer"))

@@ -65,10 +65,10 @@ def test_shards_add_up() -> None:
     assert str(sums) == "4 of 12 rollouts sealed, 3 running"
 
 
-def test_the_total_is_known_from_the_manifest_before_the_first_runner_is_up() -> None:
+def test_total_is_known_from_the_manifest_before_the_first_runner_starts() -> None:
     assert add_up([], 1, 8).total == 8
 
 
-def test_the_total_of_a_stream_is_unknown_until_every_runner_knows_its_own() -> None:
+def test_total_of_a_stream_is_unknown_until_every_runner_reports_one() -> None:
     assert add_up([report(0, total=4), report(1, sealed=2)], 2, None).total is None
     assert add_up([report(0, total=4), report(1, total=6)], 2, None).total == 10

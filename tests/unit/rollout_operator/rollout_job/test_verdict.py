@@ -101,7 +101,7 @@ def test_runners_that_never_report_start_again_once_for_a_deleted_shard() -> Non
     assert scene.condition("Failed")["reason"] == "NoVerdict"
 
 
-def test_an_entry_of_a_runner_that_the_job_does_not_have_counts_for_nothing() -> None:
+def test_report_of_an_unknown_runner_is_ignored() -> None:
     scene = two_runners()
     scene.reports(report(7, "Aborted", total=5, sealed=5), {"index": "no number"})
     scene.settle()

@@ -8,7 +8,7 @@ from rollout_operator.sandbox.status import merged
 from tests.unit.rollout_operator.sandbox.objects import NOW
 
 
-def test_the_start_deadline_counts_from_when_it_was_asked_for() -> None:
+def test_start_deadline_counts_from_the_creation() -> None:
     assert seconds_left(NOW, timedelta(seconds=600), NOW + timedelta(seconds=100)) == 500
     assert seconds_left(NOW, timedelta(seconds=600), NOW + timedelta(seconds=601)) == -1
 

@@ -12,7 +12,7 @@ from tests.unit.rollout_operator.sandbox.objects import NOW
 LATER = NOW + timedelta(minutes=1)
 
 
-def test_a_problem_whose_words_change_at_every_look_is_written_once() -> None:
+def test_problem_with_a_changing_message_is_written_once() -> None:
     old = merged([], [condition("Scheduled", False, "Unschedulable", "0/3 nodes")], NOW, 1)
     assert merged(old, [condition("Scheduled", False, "Unschedulable", "0/4 nodes")], LATER, 1) == old
 
@@ -25,7 +25,7 @@ def test_other_reason_is_written_and_keeps_the_transition_time() -> None:
     assert then.last_transition_time == timestamp(LATER)
 
 
-def test_conditions_stand_in_the_order_in_which_they_come_true() -> None:
+def test_conditions_are_listed_in_the_order_in_which_they_become_true() -> None:
     new = [condition(kind, True, "R") for kind in ("Finished", "Ready", "Scheduled", "Overlay", "ImagePulled")]
     assert [found.type for found in merged([], new, NOW, 1)] == [
         "Scheduled",
@@ -37,7 +37,7 @@ def test_conditions_stand_in_the_order_in_which_they_come_true() -> None:
 
 
 @given(st.text())
-def test_whatever_a_registry_says_fits_into_a_status(words: str) -> None:
+def test_any_message_of_a_registry_fits_into_a_status(words: str) -> None:
     assert len(condition("Ready", False, "R", words * 50).message) <= MOST_CHARACTERS
 
 

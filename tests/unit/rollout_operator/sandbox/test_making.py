@@ -53,7 +53,7 @@ def test_the_policy_selects_the_pod_that_needs_it_and_admits_its_jobs_runners() 
     assert source == {"podSelector": {"matchLabels": {"rollout.dev/job-uid": "uid-j", "rollout.dev/role": "runner"}}}
 
 
-def test_nothing_is_made_before_the_key_is_known() -> None:
+def test_nothing_is_created_before_the_key_is_known() -> None:
     assert make(world(node(), rollout_job(), keys={}), sandbox(job="j")) == (
         ReadKey(observe(world(rollout_job()), sandbox(job="j")).key_secret, "uid-j"),
     )
@@ -100,7 +100,7 @@ def test_explicit_overlay_fails_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("asked", ["Auto", "Overlay"])
-def test_refused_overlay_is_remembered_for_the_namespace(asked: str) -> None:
+def test_refusal_of_overlay_is_remembered_for_the_namespace(asked: str) -> None:
     memory = Memory()
     memory.learn(Remember(overlay_refused("lab"), "violates PodSecurity", 60), NOW.timestamp())
     made = make(world(node(), memory=memory), sandbox(workspaces={"mode": asked}))
@@ -128,7 +128,7 @@ def test_overlay_pod_is_kept_off_nodes_that_are_labelled_to_lack_user_namespaces
     assert term == {"matchExpressions": [offers]}
 
 
-def test_making_a_pod_looks_at_no_node_so_that_5000_nodes_cost_what_one_costs() -> None:
+def test_creating_a_pod_reads_no_node() -> None:
     class Untouchable(dict[str, Any]):
         """A node whose data must not be read."""
 

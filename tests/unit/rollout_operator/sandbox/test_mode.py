@@ -23,7 +23,7 @@ def test_auto_is_overlay_when_at_least_one_node_can() -> None:
     assert choose_mode(AUTO, counts(ABLE, UNABLE)) == Choice(OVERLAY, "Supported", "")
 
 
-def test_auto_is_plain_when_no_node_can_and_says_what_is_missing() -> None:
+def test_auto_is_plain_when_no_node_has_user_namespaces_and_gives_the_reason() -> None:
     choice = choose_mode(AUTO, counts(UNABLE, UNABLE))
     assert (choice.mode, choice.reason) == (PLAIN, "NodesLackUserNamespaces")
     assert "none of 2 nodes reports user namespaces" in choice.message

@@ -63,17 +63,17 @@ def _is_in(host: ipaddress.IPv4Address | ipaddress.IPv6Address, block: dict[str,
     ],
 )
 @pytest.mark.parametrize("port", [22, 80, 443, 6443])
-def test_public_reaches_no_private_link_local_or_cluster_address(address: str, port: int) -> None:
+def test_public_includes_no_private_link_local_or_cluster_address(address: str, port: int) -> None:
     assert not reaches(Network(agent="Public"), address, port)
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "140.82.112.3", "2606:4700::1111"])
-def test_public_reaches_the_open_internet(address: str) -> None:
+def test_public_includes_the_internet(address: str) -> None:
     assert reaches(Network(agent="Public"), address, 443)
     assert not reaches(Network(), address, 443)
 
 
-def test_without_any_access_nothing_can_be_reached_not_even_a_resolver() -> None:
+def test_without_network_access_not_even_a_resolver_is_reachable() -> None:
     assert policy_spec({}, None, reach_of(Network()), DNS)["egress"] == []
 
 
@@ -85,7 +85,7 @@ METADATA_ADDRESSES = (
 
 
 @given(NETWORKS)
-def test_no_list_of_whatever_names_opens_the_metadata_address(network: Network) -> None:
+def test_no_list_of_hosts_allows_the_metadata_address(network: Network) -> None:
     if problems(network):
         return  # refused before a policy is made
     for port in (80, 443, 53, *(p for _, p in reach_of(network).addresses), *reach_of(network).name_ports):
@@ -99,7 +99,7 @@ def test_network_policy_and_executor_refuse_the_same_metadata_addresses() -> Non
 
 
 @given(st.ip_addresses(v=4).map(str), PORTS, PORTS)
-def test_a_listed_address_is_reached_at_its_port_alone(address: str, port: int, other: int) -> None:
+def test_listed_address_is_reachable_only_at_its_port(address: str, port: int, other: int) -> None:
     network = Network(agent=[f"{address}:{port}"])
     if not problems(network):
         assert reaches(network, address, port)
@@ -132,7 +132,7 @@ def test_an_entry_that_can_never_work_is_refused_with_its_field(entry: str, says
     assert says in problem
 
 
-def test_names_are_looked_up_where_the_chart_says() -> None:
+def test_names_are_resolved_by_the_dns_servers_of_the_chart() -> None:
     openshift = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
     dns = [KUBE_DNS, DnsServer(peer=openshift, port=5353)]
     rules = policy_spec({}, None, reach_of(Network(agent=["pypi.org:443"])), dns)["egress"]
@@ -146,7 +146,7 @@ def test_names_may_be_looked_up_and_literal_addresses_need_no_resolver() -> None
 
 
 @given(NETWORKS, NETWORKS)
-def test_pods_share_a_policy_only_when_they_may_reach_the_same(one: Network, other: Network) -> None:
+def test_pods_share_a_policy_only_with_equal_destinations(one: Network, other: Network) -> None:
     same = reach_of(one) == reach_of(other)
     assert (reach_of(one).digest() == reach_of(other).digest()) == same
 
@@ -165,7 +165,7 @@ def test_sandbox_without_clients_admits_no_connection() -> None:
     assert policy_spec({}, None, reach_of(Network()), DNS)["ingress"] == []
 
 
-def test_plain_mode_says_what_its_one_policy_cannot_keep() -> None:
+def test_plain_mode_reports_what_its_single_policy_cannot_enforce() -> None:
     assert plain_caveat(Network()) == ""
     assert plain_caveat(Network(setup="Public", agent="Public", verifier="Public")) == ""
     said = plain_caveat(Network(setup=["pypi.org:443"]))

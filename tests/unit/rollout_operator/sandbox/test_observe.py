@@ -17,7 +17,7 @@ def test_the_pod_of_an_earlier_sandbox_of_the_same_name_is_not_its_pod() -> None
     assert observe(world(pod(RUNNING)), sandbox()).pod is not None
 
 
-def test_the_template_and_the_key_are_those_of_the_owning_job() -> None:
+def test_template_and_key_are_from_the_owning_job() -> None:
     seen = observe(world(rollout_job(template={"metadata": {}}, security="Privileged")), sandbox(job="j"))
     assert seen.job is not None
     assert (seen.job.pod_template, seen.job.security) == ({"metadata": {}}, Security.PRIVILEGED)
@@ -37,7 +37,7 @@ def test_a_job_that_is_being_deleted_gets_no_new_pods() -> None:
     assert observe(world(going), sandbox(job="j")).is_deleted
 
 
-def test_a_sandbox_by_hand_has_a_key_of_its_own() -> None:
+def test_sandbox_created_by_hand_has_its_own_key() -> None:
     seen = observe(world(), sandbox())
     assert (seen.job, seen.key_secret, seen.owner_uid) == (None, Ref("Secret", "lab", "s-sandbox"), "uid-s")
 
@@ -61,6 +61,6 @@ def test_failures_of_another_namespace_or_image_do_not_count() -> None:
     assert (seen.trial_failure, seen.exec_failure) == (None, None)
 
 
-def test_a_status_that_another_version_wrote_is_made_anew() -> None:
+def test_unreadable_status_of_another_version_is_replaced() -> None:
     strange = {**sandbox(), "status": {"phase": "Running"}}
     assert observe(world(), strange).status.conditions == []

@@ -55,7 +55,7 @@ def finished(state: Json | None = None, **spec: Any) -> Json:
     return after(ready(**spec), node(), pod(state or ended(0, "Completed"), **IP), seconds=2)
 
 
-def test_a_sandbox_that_starts_well_costs_one_pod_and_one_status_write() -> None:
+def test_normal_start_of_a_sandbox_needs_one_pod_and_one_status_write() -> None:
     assert len(look(sandbox(), node()).actions) == 2  # its policy, too, which others share
     assert look(sandbox(), node(), pod()).status is None
     assert look(sandbox(), node(), pod(waiting("ContainerCreating"))).status is None
@@ -73,7 +73,7 @@ def test_a_sandbox_that_starts_well_costs_one_pod_and_one_status_write() -> None
     assert look(done, node(), pod(RUNNING, **IP), seconds=9) == Plan()
 
 
-def test_a_plain_sandbox_says_why_and_what_its_network_cannot_keep() -> None:
+def test_plain_sandbox_reports_the_reason_and_the_limits_of_its_network() -> None:
     plain = pod(RUNNING, overlay=False, **IP)
     plain["metadata"]["annotations"] = {"rollout.dev/overlay": "NodesLackUserNamespaces: none of 1 nodes"}
     asked = sandbox(workspaces={"perSandbox": 8}, network={"setup": "Public"})
@@ -99,7 +99,7 @@ def test_deleted_network_policy_is_created_again_while_the_pod_exists(job: str |
     assert again == first
 
 
-def test_missing_image_is_reported_once_however_often_it_is_tried() -> None:
+def test_missing_image_is_reported_once_after_repeated_pulls() -> None:
     first = look(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
     assert first.events[0].reason == "ImagePullBackOff"
     told = after(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
@@ -122,7 +122,7 @@ def test_pod_that_no_scheduler_looks_at_gets_a_condition() -> None:
     assert look(told, node(), unseen, seconds=62).status is None
 
 
-def test_the_start_deadline_ends_it_and_says_what_it_was_waiting_for() -> None:
+def test_sandbox_at_its_start_deadline_ends_with_what_it_waited_for() -> None:
     asked, stuck = sandbox(startSeconds=60), pod(waiting("ImagePullBackOff", "not found"))
     assert look(asked, node(), stuck, seconds=59).requeue_seconds == 1
     done = after(asked, node(), stuck, seconds=60)
@@ -159,7 +159,7 @@ def test_new_sandbox_is_admitted_when_its_namespace_is_labelled_in_time(mode: st
     assert (asks.actions[-1].body["spec"].get("hostUsers") is False) == (mode != "Plain")
 
 
-def test_a_sandbox_that_is_refused_in_every_way_for_a_minute_is_invalid() -> None:
+def test_sandbox_refused_in_every_mode_for_a_minute_is_invalid() -> None:
     waits = look(sandbox(), node(), seconds=50, memory=refused_in_every_way(50))
     assert waits.requeue_seconds == 10
     told = {**sandbox(), "status": waits.status}
@@ -168,14 +168,14 @@ def test_a_sandbox_that_is_refused_in_every_way_for_a_minute_is_invalid() -> Non
     assert (held, reason, "violates PodSecurity" in message) == ("True", "Invalid", True)
 
 
-def test_start_deadline_says_what_admission_refused() -> None:
+def test_start_deadline_reports_the_refusal_of_admission() -> None:
     asked = sandbox(startSeconds=30)
     told = {**asked, "status": look(asked, node(), seconds=29, memory=refused_in_every_way(29)).status}
     held, reason, message = conditions(after(told, node(), seconds=30))["Finished"]
     assert (held, reason, "violates PodSecurity" in message) == ("True", "StartDeadlineExceeded", True)
 
 
-def test_the_start_deadline_holds_for_a_pod_that_could_never_be_made() -> None:
+def test_start_deadline_applies_to_a_pod_that_cannot_be_created() -> None:
     where = world(node(), now=NOW + timedelta(seconds=601))
     told = plan(observe(type(where)(**{**where.__dict__, "last_error": "exceeded quota: pods"}), sandbox()))
     assert "exceeded quota: pods" in str(told.status)
@@ -352,12 +352,12 @@ def test_an_invalid_sandbox_is_finished_before_anything_is_made() -> None:
     assert message.startswith("spec.podTemplate.spec.hostNetwork: refused: ")
 
 
-def test_invalid_sandbox_made_by_hand_stays_with_its_reason() -> None:
+def test_invalid_sandbox_created_by_hand_is_kept_with_its_reason() -> None:
     asked = after(sandbox(podTemplate={"spec": {"hostNetwork": True}}), node())
     assert look(asked, node(), seconds=86_400) == Plan()
 
 
-def test_what_is_being_deleted_is_left_to_garbage_collection() -> None:
+def test_deleted_objects_are_left_to_garbage_collection() -> None:
     asked = sandbox()
     asked["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"
     assert look(asked, node()) == Plan()

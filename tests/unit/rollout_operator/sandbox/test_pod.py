@@ -61,7 +61,7 @@ def test_a_plain_pod_has_no_capability_and_cannot_gain_any() -> None:
     assert "hostUsers" not in pod["spec"]
 
 
-def test_an_overlay_pods_capabilities_hold_in_its_own_user_namespace_alone() -> None:
+def test_capabilities_of_an_overlay_pod_are_limited_to_its_user_namespace() -> None:
     pod = made(OVERLAY)
     assert pod["spec"]["hostUsers"] is False
     assert "privileged" not in container(pod)["securityContext"]
@@ -86,14 +86,14 @@ def test_a_plain_pod_starts_as_the_user_that_it_cannot_become_later() -> None:
 
 
 @given(st.text(alphabet="$()AB {}", max_size=20))
-def test_a_variable_has_its_value_taken_literally(value: str) -> None:
+def test_variable_is_passed_literally(value: str) -> None:
     (variable,) = container(made(env=[{"name": "A", "value": value}]))["env"]
     # Kubernetes' own rule: `$$` is `$`, and `$(NAME)` only counts behind an even number of them.
     assert variable["value"].count("$") == 2 * value.count("$")
     assert variable["value"].replace("$$", "$") == value
 
 
-def test_the_image_is_unchanged_and_the_executor_comes_from_a_read_only_image_volume() -> None:
+def test_image_is_unchanged_and_the_executor_is_in_a_read_only_image_volume() -> None:
     pod = made(image="registry/task@sha256:abc")
     assert container(pod)["image"] == "registry/task@sha256:abc"
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
@@ -116,7 +116,7 @@ def test_without_image_volumes_an_init_container_without_rights_copies_the_execu
     assert volumes["rollout-executor"] == {"name": "rollout-executor", "emptyDir": {}}
 
 
-def test_the_pods_own_limit_is_above_what_the_executor_lets_workspaces_use() -> None:
+def test_limit_of_the_pod_is_above_the_limit_for_its_workspaces() -> None:
     pod = made(resources={"memory": "256Mi", "disk": "1Gi"})
     limits = container(pod)["resources"]["limits"]
     assert quantity_value(limits["memory"]) > told(pod)["memoryBytes"] == 8 * 256 * 2**20
@@ -125,7 +125,7 @@ def test_the_pods_own_limit_is_above_what_the_executor_lets_workspaces_use() -> 
     assert quantity_value(state["emptyDir"]["sizeLimit"]) > told(pod)["diskBytes"]
 
 
-def test_a_limit_that_a_template_sets_is_what_the_executor_keeps() -> None:
+def test_executor_enforces_the_limit_of_a_template() -> None:
     template = {"spec": {"containers": [{"name": "sandbox", "resources": {"limits": {"memory": "1Gi"}}}]}}
     assert told(made(template=template))["memoryBytes"] < 2**30
     assert told(made(template=template, resources={"memory": "16Mi"}))["memoryBytes"] == 8 * 16 * 2**20
@@ -138,7 +138,7 @@ def test_a_limit_too_small_for_the_executor_is_refused_by_name(limit: str) -> No
         made(template=template)
 
 
-def test_overlay_affinity_keeps_what_the_template_asks_for() -> None:
+def test_overlay_affinity_keeps_that_of_the_template() -> None:
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": [{"key": "metadata.name"}]}, {}]}
     preferred = [{"weight": 1, "preference": {"matchExpressions": [zone]}}]
@@ -167,7 +167,7 @@ def test_overlay_affinity_keeps_what_the_template_asks_for() -> None:
     assert made(PLAIN, template, **kata)["spec"]["affinity"]["nodeAffinity"] == wanted
 
 
-def test_a_lost_node_costs_half_a_minute_and_a_lifetime_ends() -> None:
+def test_pod_tolerates_a_lost_node_for_30_seconds_and_has_a_lifetime() -> None:
     spec = made(lifetimeSeconds=100)["spec"]
     assert {toleration["tolerationSeconds"] for toleration in spec["tolerations"]} == {30}
     assert spec["activeDeadlineSeconds"] == 100

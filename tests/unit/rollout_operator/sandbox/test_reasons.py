@@ -116,7 +116,7 @@ def test_deleted_pod_is_not_idle_though_its_executor_exits_with_0() -> None:
         ("DeletionByTaintManager", "NodeLost"),
     ],
 )
-def test_a_pod_that_kubernetes_deletes_says_why_at_once_and_not_before_it_is_deleted(by: str, reason: str) -> None:
+def test_disrupted_pod_gives_its_reason_once_it_is_deleted(by: str, reason: str) -> None:
     made = pod(RUNNING, conditions=disrupted(by))
     assert ending_of(made) is None
     ending = ending_of(deleted(made))
@@ -213,7 +213,7 @@ def test_an_injected_side_car_that_dies_does_not_end_a_sandbox_that_runs() -> No
     assert ending_of(pod(RUNNING, initContainerStatuses=side_car)) is None
 
 
-def test_a_failed_trial_is_known_by_its_exit_code_in_overlay_pods_alone() -> None:
+def test_failed_trial_is_recognized_by_its_exit_code_in_overlay_pods_only() -> None:
     assert trial_failure(pod(ended(3, message="mount: EPERM"))) == "mount: EPERM"
     assert trial_failure(pod(ended(3), overlay=False)) is None
     assert trial_failure(pod(ended(2, message="mount: EPERM"))) is None

@@ -12,7 +12,7 @@ QUANTITIES = st.builds(lambda n, unit: f"{n}{unit}", st.integers(1, 10**4), st.s
 
 
 @given(QUANTITIES, QUANTITIES, st.integers(1, 1024))
-def test_workspaces_reach_their_limits_before_the_pods_limit(memory: str, disk: str, places: int) -> None:
+def test_limits_of_workspaces_are_below_the_limit_of_their_pod(memory: str, disk: str, places: int) -> None:
     needs = needs_of(Resources(memory=memory, disk=disk), places)
     limits = needs.limits()
     assert needs.memory_bytes is not None

@@ -190,7 +190,7 @@ def test_a_second_container_is_refused_for_being_one_before_anything_in_it() -> 
     assert told[0].startswith("spec.podTemplate.spec.containers[1].name: is 'sidecar', expected 'sandbox'")
 
 
-def test_what_schedules_and_feeds_a_sandbox_is_allowed() -> None:
+def test_scheduling_and_resource_fields_of_a_template_are_allowed() -> None:
     assert refused(HARMLESS) == []
     pod = made(HARMLESS)
     assert list(rights(pod, [])) == []
@@ -253,7 +253,7 @@ def test_arbitrary_templates_are_accepted_or_refused_by_field(template: Json) ->
 
 
 @given(TEMPLATES)
-def test_even_a_privileged_template_keeps_the_executor_and_whose_pod_it_is(template: Json) -> None:
+def test_privileged_template_keeps_the_executor_and_the_owner(template: Json) -> None:
     cleaned = without_nulls(template)
     if merge_problems(cleaned, "t"):
         return
@@ -287,7 +287,7 @@ def test_named_things_are_merged_by_name_and_other_lists_replaced() -> None:
     }
 
 
-def test_our_tolerations_stay_beside_the_users_and_give_way_to_one_of_the_same_taint() -> None:
+def test_default_tolerations_are_added_unless_the_template_has_the_same_taint() -> None:
     tolerations = made(HARMLESS)["spec"]["tolerations"]
     assert [toleration["key"] for toleration in tolerations][-1] == "pool"
     assert len(tolerations) == 3
@@ -312,12 +312,12 @@ OBJECTS = st.recursive(
 
 
 @given(OBJECTS, OBJECTS)
-def test_merging_the_same_twice_changes_nothing(base: Json, over: Json) -> None:
+def test_merging_the_same_template_twice_changes_nothing(base: Json, over: Json) -> None:
     once = merge(base, over)
     assert merge(once, over) == once
 
 
-def test_entries_without_a_name_break_nothing_so_that_the_api_server_can_refuse_them() -> None:
+def test_entries_without_a_name_are_left_for_the_api_server_to_refuse() -> None:
     assert merge({"containers": [{"name": "a"}, 1]}, {"containers": [{"name": ["b"]}]})["containers"][-1] == {
         "name": ["b"]
     }

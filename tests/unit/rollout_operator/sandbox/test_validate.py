@@ -25,7 +25,7 @@ def test_missing_image_is_reported() -> None:
 
 
 @pytest.mark.parametrize("field", [{"podTemplate": {}}, {"clients": {}}, {"security": "Privileged"}])
-def test_a_runner_cannot_give_its_sandboxes_what_their_job_does_not_say(field: dict[str, Any]) -> None:
+def test_runner_cannot_set_fields_that_a_sandbox_takes_from_its_job(field: dict[str, Any]) -> None:
     (problem,) = told(JOB, **field)
     assert problem.startswith(f"spec.{next(iter(field))}: a Sandbox of a job takes it from RolloutJob j")
 

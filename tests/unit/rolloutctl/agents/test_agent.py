@@ -62,7 +62,7 @@ def test_a_variable_is_filled_in_everywhere_and_other_braces_stay() -> None:
     assert builder.build() == 'Mend #123.\n\nForm:\n{"name": "#123"}'
 
 
-def test_log_level_and_saving_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_level_and_saving_are_set_by_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     logger = logging.getLogger("rolloutctl.agents")
     monkeypatch.setattr(logger, "level", logging.NOTSET)
     monkeypatch.setattr(logger, "handlers", [])

@@ -46,9 +46,7 @@ def test_argument_with_an_option_is_not_required() -> None:
         ),
     ],
 )
-def test_an_option_that_would_have_no_effect_is_refused_with_what_to_use(
-    name: str, options: Any, complaint: str
-) -> None:
+def test_option_without_effect_is_refused_with_an_alternative(name: str, options: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         create_tool(name, options)
 
@@ -107,7 +105,7 @@ async def test_parameter_without_a_type_takes_any_value() -> None:
     assert (await result_of(Untyped(), text={"a": 1})).content == '[{"a": 1}]'
 
 
-def test_a_wrapper_tells_its_own_description_and_does_what_it_wraps() -> None:
+def test_wrapper_has_its_own_description_and_the_behaviour_of_the_wrapped_tool() -> None:
     class Wrapper:
         def __init__(self, wrapped: Any) -> None:
             self.wrapped = wrapped

@@ -48,7 +48,7 @@ def free_after(plan: PackingPlan, there: list[Room]) -> dict[str, int]:
 
 
 @given(requests(), rooms(), bounds)
-def test_no_place_is_given_twice(asked: list[Request], there: list[Room], within: Bounds) -> None:
+def test_no_place_is_assigned_twice(asked: list[Request], there: list[Room], within: Bounds) -> None:
     plan = plan_packing(asked, there, within)
     assert plan.placed.keys() <= {request.number for request in asked}
     assert all(left >= 0 for left in free_after(plan, there).values())
@@ -84,7 +84,9 @@ def test_groups_that_wait_together_are_not_split_where_each_fits_a_sandbox(
 
 
 @given(st.integers(2, 8), st.integers(2, 6), st.randoms(use_true_random=False))
-def test_groups_whose_members_come_one_by_one_are_not_split_either(size: int, count: int, order: random.Random) -> None:
+def test_groups_whose_members_arrive_one_by_one_are_not_split_either(
+    size: int, count: int, order: random.Random
+) -> None:
     members = [f"g{group}" for group in range(count) for _ in range(size)]
     order.shuffle(members)
     to_come = Counter(members)
@@ -113,7 +115,7 @@ def test_at_most_one_sandbox_more_than_the_queue_needs_is_opened(
 
 
 @given(requests(), rooms(), bounds)
-def test_only_an_empty_sandbox_is_given_back_and_in_the_end_every_one(
+def test_only_empty_sandboxes_are_returned_and_finally_all(
     asked: list[Request], there: list[Room], within: Bounds
 ) -> None:
     plan = plan_packing(asked, there, within)

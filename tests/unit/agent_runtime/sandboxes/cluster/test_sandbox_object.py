@@ -58,7 +58,7 @@ def test_the_object_is_a_valid_sandbox_owned_by_its_job_with_no_template_of_its_
         replace(SPEC, network={"setup": "Public", "agent": ["pypi.example:443"]}),
     ],
 )
-def test_tasks_that_need_another_pod_never_share_one(other: WorkspaceSpec) -> None:
+def test_tasks_that_need_different_pods_never_share_one(other: WorkspaceSpec) -> None:
     assert kind_of(sandbox_spec(job(), other)) != kind_of(sandbox_spec(job(), SPEC))
 
 

@@ -55,12 +55,12 @@ def test_every_status_is_parsed_and_only_a_running_pod_is_reachable(status: Sand
         ([("Ready", "True", "Running"), ("Overlay", "False", "NotAsked")], None),
     ],
 )
-def test_what_a_start_waits_for_is_named(conditions: list[tuple[str, str, str]], problem: str | None) -> None:
+def test_start_reports_what_it_waits_for(conditions: list[tuple[str, str, str]], problem: str | None) -> None:
     found = sandbox_view(seen(*conditions)).problem
     assert (found and found.word) == problem
 
 
-def test_a_start_that_took_too_long_ends_with_what_it_waited_for() -> None:
+def test_late_start_ends_with_what_it_waited_for() -> None:
     late, pull = ("Finished", "True", "StartDeadlineExceeded"), ("ImagePulled", "False", "ImagePullBackOff")
     assert sandbox_view(seen(pull, late)).ending == Reason("ImagePullBackOff", "words")
     assert sandbox_view(seen(late)).ending == Reason("StartDeadlineExceeded", "words")
@@ -75,7 +75,7 @@ def test_a_sandbox_that_is_being_deleted_has_ended() -> None:
     assert (view.finished and view.finished.word, view.can_be_reached) == ("SandboxDeleted", False)
 
 
-def test_the_operators_own_reason_comes_before_the_deletion() -> None:
+def test_reason_of_the_operator_is_preferred_to_the_deletion() -> None:
     going = seen(("Finished", "True", "Evicted"))
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert sandbox_view(going).finished == Reason("Evicted", "words")

@@ -5,7 +5,7 @@ import pytest
 from agent_runtime.integrations.verl.gpt_oss import build_gpt_oss_tool_response_text
 
 
-def test_each_result_comes_from_its_function_and_the_assistant_is_next() -> None:
+def test_each_result_names_its_function_and_the_assistant_is_next() -> None:
     text = build_gpt_oss_tool_response_text([{"content": "4"}, {"content": "5"}], ["add", "sum"])
 
     assert text == (

@@ -62,7 +62,7 @@ def test_all_errors_of_the_custom_dict_are_reported_under_verls_names() -> None:
         assert f"actor_rollout_ref.rollout.custom.agent_rollouts.{field}" in told
 
 
-def test_a_model_in_the_custom_dict_answers_in_place_of_verls_servers() -> None:
+def test_model_in_the_custom_dict_answers_instead_of_verls_servers() -> None:
     endpoint = {"endpoint": {"baseURL": "http://models:8000/v1", "name": "qwen"}}
 
     assert uses_verls_client(config(agent={}))

@@ -123,7 +123,7 @@ async def test_every_server_error_is_infrastructure(answer: Output | Exception) 
         await model(Server(answer)).complete(request())
 
 
-async def test_a_server_that_hangs_is_given_up_at_the_deadline() -> None:
+async def test_hanging_server_is_abandoned_at_the_deadline() -> None:
     async def hang(request_id: str, **asked: Any) -> Output:
         await asyncio.sleep(60)
         raise AssertionError("not reached")

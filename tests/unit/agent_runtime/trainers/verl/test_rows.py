@@ -40,7 +40,7 @@ def test_task_of_a_row_has_its_verifier_as_text_and_as_parquet_objects() -> None
     assert texts[0].task.prompt == "Write a file."
 
 
-def test_a_row_without_a_task_has_a_name_that_finds_it_again_in_results() -> None:
+def test_row_without_a_task_is_named_after_its_source_and_index() -> None:
     found = read_row(row(data_source="openai/gsm8k"))
 
     assert found.task.name == "openai-gsm8k-3"
