@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.program import ProgramSpec, program_of
@@ -67,6 +67,7 @@ from rollout_api.records import (
 from rollout_api.tasks import Task, VerifierMode
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Failures = Sequence[tuple[int, FailedRecord]]
 """Failed attempts of a rollout by number, oldest first."""
@@ -114,6 +115,9 @@ class Attempt:
         Raises Superseded and Fenced if another runner took it over, and StorageError if the store is lost permanently.
         In these cases the attempt stays undecided.
         """
+        return await self._unless_sealed(self._run())
+
+    async def _run(self) -> Result | FailedRecord:
         try:
             await self._resume()
             failed = first_record(self._records, FailedRecord)
@@ -122,9 +126,8 @@ class Attempt:
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
-        except AlreadySealed as sealed:
-            await self._release_quietly()
-            return sealed.result
+        except AlreadySealed:
+            raise
         except Exception as error:
             decision = attribute(error, self._situation())
             if decision.action is not Action.END_RUN and self._work is None:
@@ -167,17 +170,23 @@ class Attempt:
 
     async def seal(self, outcome: Outcome, *, reason: str, message: str) -> Result:
         """End the rollout now, without a verdict, with the records so far."""
+        return await self._unless_sealed(self._seal_now(outcome, reason, message))
+
+    async def _seal_now(self, outcome: Outcome, reason: str, message: str) -> Result:
         if not self._records and self._work is None:
             # An earlier process may have left a workspace, which is released with the seal.
-            try:
+            with contextlib.suppress(SandboxFailure):
                 await self._resume()
-            except SandboxFailure:
-                pass
-            except AlreadySealed as sealed:
-                await self._release_quietly()
-                return sealed.result
         await self._write()
         return await self._seal(outcome, None, reason=reason, message=message)
+
+    async def _unless_sealed(self, work: Coroutine[Any, Any, T]) -> T | Result:
+        """Return what the work returns, or the rollout's result if another runner seals it meanwhile."""
+        try:
+            return await work
+        except AlreadySealed as sealed:
+            await self._release_quietly()
+            return sealed.result
 
     async def _seal_ungraded(self, decision: Decision) -> Result:
         """Seal a rollout whose policy left nothing to grade, with a failed verdict. A resumed attempt does the same."""

@@ -34,8 +34,8 @@ from agent_runtime.models.base import (
 )
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import StorageError
-from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
-from rollout_api.records import PolicySpan, Usage
+from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, Workspace, WorkspaceSpec
+from rollout_api.records import ObjectDigest, PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFile
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
@@ -834,6 +834,57 @@ async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes(
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
     assert ran.results[0]["attempt"] == 0, "the finished work was graded"
     assert asked == [("first", 0), ("first", 1)], "no turn was sampled again"
+
+
+class _LostWhileSealed(DummyProvider):
+    """Loses the workspace, and in one of its `reattach` calls waits until the older runner has sealed the rollout."""
+
+    wait_at = 1
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
+        self.wait_at -= 1
+        if self.wait_at == 0:
+            self.go.set()
+            while not self.is_sealed():  # noqa: ASYNC110 another runner
+                await asyncio.sleep(0.01)
+        raise SandboxFailure("SandboxLost", "released with the seal")
+
+    go: asyncio.Event
+    is_sealed: Callable[[], bool]
+
+
+@pytest.mark.parametrize("wait_at", [1, 2], ids=["before the epoch is closed", "after the epoch is closed"])
+async def test_takeover_of_a_rollout_that_its_older_runner_seals_meanwhile_returns_that_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_at: int
+) -> None:
+    world, job, go = f"outcomes-{next(worlds)}", a_job(tmp_path, group_size=1), asyncio.Event()
+    write, sealing = Journal._write_once, asyncio.Event()
+
+    async def held(journal: Journal, key: str, data: bytes) -> ObjectDigest:
+        if journal.epoch == 1:
+            sealing.set()
+            await go.wait()
+        return await write(journal, key, data)
+
+    monkeypatch.setattr(Journal, "_write_once", held)
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}}
+    earlier = asyncio.create_task(run_job(job, provider=DummyProvider(world), model=OneCall(), **common))
+    await sealing.wait()  # it has checked that nobody took the rollout over
+    (tmp_path / "other-machine").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "other-machine"))  # where that machine locks the run
+    second, asked = _LostWhileSealed(world), itertools.count()
+
+    async def count(request: ModelRequest) -> None:
+        next(asked)
+
+    second.wait_at, second.go = wait_at, go
+    second.is_sealed = lambda: (
+        bool(list(tmp_path.glob("*/seals/0.json"))) and not list(tmp_path.glob("*/attempts/0/0/1-0.jsonl.zst"))
+    )
+    ran = Ran(tmp_path, await run_job(job, provider=second, model=OneCall(count), **common), [])
+    await asyncio.wait_for(earlier, 60)
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+    assert next(asked) == 0, "no turn was sampled again"
 
 
 class _Checkpointing:
