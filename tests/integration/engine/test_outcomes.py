@@ -34,7 +34,7 @@ from agent_runtime.models.base import (
 )
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import StorageError
-from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, Workspace, WorkspaceSpec
+from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
 from rollout_api.records import ObjectDigest, PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFile
@@ -841,7 +841,7 @@ class _LostWhileSealed(DummyProvider):
 
     wait_at = 1
 
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> DummyWorkspace:
         self.wait_at -= 1
         if self.wait_at == 0:
             self.go.set()
