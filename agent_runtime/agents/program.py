@@ -40,7 +40,7 @@ class ProgramSpec:
     search_path: str | None = None
     """Folder that is searched for programs first."""
     trajectory: AgentTrajectory | None = None
-    """Its trajectory file; `*` in the path is any text without a slash."""
+    """The agent's trajectory file; `*` in the path is any text without a slash."""
 
     @property
     def needs_prompt_file(self) -> bool:
@@ -49,7 +49,7 @@ class ProgramSpec:
 
     @property
     def needs_place(self) -> bool:
-        """Whether it is given absolute paths of the workspace."""
+        """Whether the program is given absolute paths of the workspace."""
         return self.needs_prompt_file or "home" in self.fields
 
     def filled(self, values: Mapping[str, str]) -> "Filled":

@@ -183,7 +183,7 @@ class PoolEpisode:
                 return beginning(reply, self._environment), [await self._step(action) for action in past]
 
     async def try_step(self) -> None:
-        """Start it, and take any action. Raises EnvironmentFailure if either fails."""
+        """Start an episode, and take any action. Raises EnvironmentFailure if either fails."""
         request = {"start": described(self._environment), "actions": [], "try": True}
         self._process = await self._pool.place(self._number)
         seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds

@@ -142,7 +142,7 @@ class WorkspaceEntry:
             await self.workspace.end_processes("Signal")
 
     async def destroy(self) -> None:
-        """Destroy it and all its processes."""
+        """Destroy the workspace and all its processes."""
         self._stop("WorkspaceEnded")
         await self.workspace.destroy()
         for process in self.processes.values():
@@ -338,7 +338,7 @@ class Activity:
         self.limited.set()
 
     def end(self) -> None:
-        """End it: it was answered, or its caller has disconnected."""
+        """End the request: it was answered, or its caller has disconnected."""
         self.at_work -= 1
         self.last = time.monotonic()
 

@@ -43,5 +43,5 @@ def digest(key: str) -> str:
 
 
 def matches(key: str, stored: str) -> bool:
-    """Whether it is the key with that digest, in constant time."""
+    """Whether `key` is the key with that digest, in constant time."""
     return hmac.compare_digest(digest(key), stored)

@@ -106,7 +106,7 @@ class StoredAnswer:
 
     answer: ChatAnswer
     messages: list[Message]
-    """Its conversation, without the answer."""
+    """The call's conversation, without the answer."""
     tools: list[dict[str, Any]]
 
 

@@ -25,9 +25,9 @@ class Run:
     objects: int
     bytes: int
     finished: bool
-    """Its results are written."""
+    """The run's results are written."""
     aborted: bool = False
-    """It was aborted because of too many infrastructure failures."""
+    """The run was aborted because of too many infrastructure failures."""
     is_copy: bool = False
     """It is a copy of another run, or its folder was renamed: no job resumes it."""
 

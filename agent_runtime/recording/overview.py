@@ -24,7 +24,7 @@ class Overview(RunFolder):
         self.ended = ended
         """Unix time at which its results were written; None if they are not."""
         self.aborted = aborted
-        """Why it was aborted."""
+        """Why the run was aborted."""
         self.damaged = damaged
         """Which object cannot be read; `stats` is empty then."""
         self.stats = stats

@@ -61,7 +61,7 @@ class ShardTally:
         self.shard, self.group_size = shard, group_size
         self.total: int | None = None
         self.started = False
-        """Whether it includes the rollouts that earlier processes sealed; before that its counts are incomplete."""
+        """Whether the tally includes rollouts sealed by earlier processes; until then its counts are incomplete."""
         self.running: set[int] = set()
         """Indexes of the rollouts with a running attempt."""
         self.outcomes: Counter[str] = Counter()

@@ -190,7 +190,7 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with code 0, and was not ended by the executor."""
+        """Whether the command exited with code 0, and was not ended by the executor."""
         return self.exit_code == 0 and self.cause is None
 
     @property

@@ -216,7 +216,9 @@ async def _running(sandbox: _Sandbox, name: str, placement: Placement, lease: Le
 
 
 async def _end_if_unneeded(sandbox: _Sandbox, *, stops: bool) -> None:
-    """End it if no lease and no group needs it. Without `stops` it must also be empty, because others may use it again."""
+    """End the sandbox if no lease and no group needs it. Without `stops` it must also be empty, because others may use it
+    again.
+    """
     async with sandbox.changing:
         if sandbox.running is None:
             return

@@ -65,7 +65,7 @@ class Expectations(Generic[K]):
         return free
 
     def hold(self, key: K, now: float) -> float:
-        """Return the most seconds that the key's next plan must wait; 0 if it need not."""
+        """Return how many seconds at most the key's next plan must wait; 0 if it need not wait."""
         pending = self._pending.get(key)
         if pending is None:
             return 0.0

@@ -172,6 +172,6 @@ class LoadOptions:
     """`status.policy.update`, for the trainer's logs."""
     token: str = field(repr=False)
     engine: Description = VLLM
-    """Its inference server."""
+    """The inference server's description."""
     sleeps: bool = False
-    """Whether it can release its accelerators' memory."""
+    """Whether the server can release its accelerators' memory."""

@@ -213,7 +213,7 @@ async def _first_answer(executor: ExecutorClient, name: str) -> None:
             if time.monotonic() > until:
                 raise CommandError(
                     f"the executor of Sandbox {name} does not respond through a port-forward. {error}".rstrip(),
-                    hint="You need the right to create pods/portforward, and its pod must run: kubectl get pods",
+                    hint="You need the right to create pods/portforward, and the Sandbox's pod must run: kubectl get pods",
                     code=Exit.FAILED,
                 ) from error
             await asyncio.sleep(0.2)

@@ -137,7 +137,7 @@ class Job:
 
     @property
     def object(self) -> Object:
-        """Return it as the API server has it now."""
+        """Return the job as the API server has it now."""
         found = self.cluster.get("rolloutjob", self.name, self.namespace)
         assert found is not None, f"RolloutJob {self.name} is gone"
         return found
@@ -231,7 +231,7 @@ class Job:
         self.patch({"suspend": suspend})
 
     def delete(self, *options: str) -> None:
-        """Delete it by kubectl."""
+        """Delete the job by kubectl."""
         self.cluster.kubectl("delete", "rolloutjob", self.name, "-n", self.namespace, *options)
 
     def columns(self, *options: str) -> dict[str, str]:

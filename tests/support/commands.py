@@ -20,7 +20,7 @@ async def run_here(
     head_bytes: int = 65_536,
     tail_bytes: int = 65_536,
 ) -> CommandResult:
-    """Run it to its end, or kill it with all its processes at the deadline."""
+    """Run the command to its end, or kill it with all its processes at the deadline."""
     started = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         *(["sh", "-c", command] if isinstance(command, str) else command),

@@ -73,7 +73,7 @@ class Server:
         self.cluster, self.namespace, self.name = cluster, namespace, name
 
     def apply(self, **spec: object) -> "Server":
-        """Apply it by kubectl."""
+        """Apply the ModelServer by kubectl."""
         self.cluster.apply(
             {
                 "apiVersion": "rollout.dev/v1alpha1",
@@ -85,7 +85,7 @@ class Server:
         return self
 
     def delete(self) -> None:
-        """Delete it by kubectl; return when its pods are gone."""
+        """Delete the ModelServer by kubectl; return when its pods are gone."""
         self.cluster.kubectl("delete", "modelserver", self.name, "-n", self.namespace, "--ignore-not-found")
 
         def pods() -> Sequence[Object]:
@@ -95,7 +95,7 @@ class Server:
 
     @property
     def found(self) -> Object | None:
-        """Return it as the API server has it now; None if it is gone."""
+        """Return the ModelServer as the API server has it now; None if it is gone."""
         return self.cluster.get("modelserver", self.name, self.namespace)
 
     @property

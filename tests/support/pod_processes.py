@@ -2,8 +2,8 @@
 
 from tests.support.cluster import Cluster, Object
 
-# Sends a signal to all processes with this very command line, and says how many they are. Its workspaces' processes too:
-# their namespaces were made by the user that `kubectl exec` is.
+# Sends a signal to all processes with exactly this command line, and prints their number. Processes in workspaces are
+# included: the user of `kubectl exec` created their namespaces.
 _SIGNAL = """
 import os, sys
 found = 0
@@ -35,7 +35,7 @@ def kill(cluster: Cluster, pod: Object, command: str) -> int:
 
 
 def memory_peak(cluster: Cluster, pod: Object) -> tuple[int, int] | None:
-    """Return the most bytes that the container has used so far, and its limit; None if the container cannot be read."""
+    """Return the container's peak memory in bytes, and its limit; None if the container cannot be read."""
     told = _exec(cluster, pod, "sh", "-c", _MEMORY).split()
     return (int(told[0]), int(told[1])) if len(told) == 2 else None
 

@@ -99,7 +99,7 @@ DELEGATED: list[Record] = [
 
 
 async def record_run(folder: Path, rollouts: Sequence[tuple[Result, list[Record]]] = ROLLOUTS) -> RunReader:
-    """Write it into a folder, and open it."""
+    """Write the rollouts into a folder, and open it."""
     store = Store.open(str(folder), {})
     job = RolloutJob.model_validate(json.loads(json.dumps(MANIFEST)))
     record = await JobRecord.open(store, job, job.spec.tasks.inline or [])

@@ -112,7 +112,7 @@ def shard(pod: Object) -> str | None:
 
 
 def is_live(pod: Object) -> bool:
-    """Whether it runs, none of its containers waits for a restart, and it is not being deleted."""
+    """Whether the pod runs, none of its containers waits for a restart, and it is not being deleted."""
     states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
     is_going = "deletionTimestamp" in pod["metadata"]
     return pod["status"].get("phase") == "Running" and not is_going and all("running" in state for state in states)

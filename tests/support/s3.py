@@ -94,7 +94,7 @@ async def careless_s3() -> AsyncIterator[S3]:
 
 @contextlib.asynccontextmanager
 async def serving(application: web.Application) -> AsyncIterator[int]:
-    """Serve it on loopback; yields the port."""
+    """Serve the application on loopback; yields the port."""
     runner = web.AppRunner(application)
     await runner.setup()
     try:

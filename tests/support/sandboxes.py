@@ -28,7 +28,7 @@ class ByHand:
     name: str
 
     def apply(self, **spec: object) -> "ByHand":
-        """Apply it by kubectl."""
+        """Apply the Sandbox by kubectl."""
         self.cluster.apply(
             {
                 "apiVersion": "rollout.dev/v1alpha1",
@@ -41,7 +41,7 @@ class ByHand:
 
     @property
     def object(self) -> Object:
-        """Return it as the API server has it now."""
+        """Return the Sandbox as the API server has it now."""
         found = self.cluster.get("sandbox", self.name, self.namespace)
         assert found is not None, f"Sandbox {self.name} is gone"
         return found

@@ -87,7 +87,7 @@ class Terminal:
         return replace(block, text=text)
 
     def _type(self, block: Block, text: str) -> str:
-        """Type it into a shell; return standard output and error together."""
+        """Type the text into a shell; return standard output and error together."""
         # A reader's variables are there in the next block too.
         kept = shlex.quote(str(self.folder / ".environment"))
         script = f"[ ! -e {kept} ] || . {kept}\ntrap 'export -p > {kept}' EXIT\nset -a\n{text}"

@@ -16,7 +16,7 @@ class Package:
     version: str
     """The version that is tested and installed by default."""
     program: str
-    """Its command, which prints the version for `--version`."""
+    """The agent's command, which prints the version for `--version`."""
     needs: str
     """What the image must have to install and run it."""
     companions: Sequence[str] = ()

@@ -561,7 +561,7 @@ class SubAgent:
         self.snapshot, self.checkpoint, self.go_back = turns.snapshot, turns.checkpoint, turns.go_back
 
     async def run(self, agent: Agent) -> AgentReport:
-        """Run it to its end. Raises errors that end the attempt."""
+        """Run the sub-agent to its end. Raises errors that end the attempt."""
         try:
             return AgentReport(StopReason.FINISHED, await agent.run(self) or "")
         except Stop as stop:

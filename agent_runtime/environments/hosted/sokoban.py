@@ -139,7 +139,7 @@ class Room:
 
 
 class _NoRoom(Exception):
-    """These draws give no room with a box to push."""
+    """The random numbers of a seed give no room with a box to push."""
 
 
 def random_room(rows: int, columns: int, boxes: int, search_depth: int, seed: int) -> Room:

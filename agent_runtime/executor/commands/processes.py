@@ -77,7 +77,7 @@ class Process:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended, if it has; None for a command that was not started."""
+        """How the process ended, if it has; None for a command that was not started."""
         return self._exit if self.is_ended else None
 
     @property
@@ -87,7 +87,7 @@ class Process:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has ended, and its streams are closed."""
+        """Whether the process has ended, and its streams are closed."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())
 
     def start(self, workspace: Workspace, env: Mapping[str, str], settled: Callable[[], None]) -> None:
@@ -217,7 +217,7 @@ class Process:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def abandon(self, cause: str) -> None:
-        """Mark it as ended, because its workspace has ended."""
+        """Mark the process as ended, because its workspace has ended."""
         if self._exit is None:
             self._exit = Exit(None, signal.SIGKILL, cause)
         for end in self._ends.values():

@@ -162,7 +162,7 @@ class Rules:
         return any(folder.startswith(path + "/") for folder in self._declared)
 
     def is_named(self, path: str) -> bool:
-        """Whether it is declared by its own name or by a pattern, and therefore always carried."""
+        """Whether the path is declared by its own name or by a pattern, and therefore always carried."""
         return any(path == name or ("*" in name and fnmatch.fnmatchcase(path, name)) for name in self._declared)
 
     def loaded(self, path: str, kind: "Kind") -> "str | None":

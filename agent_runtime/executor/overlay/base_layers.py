@@ -93,7 +93,7 @@ def mount_root(
 
 
 def _is_plain_folder(path: str) -> bool:
-    """Whether it is a folder and not a link, without mounts."""
+    """Whether the path is a folder and not a link, without mounts."""
     is_folder = os.path.isdir(path) and not os.path.islink(path)
     return is_folder and not any(is_below(point, path) for point, _ in mounts())
 

@@ -70,7 +70,7 @@ class Watch:
         self._task = asyncio.create_task(self._run())
 
     def add(self, workspace: Workspace) -> None:
-        """Watch it until it has no processes."""
+        """Watch the workspace until it has no processes."""
         self._active.add(workspace)
         if workspace not in self._observations:
             self._observations[workspace] = _Observation(self._file_system_used())

@@ -99,12 +99,12 @@ class Command:
         self.end(code, number)
 
     def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
-        """Report that it cannot be started."""
+        """Report that the command cannot be started."""
         if watcher := self._finish():
             watcher.refused(failure)
 
     def lose(self, failure: WorkspaceFailure) -> None:
-        """Mark it as ended, because the workspace has ended."""
+        """Mark the command as ended, because the workspace has ended."""
         self.set_cause(failure.cause)
         if self.asked_at is None:
             self.end(None, signal.SIGKILL)
@@ -339,7 +339,7 @@ class Workspace:
 
     @property
     def busy(self) -> bool:
-        """Mark it as active while an operation runs."""
+        """Mark the workspace as active while an operation runs."""
         return bool(self._commands) or self._file_operations > 0
 
     def usage(self) -> dict[str, int]:
@@ -376,7 +376,7 @@ class Workspace:
             raise
 
     async def fail(self, cause: str, message: str) -> None:
-        """End it and all its processes; later callers get the reason."""
+        """End the workspace and all its processes; later callers get the reason."""
         if self._ending is None:
             self.failed.set_result(WorkspaceFailure(cause, message))
         await self.stop(cause)
@@ -431,7 +431,7 @@ class Workspace:
 
 
 def _is_listening(descriptor: int) -> bool:
-    """Whether it is a listening TCP socket of a loopback."""
+    """Whether the descriptor is a listening TCP socket of a loopback."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as found:
             is_tcp = found.family == socket.AF_INET and found.type == socket.SOCK_STREAM

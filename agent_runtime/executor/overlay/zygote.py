@@ -275,7 +275,7 @@ class _Zygote:
             self._prepared = lower_layers, self._send_layers(base, lower_layers)
 
     def _drop(self, spare: _Spare) -> None:
-        """Discard it and its layer."""
+        """Discard the spare process and its layer."""
         if self._unmapped.pop(spare.channel.end.fileno(), None):
             self._poll.unregister(spare.channel.end)
         spare.channel.end.close()

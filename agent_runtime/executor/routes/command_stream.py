@@ -204,13 +204,13 @@ class _Waiting:
             notifier.add(self.look)
 
     def forget(self) -> None:
-        """Drop it: no caller waits for its answer any more."""
+        """Stop watching the command: no caller waits for its answer any more."""
         for notifier in self._notifiers:
             notifier.discard(self.look)
 
 
 class CommandStream(asyncio.Protocol):
-    """One such connection. Commands continue when it breaks; a repeat with the same key finds them."""
+    """A connection for commands. Commands continue when it breaks; a repeat with the same key finds them."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

@@ -79,7 +79,7 @@ class ServedJob:
 
     job: RolloutJob
     base_dir: Path
-    """Its folder, the base of its relative paths."""
+    """The manifest's folder, the base of its relative paths."""
 
 
 class _Kept(BaseModel):

@@ -28,7 +28,7 @@ def preference(group: str, servers: Collection[str]) -> list[str]:
 
 
 def bound(calls: int, servers: int) -> int:
-    """Return the most calls that one of `servers` may have while `calls` are in flight."""
+    """Return how many calls one of `servers` may have at most while `calls` are in flight."""
     return math.ceil(BOUND * calls / servers)
 
 

@@ -179,7 +179,7 @@ class StallDetector:
         self._counted = tokens
 
     def is_stalled(self, now: float, *, in_flight: int, can_be_judged: bool) -> bool:
-        """Whether it hangs, given the number of our calls at it; call it several times a second."""
+        """Whether the server hangs, given the number of our calls at it; call it several times a second."""
         quiet = self._silence.seconds(now)
         if not in_flight or not can_be_judged:
             self._silence.broken()
@@ -240,7 +240,7 @@ class Server:
         self._steps = load.progress
 
     def suspect(self, why: str) -> None:
-        """Send it no new calls until it answers a probe; running calls continue."""
+        """Send the server no new calls until it answers a probe; running calls continue."""
         if self.away is None:
             self.away = why
         self.look.set()

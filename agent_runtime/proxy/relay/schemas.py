@@ -68,7 +68,7 @@ class Hello(ApiModel, extra="ignore"):
     capacity: int | None = None
     """Concurrent calls that it accepts; None: unlimited."""
     prompts: bool = False
-    """Whether it accepts bare prompts. Workers without support would ignore this field of a request."""
+    """Whether the worker accepts bare prompts. Workers without support would ignore this field of a request."""
     sessions: str | None = None
     """Only this worker answers sessions with this name prefix; None: it answers all others."""
 

@@ -48,9 +48,9 @@ class HeldSandbox:
         self.sandbox: ExecutorSandbox | None = None
         self.places, self.is_reusable, self.is_adopted = 0, True, False
         self.is_single_use = False
-        """Whether it is for a single attempt."""
+        """Whether the sandbox is for a single attempt."""
         self.was_used = False
-        """Whether it has or had a workspace. An adopted sandbox counts as used."""
+        """Whether the sandbox has or had a workspace. An adopted sandbox counts as used."""
         self.taken: dict[str, str | None] = {}
         """Workspaces that this process knows, and the prepared states that they are or will be forked from."""
         self.foreign: set[str] = set()
@@ -84,7 +84,7 @@ class HeldSandbox:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether it is empty and must not host another workspace, which could see files of an earlier one."""
+        """Whether the sandbox is empty and must not host another workspace, which could see files of an earlier one."""
         return self.was_used and not self.is_reusable and not self.taken and not self.foreign
 
     def has(self, identity: str) -> bool:
@@ -215,7 +215,7 @@ class HeldSandbox:
         )
 
     def end(self, reason: Reason) -> None:
-        """Mark it as ended. Callers that wait for it or its executor get a failure."""
+        """Mark the sandbox as ended. Callers that wait for it or its executor get a failure."""
         self.ended = reason
         if self._client is not None:
             self._client.end(reason)

@@ -113,7 +113,7 @@ class SandboxView:
     pod_ip: str | None = None
     finished: Reason | None = None
     overlay: Reason | None = None
-    """Why it has its mode."""
+    """Why the Sandbox has its mode."""
     problem: Reason | None = None
 
     @property

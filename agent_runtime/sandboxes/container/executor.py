@@ -48,7 +48,7 @@ class Containers(Protocol):
         """End and remove it if it exists. Raises SandboxFailure if it may still exist."""
 
     async def has_ended(self, container: str) -> bool:
-        """Whether it does not exist, or no longer runs."""
+        """Whether the container does not exist, or no longer runs."""
 
     async def log(self, container: str) -> str:
         """Return the end of its executor's log, or why it is unavailable."""

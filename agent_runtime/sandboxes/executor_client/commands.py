@@ -122,7 +122,7 @@ class _PendingCommand(NamedTuple):
 
 
 class CommandStream(asyncio.Protocol):
-    """One such connection; any number of concurrent commands."""
+    """A connection for any number of concurrent commands."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -137,7 +137,7 @@ class CommandStream(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can take another command. An idle stream is kept as long as an idle HTTP connection."""
+        """Whether the stream can take another command. An idle stream is kept as long as an idle HTTP connection."""
         if self._is_lost or self._transport.is_closing():
             return False
         return bool(self._pending) or self._idle_since > time.monotonic() - KEPT_SECONDS

@@ -62,7 +62,7 @@ class Lease:
     """Whether workspace and sandbox are kept for another runner."""
     sandbox: ExecutorSandbox | None = None
     workspaces: dict[str, ExecutorWorkspace] = field(default_factory=dict)
-    """Its workspace and the forks of it, by id."""
+    """The workspace of the lease and its forks, by id."""
     begun: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the workspace is usable."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,7 +84,7 @@ class Lease:
         self.over.set()
 
     async def end(self) -> None:
-        """End it, and return when it has ended. Raises Fenced if another runner holds the workspace."""
+        """End the lease, and return when it has ended. Raises Fenced if another runner holds the workspace."""
         self.stop()
         assert self.life is not None
         await asyncio.wait({self.life})

@@ -96,7 +96,9 @@ class ExecutorWorkspace:
         self._end, self._discard, self._forked = end, discard, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
-        """Create it on top of the frozen workspace `parent`; may be repeated. `environment` is the provider's.
+        """Create the workspace on top of the frozen workspace `parent`; may be repeated.
+
+        `environment` is the provider's.
 
         Raises SandboxFailure("NoPlace") among others.
         """

@@ -40,7 +40,7 @@ class ExecutorRecord:
     mode: str
     mode_reason: str | None
     home: str
-    """Its temporary folder: socket, layers and spill files; in `Plain` the workspace's root too."""
+    """The executor's temporary folder: socket, layers and spill files; in `Plain` the workspace's root too."""
 
 
 Settings = Callable[[Path, WorkspaceSpec], Mapping[str, Any]]

@@ -74,7 +74,7 @@ class Observed:
     """Token of its control ports; None if the Secret was not read yet."""
     secret_checked: bool
     objects: Mapping[tuple[str, str], Manifest]
-    """Objects that it controls, by kind and name."""
+    """Objects that the ModelServer controls, by kind and name."""
     download: Download | None
     servers: tuple[Server, ...]
     """Servers in existing pods, by name."""

@@ -28,16 +28,16 @@ class RunnerPod:
     index: str
     """Index of the runner; text, because it is only displayed."""
     alive: bool
-    """Whether it runs or may still run."""
+    """Whether the pod runs or may still run."""
     ready: bool
     trouble: tuple[str, str] | None = None
-    """Why it does not start, as reason and message."""
+    """Why the pod does not start, as reason and message."""
     silent: float | None = None
     """Seconds on a node without a start or a reason. A volume, such as the Secret, may be missing."""
     failure: str | None = None
-    """Why it failed."""
+    """Why the pod failed."""
     ended: str = ""
-    """When it failed, in RFC 3339."""
+    """When the pod failed, in RFC 3339."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class BatchJob:
     suspended: bool
     """Whether its status reports it as suspended, with no active pods."""
     leaving: bool
-    """Whether it was deleted and waits for its pods to end."""
+    """Whether the Job was deleted and waits for its pods to end."""
     failed_pods: int
     completed: datetime | None
     """When its last index succeeded; None while it runs."""

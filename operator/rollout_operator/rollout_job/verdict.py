@@ -69,7 +69,7 @@ class Verdict:
     reason: str
     message: str
     since: datetime | None = None
-    """When it was written into the status; None for a new verdict."""
+    """When the verdict was written into the status; None for a new verdict."""
 
 
 def is_reverted(seen: Observed) -> bool:

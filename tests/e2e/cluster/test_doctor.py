@@ -17,7 +17,7 @@ class Doctor:
         self._cluster = cluster
 
     def __call__(self, namespace: str, *arguments: str) -> tuple[int, dict[str, list[Object]]]:
-        """Run it; return the exit code, and the findings by subject."""
+        """Run `rolloutctl doctor`; return the exit code, and the findings by subject."""
         done = self._cluster.rolloutctl("doctor", "--cluster", *arguments, "-n", namespace, "-o", "json")
         findings: dict[str, list[Object]] = {}
         for finding in json.loads(done.stdout):

@@ -67,7 +67,7 @@ class Trainer:
         self.cluster, self.namespace = cluster, namespace
 
     def apply(self) -> "Trainer":
-        """Apply it, and wait until it answers."""
+        """Apply the trainer, and wait until it answers."""
         metadata = {"name": "trainer", "namespace": self.namespace}
         address = {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         container = {

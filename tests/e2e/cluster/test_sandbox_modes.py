@@ -11,7 +11,7 @@ from tests.support.sandboxes import ByHand
 
 
 def assert_plain(sandbox: ByHand, reason: str) -> str:
-    """Check that it fell back to Plain for that reason. Returns the message."""
+    """Check that the Sandbox fell back to Plain for that reason. Returns the message."""
     overlay = sandbox.condition("Overlay")
     assert (overlay["status"], overlay["reason"]) == ("False", reason), sandbox.describe()
     assert (sandbox.object["status"]["mode"], sandbox.object["status"]["places"]["total"]) == ("Plain", 1)

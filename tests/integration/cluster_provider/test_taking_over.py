@@ -79,7 +79,7 @@ async def test_an_agents_leftover_workspace_is_removed_for_the_grading_of_its_at
 async def test_a_plain_sandbox_that_an_earlier_process_used_hosts_no_other_attempt(
     opened: Opened, operator: StandInOperator, mode: str, attempt: str
 ) -> None:
-    """Files that it wrote to the sandbox's root remain, and could change the next agent's work, or its grading."""
+    """Files that the process wrote to the sandbox's root remain, and could affect the next agent's work or its grading."""
     operator.modes = ["Plain"] * 9
     first = await opened(rollout_job(mode))
     agent = await acquire(first)

@@ -793,7 +793,7 @@ async def test_agent_that_runs_more_commands_than_the_executor_remembers_is_grad
 
 
 class RunsACommandFirst:
-    """Its command's result is in each of its requests."""
+    """An agent whose requests all contain the result of its command."""
 
     async def run(self, context: AgentContext) -> str:
         result = await context.run_command("count")

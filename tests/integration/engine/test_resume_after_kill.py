@@ -25,7 +25,7 @@ KILLS = 100 if FULL else 3
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 TURNS = 5
 SEGMENTS = range(40)
-"""Numbers of segments of the journal, counted from a start, after which a kill comes. A run writes some 330."""
+"""The run is killed after one of these numbers of journal segments since its last start. It writes about 330 in all."""
 
 
 def job(output: str) -> dict[str, Any]:

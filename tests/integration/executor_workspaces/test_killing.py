@@ -44,7 +44,7 @@ class Family:
             os._exit(0)
 
     def kill(self) -> bool:
-        """Have it kill; return whether the child has ended."""
+        """Have the killer kill; return whether the child has ended."""
         os.write(self._tell, b"!")
         os.waitpid(self._killer, 0)
         ends = select.poll()

@@ -147,7 +147,7 @@ class Container:
         raise AssertionError(f"ended with {self._process.returncode}: {self.log.read_text()}")
 
     def end(self) -> int:
-        """End it by SIGTERM; return its exit status."""
+        """End the container by SIGTERM; return its exit status."""
         if self._process.poll() is None:
             # unshare's child, which is PID 1 in there.
             children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()

@@ -48,7 +48,7 @@ class Stream:
     request_id: str
     call: CallSpans
     lost: bool = False
-    """Its engine restarted during the call, or had another version at its start. A runner would repeat such a call
+    """The server's engine restarted during the call, or had another version at its start. A runner would repeat such a call
     elsewhere.
     """
 
@@ -388,7 +388,7 @@ class Fleet:
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel them, and return when they have ended."""
+    """Cancel the tasks, and return when they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,7 +19,7 @@ from tests.support.ports import free_ports
 OPERATOR_ACCOUNT = "system:serviceaccount:rights:rollout-operator"
 """The account that the chart would create in the namespace `rights`."""
 RUNNER_ACCOUNT = "system:serviceaccount:rights:job-runner"
-"""The account of the runners of the RolloutJob `job` there."""
+"""The account of the runners of the RolloutJob `job` in the namespace `rights`."""
 USERS = ("first", "second", OPERATOR_ACCOUNT, RUNNER_ACCOUNT)
 
 
@@ -57,7 +57,7 @@ class Replica:
         return -1.0
 
     def leads(self) -> bool:
-        """Whether it holds the lease."""
+        """Whether the replica holds the lease."""
         return self.metric("rollout_leader") == 1
 
     def until_it_leads(self) -> None:
@@ -69,15 +69,15 @@ class Replica:
             time.sleep(0.2)
 
     def ready(self) -> bool:
-        """Whether it reports that its cache is complete."""
+        """Whether the replica reports that its cache is complete."""
         return self._read(self._metrics, "/readyz") == "ok\n"
 
     def healthy(self) -> bool:
-        """Whether it passes the kubelet's liveness probe."""
+        """Whether the replica passes the kubelet's liveness probe."""
         return "ok" in self._read(self._health, "/healthz")
 
     def stop(self) -> int:
-        """End it as the kubelet would. Returns its exit status."""
+        """End the replica as the kubelet would. Returns its exit status."""
         self.process.terminate()
         return self.process.wait(30)
 

@@ -64,7 +64,7 @@ class ControlPlane:
         )  # fmt: skip
 
     def start_api_server(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the API server and wait until it is ready."""
         self._start(
             "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd}", f"--secure-port={self._port}",
             "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--cert-dir={self._folder / 'certificates'}",
@@ -76,7 +76,7 @@ class ControlPlane:
         until(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", "the API server is ready")
 
     def kill_api_server(self) -> None:
-        """Kill it, as a power failure would."""
+        """Kill the API server, as a power failure would."""
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait()

@@ -250,7 +250,7 @@ async def test_policy_that_makes_a_slow_verifier_time_out_is_graded(
     monkeypatch.setattr(trials, "GRACE_SECONDS", 0.5)
 
     class Slow(ForeignServer):
-        """Its verifier runs until its time limit, which exceeds the time for building an image."""
+        """A server whose verifier runs until its time limit, which exceeds the time for building an image."""
 
         async def run(self, request: web.Request) -> web.Response:
             answer = await super().run(request)
@@ -366,7 +366,7 @@ async def test_failure_that_only_the_proxy_sees_is_not_graded_as_zero(tmp_path: 
     store = tmp_path / "store"
 
     class GivesUp(ForeignServer):
-        """Its agent calls the model while the proxy cannot write its record, and then ends."""
+        """A server whose agent calls the model while the proxy cannot write its record, and then ends."""
 
         async def run(self, request: web.Request) -> web.Response:
             answer = await super().run(request)
@@ -411,7 +411,7 @@ async def test_policy_whose_request_fails_behind_the_proxy_is_graded(tmp_path: P
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
 
     class GivesUp(ForeignServer):
-        """Its agent ends with the request at which the model fails."""
+        """A server whose agent ends with the request at which the model fails."""
 
         async def run(self, request: web.Request) -> web.Response:
             answer = await super().run(request)

@@ -9,8 +9,8 @@ import jsonschema
 from tests.support.harbor_tasks import hello_world, in_two_steps
 from tests.support.preloaded import run_rolloutctl
 
-# Harbor 0.25's own models as JSON Schema, without what no trial of ours has; other names than theirs are refused too. The
-# package itself needs Python 3.12.
+# Harbor 0.25's own models as JSON Schema, reduced to the parts that our trials contain. Unknown names are refused, as by
+# Harbor. The package itself needs Python 3.12.
 HARBOR = json.loads((Path(__file__).parents[2] / "support/harbor_trial_schema.json").read_text())
 HARBOR_MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "result.json": ("TrialResult", {"verifier_environment_mode": "alone"}),

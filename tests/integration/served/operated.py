@@ -33,8 +33,8 @@ class OperatedFleet(Fleet):
         return self
 
     def run(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run it until the fleet ends. It is ended first, because gateways wait for their calls and a job makes more of
-        them.
+        """Run the coroutine until the fleet ends. It is ended first, because gateways wait for their calls, and a
+        job makes more of them.
         """
         running = asyncio.create_task(job)
         self._stack.push_async_callback(end, [running])

@@ -29,7 +29,7 @@ TEMPLATE = """\
 
 
 def make(folder: Path) -> None:
-    """Write it. The vocabulary is 256 bytes and three special tokens, so every text has ids."""
+    """Write the model. The vocabulary is 256 bytes and three special tokens, so every text has ids."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -92,7 +92,7 @@ class InferenceServer:
         return await self.ask(request.method, request.path, request.body, params=request.query)
 
     async def pause(self) -> None:
-        """Pause it as our operator does."""
+        """Pause the engine as our operator does."""
         await self._succeed(self.engine.updates.pause)
 
     async def resume(self) -> None:

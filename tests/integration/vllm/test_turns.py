@@ -287,7 +287,7 @@ async def test_load_reader_sees_progress_and_waiting_calls(server: InferenceServ
 
 
 async def test_paused_engine_reports_no_further_waiting_calls(server: InferenceServer, recorder: Recorder) -> None:
-    """Its metrics are those of its last step."""
+    """The engine reports the metrics of its last step."""
     ids = (await server.render({"role": "user", "content": "Hi"}))["token_ids"]
     await server.greedy(ids)
     await server.pause()

@@ -79,7 +79,7 @@ def checked_ids(server: VllmStandIn, value: Any, name: str) -> list[int]:
 
 
 def limit(server: VllmStandIn, prompt: Sequence[int], asked: Any) -> int:
-    """Return the most tokens that the answer may have. Raises ApiError if prompt and answer are too long together."""
+    """Return how many tokens the answer may have at most. Raises ApiError if prompt and answer are too long together."""
     if asked is None:
         if len(prompt) >= server.max_model_len:
             raise errors.too_long(server.max_model_len, len(prompt), 1)

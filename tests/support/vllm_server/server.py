@@ -145,7 +145,7 @@ class VllmStandIn:
         await runner.cleanup()
 
     async def restart(self, *, down_seconds: float = 0.0) -> None:
-        """Kill it, and start it again with the base weights on the same port. Record and faults are kept."""
+        """Kill the server, and start it again with the base weights on the same port. Record and faults are kept."""
         await self.stop()
         await asyncio.sleep(down_seconds)
         await self.start()

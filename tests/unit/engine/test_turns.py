@@ -442,7 +442,7 @@ async def test_tool_call_with_an_unknown_outcome_is_not_repeated() -> None:
 
 
 class SlowFirst(Count):
-    """Its first call takes longer than its second one."""
+    """A tool whose first call takes longer than its second one."""
 
     runs_in: ClassVar[Literal["Sandbox", "Runner"]] = "Runner"
 

@@ -126,7 +126,7 @@ def test_responses(streamed: tuple[Message, list[str]]) -> None:
 
 
 def as_sent(value: Any) -> Any:
-    """Return it without what the packages add when they parse."""
+    """Return the value without what the packages add when they parse."""
     if isinstance(value, list):
         return [as_sent(item) for item in value]
     if isinstance(value, dict):

@@ -79,7 +79,7 @@ def about(name: str) -> Manifest:
 
 
 async def tell(recorder: EventRecorder, *told: Event, name: str = "job") -> None:
-    """Record them, and let them be written."""
+    """Record the events, and let them be written."""
     for event in told:
         recorder.record(about(name), "RolloutJob", event)
     for _ in range(10 * len(told)):

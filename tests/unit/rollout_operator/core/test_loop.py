@@ -128,7 +128,7 @@ def test_condition_of_another_writer_causes_no_further_status_writes() -> None:
 
 
 def test_running_job_keeps_its_executor_after_an_upgrade() -> None:
-    """Its runners keep their image, and may not understand another executor."""
+    """The job's runners keep their image, and may not understand another executor."""
     api = MemoryApi()
     job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
     owner = {"apiVersion": job["apiVersion"], "kind": "RolloutJob", "name": "j", "uid": job["metadata"]["uid"]}

@@ -41,7 +41,7 @@ class Engine:
     failing: set[str] = field(default_factory=set)
     """Requests that fail: pause, sleep, wake, fetch, reload, half, resume, look."""
     lies: bool = False
-    """Whether it reports a load that it has not done."""
+    """Whether the engine reports a load that it has not done."""
     process: int = 0
     """The gateway's name for the engine's process."""
     opened: int | None = None

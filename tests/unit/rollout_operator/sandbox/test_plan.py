@@ -30,7 +30,7 @@ IP: Json = {"podIP": "10.0.0.1"}
 
 
 def look(asked: Json, *objects: Json, seconds: float = 0, memory: Memory | None = None) -> Plan:
-    """Plan it; the NetworkPolicy of a pod exists."""
+    """Plan the Sandbox; the NetworkPolicy of a pod exists."""
     policies = [policy()] if any(each.get("kind") == "Pod" for each in objects) else []
     return plan(observe(world(*objects, *policies, now=NOW + timedelta(seconds=seconds), memory=memory), asked))
 
