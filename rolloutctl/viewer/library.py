@@ -30,6 +30,8 @@ BUSY_SHARE: Final = 0.2
 """Most of the time that is spent with reading a live run: a look at a large one in object storage takes long."""
 FIRST_WAIT_SECONDS: Final = 0.5
 """A page that comes while a run is read for the first time shows what is read so far after this time."""
+STOPPED_SECONDS: Final = 10.0
+"""Time after which a stopped run is looked at again: a process may have resumed it."""
 COMPARED: Final = 20_000
 """Advantages that compare more rollouts than this are left out of the page."""
 
@@ -62,6 +64,11 @@ class OpenRun:
         """Figures of `stats.json`, while a finished run is read."""
         self._of_finished: Json = {}
         """The summary of a finished run, which does not change."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the records are being read."""
+        return self._reading is not None and not self._reading.done()
 
     async def refresh(self, wait: float = FIRST_WAIT_SECONDS) -> None:
         """Read what was recorded since the last time, unless that was just now. Waits for it for at most `wait` seconds;
@@ -110,7 +117,7 @@ class OpenRun:
             "state": state,
             "latest": latest,
             "aborted": self._state.aborted,
-            "isReading": self._reading is not None and not self._reading.done() and not self._state.finished,
+            "isReading": self.is_reading and not self._state.finished,
             "problem": self._problem,
             "damaged": {str(index): problem for index, problem in sorted(self.table.damaged.items())},
             "inFlight": {"count": self._state.in_flight, "shown": self._state.shown},
@@ -150,8 +157,8 @@ class OpenRun:
             return ("aborted" if len(self.table) else "failed to start"), latest
         if self._state.finished:
             return "finished", latest
-        is_alive = any(is_working(report, now) for report in self._state.health)
-        return "running" if is_alive or holder(self.run.job_file.uid) else "stopped", latest
+        is_alive = _is_alive(self.run, self._state.health, now)
+        return "running" if is_alive else "stopped", latest
 
     async def rollout(self, index: int, attempt: int | None = None) -> Rollout:
         """Return a rollout for its page. Raises NoSuchRun, RecordCorrupt."""
@@ -203,6 +210,15 @@ class OpenRun:
         self.table.close()
 
 
+async def _is_worked_on(run: RunFolder) -> bool:
+    return _is_alive(run, await health_reports(run.store), time.time())
+
+
+def _is_alive(run: RunFolder, reports: Sequence[HealthReport], now: float) -> bool:
+    """Whether a process works on the run: one here that holds it, or one elsewhere that has reported."""
+    return any(is_working(report, now) for report in reports) or holder(run.job_file.uid) is not None
+
+
 def _health(reports: Sequence[HealthReport], now: float) -> Json:
     """Return what the processes that work on a run wait for, added up."""
     working = [report for report in reports if is_working(report, now)]
@@ -229,8 +245,15 @@ class Library:
         self._store = store
         self._open: dict[str, OpenRun] = {}
         self._folders: dict[str, RunFolder] = {}
+        self._listing = asyncio.Lock()
+        self._viewed: set[str] = set()
+        """Runs whose pages were asked for. They stay open."""
         self._finished: dict[str, Json] = {}
         """Rows of finished runs, which do not change."""
+        self._stopped: dict[str, tuple[Json, float]] = {}
+        """Rows of runs on which no process works, and when to look whether one does. They are closed meanwhile, because
+        there may be thousands.
+        """
 
     @property
     def uri(self) -> str:
@@ -239,6 +262,10 @@ class Library:
 
     async def rows(self) -> list[Json]:
         """Return the list of runs, newest first."""
+        async with self._listing:
+            return await self._rows()
+
+    async def _rows(self) -> list[Json]:
         self._folders = {
             folder: RunFolder(self._store.below(folder), folder, job_file)
             async for folder, job_file in job_files(self._store)
@@ -255,11 +282,25 @@ class Library:
     async def _row(self, run: RunFolder) -> Json:
         if run.folder not in self._finished:
             if await run.store.get("stats.json") is None:
-                opened = self._opened(run)
-                await opened.refresh()
-                return opened.row()
+                return await self._row_of_unfinished(run)
             self._finished[run.folder] = row(await overview(run))
         return self._finished[run.folder]
+
+    async def _row_of_unfinished(self, run: RunFolder) -> Json:
+        now = time.monotonic()
+        found, look_at = self._stopped.get(run.folder, ({}, 0.0))
+        if found and now < look_at:
+            return found
+        if found and not await _is_worked_on(run):
+            self._stopped[run.folder] = found, now + STOPPED_SECONDS
+            return found
+        opened = self._opened(run)
+        await opened.refresh()
+        found = opened.row()
+        if not found["running"] and not opened.is_reading and run.folder not in self._viewed:
+            self._stopped[run.folder] = found, now + STOPPED_SECONDS
+            await self._open.pop(run.folder).aclose()
+        return found
 
     def _opened(self, run: RunFolder) -> OpenRun:
         if run.folder not in self._open:
@@ -277,6 +318,7 @@ class Library:
     async def run(self, folder: str) -> OpenRun:
         """Return an open run, up to date. Raises NoSuchRun."""
         run = self._opened(await self.folder(folder))
+        self._viewed.add(folder)
         await run.refresh()
         return run
 

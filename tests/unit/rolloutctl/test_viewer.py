@@ -7,6 +7,7 @@ import json
 import operator
 import sys
 import tarfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.health import HealthReport
+from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import Store
 from rollout_api.records import ChangesRecord, Outcome
 from rolloutctl.errors import CommandError
@@ -308,3 +311,30 @@ def test_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(CommandError, match="needs the package tokenizers"):
         open_tokenizer(tmp_path)
+
+
+async def test_stopped_runs_are_closed_until_a_process_works_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a", "b", "c"]
+    folders = {
+        name: write_run(tmp_path, name, [made_up_rollout(0)], group_size=4, total=8, finished=False) for name in names
+    }
+    monkeypatch.setattr("rolloutctl.viewer.library.STOPPED_SECONDS", -1)
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        await library.run(folders["a"].name)
+        for _ in range(2):
+            rows = {row["name"]: row for row in await library.rows()}
+            assert {name: (row["sealed"], row["running"]) for name, row in rows.items()} == dict.fromkeys(
+                names, (1, False)
+            )
+            assert list(library._open) == [folders["a"].name], "only the one whose page was asked for"
+        write_rollout(folders["b"], made_up_rollout(1))
+        (folders["b"] / "health").mkdir()
+        (folders["b"] / "health" / "0.json").write_bytes(json_bytes(HealthReport(time=time.time())))
+        rows = {row["name"]: row for row in await library.rows()}
+        assert (rows["b"]["sealed"], rows["b"]["running"]) == (2, True)
+        assert folders["b"].name in library._open
+    finally:
+        await library.close()
