@@ -127,7 +127,8 @@ class JobRecord:
         tasks. `new` always gives another run. Raises ManifestChanged, NameTaken, RecordCorrupt.
         """
         name, uid, created, listed = job.metadata.name, job.metadata.uid, time.time(), task_list(tasks)
-        if (new or uid is None) and (runs := await _runs_of(store, name)):
+        # A new run needs nothing of the others, so a damaged one does not prevent it.
+        if (new or uid is None) and (runs := await _runs_of(store, name, only_readable=new)):
             # The new run is the newest even if the clock was set back, or another machine's clock is ahead.
             created = max(created, math.nextafter(runs[0][1].created, math.inf))
             uid = _run_to_resume(runs, job, listed)[1].uid
@@ -254,13 +255,24 @@ async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
     return next(iter(await _runs_of(store, name)), None)
 
 
-async def _runs_of(store: Store, name: str) -> list[tuple[str, JobFile]]:
-    """Folders and `job.json` of the runs of that name, newest first."""
+async def _runs_of(store: Store, name: str, *, only_readable: bool = False) -> list[tuple[str, JobFile]]:
+    """Return the folders and `job.json` of the runs of that name, newest first. Raises RecordCorrupt for a damaged one,
+    unless `only_readable`.
+    """
     of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")
-    folders = [folder for folder in await store.folders() if of_name.fullmatch(folder)]
-    job_files = [(folder, await read_job_file(store, folder)) for folder in folders]
-    # A folder without a job.json remains from an interrupted deletion.
-    runs = [(folder, job_file) for folder, job_file in job_files if job_file and not is_copy(folder, job_file)]
+    runs = []
+    for folder in await store.folders():
+        if not of_name.fullmatch(folder):
+            continue
+        try:
+            job_file = await read_job_file(store, folder)
+        except RecordCorrupt:
+            if not only_readable:
+                raise
+            continue
+        # A folder without a job.json remains from an interrupted deletion.
+        if job_file is not None and not is_copy(folder, job_file):
+            runs.append((folder, job_file))
     return sorted(runs, key=lambda run: (run[1].created, run[0]), reverse=True)
 
 

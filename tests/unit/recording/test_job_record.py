@@ -35,6 +35,15 @@ async def test_equal_manifest_continues_its_newest_run(folder: Store, make_job: 
     assert again.uid == other.uid
 
 
+async def test_damaged_run_does_not_prevent_a_new_one(folder: Store, make_job: MakeJob, tasks: list[Task]) -> None:
+    damaged = await JobRecord.open(folder, make_job(), tasks)
+    await folder.put(f"{damaged.folder}/job.json", b"{")
+    with pytest.raises(RecordCorrupt, match=r"job\.json"):
+        await JobRecord.open(folder, make_job(), tasks)
+    new = await JobRecord.open(folder, make_job(), tasks, new=True)
+    assert new.folder != damaged.folder
+
+
 async def test_older_run_is_resumed_by_its_manifest_after_a_new_run_of_another(
     folder: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:
