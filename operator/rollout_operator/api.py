@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _CONFLICTING_WRITE = "please apply your changes to the latest version and try again"
 UNREACHABLE = 0
 """Status of an error without a response: no connection, a broken connection, or a time-out."""
+LONGEST_RETRY_SECONDS: Final = 60.0
+"""Longest pause that a response may ask for: an API server asks for seconds, and a proxy's page for whatever."""
 LIST_SECONDS = 60.0
 SILENCE_SECONDS = 120.0
 """Time without data after which a watch counts as broken. The API server sends a bookmark about once a minute."""
@@ -305,7 +307,7 @@ async def _error(response: aiohttp.ClientResponse) -> ApiError:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         message = json.loads(text)["message"]
     try:
-        retry_after = float(response.headers.get("Retry-After", "0"))
+        retry_after = min(LONGEST_RETRY_SECONDS, float(response.headers.get("Retry-After", "0")))
     except ValueError:
         retry_after = 1.0
     return ApiError(response.status, message or response.reason or "no message", retry_after)
