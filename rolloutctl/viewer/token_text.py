@@ -17,7 +17,7 @@ def open_tokenizer(path: Path) -> TextOf:
     try:
         import tokenizers
     except ImportError:
-        raise CommandError("--tokenizer needs the package tokenizers", "Install it: pip install tokenizers") from None
+        raise CommandError("--tokenizer needs tokenizers; install agent-rollouts[tokens]") from None
     file = path / FILE if path.is_dir() else path
     try:
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
