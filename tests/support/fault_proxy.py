@@ -14,7 +14,7 @@ from yarl import URL
 
 from tests.support.s3 import serving
 
-# Of one connection each, so not to be passed on.
+# Headers of a single connection, which must not be forwarded.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 

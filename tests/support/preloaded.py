@@ -86,7 +86,7 @@ def serve(channel_fd: int) -> None:
     """Fork a process for each request. It waits for the command's process, and answers with its exit code."""
     for module in MODULES:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for its children
     with socket.socket(fileno=channel_fd) as channel:
         while True:
             request, fds, _, _ = socket.recv_fds(channel, MOST_BYTES, 4)

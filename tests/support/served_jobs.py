@@ -14,7 +14,7 @@ from tests.support.vllm_server import logprobs_by
 
 MEMBERS, MOST_TURNS = 4, 400
 POLICIES = range(4)
-# Slow enough that answers are under way whenever something happens, and that the shut gate is seen.
+# Slow enough that answers are running at every event, and that the closed gate is observed.
 ARGUMENTS = "--script /script/script.json --tokens-per-second 20 --load-seconds 2"
 TEXT = "I have looked at the files of this folder once more, and before I say what I think of them I write down what I saw. "
 
@@ -103,7 +103,7 @@ def versions_in(reader: RunReader, result: Result, truth: Truth) -> list[int]:
     [branch] = asyncio.run(reader.tokens(result.index))
     assert branch.logprobs is not None
     ids, versions = branch.token_ids, list[int]()
-    # What an engine did that died cannot be asked for, and can be computed: weights leave their mark on each token.
+    # A dead engine cannot be asked for its answers, but they can be computed: its weights determine each logprob.
     marks = {version: [0.0, *logprobs_by(version, ids[:1], ids[1:])] for version in POLICIES}
     for position in (position for position, mask in enumerate(branch.mask) if mask):
         logprob, version = branch.logprobs[position], int(branch.policy_versions[position] or -1)

@@ -168,7 +168,7 @@ def main() -> None:
     folder, adapter = root / str(version), root / f"adapter-{version}"
     for made in (folder, adapter):
         made.mkdir(parents=True, exist_ok=True)
-        # What the stand-in takes for weights.
+        # The stand-in reads this file instead of weights.
         (made / "version.json").write_text(json.dumps({"version": version}))
     write_tokenizer(folder)
     write_model(folder, version)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OWN = {"rollout_api": ".", "agent_runtime": ".", "rolloutctl": ".", "rollout_operator": "operator"}
-# Imported where it is there, and an optional part of what is declared, or of a program that brings agent-rollouts along.
+# Imported if present: optional parts of declared packages, or packages of programs that use agent-rollouts.
 BROUGHT_BY_OTHERS = {"wandb", "kodo", "torch", "tensordict", "omegaconf", "hydra", "ray", "transformers", "datasets"}
 # Our own files that lie beside a program in a sandbox (tasks/repository.py), where it has no package.
 BESIDE_PROGRAMS = {"tree_rules"}

@@ -119,7 +119,7 @@ def installed(cluster: Cluster, tmp_path: Path) -> InstalledRelease:
 def release(cluster: Cluster, new_namespace: Namespaces) -> Iterator[Release]:
     made = Release(cluster, new_namespace("restricted"))
     yield made
-    # Gone before the next test looks at what is installed, not some time after its namespace.
+    # Deleted before the next test checks what is installed, without waiting for the deletion of its namespace.
     made.helm("uninstall", "second", "--wait", "--timeout", "1m", "--ignore-not-found")
     cluster.kubectl("delete", "clusterrole,clusterrolebinding", f"{made.namespace}-second", "--ignore-not-found")
 

@@ -88,7 +88,7 @@ async def test_changes_during_an_api_server_outage_are_noticed_afterwards(
         await asyncio.to_thread(delete, lost)
         return await proxy.pass_on(request)
 
-    # The next watch goes on from a version that the API server has forgotten; what is lost then, only a list can tell.
+    # The next watch starts at a version that the API server no longer has, so only a new list shows the deletion.
     proxy.forgotten, proxy.trouble = 1, [("GET", delete_first)]
     proxy.break_watches()
     await until(lambda: known[lost] is None)

@@ -232,7 +232,7 @@ def test_kubectl_and_rolloutctl_name_the_same_field_and_rule(
     for said, words in zip((applied.stderr, refused.value.message), RULES[rule], strict=True):
         assert re.search(rf"(?<![\w.]){re.escape(field)}(?!\.?\w)", said), said
         assert re.search(words, said), said
-    # One thing is wrong, and that is what is told.
+    # Each manifest has exactly one error, and only that is reported.
     assert len(refused.value.message.splitlines()) == 1
 
 

@@ -49,7 +49,7 @@ def test_healthy_cluster_is_reported_healthy(cluster: Cluster, doctor: Doctor, n
     assert states["your rights"] == {"ok"}
     text = cluster.rolloutctl("doctor", "--cluster", "-n", namespace)
     assert (text.returncode, "Jobs can run here." in text.stderr) == (0, True)
-    # A look changes nothing: the pods that it tried were never made.
+    # The check changes nothing: its trial pods were a dry run.
     assert not cluster.list("pods", namespace)
 
 

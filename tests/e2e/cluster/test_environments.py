@@ -34,6 +34,7 @@ def test_environment_in_a_sandbox_pod_works_and_a_hanging_one_is_graded(new_job:
     job.wait("Succeeded")
     played, hanging = job.results()
     assert (played["outcome"], played["reward"], played["turns"]) == ("Completed", 3, 3)
-    # Masked, an action that hangs would be a way out of a bad episode; tried once more, for it may have been chance.
+    # Not masked, because a policy could then escape a bad episode by an action that hangs. Repeated, because it may be
+    # chance.
     assert (hanging["outcome"], hanging["stopReason"], hanging["reward"]) == ("Completed", "ResourceLimit", 1)
     assert [failed["reason"] for failed in hanging["failedAttempts"]] == ["EnvironmentHung"]

@@ -21,7 +21,7 @@ SERVER = (
 )
 CLIENT = f"import socket; print(socket.create_connection(('127.0.0.1', {PORT})).recv(99).decode())"
 
-# What the script calls success and is none in a pod.
+# Successes in the script's view that are no escape from a pod.
 NO_ESCAPE = {
     "signal_the_executor": "process 1 may be named: it hears no signal from inside its PID namespace, which kill_init tries",
     "be_root_on_the_machine": "the id map cannot be judged from inside; test_root_in_the_container_… does",
@@ -65,7 +65,7 @@ print(worked)
 def attack(sandbox: ByHand) -> dict[str, str]:
     """Return what the hostile script could reach from a workspace, by attempt."""
     sandbox.copy_in(HOSTILE, "/tmp/hostile.py")
-    # The mark in pieces, so that the script's own arguments are not what it finds.
+    # The mark is given in pieces, so that the search does not find the script's own arguments.
     said = sandbox.run(
         "sh",
         "-c",

@@ -66,7 +66,7 @@ def test_where_image_volumes_are_refused_the_executor_is_copied_and_the_mode_sta
     def refusal() -> str:
         return cluster.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(pod), check=False).stderr
 
-    # A policy that was made holds some moments later.
+    # A new policy takes effect after some moments.
     eventually(lambda: refused_image_volumes in refusal() or None, 60, refusal)
     sandboxes = {mode: ByHand(cluster, namespace, mode.lower()) for mode in ("Overlay", "Plain")}
     for mode, sandbox in sandboxes.items():
@@ -79,7 +79,7 @@ def test_where_image_volumes_are_refused_the_executor_is_copied_and_the_mode_sta
 def test_where_the_image_volume_cannot_be_executed_the_executor_is_copied(
     cluster: Cluster, namespace: str, load_image: Callable[..., str], chart_values: Callable[..., None], tmp_path: Path
 ) -> None:
-    # As where a runtime mounts them noexec: nobody but root and the copying container's user, in root's group, may run it.
+    # Simulates a runtime that mounts image volumes noexec: only root and users in group root may execute the files.
     (archive,) = build("executor")
     (bundle,), _ = unpack(archive, tmp_path)
     files = {f"/{path.relative_to(bundle)}": path for path in bundle.rglob("*") if path.is_file()}

@@ -22,7 +22,7 @@ MODES = ["Overlay", "Plain"]
 MODEL_KEY = f"sk-{secrets.token_hex(16)}"
 WEB_PORT = 8000
 METADATA = "169.254.169.254"
-# Greets whoever asks, and is a model that keeps its job at work.
+# Answers every request with a greeting, and is a model that keeps the agent of its job running.
 WEB_SERVER = """
 import http.server, json
 SLEEP = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": "sleep 100"})}}
@@ -83,8 +83,8 @@ for thread in threads:
 print(json.dumps(sorted(reached)))
 """
 
-# Looks for secrets, which are given backwards so that the search does not find itself. Prints where they are. One is put
-# there first, so that a search that sees nothing is noticed.
+# Searches for secrets and prints where they are. They are given reversed, so that the search does not find its own
+# arguments. One is planted first, so that a search that finds nothing at all is noticed.
 SEARCH = r"""
 import json, os, re, stat, sys
 secrets = [text[::-1].encode() for text in json.loads(sys.argv[1])]
@@ -110,7 +110,7 @@ os.unlink("/tmp/planted")
 print(json.dumps(found))
 """
 
-# Shows tokens to the executor from beside it. Prints how it answers each.
+# Sends tokens to the executor from the same container. Prints the status for each.
 ASK = """
 import http.client, json, sys
 answers = []
@@ -270,7 +270,7 @@ def around(cluster: Cluster) -> Iterator[Surroundings]:
             "executor of another sandbox": f"{neighbour.address}:{EXECUTOR_PORT}",
             **{f"runner ({mode})": f"{address}:{RUNNER_METRICS_PORT}" for mode, address in runners.items()},
         }
-        if cluster.details:  # addresses of this machine can be lent to its own cluster only
+        if cluster.details:  # only the cluster on this machine reaches addresses of this machine
             targets["internet"] = stack.enter_context(web_server(cluster.details["internet"]["address"]))
             targets["metadata"] = stack.enter_context(metadata_service())
         yield Surroundings(cluster, namespace, jobs, targets)
@@ -328,7 +328,7 @@ def test_every_forbidden_target_is_reachable_without_a_sandbox(around: Surroundi
 def test_tool_reaches_no_target(around: Surroundings, mode: str) -> None:
     probe = ("python3", "-c", PROBE, json.dumps(around.targets))
     assert json.loads(around.in_workspace(mode, *probe)) == []
-    # Nor would it from behind a broken wall: the pod itself reaches nobody.
+    # The pod itself reaches nothing either, so a program that leaves its workspace would gain nothing.
     assert json.loads(around.in_container(mode, *probe)) == []
 
 
@@ -384,14 +384,14 @@ def test_tool_cannot_find_its_executors_token(around: Surroundings, mode: str) -
     job, sandbox = around.jobs[mode], around.sandbox(mode)
     token = sandbox.token_by(secret_value(around.cluster, around.namespace, runner_name(job.name), "key"))
     digest, uid = token_sha256(token), sandbox.object["metadata"]["uid"]
-    # What it may have read of its pod, as a token and as the key of one.
+    # Values that a program may know about its pod, tried as tokens and as keys of tokens.
     known = ["", sandbox.name, uid, digest, f"{sandbox.name}/{uid}"]
     guesses = [*known, *map(sandbox.token_by, known), *map(token_sha256, known)]
     answers = json.loads(around.in_container(mode, "python3", "-c", ASK, json.dumps([*guesses, token])))
     assert answers == [401] * len(guesses) + [200]
 
 
-# The listed one may be slow to answer on a busy machine; the others, where nothing refuses them at once, never answer.
+# The listed host may answer slowly on a busy machine; refused hosts may never answer.
 FETCH = """
 import sys, time, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -445,7 +445,7 @@ def test_address_listed_for_one_phase_is_reached_only_there(
     if mode == "Overlay":
         assert command["output"].split() == closed + open_ + closed
     else:
-        # A policy knows no phases, and the Sandbox says so.
+        # NetworkPolicies do not distinguish phases, and the Sandbox reports that.
         assert command["output"].split() == open_ * 3
         told = ByHand(cluster, namespace, "told").apply(workspaces={"mode": mode}, network=network).wait_ready()
         assert "destinations of one phase are open in all phases" in told.condition("Overlay")["message"]

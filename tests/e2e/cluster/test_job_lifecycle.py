@@ -33,13 +33,13 @@ def running(job: Job) -> list[str]:
 
 @pytest.mark.full
 def test_suspended_job_releases_its_sandboxes_and_resumes_without_an_attempt(new_job: NewJob) -> None:
-    # One attempt is all that a rollout has: whatever suspension costs would be seen in its outcome.
+    # Each rollout has a single attempt, so an attempt used up by the suspension would change the outcome.
     job = new_job(slow_quickstart(2, groupSize=2, attempts={"limit": 1}, runners={"concurrency": 4})).apply()
     job.wait_sealed(2)
     assert job.pods("sandbox")
 
     job.suspend(True)
-    # The 30 s after which a node kills whoever still drains, and what it takes to be seen.
+    # The kubelet kills draining runners after 30 s; the rest is time until the operator notices.
     job.wait("Suspended", 45)
     assert not running(job), job.describe()
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 60, job.describe)
@@ -88,7 +88,7 @@ def test_three_runners_share_the_groups_of_a_job(new_job: NewJob) -> None:
 
 def test_jobs_of_one_name_in_two_namespaces_are_independent(new_namespace: Callable[..., str], new_job: NewJob) -> None:
     team, other = new_namespace(), new_namespace("restricted")
-    # A number that is not root is all that a restricted namespace lets in, and it may not write just anywhere.
+    # A restricted namespace accepts only a numeric user that is not root, and that user cannot write everywhere.
     restricted = {"image": QUICKSTART_IMAGE, "user": "1000", "workingDir": "/tmp/workspace"}
     jobs = [
         new_job(small_job("same", tasks=2), team).apply(),
@@ -107,7 +107,7 @@ def test_job_applied_again_under_its_old_name_starts_a_new_run(new_job: NewJob) 
     first = new_job(slow_quickstart(2, groupSize=1, runners={"concurrency": 2})).apply()
     first.wait_sealed(1)
     sealed = {key: first.read(key) for key in first.keys("seals")}
-    # At once: the old one's runner, Secret and sandboxes are still there.
+    # The name is reused while the old job's runner, Secret and sandboxes still exist.
     first.delete("--wait=false")
     eventually(lambda: first.cluster.get("rolloutjob", first.name, first.namespace) is None or None, 30)
 
@@ -152,7 +152,7 @@ def test_job_that_cannot_start_gives_the_reason_and_starts_later(
 
 
 def test_job_whose_rollouts_are_all_lost_gives_the_reason(new_job: NewJob) -> None:
-    # No such user is in the image, which only a sandbox of it can tell.
+    # The image has no such user, which only a sandbox detects.
     job = new_job(small_job("lost", sandbox={"image": QUICKSTART_IMAGE, "user": "nobody-here"}, attempts={"limit": 1}))
     job.apply().wait("Succeeded")
     assert job.status["outcomes"] == {"InfraFailed": 1}

@@ -72,7 +72,7 @@ def test_servers_answer_at_the_shared_and_their_own_addresses_and_leave_no_objec
         said = server.run_in_pod(f"asks-{next(tries)}", runner, ASK, json.dumps(calls))
         return [status for _, _, status in json.loads(said)]
 
-    # A Service takes a moment to lead to a pod that has just become ready.
+    # A Service needs a moment until it forwards to a pod that has just become ready.
     eventually(lambda: answers() == [200, 200, 200] or None, 60, lambda: str(answers()))
 
     server.cluster.kubectl("delete", "modelserver", NAME, "-n", server.namespace)
@@ -95,7 +95,7 @@ def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster
         # Where no network policy is enforced, the control port would answer 401.
         assert status == (404 if f":{MODEL_PORT}/" in url else 0), (method, url, status)
 
-    # It lists the ports, so nothing but the model server's own policy is in its way.
+    # The sandbox's own policy allows these ports, so only the model server's policy can block them.
     [address] = addresses(server)
     listed = [f"{address}:{MODEL_PORT}", f"{address}:{MODEL_CONTROL_PORT}"]
     sandbox = ByHand(cluster, namespace, "curious")
@@ -147,7 +147,8 @@ def test_drains_take_one_server_at_a_time_within_the_budget(server: Server) -> N
     def settled(allowed: int) -> bool | None:
         status = budget().get("status", {})
         seen = status.get("observedGeneration") == budget()["metadata"]["generation"]
-        # Pods that are not ready may always go; the kubelet says so a moment after the ModelServer does.
+        # Pods that are not ready may always be evicted; the kubelet reports ready pods slightly later than the
+        # ModelServer.
         return (seen and (status["currentHealthy"], status["disruptionsAllowed"]) == (2, allowed)) or None
 
     eventually(lambda: settled(0), 60, server.describe)

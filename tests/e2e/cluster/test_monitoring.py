@@ -42,7 +42,7 @@ spec:
             - turns: [{{toolCalls: [{{name: bash, arguments: {{command: sleep 20}}}}]}}, {{toolCalls: [{{name: finish}}]}}]
 """
 
-# A metric with its matchers, as it stands in a query; but for the reasons of failures, which a test cannot all provoke.
+# A metric with its label matchers in a query, except for reasons of failures, which a test cannot all cause.
 SELECTOR = re.compile(r"\brollout_(?!job\b)\w+(?:\{[^}]*\})?")
 REASONS = re.compile(r'\{reason=~"[^"]*"\}')
 

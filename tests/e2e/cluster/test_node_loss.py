@@ -33,7 +33,7 @@ def test_failed_node_with_one_of_three_runners_loses_no_result(
     first = cluster.details["nodes"][0]["name"]
     second = outages.add_node()
     manifest = slow_quickstart(4, runners={"replicas": 3, "concurrency": 4})
-    # Sandboxes on both nodes, as far as that can be had.
+    # Spreads sandboxes over both nodes where possible.
     manifest["spec"]["sandbox"]["podTemplate"] = {
         "spec": {
             "topologySpreadConstraints": [

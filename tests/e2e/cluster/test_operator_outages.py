@@ -74,7 +74,8 @@ def test_of_two_operators_one_works_and_the_other_takes_over_when_it_is_killed(
 
     (leader,) = {write.pod for write in outages.writes(job.namespace) if write.pod in operators}
     outages.kill(operators[leader])
-    # Killed twice, Kubernetes starts it again after 10 s only: by then the other has seen the older lease for longer.
+    # After the second kill, Kubernetes waits 10 s before a restart. By then the other operator has seen no renewal of
+    # the lease for longer than its term.
     eventually(lambda: is_up_again(cluster, leader) or None, 60, lambda: f"{leader} was not started again")
     outages.kill(operators[leader])
     job.wait("Succeeded")

@@ -192,7 +192,7 @@ def listening(server: Server, pod: str) -> Iterator[None]:
 def test_tensor_port_admits_only_the_trainer_and_the_trainer_no_other_port(
     cluster: Cluster, namespace: str, new_namespace: Callable[[], str]
 ) -> None:
-    # Nobody pushes yet: the trainer that the hook names does not have to be there.
+    # No policy is pushed in this test, so the trainer of the hook need not exist.
     server = Server(cluster, namespace).apply(replicas=1, **push_fields(namespace)).wait_ready(1)
     [entry] = server.ready
     address = entry["url"].removeprefix("http://").rpartition(":")[0]
@@ -204,7 +204,7 @@ def test_tensor_port_admits_only_the_trainer_and_the_trainer_no_other_port(
         return found
 
     with listening(server, entry["name"]):
-        # First, since it is the one that shows that there is something to reach.
+        # The trainer is checked first: it shows that the ports are listening.
         assert reached("trainer", LABELS) == [TENSOR_PORT]
         assert reached("runner", {ROLE_LABEL: RUNNER_ROLE}) == [MODEL_PORT]
         assert reached("stranger", {"app": "other"}) == []

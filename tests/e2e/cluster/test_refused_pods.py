@@ -31,7 +31,7 @@ def container(**fields: object) -> Object:
 
 
 CONTEXT = "spec.containers[0].securityContext"
-# Pod specs that lend rights, by a name for their Sandbox, and the field that is to be named.
+# Pod specs that grant rights: by the name of their Sandbox, with the field that the refusal must name.
 LENDING: dict[str, tuple[Object, str]] = {
     "service-account": ({"serviceAccountName": "admin"}, "spec.serviceAccountName"),
     "old-service-account": ({"serviceAccount": "admin"}, "spec.serviceAccount"),
@@ -69,7 +69,7 @@ LENDING: dict[str, tuple[Object, str]] = {
         "spec.containers[0].volumeMounts[0].mountPath",
     ),
 }
-# The same beside the pod's spec: labels and annotations that other software acts on.
+# Likewise outside of the pod's spec: labels and annotations that other software reads.
 METADATA: dict[str, tuple[Object, str]] = {
     "another-job": ({"labels": {"rollout.dev/job-uid": "of-another-job"}}, "metadata.labels[rollout.dev/job-uid]"),
     "another-network": (

@@ -57,7 +57,7 @@ def test_a_person_works_in_a_sandbox_from_the_laptop(
     assert (failed.returncode, failed.stderr) == (7, "no\n")
 
     run("snapshot", "mine", str(tmp_path / "changes.tar"))
-    # What changed over the image; in Plain, which has no layers, the working folder.
+    # The changes to the image; in Plain, which has no layers, the working folder.
     with tarfile.open(tmp_path / "changes.tar") as archive:
         assert {"workspace/sorted", "workspace/data/numbers.txt"} <= set(archive.getnames())
 
@@ -116,7 +116,7 @@ def test_unusable_sandbox_gives_the_reason(cluster: Cluster, namespace: str) -> 
         return done.stderr
 
     assert "Sandbox nobody in namespace" in why("nobody")
-    # A registry that refuses the connection: one that is looked for by name may take a minute to be missed.
+    # A local registry that refuses the connection, because looking up an unknown name may take a minute.
     cluster.apply(
         {
             "apiVersion": "rollout.dev/v1alpha1",

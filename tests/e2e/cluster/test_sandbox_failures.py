@@ -123,7 +123,7 @@ def test_tool_call_over_its_memory_ends_its_rollout_before_the_pods_limit(new_jo
 
     eventually(all_sealed, 120, job.describe)
     peak, limit = peaks[-1]
-    # At the limit, cgroup v2 kills all processes of a container at once: members that did nothing wrong, too.
+    # At the container's limit, cgroup v2 would kill all its processes, including those of other members.
     assert 128 * MEBIBYTE < peak < limit
     job.wait("Succeeded")
     first, hungry, third = by_task(job)["eats"]
@@ -157,7 +157,7 @@ def test_rollout_whose_tool_call_kills_its_container_twice_is_to_blame(new_job: 
 def test_policy_that_kills_the_workspaces_server_gets_a_verdict(new_job: NewJob, attack: str) -> None:
     members = {
         "attacks": [turn("echo started > steps"), turn(attack), finish()],
-        # The executor, as PID 1, is deaf to whoever is inside.
+        # The executor is PID 1 of its namespace, which gets no signals from inside.
         "tries": [*careful(0)[:3], turn("kill 1; kill -INT 1; kill -9 1; sleep 1; echo 3 >> steps"), *careful(0)[4:]],
     }
     manifest = scripted_job("attack", [task("attacks")], members)

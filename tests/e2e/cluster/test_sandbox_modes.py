@@ -61,7 +61,7 @@ def test_pod_is_made_again_as_plain_when_the_executors_overlay_trial_fails(
     told = cluster.kubectl("get", "events", "-n", namespace, "--field-selector=reason=OverlayTrialFailed").stdout
     assert "sandbox/auto" in told, "its first pod was not the one that failed"
 
-    # What was learned of the image is not tried again; of other images nothing was.
+    # A failed trial is remembered for its image, and not repeated. It is not remembered for other images.
     insisting = ByHand(cluster, namespace, "overlay")
     finished = insisting.apply(image=image, workspaces={"mode": "Overlay"}, whenFinished="Retain").wait_finished()
     assert (finished["reason"], "(TrialFailed: " in finished["message"]) == ("Invalid", True), finished

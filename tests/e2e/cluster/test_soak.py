@@ -136,7 +136,7 @@ def test_repeated_failures_leak_nothing(
     log(f"from now on operators and runners live; after {size.settling_seconds:.0f} s memory is watched")
     eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
     eventually(lambda: live(job.pods("runner")) or None, 120, job.describe)
-    # One that stands in for a runner that still drains has not begun; the other may have come to its end meanwhile.
+    # The replacement of a draining runner has not started yet; the draining one may have completed meanwhile.
     eventually(lambda: states(job) - {"Completed"} == {"Running"} or None, 120, job.describe)
     grown_up = {pod["metadata"]["uid"] for pod in (*live(operator_pods(cluster)), *live(job.pods("runner")))}
     time.sleep(size.settling_seconds)
@@ -194,7 +194,7 @@ def assert_counts_add_up(job: Job, total: int, log: Log) -> None:
     assert (status["total"], status["sealed"]) == (total, total)
     assert status["outcomes"] == {"Completed": total}
     assert status["meanReward"] == 1
-    # An engine that starts finds gone what was killed meanwhile: that is Interrupted.
+    # A restarted engine finds its killed sandboxes gone: the reason is Interrupted then.
     assert lost.keys() <= {"PodDeleted", "Evicted", "Interrupted"}
     assert ends[Exit.SUPERSEDED], "of a frozen runner and the one that took over, none was fenced off"
 

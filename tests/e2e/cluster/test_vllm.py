@@ -154,7 +154,7 @@ def test_vllm_serves_a_job_over_policy_updates_a_failed_load_and_a_rollback(
     assert {version for branch in after_failure for version in versions_of(branch)} == {1}
     assert_made_by(checkpoints / "1", after_failure)
 
-    # Versions only grow: the first weights come back as another version.
+    # Version numbers only increase: the first weights are served again as a later version.
     server.update(3, first)
     back = branches_of(finished(new_job, "back"))
     assert {version for branch in back for version in versions_of(branch)} == {3}

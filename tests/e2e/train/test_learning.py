@@ -21,7 +21,7 @@ from tests.support.wrong_trainers import DealtToOthers, MaskInverted
 FEW = Settings(groups=8, enough=0.5)
 """A training with a quarter of the groups, which ends at half of the possible reward."""
 WHOLE = Settings()
-# Even the best player mostly fails there, so there is less to learn from in each group.
+# Even the best possible player mostly fails on slippery ice, so each group teaches less.
 SLIPPERY = Settings(slippery=True, updates=40, learning_rate=40.0)
 WHOLE_TRAININGS = [(WHOLE, 0), (WHOLE, 1), (WHOLE, 2), (SLIPPERY, 0)]
 TRAININGS = [(FEW, 0), *(pytest.param(*training, marks=pytest.mark.full) for training in WHOLE_TRAININGS)]

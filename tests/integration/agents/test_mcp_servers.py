@@ -20,7 +20,7 @@ from tests.support.vllm_server.model import ToolCall
 
 REQUIREMENTS = ("mcp-server-time==2026.7.10", "mcp<2")  # the servers' own SDK, older than ours
 
-# Counts how often it was asked, and takes its time to say so.
+# Counts its calls, and answers slowly.
 COUNTING = """
 import pathlib, sys, time
 from mcp.server.fastmcp import FastMCP

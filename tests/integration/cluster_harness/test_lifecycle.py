@@ -89,7 +89,7 @@ def test_pods_of_two_nodes_see_each_others_addresses_under_policies(second: Clus
         second, pod("near", "default", nodeName=f"{NAME}-0"), pod("far", "default", nodeName=f"{NAME}-1")
     )
     far, near = f"{addresses['far']}:{PORT}", f"{addresses['near']}:{PORT}"
-    # A policy counts who is calling by address: it must survive the way between nodes.
+    # A NetworkPolicy matches callers by their address, so the address must be kept between nodes.
     assert reach(second, "default", "near", far) == {far: addresses["near"]}
     assert reach(second, "default", "far", near) == {near: addresses["far"]}
     assert reach(second, "default", "far", "kubernetes.default:443") == {"kubernetes.default:443": "open"}

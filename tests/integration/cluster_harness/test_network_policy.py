@@ -43,7 +43,7 @@ def test_ingress_is_denied_by_default_and_opened_by_label_namespace_and_named_po
     cluster.apply(policy("open", namespace, "server", policyTypes=["Ingress"], ingress=[opened]))
     becomes(cluster, namespace, "friend", {target: True})
     becomes(cluster, namespace, "stranger", {target: False})
-    # The server itself is not limited in whom it calls, and gets the answer.
+    # The server's own connections are not restricted, and their answers arrive.
     assert reach(cluster, namespace, "server", f"{addresses['friend']}:{PORT}") == {
         f"{addresses['friend']}:{PORT}": addresses["server"]
     }

@@ -108,7 +108,8 @@ async def test_cancelled_requests_leave_their_places_free(opened: Opened, operat
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if not isinstance(outcome, BaseException):  # it was quicker
                 await outcome.release()
-    # Who asks before the last ones are gone may be given a further sandbox; with a place lost, no number would be enough.
+    # A request before the last workspaces are released may get another sandbox. If a place were lost, this loop would
+    # not end.
     while len(held) < 4 * len(operator.api.sandboxes):
         held.append(await acquire(provider, f"{len(held)}-x"))
         assert len(operator.api.sandboxes) <= 3
@@ -147,7 +148,7 @@ async def test_an_attempt_that_has_to_be_alone_gets_a_sandbox_that_was_opened_fo
     provider = await opened(rollout_job(mode, places=1))
     first = await acquire(provider)
     await first.release()
-    # By now a used one is free (Overlay), or one that was opened ahead (Plain). Both may be at the end of their lifetime.
+    # Now there is a free sandbox: a used one (Overlay), or one that was opened in advance (Plain).
     await until(lambda: provider.sandbox_states() == {"Ready": 1})
     before = set(operator.api.sandboxes)
     alone = await acquire(provider, "1-1", alone=True)
@@ -156,6 +157,6 @@ async def test_an_attempt_that_has_to_be_alone_gets_a_sandbox_that_was_opened_fo
     await until(lambda: alone.handle["sandbox"] not in operator.api.sandboxes)
     again = await acquire(provider, "1-2", alone=True)
     assert again.handle["sandbox"] not in before | {alone.handle["sandbox"]}
-    # What was there before serves the others on.
+    # The earlier sandboxes continue to serve other workspaces.
     other = await acquire(provider, "2-0")
     assert other.handle["sandbox"] in before

@@ -32,7 +32,8 @@ from tests.support.vllm_server import Answer, Faults, Prompt, Script, VllmStandI
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 MODES = ("Overlay", "Plain")
 
-# Asks as any script would, one question after another, each answer streamed and sent back with the next.
+# Asks like an ordinary script: one question after another, with streamed answers that are sent back in the next
+# request.
 OPENAI = """
 import openai, sys
 client = openai.OpenAI(max_retries=0)
@@ -504,7 +505,7 @@ async def test_hostile_program_harms_only_itself(
     assert sum(isinstance(record, IntentRecord) for record in journaled) <= CALLS_A_TURN * 4
 
 
-# Asks once; then the code that the model wrote claims, with the key of the agent, that the answer reached nobody.
+# Asks once. Then code written by the model claims, with the agent's key, that no client received the answer.
 MASKS_ITSELF = """
 import json, os, sys, urllib.error, urllib.request
 import openai

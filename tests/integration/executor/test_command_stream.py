@@ -142,7 +142,7 @@ async def test_unread_answers_delay_no_other_runner_and_cost_no_memory(
     await asyncio.sleep(1)
     for n in range(20):
         assert (await runner.run("echo here", f"2:{n}")).stdout == b"here\n"
-    # Those that were asked for before it stopped: 60 answers of 1 MB at most, and as much again in their processes.
+    # Commands from before the pause: at most 60 answers of 1 MB, and the same amount again in their processes.
     assert executor.memory_kib() - before < 150_000
     stream._transport.resume_reading()
     assert {len((await task).stdout) for task in asked} == {1_000_000}

@@ -28,7 +28,7 @@ from tests.support.full import MODES_ONCE, examples
 
 DOCUMENT = Path(routes.__file__).parents[1] / "openapi.json"
 ALLOWED_SERVER_ERRORS = {"NoPlace", "WorkspaceFailed"}
-# In full, enough for every field to be absent, null, wrong and at its bounds once.
+# With all examples, every field is absent, null, wrong and at its bounds once.
 EXAMPLES = examples(25)
 EPOCH = 7
 HOLD = {"epoch": EPOCH, "holder": "fuzzer"}

@@ -58,7 +58,7 @@ async def test_orphans_are_reaped_where_the_executor_is_pid_1(start_executor: An
                 print(found)
                 await asyncio.sleep(0.1)
         assert await client.out("echo fine") == "fine\n"
-    executor.process.kill()  # unshare itself is deaf to what would end it
+    executor.process.kill()  # unshare ignores signals that would end it
 
 
 def zombies_below(ancestor: int) -> list[int]:
@@ -87,7 +87,7 @@ async def test_executor_ends_when_it_can_create_no_more_workspaces(
     (keeper,) = children_of(zygote)
     async with connect(executor) as client:
         assert await client.out("echo made") == "made\n"
-        # The remover was the keeper's first child.
+        # The keeper starts the remover as its first child.
         os.kill({"keeper": keeper, "remover": min(children_of(keeper))}[lost], signal.SIGKILL)
         assert await asyncio.to_thread(executor.process.wait, 20) == 1
     assert '"broken"' in executor.log.read_text()

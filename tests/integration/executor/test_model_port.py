@@ -352,7 +352,7 @@ async def test_a_flood_of_requests_fills_only_its_own_workspaces_places(agent: A
     async with contextlib.AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(program(url)) for _ in range(300)]
         for number, (_, writer) in enumerate(slow):
-            # Half a head, a body that never comes, garbage without an end.
+            # An incomplete head, a body that is never sent, and endless garbage.
             writer.write(
                 (b"POST / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", b"x" * 30_000)[number % 3]
             )

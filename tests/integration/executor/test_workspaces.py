@@ -60,7 +60,7 @@ async def test_destroyed_workspace_ends_its_processes_and_waiting_callers(client
 
 async def test_a_workspace_over_its_memory_is_named_as_the_cause(overlay: Any, connect: Any) -> None:
     async with connect(overlay, limits={"memoryBytes": 64 * 2**20}) as client:
-        # Each stays below what one process may have; only their sum is over.
+        # Each process stays below the limit of a process; only their sum exceeds the workspace's limit.
         eat = "for n in 1 2 3; do (head -c 40000000 /dev/zero; sleep 9) | tail -c 40000000 > /dev/null & done; wait"
         status = await client.run(eat, waitSeconds=60)
         assert status["cause"] == "Memory", status

@@ -178,7 +178,7 @@ EXHAUSTING = [
     ("fork bomb", Limits(processes=200), "Deadline"),
     ("fork bomb of two users", Limits(processes=200), "Processes"),
     ("threads of two users", Limits(processes=200), "Processes"),
-    # Looking at them all would keep the executor from answering anybody.
+    # Counting so many descriptors must not keep the executor from answering.
     ("open descriptors", Limits(), "Processes"),
     ("memory", Limits(memory_bytes=200_000_000), "Memory"),
     ("shared memory", Limits(memory_bytes=200_000_000), "Memory"),
@@ -190,7 +190,7 @@ EXHAUSTING = [
 
 @pytest.mark.parametrize(
     ("attack", "limits", "cause", "user"),
-    # Root alone becomes other users.
+    # Only root can become another user.
     [(*one, user) for one in EXHAUSTING for user in ("0", "1234") if user == "0" or one[2] != "Processes"],
 )
 async def test_exhausted_resources_affect_only_the_workspace_that_used_them(
@@ -236,7 +236,7 @@ async def test_exhausted_resources_affect_only_the_workspace_that_used_them(
     assert await answering > 0
     again = await run(culprit, "echo again")
     if attack == "disk" and again.output == "":
-        # Its processes wrote on until they were killed, which the next count of its files finds.
+        # Its processes wrote until they were killed, so the next count of its files exceeds the limit again.
         assert again.exit.cause == cause
         again = await run(culprit, "echo again")
     assert again.output == "again\n"
@@ -436,7 +436,7 @@ async def test_a_tool_that_kills_its_own_init_is_recorded_as_the_cause(plain: In
     workspace = await plain.make(user="0" if os.geteuid() == 0 else None)
     command, output = await start(
         workspace,
-        # Until it is known to have started.
+        # Wait until the command counts as started.
         "sleep 0.2; parent() { sed 's/.*) . //' /proc/$1/stat | cut -d' ' -f1; }\n"
         f"init=$(parent $PPID) zygote=$(parent $init)\n{attack}\nsleep 2000",
     )

@@ -257,7 +257,7 @@ for name, one, two in json.loads(sys.argv[2]):
             if not os.path.lexists(two):
                 subprocess.run(["mv", "-T", one, two], stderr=subprocess.DEVNULL)
         elif name == "link":
-            # A second name for a file of a lower layer is a copy of it there, as overlay's own documentation says.
+            # overlayfs copies a file of a lower layer when it gets a second name, according to its documentation.
             if os.path.isfile(one) and os.stat(one).st_nlink == 1:
                 shutil.copy2(one, one + "~"); os.replace(one + "~", one); os.link(one, two)
         elif name == "symlink":
@@ -269,7 +269,7 @@ for name, one, two in json.loads(sys.argv[2]):
         elif name == "fifo":
             os.mkfifo(one)
         elif name == "part":
-            # As above: two names of a file that a lower layer has by now.
+            # Likewise for a file with two names that is in a lower layer by now.
             for folder, _, files in os.walk("."):
                 for path in (os.path.join(folder, file) for file in files):
                     info = os.lstat(path)

@@ -109,7 +109,7 @@ def test_plain_works_for_every_user(user: str, state: str) -> None:
     os.chmod(state, 0o777)
     seen = _live(user, "Plain", state)
     assert seen["mode"] == "Plain"
-    assert seen["id"].split()[0] == str(_NOBODY)  # never the machine's root, unless asked for
+    assert seen["id"].split()[0] == str(_NOBODY)  # never the machine's root unless requested
     assert seen["wrote"] == "0\n"
     assert _sleepers() == []
 
@@ -366,7 +366,7 @@ async def test_every_workspace_has_the_files_of_its_own_parent_in_any_order(over
         await parent.freeze()
         parents.append(parent.spec.id)
     seen = {None: "none 755\n", parents[1]: "a 711\n", parents[2]: "b 755\n"}
-    # Twice the same has the next one made ahead, which then fits or does not.
+    # After two equal parents the executor prepares the next workspace in advance, which then fits or does not.
     for parent_id in (parents[number] for number in (0, 0, 0, 1, 1, 1, 2, 0, 1, 1, 2, 2, 0, 0, 1, 2, 2, 2)):
         workspace = await overlay.make(parent=parent_id)
         done = await run(workspace, "echo $(cat /tmp/parent 2>/dev/null || echo none) $(stat -c %a /)")

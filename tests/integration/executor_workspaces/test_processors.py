@@ -69,9 +69,10 @@ async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
         await run(neighbour, ["true"])
         before = _processor_seconds(busy)
         assert (await run(neighbour, [_PYTHON, "-c", _USES])).ok
-        # Both have used the processor since: the neighbour its burst, and 100 times that where threads count alike.
+        # Both have run since: the neighbour for its burst; the busy workspace would have used 100 times that if each
+        # thread counted equally.
         assert _processor_seconds(busy) - before < _BUSY / 4 * _BURST_SECONDS
-        # What only waits, as a shell does, keeps its priority for what it does next; and so does the next command.
+        # A process that only waits, such as a shell, keeps its priority, and so does the next command.
         (shell,) = (found for found in processes.all_processes(busy.proc) if found.pid == waiting.pid)
         assert shell.nice == host.tool_nice
         await waiting.signal(signal.SIGKILL, tree=True)

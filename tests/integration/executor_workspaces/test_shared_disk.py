@@ -145,7 +145,7 @@ async def test_workspace_that_filled_the_disk_with_a_hidden_file_is_lost(small_d
         workspace = await overlay.make()
         hiding, output = await start(workspace, ["/usr/bin/python3", "-c", _HIDES_A_FILE, how])
         assert await read_all(output) == b"full\n"
-        await asyncio.sleep(1)  # until no look has seen it open
+        await asyncio.sleep(1)  # until the count no longer finds it open
         with pytest.raises(WorkspaceFailure) as failure:
             await write(workspace, "/answer", bytes(1_000_000))
         assert failure.value.cause == "WorkspaceEnded", "a policy could have itself masked"

@@ -148,7 +148,7 @@ async def test_plain_snapshot_replaces_existing_files(before: object, after: obj
                     await put(workspace, "restore", packed)
                 found = await _described(workspace, str(root / "work"), str(root / "home"))
                 described.append({name.removeprefix(str(root)): value for name, value in found.items() if name != "/"})
-        # Names of what is linked hold the root too.
+        # Targets of links also contain the root folder.
         assert json.dumps(described[1]).replace(f"{folder}/1", "") == json.dumps(described[0]).replace(
             f"{folder}/0", ""
         )

@@ -226,7 +226,7 @@ def mounted(workshop: Path) -> Iterator[Callable[[str], tuple[Path, dict[str, An
             layers, configuration = unpack(archive, workshop)
             root = workshop / f"image-{target}"
             root.mkdir()
-            # Read-only, and for a single layer with an empty one, as an overlay wants two.
+            # A read-only overlay needs at least two layers, so an empty one is added.
             (workshop / "empty").mkdir(exist_ok=True)
             lower = ":".join(map(str, [*reversed(layers), workshop / "empty"]))
             subprocess.run(["mount", "-t", "overlay", "-o", f"lowerdir={lower}", "overlay", root], check=True)

@@ -22,7 +22,7 @@ ROOTS = ["debian_hello", "busybox", "musl", "scratch"]
 WITH_SHELL = {"debian_hello", "busybox"}
 # What DESIGN allows for the folder that every sandbox pod mounts, or copies.
 LARGEST_BUNDLE_BYTES = 35_000_000
-# Writes its file from a constructor: whoever loads it has been told what to run by the image.
+# Writes its file from a constructor: a process that loads it has loaded a library of the image.
 LEAVES_A_TRACE = """
 #include <stdio.h>
 __attribute__((constructor)) static void loaded(void) { FILE *f = fopen("/trace", "a"); if (f) fclose(f); }
@@ -183,7 +183,8 @@ async def test_an_images_environment_is_for_its_commands_alone(
                     f"{name}={value}" for name, value in variables.items() if name != "KUBERNETES_SERVICE_HOST"
                 }
                 assert "KUBERNETES" not in seen
-                # What the executor was told is for it alone, though every process of it is a fork that says so.
+                # The executor's configuration must not be visible, although its processes are forks with its command
+                # line.
                 _, listed = await caller.run("cat /proc/[0-9]*/cmdline")
                 assert "tokenSha256" not in listed
                 assert "KUBERNETES" not in listed

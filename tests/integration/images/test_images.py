@@ -97,7 +97,7 @@ def run(root: Path, configuration: dict[str, Any], *command: str) -> subprocess.
 
 def test_an_unchanged_tree_builds_nothing(build_images: Any, tmp_path: Path) -> None:
     built = build_images("executor")
-    # With no program to build with, this can only be what is there.
+    # No build program is available, so success means that nothing was built.
     again = subprocess.run(
         [sys.executable, REPOSITORY / "hack/images/build", "executor"],
         env={"PATH": str(tmp_path), "HOME": str(Path.home())},

@@ -253,7 +253,7 @@ class Fleet:
                 elif pod.process.returncode is not None:
                     pod.up = False
                     self.tell()
-                    # It takes longer to start than runners to hear that it ended (docs/policy-updates.md, Limits).
+                    # A restart takes longer than the runners need to learn of the end (docs/policy-updates.md, Limits).
                     if any(entry.ready and entry.name == pod.name for entry in self.status.servers):
                         continue
                     await self.start(pod)
@@ -272,7 +272,7 @@ class Fleet:
             for server in question["servers"]:
                 pod = next(pod for pod in self.pods if pod.name == server["name"])
                 url = f"http://127.0.0.1:{pod.port}/_standin/tensors"
-                with contextlib.suppress(aiohttp.ClientError):  # Killed just now: the others get theirs.
+                with contextlib.suppress(aiohttp.ClientError):  # just killed; the others receive theirs
                     async with self.http.post(url, json={"version": question["policy"]["version"]}):
                         pass
             update = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}

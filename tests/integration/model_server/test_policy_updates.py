@@ -59,8 +59,8 @@ async def test_ten_updates_with_random_kills_keep_every_tokens_version(tmp_path:
         status = await fleet.until_open(10)
         assert status.policy.update >= 1
         assert await fleet.really_loaded() == [10, 10, 10]
-        # One that nothing disturbs: kills may have left no call that was there before an update and after it.
-        await asyncio.sleep(0.5)  # In which calls have begun on all servers.
+        # An undisturbed update, because after kills perhaps no call continued from before an update to after it.
+        await asyncio.sleep(0.5)  # Calls start at all servers meanwhile.
         fleet.ask_for(11)
         await fleet.until_open(11)
         calls = await compare(fleet)

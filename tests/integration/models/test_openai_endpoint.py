@@ -189,7 +189,7 @@ async def test_hanging_server_is_abandoned_at_the_deadline(server: Any, connect:
 async def test_missing_server_is_unreachable(
     connect: Any, make_request: Any, unused_tcp_port: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The last try is made after 1.5 s, not near the end, which is a timeout.
+    # The last attempt starts after 1.5 s instead of near the end, where it would time out.
     monkeypatch.setattr("agent_runtime.models.http_client.LAST_SHARE", 0.5)
     model = connect(baseURL=f"http://127.0.0.1:{unused_tcp_port}/v1", callSeconds=3)
     with pytest.raises(ModelError, match="Unreachable"):

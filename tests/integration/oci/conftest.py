@@ -32,7 +32,7 @@ class Buildah:
         self("umount", container)
         if config:
             self("config", *config, container)
-        # Uncompressed, for the time that it takes.
+        # Uncompressed, because compression takes time.
         image = self("commit", "-q", "--disable-compression", container)
         self("rm", container)
         return image

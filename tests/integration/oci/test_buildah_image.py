@@ -26,7 +26,7 @@ ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
 FENCE = Fence(1, "test")
 # cap_net_raw=ep, as linux/capability.h has it (version 2).
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
-# Everything that can be seen of a tree but the inode's number, and how often a folder is linked.
+# All visible properties of a tree except inode numbers and the link counts of folders.
 DESCRIBE = """
 import hashlib, json, os, stat, sys
 os.chdir(sys.argv[1])

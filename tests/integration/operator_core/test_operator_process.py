@@ -88,7 +88,7 @@ def test_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_orphans(
     assert replica.healthy()
     assert replica.process.poll() is None
     plane.start_api_server()
-    # Gone before the watches are back, and too late for them to resume from where they were.
+    # Deleted before the watches reconnect, and too late for them to resume.
     plane.kubectl("delete", "sandbox", "s-0", "s-1", "-n", namespace, "--wait=false")
 
     replica.until_it_leads()

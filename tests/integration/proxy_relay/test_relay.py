@@ -366,7 +366,7 @@ async def test_bare_prompt_goes_only_to_workers_that_support_it(tmp_path: Path) 
         prompts.hold.clear()
         calls = [asyncio.ensure_future(relay.go_on(f"prompt {number}")) for number in range(3)]
         await until(lambda: len(prompts.asked) == 1)
-        # Prompts that wait for a worker of their own stand in nobody's way.
+        # Bare prompts that wait for a suitable worker do not delay other calls.
         assert content((await relay.ask())[1]) == "chats done"
         prompts.hold.set()
         assert await asyncio.gather(*calls) == [(200, "prompts done")] * 3
@@ -386,7 +386,7 @@ async def test_session_of_one_worker_goes_to_no_other_worker(tmp_path: Path) -> 
         for name in ("a", "b"):
             async with relay.client.post(f"{relay.url}/sessions/{name}-1", headers=BEARER) as reply:
                 base_url[name] = relay.url + (await reply.json())["base_path"]
-            # Its model has a name of its own: whoever registers the sessions names it there.
+            # The worker's model has its own name, and the client that registers the sessions names it in them.
             await relay.start(NamedModel(own=name, name="of-trials"), sessions=f"{name}-")
         answers = [content((await relay.ask())[1])]
         for relay.base_url in (base_url["a"], base_url["b"]):

@@ -41,7 +41,7 @@ async def test_current_verifiers_reads_conversations_branches_rewards_and_errors
     assert (failed["run"], passed["run"]) == ("eval", None)
     conversation = ["system", "user", "assistant", "tool", "assistant"]
     assert (failed["branches"], failed["sampled"]) == ([conversation], [2, 4])
-    # The agent forgot all, and began anew.
+    # The agent dropped its conversation and began another one.
     assert (passed["branches"], passed["sampled"]) == ([conversation, ["user", "assistant"]], [2, 4, 6])
     assert lost["branches"] == [conversation[:3]]
     assert (never["branches"], never["turns"]) == ([], 0)

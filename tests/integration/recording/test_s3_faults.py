@@ -91,7 +91,7 @@ async def test_runners_that_take_over_on_a_bad_network_lose_no_acknowledged_reco
     record = await JobRecord.open(direct, JOB, TASKS)
     final = texts(await read_attempt(record.store, 0, 0))
     assert len(final) == len(set(final))
-    for name in "abcd":  # a reply that was asked for twice may come after that of the next runner's first append
+    for name in "abcd":  # a repeated call may be recorded after the next runner's first append
         mine = [text for text in acknowledged if text[0] == name]
         assert [text for text in final if text[0] == name][: len(mine)] == mine
     writers = [name for name, _ in itertools.groupby(text[0] for text in final)]

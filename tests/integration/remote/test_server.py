@@ -321,7 +321,7 @@ async def test_run_of_a_killed_server_resumes_and_is_not_doubled(tmp_path: Path)
     assert (status, answer["run_id"]) == (200, begun["run_id"])
     assert (answer["status"], answer["rewards"]) == ("completed", {"reward": 1.0}), answer
     assert not names
-    # Nobody can fetch what an unnamed request began: it is told as failed, never as worth 0.
+    # No client can fetch the result of an unnamed request, so it is reported as failed and not as reward 0.
     assert (given_up["status"], given_up["rewards"]) == ("failed", None)
     run = await open_run(Store.open(str(tmp_path / "out"), {}), begun["run_id"])
     assert await run.attempts(0) == [0]

@@ -268,7 +268,7 @@ def test_exports_to_a_file_require_a_name_and_report_their_size(finished: Shell)
         unwritten = finished("export", "starter", "--format", form, "-o", "json")
         assert (unwritten.returncode, unwritten.stdout) == (2, "")
         assert "./json" in unwritten.stderr
-        warned = {"PYTHONWARNDEFAULTENCODING": "1"}  # of what a locale other than UTF-8 would break
+        warned = {"PYTHONWARNDEFAULTENCODING": "1"}  # warns of text files without an encoding
         written = finished("export", "starter", "--format", form, "-o", f"{form}.out", environ=warned)
         assert (written.returncode, written.stderr) == (0, f"{what} in {form}.out\n")
         assert (finished.folder / f"{form}.out").exists()

@@ -118,7 +118,7 @@ async def test_programs_of_a_task_stay_programs_and_its_image_keeps_its_name_aft
     await upload(source, store)
     moved = with_source(job, f"{job.spec.output.uri}/{source.key}")
     assert seen(moved.spec.tasks, Path("/nowhere"), s3.environ()) == here
-    # What was fetched from there, without modes, is the same once more; and uploaded again.
+    # Files fetched from there, without modes, are the same source, also when they are uploaded again.
     back = tmp_path / "back" / Path(source.key).name
     for meta in await store.list(source.key):
         file = back / meta.key.removeprefix(f"{source.key}/")

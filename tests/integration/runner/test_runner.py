@@ -99,12 +99,12 @@ def test_an_engine_killed_again_and_again_gives_the_results_of_an_undisturbed_on
         seals = sealed(killed)
         wait_for(lambda lives=kills + 1: runner.starts() >= lives or runner.process.poll() is not None)
         if kills % 4 == 3:
-            # Else a slow machine comes to ten kills before its first seal, which rightly fails the pod.
+            # Otherwise a slow machine reaches ten kills before its first seal, which correctly fails the pod.
             wait_for(lambda seals=seals: sealed(killed) > seals or runner.process.poll() is not None)
         enough = segments_in(store) + rng.randrange(20)
         wait_for(lambda enough=enough: segments_in(store) >= enough or runner.process.poll() is not None)
         if kills % 2:
-            # On a slow machine it is too late for those that were at work a moment ago.
+            # On a slow machine, rollouts that ran a moment ago may have ended already.
             wait_for(lambda: rollouts_at_work(store) or runner.process.poll() is not None)
         else:
             time.sleep(rng.uniform(0, 0.2))

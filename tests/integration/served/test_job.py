@@ -27,7 +27,7 @@ UPDATES, MEMBERS = 10, 4
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "SILENCE_SECONDS", 0.3)  # on the loopback nothing is on the way for longer
+    monkeypatch.setattr(gate, "SILENCE_SECONDS", 0.3)  # messages on loopback take less time
     monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.5)
 
 

@@ -19,7 +19,7 @@ async def test_calls_wait_in_the_runner_while_a_servers_memory_is_full(fleet: Fl
         assert read is not None
         return read.pressure
 
-    # Somebody else's: of 1,000 blocks of 16 tokens it leaves 80.
+    # Another client's request, which leaves 80 of 1,000 blocks of 16 tokens.
     sampling = {"max_tokens": 10_000, "ignore_eos": True}
     body = {"model": MODEL, "token_ids": [5] * 16 * 920, "sampling_params": sampling}
     other = asyncio.create_task(server.post("/inference/v1/generate", body))
@@ -28,7 +28,7 @@ async def test_calls_wait_in_the_runner_while_a_servers_memory_is_full(fleet: Fl
             await asyncio.sleep(0.02)
     calls = ask(fleet, MANY, tokens=40)
     await until(lambda: fleet.model.in_flight == INITIAL_CALLS)
-    # Places are given at once: with so few calls there, and others that wait, no more may be there.
+    # With so few running calls a free place would be taken immediately, so the limit holds the others back.
     await until(lambda: fleet.model.in_flight <= INITIAL_CALLS / 8 or not fleet.model.waiting)
     assert fleet.model.waiting > 2 * INITIAL_CALLS, "calls are held back, and not only by their limit at the start"
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -262,7 +262,8 @@ async def test_restarted_engine_gets_no_request_until_it_is_verified(gateway: Ga
     with closing(server):
         assert await status(gateway, "POST", gateway.data + CHAT, json={}) == 503
         assert not asked.is_set()
-        # What was verified of the old process is not believed of the new one, nor done to it.
+        # The verification of the old process does not apply to the new one, and requests for the old one do not reach
+        # it.
         assert await open_for(gateway, 7, old) == 412
         meant = {**BEARER, "X-Engine-Process": str(old)}
         assert await status(gateway, "POST", f"{gateway.control}/update_weight_version", headers=meant) == 412

@@ -163,7 +163,7 @@ async def test_an_answer_with_a_grammar_that_broke_off_starts_over(
     assert reply.text == STRUCTURED
     assert (second.prompt_ids, second.ids) == (first.prompt_ids, reply.completion_token_ids)
     assert reply.logprobs == second.logprobs
-    # Ten tokens were in vain. The pause after them is half a second at most.
+    # Ten tokens were lost. The pause after them is at most half a second.
     assert streamed or request.health.lost_seconds > 0.7
 
 
@@ -317,7 +317,7 @@ async def test_stored_ids_over_the_context_are_context_exceeded(connect: Connect
         first = make_request(sampling=Sampling(max_tokens=4000))
         reply = await (await connect(server)).complete(first)
         request = next_turn(first, reply)
-        # Split words take more tokens than the rendering's.
+        # Words split into pieces need more tokens than the rendered text.
         server.max_model_len = len(reply.prompt_token_ids or []) + len(reply.completion_token_ids or [])
         model = await connect(server)
         with pytest.raises(ContextExceeded, match=f"the model's context is {server.max_model_len}"):

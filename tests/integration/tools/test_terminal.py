@@ -75,7 +75,7 @@ async def test_the_next_runner_finds_the_terminal_and_types_nothing_twice(
     assert "one two three kept" in await taken_over.type(3, "echo three >> log; echo $(cat log) $X\n")
 
 
-# The second closes the terminal a moment before it is gone, as any shell does where the processors are busy.
+# The second shell closes the terminal slightly before it ends, as any shell may on a busy machine.
 @pytest.mark.parametrize("text", ["exit\n", "exec bash -c 'exec </dev/null >/dev/null 2>&1; sleep 0.5'\n"])
 async def test_ended_shell_is_reported_and_the_next_call_has_a_new_one(runner: Runner, text: str) -> None:
     assert (await runner.use(1, text=text, wait=20)).data["ended"]

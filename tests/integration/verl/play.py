@@ -107,7 +107,7 @@ def settings(folder: Path) -> DictConfig:
                 "trainer.experiment_name=fruit",
                 "algorithm.adv_estimator=grpo",
                 "reward.num_workers=1",
-                # The policy's log probabilities would need a policy: those of the servers are taken for them.
+                # Computing log probabilities would need a policy, so those of the servers are used.
                 "algorithm.rollout_correction.bypass_mode=true",
                 "transfer_queue.enable=true",
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",

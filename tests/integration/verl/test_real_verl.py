@@ -226,7 +226,7 @@ def test_without_a_verifier_the_reward_is_that_of_verls_own_reward_function(play
     lost, kept = sorted((row for row in rows if row["task"] == "flaky-sum"), key=lambda row: not row["lost"])
     assert (lost["lost"], kept["lost"]) == (True, False)
     assert lost["score"] == kept["score"]
-    # One worker had nothing but these.
+    # One worker had only such rows.
     unknown = [row["score"] for row in rows if row["task"] == "dead-sum"]
     known = [row["score"] for row in rows if row["task"] != "dead-sum"]
     assert unknown == [pytest.approx(sum(known) / len(known))] * 2

@@ -51,7 +51,7 @@ def test_command_line_overrides_environment_and_yaml_and_bad_json_is_reported(tm
     assert (told["agent_name"], told["max_retries"], told["harbor_timeout"]) == ("oracle", 7, 1800.0)
     assert (told["agent"], told["attempts"]) == ("Oracle", 7)
     assert told["manager"] == "agent_runtime.integrations.verl.manager.RolloutManager"
-    # What verl's processes on other machines are told is what was decided here.
+    # verl's processes on other machines get the settings that were decided here.
     assert told["variables"]["REMOTE_AGENT_NAME"] == "oracle"
     assert json.loads(told["variables"]["REMOTE_AGENT_KWARGS"]) == {"a": 1}
     assert told["variables"]["HARBOR_SERVER_KEY"] == "k"

@@ -29,7 +29,7 @@ class Sampled:
     weight_versions: Any = None
 
     def read(self, answer: dict[str, Any]) -> None:
-        if (info := answer.get("meta_info")) is not None:  # SGLang's, of which each event has what is new
+        if (info := answer.get("meta_info")) is not None:  # SGLang: each event has only new tokens
             self.ids += answer["output_ids"]
             self.logprobs += [float(entry[0]) for entry in info.get("output_token_logprobs") or ()]
             self.weight_versions = info.get("weight_versions") or self.weight_versions

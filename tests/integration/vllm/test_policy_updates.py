@@ -157,7 +157,7 @@ async def test_two_adapters_are_updated_each_alone_while_calls_run(server: Infer
     await adapted.until_adapter("red", lambda status: status.current == 3)
     assert {card["id"] for card in (await server.get("/v1/models"))["data"]} == {MODEL, "red@1", "red@3", "blue@2"}
     assert not any(call.done() for call in calls)
-    # The new version is blue's adapter, and calls that run keep theirs.
+    # New calls use the new version of adapter `blue`; running calls keep theirs.
     new = await red.complete(request())
     while set(versions(new)) == {"1"}:  # the runner follows the status
         new = await red.complete(request())

@@ -29,7 +29,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 BURST = 32
 # With a rate set: short enough for even streams, long enough for a thousand of them.
 STEP_SECONDS = 0.005
-# What a process that stood still makes up for in one step: on a busy machine answers get slower, not all of a piece.
+# Seconds that a paused process makes up for in one step. On a busy machine answers become slower instead of arriving at
+# once.
 CATCH_UP_SECONDS = 0.1
 
 
@@ -383,6 +384,6 @@ class Engine:
 
 def stop_found(request: Request) -> str | None:
     """Return the stop string at the end of the answer, or in its last tokens."""
-    # No stop string is longer than what so many of the last tokens spell.
+    # A stop string has at most this many of the last tokens.
     tail = tokenizer().decode(request.ids[-(max(map(len, request.stop)) + 1) :])
     return next((stop for stop in request.stop if stop in tail), None)

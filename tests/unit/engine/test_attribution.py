@@ -83,7 +83,7 @@ def room(size: int) -> SpoolFull:
     return SpoolFull(size, 60, "m")
 
 
-# What happened, the error, the situation, what follows, and the stop reason or a note.
+# Event, error, situation, action, and the stop reason or a note.
 TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None]] = [
     # The sandbox
     ("No sandbox could be acquired: no node, no image, no place", lost("NoPlace"), STARTING, AGAIN_ATTEMPT, None),

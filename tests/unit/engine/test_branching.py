@@ -284,7 +284,7 @@ ENTRY = {"job": "s3://bucket/run-01234567", "index": 0, "turn": 1, "count": 4}
 
 def test_the_count_of_a_branch_is_the_size_of_its_group() -> None:
     assert RolloutJob.model_validate(manifest([ENTRY])).spec.group_size == 4
-    # What an API server makes of a manifest without groupSize.
+    # The API server fills in groupSize 1 if it is missing.
     assert RolloutJob.model_validate(manifest([ENTRY], groupSize=1)).spec.group_size == 4
 
 

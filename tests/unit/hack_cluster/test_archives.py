@@ -29,7 +29,7 @@ def test_an_archive_made_here_names_its_image_and_is_the_same_each_time(tmp_path
         layer = tar.extractfile("layer.tar")
         assert layer is not None
         with tarfile.open(fileobj=io.BytesIO(layer.read())) as inner:
-            # Not the link: the container has nothing that it could point to.
+            # The file and not the link, whose target does not exist in the container.
             assert [(entry.name, entry.isreg(), entry.mode) for entry in inner] == [("x", True, 0o755)]
 
 

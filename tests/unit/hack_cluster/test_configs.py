@@ -26,7 +26,7 @@ def test_pods_get_addresses_of_their_node_and_names_from_the_clusters_dns(layout
 def test_node_has_an_address_for_every_pod() -> None:
     node = Layout("test", 0).node(0)
     limit = json.loads(configs.kubelet(node))["maxPods"]
-    # Network, broadcast and the node's own are not for pods; as many again may still be going.
+    # Network, broadcast and node addresses are reserved, and as many pods again may still be ending.
     assert ipaddress.ip_network(node.pod_range).num_addresses - 3 >= 2 * limit
 
 

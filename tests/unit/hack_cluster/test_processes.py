@@ -23,7 +23,7 @@ def test_process_with_a_reused_id_is_not_stopped() -> None:
     recycled = Process(ours.pid, ours.started - 1)
     assert ours.alive
     assert not recycled.alive
-    stop(recycled, signal.SIGKILL, grace_seconds=1)  # this test would not come back
+    stop(recycled, signal.SIGKILL, grace_seconds=1)  # if it waited, this would not return
 
 
 def test_a_program_that_ignores_the_request_to_stop_is_killed() -> None:

@@ -102,7 +102,7 @@ async def test_any_error_of_a_plugin_is_recorded_and_the_next_one_is_called(
         ("Later", "before_tool_call", "k"),
     ]
     assert type(error).__name__ in told[0][0].message
-    if not isinstance(error, TimeoutError):  # asyncio makes a new one for another thread
+    if not isinstance(error, TimeoutError):  # asyncio raises a new one in another thread
         assert "in fail_later" in str(told[1][0].traceback)
     await tell(plugins)
     assert calls == ["Fine", "Fine"], "and again, since the threads live on"

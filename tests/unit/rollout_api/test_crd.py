@@ -166,7 +166,7 @@ def test_only_fields_without_effect_on_results_can_be_changed_in_a_job() -> None
     assert fields - fixed == {".suspend", ".ttlSecondsAfterFinished"}
 
 
-# The same value through both: the definition, as an API server would use it, and the models.
+# The same value must get the same result from the definition, as an API server uses it, and from the models.
 
 
 def as_json_schema(node: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ async def test_an_update_returns_when_the_version_is_served_and_not_before() -> 
     await ServedPolicy(api, "lab", "qwen").update(7, "s3://bucket/step-7")
     [(where, patch)] = api.patches
     assert where == ["rollout.dev", "v1alpha1", "lab", "modelservers", "qwen"]
-    # The digest of the version before does not stay.
+    # The previous version's digest is removed.
     assert patch == {"spec": {"policy": {"version": 7, "uri": "s3://bucket/step-7", "digest": None}, "asleep": None}}
     assert not any(is_served(step, 7) for step in steps)
 

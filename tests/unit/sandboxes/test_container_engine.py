@@ -38,7 +38,7 @@ async def test_the_first_engine_that_answers_is_used(programs: Path) -> None:
 
 
 async def test_docker_client_without_a_daemon_is_not_an_engine(programs: Path) -> None:
-    # It ends with 0 for a format, and says so in the answer.
+    # With a format, docker exits with 0 and reports the error in its answer.
     program(programs, "docker", """echo '{"ServerErrors": ["Cannot connect to the Docker daemon"]}'""")
     with pytest.raises(SandboxFailure, match="Cannot connect"):
         await find_engine({"ROLLOUT_CONTAINER_ENGINE": "docker"})

@@ -91,7 +91,7 @@ def test_any_bytes_are_a_report_or_a_clear_refusal(data: bytes) -> None:
             parse_report(form)
 
 
-# What XML 1.0 can hold; parse_report must give every name back exactly.
+# Characters that XML 1.0 allows; parse_report must return every name unchanged.
 TEXT = st.text(
     st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"), min_size=1, max_size=30
 )

@@ -24,7 +24,7 @@ from agent_runtime.runner.supervisor import supervise
 sys.exit(supervise(sys.argv[2:]))
 """
 
-# What all engines of these tests begin with: `life` counts them from 1.
+# Start of all engines in these tests; the file `lives` counts them.
 ENGINE = """
 import os, signal, subprocess, sys, time
 with open("lives", "a") as lives:

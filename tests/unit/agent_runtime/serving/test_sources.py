@@ -100,7 +100,7 @@ async def test_all_files_of_one_commit_are_fetched(hub: Hub, tmp_path: Path) -> 
 
 
 async def test_broken_download_resumes_however_often(hub: Hub, tmp_path: Path) -> None:
-    hub.breaks = 9  # more often than a request that gets nowhere is tried
+    hub.breaks = 9  # more often than the retries of a request without progress
     await fetch(hub, tmp_path / "m")
     assert there(tmp_path / "m") == FILES
     assert any("bytes=" in asked for asked in hub.asked)

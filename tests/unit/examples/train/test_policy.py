@@ -108,7 +108,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 def test_rewards_of_random_and_best_play_are_ordered() -> None:
     assert lake.best_possible(slippery=False) == 1
-    # Playing at random, ice that carries to either side changes nothing.
+    # For a random player it makes no difference that the ice may carry it to either side.
     assert lake.at_random(slippery=True) == pytest.approx(lake.at_random(slippery=False))
     values = [lake.at_random(slippery=True), lake.best_possible(slippery=True), lake.best_possible(slippery=False)]
     assert all(lower < higher for lower, higher in pairwise(values))

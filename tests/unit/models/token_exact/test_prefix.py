@@ -7,7 +7,7 @@ from agent_runtime.models.token_exact.prefix import end_of_turn, find_seam, have
 
 END, START, NEWLINE = 1000, 1001, 1002
 SPECIAL = {END: "<end>", START: "<start>", NEWLINE: "\n"}
-# Every pair of letters is a token too, which is what the tokenizer takes wherever it can.
+# Every pair of letters is also a token, which the tokenizer prefers.
 LETTERS = "abc"
 PAIRS = {left + right: 10 + number for number, (left, right) in enumerate((x, y) for x in LETTERS for y in LETTERS)}
 TOKENS = {letter: number for number, letter in enumerate(LETTERS)} | PAIRS

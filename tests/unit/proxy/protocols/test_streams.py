@@ -118,7 +118,7 @@ def test_responses(streamed: tuple[Message, list[str]]) -> None:
     behind_the_text = sorted(whole.output, key=lambda item: (item.type == "function_call", item.type == "reasoning"))
     expected = behind_the_text if pieces else whole.output
     assert as_sent([item.to_dict() for item in final.output]) == [item.to_dict() for item in expected]
-    # What the events of the items tell is what the response says at its end.
+    # The items of the events equal those of the final response.
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [item.id for item in done] == [item.id for item in final.output]
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")

@@ -75,7 +75,8 @@ def test_valid_object_is_admitted(plural: str) -> None:
 def test_a_bad_object_is_refused_by_field(plural: str, where: tuple[str, ...], value: object, words: str) -> None:
     bad = changed(GOOD[plural], where, value)
     assert words in (refusal(plural, bad, None, CONFIG) or "")
-    # It was there before admission was: its finalizers and labels can change, other fields too, and a change can mend it.
+    # For an object that is older than the admission check, labels, finalizers and other fields can change, and a change
+    # can correct it.
     relabelled = changed(bad, ("metadata", "labels"), {"team": "a"})
     assert refusal(plural, relabelled, bad, CONFIG) is None
     if where[0] == "spec":
@@ -101,7 +102,7 @@ def test_a_deep_object_is_refused_in_the_operators_words_and_can_be_relabelled(p
     where = ("spec", "sandbox", "podTemplate") if plural == "rolloutjobs" else ("spec", "podTemplate")
     bad = changed(GOOD[plural], where, pod_template)
     assert refusal(plural, bad, None, CONFIG) == f"spec: {TOO_DEEP}"
-    # Its finalizers can go, so its deletion ends.
+    # Its finalizers can be removed, so that its deletion ends.
     relabelled = {**bad, "metadata": bad["metadata"] | {"finalizers": []}}
     assert refusal(plural, relabelled, bad, CONFIG) is None
 

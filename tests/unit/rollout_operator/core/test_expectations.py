@@ -53,7 +53,7 @@ class Writes(RuleBasedStateMachine):
             self._expire(key)
             hold = self.expectations.hold(key, self.now)
             assert (hold > 0) == bool(self.unseen[key])
-            assert hold <= EXPIRY_SECONDS + 1e-6  # a difference of two large times
+            assert hold <= EXPIRY_SECONDS + 1e-6  # rounding of large times
 
     def _expire(self, key: str) -> None:
         if self.unseen[key] and self.now >= self.expires[key]:

@@ -129,7 +129,7 @@ class Election(RuleBasedStateMachine):
 
     @invariant()
     def one_writes_at_most(self) -> None:
-        # A holder's last write has ended before anybody else may begin one.
+        # The last write of one holder has ended before another one may start to write.
         until = {name: replica.leadership._held_until - replica.offset for name, replica in self.replicas.items()}
         leading = [name for name in REPLICAS if self.replicas[name].leadership.held()]
         assert len(leading) <= 1
@@ -160,7 +160,7 @@ def test_lease_that_was_renewed_meanwhile_is_respected_for_its_whole_duration() 
     for name in ("a", "b"):
         election.send(name)
         election.handle(name)
-        election.answer(name)  # Nobody holds it: `a` asks for it, and `b` meets the lock.
+        election.answer(name)  # the Lease is free: `a` requests it, and `b` gets a conflict
         election.handle(name)
         election.answer(name)
     election.time_passes(1.0)

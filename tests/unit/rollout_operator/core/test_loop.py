@@ -458,7 +458,7 @@ def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
         api.sink = None
         api.put("Sandbox", sandbox | {"metadata": {**sandbox["metadata"], "ownerReferences": [owner]}})
         api.put("Pod", starting_runner(api))
-        async with operator_on(api) as loop:  # It does not know the key.
+        async with operator_on(api) as loop:  # this operator does not know the key
             failed = await until(lambda: condition(job(), "Reconciled"), "a condition")
             assert (failed["status"], failed["reason"]) == ("False", "NotFound")
             assert "Suspend and resume the RolloutJob" in failed["message"]

@@ -431,7 +431,7 @@ class Fleet:
 
     def check_serving(self, engine: Engine) -> None:
         """Calls go on only with whole weights, of the version that the reopening will name."""
-        # That one lies cannot be known before it runs: its tokens count for nothing until the gate opens.
+        # A wrong report cannot be detected before the engine runs; its tokens do not count until the gate opens.
         if engine.had_traffic and not engine.leaving and not engine.lies and not self._is_left(engine):
             policy = self.status.policy
             expected = policy.target if policy.step is PolicyStep.RESUMING else policy.current
@@ -442,7 +442,7 @@ class Fleet:
         for engine in self.engines:
             if engine.opened is not None and not engine.lies and not self._is_left(engine):
                 assert engine.weights == engine.opened, f"{engine.name} answers as {engine.opened}: {engine.weights}"
-            # What answers no calls may say what it likes.
+            # The version of an engine without calls does not matter.
             if policy.gate is Gate.OPEN and self.is_open(engine) and engine.opened is not None:
                 assert engine.weights == policy.current, f"{engine.name} is ready with {engine.weights}: {self.status}"
                 assert not engine.paused, f"{engine.name} is paused, and the gate is open"

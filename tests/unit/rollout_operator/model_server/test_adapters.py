@@ -161,7 +161,7 @@ def test_version_is_served_when_enough_servers_have_it_and_only_there() -> None:
     assert decision.settled
     fleet.settle()
     assert all(entry.adapters["red"] == 1 for entry in fleet.status.servers)
-    # The gateways know what calls get that name no version.
+    # The gateways know which version a call without a version gets.
     assert [gateway.wanted["red"].current for gateway in fleet.gateways] == [1, 1, 1]
 
 

@@ -211,7 +211,7 @@ def test_retain_keeps_the_sandbox_and_not_its_pod() -> None:
 
 def test_ready_sandboxs_pod_is_never_created_again() -> None:
     asked = ready()
-    assert look(asked, node(), seconds=2).actions == ()  # it may only be out of sight
+    assert look(asked, node(), seconds=2).actions == ()  # the cache may not have the pod yet
     done = after(asked, node(), seconds=10)
     assert conditions(done)["Finished"][:2] == ("True", "PodDeleted")
 

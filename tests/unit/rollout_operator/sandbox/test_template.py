@@ -74,7 +74,7 @@ def rights(pod: Json, capabilities: list[str]) -> Iterator[str]:
         yield "another executor"
 
 
-# Everything that has ever lent a pod rights, as a fragment of a pod spec, of its container, or of its metadata.
+# All known ways to grant rights to a pod, as fragments of a pod spec, of a container, or of metadata.
 SPEC_DANGERS: list[Json] = [
     {"serviceAccountName": "admin"},
     {"serviceAccount": "admin"},
