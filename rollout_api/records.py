@@ -72,11 +72,11 @@ class McpRecord(ApiModel):
 
     server: str
     process: str | None = None
-    """Its process in the workspace; None if it is reached by HTTP."""
+    """The server's process in the workspace; None if the server is reached by HTTP."""
     initialized: dict[str, Any]
-    """Its response to `initialize`."""
+    """The server's response to `initialize`."""
     tools: list[dict[str, Any]]
-    """Its list of tools."""
+    """The server's list of tools."""
 
 
 class AttemptRecord(ApiModel):

@@ -18,7 +18,7 @@ MOST_BODIES: Final = 8
 BURST_SECONDS: Final = 1.0
 """Time that a session may take at once: some hundred usual requests with a long conversation."""
 SHARE: Final = 0.1
-"""The part of the process's time that it may take beyond that."""
+"""Share of the process's time that a session may take after that."""
 
 
 class BodyQueue:

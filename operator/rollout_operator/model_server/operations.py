@@ -148,8 +148,8 @@ class ServerOperations:
         except ControlError as error:
             if error.status != ENDED or address.updates.survives_bad_weights:
                 raise
-            # An end during a load is evidence against the version for such an engine, whereas other requests that find
-            # that it has ended say nothing about it.
+            # An engine that does not survive bad weights and ends during a load probably got bad weights. An engine that
+            # ended before another request says nothing about the version.
             words = f"{address.engine.type} ended while it loaded version {version}"
             raise ControlError(f"{address.name}: {words}; are the weights those of this model?") from error
 

@@ -196,7 +196,7 @@ async def test_parts_of_an_answer_arrive_as_the_model_sends_them(agent: Any, pla
         assert await rest(reader) == b"\r\n0\r\n\r\n"
 
 
-async def test_many_requests_at_once_get_each_its_own_answer(agent: Any, plain: Any) -> None:
+async def test_each_of_many_concurrent_requests_gets_its_own_answer(agent: Any, plain: Any) -> None:
     url = await opened(agent)
 
     async def ask(number: int) -> bytes:

@@ -87,7 +87,7 @@ def test_final_answer_is_the_agents_and_the_text_of_the_model_is_kept(
     assert message in (steps[-1].content, "")
 
 
-def test_results_of_a_programs_own_tools_are_results() -> None:
+def test_results_in_a_programs_conversation_are_steps_of_type_result() -> None:
     records: list[Record] = [
         asked(0, 0, *TASK),
         said(0, None, call("a", "{}")),
