@@ -9,7 +9,7 @@ from tests.support.served_jobs import MEMBERS, endless_model, let_end, results_o
 ACCELERATOR = "test.rollout.dev/accelerator"
 
 
-def test_two_policies_share_servers_and_every_token_has_the_version_of_its_own(
+def test_two_policies_share_servers_and_every_token_has_its_own_version(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job]
 ) -> None:
     advertise_accelerators(cluster)

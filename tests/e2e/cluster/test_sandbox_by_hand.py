@@ -83,9 +83,7 @@ def client_pod(name: str, namespace: str, labels: Object, address: str) -> Objec
     }
 
 
-def test_the_pods_that_a_sandbox_admits_reach_it_and_deleting_it_leaves_nothing(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_admitted_pods_reach_a_sandbox_and_its_deletion_removes_everything(cluster: Cluster, namespace: str) -> None:
     sandbox = apply_sandbox(cluster, namespace, clients={"matchLabels": {"app": "notebook"}})
     address = sandbox["status"]["podIP"]
     cluster.apply(

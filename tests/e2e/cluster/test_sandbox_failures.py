@@ -133,7 +133,9 @@ def test_tool_call_over_its_memory_ends_its_rollout_before_the_pods_limit(new_jo
     assert {result["sandbox"]["sandbox"] for result in (first, hungry, third)} == {pod["metadata"]["name"]}
 
 
-def test_rollout_whose_tool_call_kills_its_container_twice_is_to_blame(new_job: NewJob, outages: Outages) -> None:
+def test_rollout_whose_tool_call_kills_its_container_twice_counts_against_the_policy(
+    new_job: NewJob, outages: Outages
+) -> None:
     """cgroup v2 kills the whole group if a process allocates memory faster than the executor measures it."""
     manifest = scripted_job(
         "group-kill", [task("kills")], {"kills": [turn(f"{WAITING}; true"), finish()], "careful": careful(1)}

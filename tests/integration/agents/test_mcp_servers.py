@@ -218,7 +218,7 @@ async def test_a_server_that_wants_a_key_gets_the_one_that_the_manifest_names(
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and b"a-key" in path.read_bytes()]
 
 
-async def test_a_server_elsewhere_is_asked_by_the_runner_in_one_session_a_rollout(
+async def test_remote_mcp_server_is_called_by_the_runner_in_one_session_per_rollout(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:
     count = ToolCall("counting__count_slowly", {})

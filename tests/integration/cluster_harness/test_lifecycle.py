@@ -62,7 +62,7 @@ def namespaces_of(nodes: Sequence[Object]) -> set[str]:
     return {os.readlink(f"/proc/{node['components']['containerd']}/ns/pid") for node in nodes}
 
 
-def test_a_start_that_was_killed_half_way_is_cleared_away_by_the_next_one() -> None:
+def test_killed_start_is_cleaned_up_by_the_next_one() -> None:
     start = subprocess.Popen(
         [str(REPOSITORY / "hack/cluster/up"), "--name", NAME], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

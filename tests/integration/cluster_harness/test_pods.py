@@ -36,7 +36,7 @@ def test_pods_services_and_names_work_and_this_machine_reaches_both(cluster: Clu
             assert connection.recv(64).decode() == cluster.details["hostAddress"]
 
 
-def test_a_command_runs_in_a_pod_and_its_exit_code_comes_back(cluster: Cluster, namespace: str) -> None:
+def test_command_runs_in_a_pod_and_its_exit_code_is_returned(cluster: Cluster, namespace: str) -> None:
     run_pods(cluster, pod("server", namespace))
     done = cluster.kubectl("exec", "-n", namespace, "server", "--", "sh", "-c", "id -u; exit 7", check=False)
     assert (done.returncode, done.stdout) == (7, "0\n")

@@ -160,9 +160,7 @@ async def test_watch_is_resumed_after_a_page_of_a_proxy(opened: Opened, operator
     assert await say(await acquire(provider, start_seconds=20), "echo here") == "here"
 
 
-async def test_a_deletion_that_no_watch_remembers_is_found_by_a_new_list(
-    opened: Opened, operator: StandInOperator
-) -> None:
+async def test_deletion_missed_by_a_watch_is_found_by_a_new_list(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
     workspace = await acquire(provider)
     survivor = await acquire(provider, "9-0", image="another")

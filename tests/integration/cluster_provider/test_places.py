@@ -42,7 +42,7 @@ async def test_workspace_beyond_one_sandbox_goes_to_the_next(opened: Opened, ope
     assert len(operator.api.writes) == 3
 
 
-async def test_an_empty_sandbox_is_given_back_after_a_while(
+async def test_empty_sandbox_is_deleted_after_some_time(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "KEEP_EMPTY_SECONDS", 0.5)
@@ -115,7 +115,7 @@ async def test_cancelled_requests_leave_their_places_free(opened: Opened, operat
         assert len(operator.api.sandboxes) <= 3
 
 
-async def test_the_same_attempt_asked_for_again_gets_its_own_workspace(opened: Opened) -> None:
+async def test_repeated_request_of_an_attempt_returns_its_own_workspace(opened: Opened) -> None:
     provider = await opened()
     first = await acquire(provider)
     await first.write("mark", b"here", key="1:a")

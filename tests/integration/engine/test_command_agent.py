@@ -129,7 +129,7 @@ async def test_program_is_trained_on_exactly_its_servers_tokens(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_program_in_either_mode_finds_its_prompt_and_its_model(
+async def test_program_in_either_mode_gets_its_prompt_and_its_model(
     tmp_path: Path, server: VllmStandIn, mode: str
 ) -> None:
     install = ["cp agent.py installed.py"]

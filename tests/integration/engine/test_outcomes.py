@@ -415,7 +415,7 @@ async def test_step_is_graded_after_a_kill_when_its_agent_caught_a_limit(
     assert Ran(tmp_path, summary, []).outcomes == [("Completed", "MaxTurns", reward)]
 
 
-async def test_jobs_that_the_agent_of_a_step_leaves_make_no_calls_later(tmp_path: Path) -> None:
+async def test_background_jobs_of_a_steps_agent_make_no_later_calls(tmp_path: Path) -> None:
     asked: list[Any] = []
 
     async def slow_verifier(command: str | Sequence[str], files: Files) -> CommandResult:
@@ -529,7 +529,7 @@ async def test_grading_survives_an_outage_that_is_shorter_than_the_backoff(tmp_p
     assert (await run(job, tmp_path, on_call=is_away)).outcomes == [("Completed", "Finished", 1.0)]
 
 
-async def test_job_that_loses_too_much_is_given_up_with_the_reason(tmp_path: Path) -> None:
+async def test_job_that_loses_too_much_is_aborted_with_the_reason(tmp_path: Path) -> None:
     async def lose(operation: str, attempt: str, key: str | None) -> None:
         if operation == "acquire" and int(attempt.split("-")[0]) % 2:
             raise SandboxFailure("Unschedulable", "no node fits")

@@ -168,7 +168,7 @@ async def test_a_runner_that_comes_back_after_the_others_ended_writes_the_result
     assert len(model.asked) == 16
 
 
-async def test_job_given_up_by_one_runner_is_continued_by_none(tmp_path: Path) -> None:
+async def test_job_aborted_by_one_runner_is_continued_by_none(tmp_path: Path) -> None:
     job, model = a_job(tmp_path, listed(6)), Commands()
     folder = tmp_path / f"shared-{UID[:8]}"
     folder.mkdir()
@@ -179,7 +179,7 @@ async def test_job_given_up_by_one_runner_is_continued_by_none(tmp_path: Path) -
     assert not model.asked
 
 
-async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_once(tmp_path: Path) -> None:
+async def test_open_job_accepts_groups_until_it_is_closed_and_returns_each_once(tmp_path: Path) -> None:
     job, model = a_job(tmp_path, {"stream": {"maxInFlight": 4}}), Commands()
     shards = [asyncio.create_task(run_shard(job, Shard(index, 2), model)) for index in range(2)]
     record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
@@ -288,7 +288,7 @@ def a_session(folder: Path, model: Commands, most: int = 100, **provided: Any) -
 
 
 @pytest.mark.usefixtures("overtaking")
-async def test_concurrent_tasks_of_a_session_come_back_as_their_own_groups(tmp_path: Path) -> None:
+async def test_concurrent_tasks_of_a_session_are_returned_as_separate_groups(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands()) as session:
         numbers = await asyncio.gather(*(session.submit(a_task(number), label=f"row {number}") for number in range(8)))
         assert sorted(numbers) == list(range(8))
@@ -356,7 +356,7 @@ async def test_older_session_takes_no_group_from_a_newer_one(tmp_path: Path, mon
             assert {group.sequence async for group in newer} == {0, 1}
 
 
-async def test_session_does_not_continue_a_run_that_was_given_up(tmp_path: Path) -> None:
+async def test_session_does_not_continue_an_aborted_run(tmp_path: Path) -> None:
     async with a_session(tmp_path, Commands(seconds=60)) as session:
         await session.submit(a_task(0))
         await session.abandon("Cancelled", "somebody asked for it")
@@ -442,7 +442,7 @@ class SlowToHear:
         self.told.append(group.number)
 
 
-async def test_run_stopped_before_its_last_group_is_given_out_is_resumable(tmp_path: Path) -> None:
+async def test_run_stopped_before_its_last_group_is_returned_is_resumable(tmp_path: Path) -> None:
     job, plugin, stop = a_job(tmp_path, {"stream": {}}), SlowToHear(), asyncio.Event()
     record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
     await record.submit(Task.model_validate(a_task(0)))

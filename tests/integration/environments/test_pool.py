@@ -98,9 +98,7 @@ async def test_environment_that_raises_differs_from_one_that_hangs(pool: Environ
     assert failure.value.evidence is Evidence.NOT_LOST, "its own code, and not the policy, is to blame"
 
 
-async def test_a_rollout_that_is_cancelled_in_a_step_leaves_the_answers_of_others_in_order(
-    pool: EnvironmentPool,
-) -> None:
+async def test_rollout_cancelled_in_a_step_does_not_mix_up_the_answers_of_others(pool: EnvironmentPool) -> None:
     one, other = game(pool, Timeouts()), game(pool, Timeouts())
     await asyncio.gather(one.start([]), other.start([]))
     cancelled = asyncio.create_task(one.take([], "a", NO_WORKSPACE))
@@ -134,7 +132,7 @@ async def test_an_environment_never_sees_the_runners_credentials(
     assert "PATH=" in environment
 
 
-def test_hanging_environment_leaves_nothing_after_its_engine() -> None:
+def test_hanging_environment_ends_with_its_engine() -> None:
     command = [sys.executable, "-m", "agent_runtime.environments.hosted.worker"]
     start = {"id": "tests.support.games:Game", "seed": 1, "maxSteps": 5, "formatPenalty": 0, "config": {}}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -44,7 +44,7 @@ async def runner(executor: Any, client: Any) -> AsyncIterator[Runner]:
     await runner.client.close()
 
 
-async def test_arbitrary_bytes_survive_from_stdin_to_both_streams(runner: Runner) -> None:
+async def test_arbitrary_bytes_are_unchanged_from_stdin_to_both_streams(runner: Runner) -> None:
     data = bytes(range(256)) * 4000
     result = await runner.run("cat > f; cat f; cat f >&2", "0:cat", stdin=data)
     assert (result.stdout, result.stderr, result.exit_code) == (data, data, 0)
@@ -90,7 +90,7 @@ async def test_next_runner_finds_a_command_by_its_key_and_the_old_runner_is_fenc
     await following.client.close()
 
 
-async def test_a_key_of_another_command_is_refused_and_nothing_happens(runner: Runner, client: Any) -> None:
+async def test_key_of_another_command_is_refused_without_effect(runner: Runner, client: Any) -> None:
     await runner.run("echo a >> made", "1:a")
     await client.run("echo b >> made", "1:b")
     for key in ("1:a", "1:b"):

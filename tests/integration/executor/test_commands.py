@@ -16,7 +16,7 @@ async def test_a_command_gives_its_exit_code_and_both_streams_apart(client: Any)
     assert status["stderr"]["head"] == {"encoding": "utf-8", "data": "err\n"}
 
 
-async def test_arbitrary_bytes_survive_from_stdin_to_stdout(client: Any) -> None:
+async def test_arbitrary_bytes_are_unchanged_from_stdin_to_stdout(client: Any) -> None:
     data = bytes(range(256)) * 40
     stdin = {"encoding": "base64", "data": base64.b64encode(data).decode()}
     head = (await client.run(["cat"], stdin=stdin))["stdout"]["head"]
@@ -30,7 +30,7 @@ async def test_stdin_larger_than_any_pipe_arrives_whole(client: Any) -> None:
     assert said.split()[0] == hashlib.sha256(text.encode()).hexdigest()
 
 
-async def test_environment_folder_and_shell_are_what_the_call_asked_for(client: Any) -> None:
+async def test_environment_folder_and_shell_are_those_of_the_call(client: Any) -> None:
     await client.call("PUT", "~/files?path=@/here/x", data=b"")
     said = await client.out(
         "echo $COLOUR in ${PWD##*/executor-tests/*/}", env={"COLOUR": "blue"}, cwd=f"{client.folder}/here"
@@ -95,7 +95,7 @@ async def test_output_beyond_the_spill_file_is_counted_as_lost(client: Any) -> N
     assert status["stdout"]["tail"]["data"].encode() == whole[-1000:]
 
 
-async def test_a_command_that_prints_without_end_costs_no_memory_and_no_other_call(client: Any, executor: Any) -> None:
+async def test_endless_output_uses_no_memory_and_blocks_no_other_call(client: Any, executor: Any) -> None:
     await client.run(["true"])
     process = (await client.start(["yes"], deadlineSeconds=5, output={"spillBytes": 1_000_000})).json["id"]
     await asyncio.sleep(1)
@@ -125,7 +125,7 @@ async def test_a_background_server_keeps_running_and_does_not_delay_the_calls_re
     assert later.headers["Rollout-Output-End"] == "true"
 
 
-async def test_the_deadline_ends_everything_a_command_started_and_nothing_else(client: Any) -> None:
+async def test_deadline_ends_exactly_the_processes_of_its_command(client: Any) -> None:
     other = (await client.start(["sleep", "3600"])).json["id"]
     hidden = "setsid sh -c 'sleep 3601 & exec sleep 3602' & (sh -c 'sleep 3603 &') ; sleep 3604"
     status = await client.run(hidden, deadlineSeconds=0.5)
@@ -136,7 +136,7 @@ async def test_the_deadline_ends_everything_a_command_started_and_nothing_else(c
     assert (await client.status(other))["state"] == "Running"
 
 
-async def test_a_signal_reaches_the_command_and_the_status_says_who_sent_it(client: Any) -> None:
+async def test_signal_reaches_the_command_and_the_status_has_its_cause(client: Any) -> None:
     process = (await client.start(["sleep", "600"])).json["id"]
     assert (await client.call("POST", f"~/processes/{process}/signal", json={"signal": "TERM"})).status == 200
     status = await client.status(process, wait=10)
@@ -188,7 +188,7 @@ async def test_ended_processes_are_forgotten_with_their_turn_and_living_ones_are
     assert (await client.status(new))["state"] == "Exited"
 
 
-async def test_files_travel_both_ways_without_being_held_in_memory(client: Any, executor: Any) -> None:
+async def test_files_are_streamed_in_both_directions(client: Any, executor: Any) -> None:
     piece = bytes(range(256)) * 1024
     count = 400
 

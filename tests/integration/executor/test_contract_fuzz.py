@@ -120,7 +120,7 @@ async def start_commands(base: str, token: str) -> None:
     await client.close()
 
 
-def test_every_route_is_in_the_document_and_nothing_else_is() -> None:
+def test_document_lists_exactly_the_routes() -> None:
     document = json.loads(DOCUMENT.read_text())
     described = {
         (method.upper(), path)

@@ -79,7 +79,7 @@ async def test_wait_ends_with_the_caller_and_the_command_continues(client: Any, 
         assert (await client.status(process, wait=30))["stdout"]["head"]["data"] == "done\n"
 
 
-async def test_a_key_used_for_something_else_is_refused_and_nothing_happens(client: Any) -> None:
+async def test_key_of_another_call_is_refused_without_effect(client: Any) -> None:
     await client.run("echo one", "3:call")
     other_body = await client.start("touch oops", "3:call")
     other_path = await client.call("PUT", "~/files?path=@/oops", key="3:call", data=b"")
@@ -95,7 +95,7 @@ async def test_a_call_below_the_watermark_is_never_run_a_second_time(client: Any
     assert (await client.call("GET", "~/files?path=@/runs")).body == b"run\n"
 
 
-async def test_an_upload_repeated_after_a_lost_reply_leaves_later_changes_alone(client: Any) -> None:
+async def test_repeated_upload_does_not_undo_later_changes(client: Any) -> None:
     upload = ("PUT", "~/files?path=@/f&mode=600")
     first = await client.call(*upload, key="1:up", data=b"first")
     await client.run("echo changed > f")
@@ -106,9 +106,7 @@ async def test_an_upload_repeated_after_a_lost_reply_leaves_later_changes_alone(
     assert (other.status, other.code) == (422, "KeyReused")
 
 
-async def test_an_upload_cut_off_in_the_middle_leaves_no_half_file_and_can_be_sent_again(
-    client: Any, executor: Any
-) -> None:
+async def test_interrupted_upload_leaves_no_partial_file_and_can_be_repeated(client: Any, executor: Any) -> None:
     await client.call("PUT", "~/files?path=@/dir/f", data=b"old")
     _, writer = await asyncio.open_unix_connection(executor.socket)
     writer.write(request_bytes(client, "PUT", "~/files?path=@/dir/f", "1:up", b"ha" * 50_000, length=10**6))
@@ -134,7 +132,7 @@ async def test_keyed_read_repeats_the_first_content(client: Any) -> None:
         assert (await client.call("GET", f"~/files?path={path}")).body == b"b" * size
 
 
-async def test_a_keyed_read_too_large_to_remember_says_so(client: Any) -> None:
+async def test_keyed_read_that_is_too_large_to_store_is_refused(client: Any) -> None:
     await client.run("head -c 1048577 /dev/zero > large")
     answer = await client.call("GET", "~/files?path=@/large", key="1:large")
     assert (answer.status, answer.code) == (413, "TooLarge")

@@ -65,7 +65,7 @@ def head(client: Any, line: str, *more: str) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def test_a_body_in_chunks_arrives_whole_however_it_is_cut(client: Any, raw: Any) -> None:
+async def test_chunked_body_is_complete_with_any_chunks(client: Any, raw: Any) -> None:
     line = f"PUT /v1/workspaces/{client.workspace}/files?path={client.folder}/f"
     start = head(client, line, "Transfer-Encoding: chunked", "Connection: close")
     body = b"5;ext=1\r\nhello\r\n1\r\n \r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
@@ -112,7 +112,7 @@ async def test_a_wrong_field_is_named(client: Any, body: bytes, named: str) -> N
     assert named in answer.message
 
 
-async def test_strangers_that_hold_connections_open_do_not_lock_the_runner_out(client: Any, executor: Any) -> None:
+async def test_idle_connections_of_other_clients_do_not_block_the_runner(client: Any, executor: Any) -> None:
     strangers = []
     for _ in range(1100):
         _, writer = await asyncio.open_unix_connection(executor.socket)

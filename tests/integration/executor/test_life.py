@@ -204,7 +204,7 @@ def test_executor_ends_with_the_reason_when_overlay_is_unavailable(start_executo
         start_executor("Overlay", prefix=CONFINED)
 
 
-async def test_auto_falls_back_to_plain_and_says_why(start_executor: Any, connect: Any) -> None:
+async def test_auto_falls_back_to_plain_and_gives_the_reason(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Auto", prefix=CONFINED, user="0")
     assert executor.ready["mode"] == "Plain"
     assert "mount" in executor.ready["modeReason"]

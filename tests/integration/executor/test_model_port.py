@@ -216,7 +216,7 @@ async def test_each_of_many_concurrent_requests_gets_its_own_answer(agent: Any, 
     assert [answer.rpartition(b"\n")[2] for answer in answers] == [b"answer to %d" % n for n in range(60)]
 
 
-async def test_a_program_that_gives_up_takes_its_request_away_from_the_runner(agent: Any, plain: Any) -> None:
+async def test_request_of_a_disconnected_program_is_withdrawn_from_the_runner(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     for has_begun in (False, True):
         runner = await carrier(plain, agent)
@@ -303,7 +303,7 @@ async def test_next_runner_gets_requests_that_the_old_one_had_not_begun(agent: A
         assert (await rest(reader)).endswith(b"hello")
 
 
-async def test_a_request_that_ends_every_runner_is_given_up(agent: Any, plain: Any) -> None:
+async def test_request_that_ends_several_runners_is_dropped(agent: Any, plain: Any) -> None:
     async with program(await opened(agent)) as (reader, writer):
         writer.write(post())
         for _ in range(5):

@@ -112,7 +112,7 @@ def says(text: str) -> web.Server:
     return web.Server(answer)
 
 
-async def test_a_runner_that_was_superseded_serves_no_more_and_one_that_follows_does(
+async def test_superseded_runner_gets_no_more_requests_and_its_successor_does(
     client: Any, network: tuple[Network, int]
 ) -> None:
     async with served(client, network[1], says("old")) as url:

@@ -70,7 +70,7 @@ async def test_a_listed_server_is_reached_by_plain_http_and_by_tunnel_and_others
         assert await client.out(direct) == "1\n"
 
 
-async def test_public_reaches_no_private_address_however_it_is_spelled(overlay: Any, connect: Any) -> None:
+async def test_public_reaches_no_private_address_in_any_notation(overlay: Any, connect: Any) -> None:
     seen: list[bytes] = []
     async with listening(seen) as port, connect(overlay, network="Public") as client:
         for host in (

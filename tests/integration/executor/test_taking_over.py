@@ -37,7 +37,7 @@ async def test_attempt_without_a_fence_or_with_an_old_epoch_cannot_act(client: A
     assert (await stranger.start("true")).code == "Fenced"
 
 
-async def test_processes_run_on_and_the_new_runner_finds_them_by_key(client: Any) -> None:
+async def test_processes_continue_and_the_new_runner_finds_them_by_key(client: Any) -> None:
     waiting = asyncio.create_task(client.start("sleep 1; echo survived", "5:call", waitSeconds=60))
     await asyncio.sleep(0.3)
     new = client.held_by("2:new")
@@ -49,7 +49,7 @@ async def test_processes_run_on_and_the_new_runner_finds_them_by_key(client: Any
     assert found.json["stdout"]["head"]["data"] == "survived\n"
 
 
-async def test_a_hung_upload_or_input_of_the_old_runner_does_not_hold_up_the_new_one(client: Any) -> None:
+async def test_hung_upload_or_input_of_the_old_runner_does_not_delay_the_new_one(client: Any) -> None:
     process = (await client.start(["sleep", "60"], stdin="Open")).json["id"]
 
     async def endless() -> Any:

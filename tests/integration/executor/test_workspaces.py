@@ -26,7 +26,7 @@ async def test_a_fork_starts_from_the_frozen_state_and_shares_nothing_after_it(o
         assert f"{parent}-f1" in below.message
 
 
-async def test_without_a_free_place_the_caller_learns_how_many_there_are_and_can_try_again(
+async def test_full_executor_reports_its_number_of_places_and_accepts_a_retry(
     start_executor: Any, connect: Any
 ) -> None:
     executor = start_executor("Overlay", places=1)
@@ -96,7 +96,7 @@ async def test_a_snapshot_restored_elsewhere_gives_the_same_files(overlay: Any, 
         assert await other.out("cat /srv/l/f; test -e /etc/motd || echo gone") == "deep\ngone\n"
 
 
-async def test_a_folder_goes_out_as_a_tar_and_comes_in_again(client: Any) -> None:
+async def test_folder_is_downloaded_and_uploaded_as_a_tar(client: Any) -> None:
     await client.call("PUT", "~/files?path=@/d/keep", data=b"k")
     await client.call("PUT", "~/files?path=@/d/skip.log", data=b"s")
     tar = await client.call("GET", "~/tar?path=@/d&part=keep&part=missing")

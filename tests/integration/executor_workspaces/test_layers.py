@@ -329,7 +329,7 @@ async def _apply(workspace: Workspace, folder: str, operations: object) -> None:
 @given(layered=st.sampled_from(["/layered", "/usr/layered"]), first=_operations, second=_operations)
 @example(layered="/usr/layered", first=[], second=[("remove", "c", ""), ("fifo", "a/b/new", ""), ("move", "a", "c")])
 @example(layered="/layered", first=[("link", "a/f", "new")], second=[("write", "l", "one")])
-async def test_layers_hold_exactly_what_a_plain_folder_would(
+async def test_layers_have_the_same_contents_as_a_plain_folder(
     layered: str, first: list[Operation], second: list[Operation]
 ) -> None:
     with tempfile.TemporaryDirectory() as state:

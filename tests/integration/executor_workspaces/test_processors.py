@@ -81,7 +81,7 @@ async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
 
 
 @pytest.mark.parametrize("language", ["C", "Python"])
-async def test_tools_start_nicer_than_what_serves_them_in_a_container(
+async def test_tools_in_a_container_have_a_lower_priority_than_the_executor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
 ) -> None:
     """So the executor answers while hundreds of threads are busy. Otherwise the runner would consider the sandbox lost."""

@@ -109,7 +109,7 @@ async def _described(workspace: Workspace, *folders: str) -> dict[str, object]:
 
 @_settings
 @given(first=_operations, second=_operations)
-async def test_a_chain_of_layers_restored_in_a_fresh_overlay_is_what_was_there(first: object, second: object) -> None:
+async def test_chain_of_layers_is_restored_in_a_new_overlay(first: object, second: object) -> None:
     with tempfile.TemporaryDirectory() as state:
         async with opened(HostConfig(state, mode="Overlay", places=10)) as host:
             inside = Inside(host)
@@ -154,7 +154,7 @@ async def test_plain_snapshot_replaces_existing_files(before: object, after: obj
         )
 
 
-async def test_a_file_whose_name_is_a_mark_of_deletion_is_kept_and_deletes_nothing(overlay: Inside) -> None:
+async def test_file_named_like_a_deletion_mark_is_kept_and_deletes_nothing(overlay: Inside) -> None:
     one, other = await overlay.make(), await overlay.make()
     for name in (".wh.kept", ".wh..wh..opq"):
         await write(one, f"/tree/{name}", b"x")

@@ -100,7 +100,7 @@ async def test_folders_are_absolute_or_start_at_the_working_folder(inside: Insid
     assert (await run(workspace, ["pwd"])).output == "/work/here\n"
 
 
-async def test_what_cannot_be_started_is_explained_and_the_next_command_runs(inside: Inside) -> None:
+async def test_failed_start_is_explained_and_the_next_command_runs(inside: Inside) -> None:
     workspace = await inside.make()
     await write(workspace, "/tmp/no-interpreter", b"#!/no/such\n", mode=0o755)
     await write(workspace, "/tmp/garbage", b"\x7fELFgarbage", mode=0o755)
@@ -182,7 +182,7 @@ async def test_a_long_command_is_signalled_and_a_short_one_runs_beside_it(inside
     assert await read_all(output) == b"got it\n"
 
 
-async def test_no_tool_can_trace_or_read_what_starts_commands(inside: Inside) -> None:
+async def test_no_tool_can_trace_or_read_the_process_that_starts_commands(inside: Inside) -> None:
     workspace = await inside.make()
     read = "for e in mem environ fd exe; do p=/proc/$PPID/$e; (ls $p/ || cat $p) >/dev/null 2>&1 && echo $e; done; :"
     assert (await run(workspace, read)).output == ""

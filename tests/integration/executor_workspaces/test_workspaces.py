@@ -63,7 +63,7 @@ async def test_command_with_an_unknown_start_is_awaited_for_a_limited_time(
     assert (await run(workspace, "true")).ok
 
 
-async def test_bytes_that_are_not_utf8_survive_in_arguments_and_output(either: Inside) -> None:
+async def test_bytes_that_are_not_utf8_are_unchanged_in_arguments_and_output(either: Inside) -> None:
     workspace = await either.make()
     done = await run(workspace, ["printf", "%s", os.fsdecode(b"\xff\xfea")])
     assert os.fsencode(done.output) == b"\xff\xfea"
@@ -138,7 +138,7 @@ def _machine_runs(arguments: str) -> bool:
     return False
 
 
-async def test_a_signal_reaches_only_the_command_unless_the_tree_is_meant(either: Inside) -> None:
+async def test_signal_reaches_only_the_command_unless_the_tree_is_requested(either: Inside) -> None:
     workspace = await either.make()
     command, output = await start(workspace, "trap 'echo got it; exit 3' USR1; while :; do sleep 0.01; done")
     await asyncio.sleep(0.2)

@@ -75,7 +75,7 @@ def test_quickstart_image_contains_the_programs_that_grade_its_tasks(mounted: An
 
 
 @pytest.mark.parametrize("target", [*PACKAGES, "proxy", "quickstart", "executor"])
-def test_an_image_says_what_it_is_and_keeps_no_build_secret(target: str, mounted: Any) -> None:
+def test_image_has_labels_and_no_build_secret(target: str, mounted: Any) -> None:
     root, configuration = mounted(target)
     labels = configuration["Labels"]
     assert target in labels["org.opencontainers.image.title"]

@@ -55,7 +55,7 @@ async def test_answer_with_a_tool_call_is_returned_in_openais_form(claude: Any, 
         ANSWER | {"usage": {"input_tokens": "x"}},
     ],
 )
-async def test_answer_of_another_form_names_the_server(
+async def test_unexpected_answer_is_reported_with_the_server(
     claude: Any, server: Any, make_request: Any, faults: Any, body: Any
 ) -> None:
     server.plan(faults["status"](200, body))

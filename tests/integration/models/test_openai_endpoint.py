@@ -372,7 +372,7 @@ async def test_an_answer_of_another_shape_is_a_bad_response(
         await connect().complete(make_request())
 
 
-async def test_page_in_place_of_a_completion_names_the_server(server: Any, connect: Any, faults: Any) -> None:
+async def test_page_instead_of_a_completion_is_reported_with_the_server(server: Any, connect: Any, faults: Any) -> None:
     server.plan(faults["status"](200, "<html>Welcome to nginx</html>"))
     with pytest.raises(ModelError, match="Welcome to nginx") as caught:
         await connect().check()

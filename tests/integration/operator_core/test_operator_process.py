@@ -18,7 +18,7 @@ def sandbox(name: str, namespace: str) -> dict[str, Any]:
     }
 
 
-def test_when_a_replica_is_killed_the_other_takes_over_and_nothing_is_made_twice(
+def test_other_replica_takes_over_from_a_killed_one_and_nothing_is_created_twice(
     plane: ControlPlane, namespace: str, start: StartReplica
 ) -> None:
     first = start("first")

@@ -71,7 +71,7 @@ async def status(client: aiohttp.ClientSession, url: str, content: str = "Hi.", 
         return reply.status, await reply.text()
 
 
-async def test_500_calls_at_once_wait_for_places_and_leave_the_model_to_others(
+async def test_500_concurrent_calls_wait_for_places_and_do_not_block_other_sessions(
     proxy: Proxy, model: OneIsHeld, urls: tuple[str, str], flood: aiohttp.ClientSession
 ) -> None:
     hostile, good = urls
@@ -135,7 +135,7 @@ async def test_pages_of_a_long_conversation_do_not_delay_other_sessions(
     await asyncio.gather(*pages, return_exceptions=True)
 
 
-async def test_client_that_never_reads_its_stream_is_given_up_and_its_answer_is_no_sample(
+async def test_client_that_never_reads_its_stream_is_dropped_and_its_answer_is_no_sample(
     tmp_path: Path, model: OneIsHeld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "DELIVERY_SECONDS", 0.5)

@@ -210,7 +210,7 @@ async def test_hung_owner_is_replaced_and_can_acknowledge_nothing_afterwards(rep
     assert await recorded(replicas, "s") == acknowledged
 
 
-async def test_any_replica_answers_for_a_session_and_its_end_holds_at_all_of_them(replicas: Replicas) -> None:
+async def test_any_replica_serves_a_session_until_it_ends_at_all_replicas(replicas: Replicas) -> None:
     async with aiohttp.ClientSession() as client:
         agent = await registered(client, replicas, "s")
         for number in range(6):

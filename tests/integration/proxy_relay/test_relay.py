@@ -165,7 +165,7 @@ async def test_an_answer_through_the_relay_is_recorded_token_for_token(tmp_path:
             assert (await reply.json())["connected_workers"] == 1
 
 
-async def test_a_stream_through_the_relay_begins_before_its_answer_is_there(tmp_path: Path) -> None:
+async def test_stream_through_the_relay_begins_before_its_answer_is_complete(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = NamedModel()
         model.hold.clear()
@@ -290,7 +290,7 @@ async def test_no_worker_has_more_calls_than_it_takes_and_all_are_answered(tmp_p
 
 
 @pytest.mark.full
-async def test_messages_of_99_megabytes_pass_both_ways_and_larger_ones_fail_in_words(tmp_path: Path) -> None:
+async def test_messages_of_99_megabytes_are_relayed_and_larger_ones_fail_with_a_message(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = NamedModel(text="y" * (99 << 20))
         await relay.start(model)
@@ -417,7 +417,7 @@ async def test_failures_of_the_model_behind_the_relay_keep_their_status(tmp_path
         assert "context_length_exceeded" in answers[0][1]
 
 
-async def test_a_worker_comes_back_after_the_proxy_was_away(tmp_path: Path) -> None:
+async def test_worker_reconnects_after_the_proxy_was_unavailable(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -448,7 +448,7 @@ async def test_silently_dead_connection_is_noticed_and_its_calls_move(tmp_path: 
         await until(lambda: dead.cancelled == 1)  # the worker's end notices as well
 
 
-async def test_a_worker_that_connects_again_takes_the_place_of_its_dead_connection(tmp_path: Path) -> None:
+async def test_reconnected_worker_replaces_its_dead_connection(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         first = asyncio.ensure_future(Worker(relay.url, KEY, NamedModel(), "w").run())
         await until(lambda: relay.hub.workers == 1)

@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("lines", [1, 7, 150])
-async def test_a_killed_runner_leaves_every_acknowledged_record_and_no_half_one(tmp_path: Path, lines: int) -> None:
+async def test_killed_runner_leaves_all_acknowledged_records_and_no_partial_one(tmp_path: Path, lines: int) -> None:
     runner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", RUNNER, tmp_path, stdout=asyncio.subprocess.PIPE
     )

@@ -108,7 +108,7 @@ async def test_runner_waits_for_unreachable_storage_and_continues(through: Store
     assert await writing
 
 
-async def test_when_the_patience_is_used_up_the_error_says_which_object(s3: S3, proxy: FaultProxy, uri: str) -> None:
+async def test_error_after_the_last_retry_names_the_object(s3: S3, proxy: FaultProxy, uri: str) -> None:
     impatient = Store.open(uri, s3.environ(proxy.port), patience_seconds=0)
     proxy.unavailable = 1
     with pytest.raises(StorageUnavailable, match=rf"{uri}/some/key: storage did not accept the request .*SlowDown"):

@@ -57,7 +57,7 @@ async def test_trials_of_one_name_are_separated_by_keys_and_unknown_keys_refused
     assert (await ask(front, keys[0], in_path=True))[0] == 401
 
 
-async def test_a_late_call_of_an_attempt_that_ended_leaves_no_model_working(front: ModelRouter) -> None:
+async def test_call_of_an_ended_attempt_is_cancelled_at_the_model(front: ModelRouter) -> None:
     key, model = new_key("rollout-0-0"), Model("a")
     model.held.clear()
     async with front.serving([key.rpartition(".")[2]], model.server):

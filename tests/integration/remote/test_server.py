@@ -99,7 +99,7 @@ async def test_client_without_the_key_can_neither_run_read_nor_end(tmp_path: Pat
         assert (await post(bare, b"", Authorization=f"Bearer {KEY}"))[0] == 400
 
 
-async def test_a_hostile_archive_writes_nothing_outside_and_reads_nothing_of_the_server(
+async def test_hostile_archive_writes_and_reads_nothing_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("s3cret")

@@ -295,7 +295,7 @@ async def test_a_trial_that_is_cancelled_leaves_neither_the_server_nor_the_model
                 await asyncio.sleep(0.02)
 
 
-async def test_what_was_rolled_out_is_recorded_as_every_other_run(tmp_path: Path) -> None:
+async def test_remote_trials_are_recorded_like_every_run(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     async with harbor_server(tmp_path / "server", job("mini", asking(turns=1))) as (url, _):
         await play(tmp_path, Policy(), agent_name="mini", harbor_server_url=url)

@@ -141,7 +141,7 @@ async def test_only_tools_in_termination_tool_names_end_the_work(folder: Path) -
     assert (trajectory.get_final_response(), trajectory.metadata["turns"]) == ("handed in: 42", 2)
 
 
-async def test_rounds_are_model_calls_and_the_sandbox_is_as_asked_for(folder: Path) -> None:
+async def test_rounds_are_model_calls_and_the_sandbox_is_as_requested(folder: Path) -> None:
     agent = GeneralAgent(tool_names=["calculator"], max_rounds=2, sandbox={"workspaces": {"mode": "Plain"}})
     action = 'Action: calculator\nAction Input: {"expression": "1"}'
     trajectory = await agent.run_trajectory("p", says(action, action, action), "t")

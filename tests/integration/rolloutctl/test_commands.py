@@ -759,7 +759,7 @@ def test_debug_shows_the_origin_of_an_error(finished: Shell) -> None:
     assert "Traceback" in answer.stderr
 
 
-def test_log_level_says_what_is_logged_and_the_answer_stays_alone_on_stdout(finished: Shell) -> None:
+def test_log_level_selects_messages_and_stdout_has_only_the_answer(finished: Shell) -> None:
     loud = finished("--log-level", "debug", "results", "-o", "json")
     quiet = finished("results", "-o", "json")
     assert "DEBUG asyncio" in loud.stderr
@@ -787,7 +787,7 @@ def test_damaged_run_is_listed_with_the_object(finished: Shell, tmp_path: Path) 
     assert f"{run.name} is damaged: stats.json: it is not JSON" in listed.stderr
 
 
-def test_truncated_records_are_reported_by_name_wherever_they_are_read(shell: Shell) -> None:
+def test_truncated_records_are_named_by_every_command_that_reads_them(shell: Shell) -> None:
     slow_job(shell.folder, 0)
     assert shell("run", "slow.yaml").returncode == 0
     (records,) = shell.folder.glob("out/slow-*/attempts/2/0/*-records.jsonl.zst")
@@ -797,7 +797,7 @@ def test_truncated_records_are_reported_by_name_wherever_they_are_read(shell: Sh
     assert len(list(shell.folder.glob("*.html*"))) == 1, "the other rollouts can be read, so there is a report of them"
 
 
-def test_truncated_segment_of_an_unfinished_rollout_is_reported_by_name_wherever_it_is_read(shell: Shell) -> None:
+def test_truncated_segment_of_an_unfinished_rollout_is_named_by_every_command_that_reads_it(shell: Shell) -> None:
     slow_job(shell.folder, 3600, first=0)
     process = shell.start("run", "slow.yaml")
     wait_for(process, shell.folder, "out/slow-*/attempts/0/0/1-1.jsonl.zst")
@@ -839,7 +839,7 @@ def test_check_fails_when_a_task_is_not_sound(shell: Shell) -> None:
 # ---------------------------------------------------------------- terminals
 
 
-def test_every_command_says_its_exit_codes(finished: Shell) -> None:
+def test_help_of_every_command_lists_its_exit_codes(finished: Shell) -> None:
     for command in ("run", "check", "validate", "results", "show", "report", "export", "gc", "init"):
         text = " ".join(finished(command, "--help").stdout.split())
         assert "130 interrupted" in text, command

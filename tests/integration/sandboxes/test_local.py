@@ -288,7 +288,7 @@ async def test_places_are_reused_by_hundreds_of_workspaces(overlay: LocalProvide
             await workspace.release()
 
 
-async def test_the_next_process_forks_from_what_the_last_one_prepared(tmp_path: Path) -> None:
+async def test_next_process_forks_from_the_prepared_state_of_the_last_one(tmp_path: Path) -> None:
     unique = spec(setup=["cat /proc/sys/kernel/random/uuid > id"])
     ids = []
     for attempt in ("0-1", "1-1"):

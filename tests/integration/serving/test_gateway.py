@@ -302,7 +302,7 @@ async def test_runner_records_no_token_of_an_unverified_policy(capture: str) -> 
         assert (await ask(3)).usage.completion_tokens == 4
 
 
-async def test_a_large_body_passes_both_ways(gateway: Gateway) -> None:
+async def test_large_body_is_forwarded_in_both_directions(gateway: Gateway) -> None:
     body = os.urandom(20 << 20)
     assert await status(gateway, "POST", f"{gateway.data}/tokenize", data=io.BytesIO(body)) == 200
     assert gateway.engine.bodies == [body]

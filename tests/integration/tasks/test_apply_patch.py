@@ -41,7 +41,7 @@ def test_a_solution_behind_a_link_in_a_folder_of_tests_is_kept(tmp_path: Path) -
     assert [(grading / "package" / name).read_text() for name in ("code.py", "b.py")] == ["new\n", "new\n"], told
 
 
-def test_a_file_in_place_of_a_folder_with_protected_files_is_taken_back(tmp_path: Path) -> None:
+def test_file_in_place_of_a_folder_with_protected_files_is_undone(tmp_path: Path) -> None:
     grading, told = graded(
         tmp_path, "mkdir data && touch data/conftest.py", "rm -r data; echo > data; echo new > package/code.py"
     )
@@ -54,7 +54,7 @@ def test_a_file_in_place_of_a_folder_with_protected_files_is_taken_back(tmp_path
     "agent",
     ["rm tests/fixtures; mkdir tests/fixtures; echo > tests/fixtures/conftest.py", "rm -r other; ln -s fixtures other"],
 )
-def test_taking_a_patch_back_removes_nothing_behind_a_link(tmp_path: Path, agent: str) -> None:
+def test_undoing_a_patch_removes_nothing_behind_a_link(tmp_path: Path, agent: str) -> None:
     prepared = "mkdir fixtures other; touch fixtures/conftest.py other/conftest.py; ln -s ../fixtures tests/fixtures"
     grading, told = graded(tmp_path, prepared, agent)
     assert "left out" in told

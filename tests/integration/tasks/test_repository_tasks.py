@@ -210,7 +210,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_patch_plants_nothing_that_decides_the_hidden_tests(planted: str, folder: Path) -> None:
+def test_patch_cannot_plant_files_that_decide_the_hidden_tests(planted: str, folder: Path) -> None:
     repository = folder / "repository"
     instance = make_repository(repository)
     (repository / ".venv" / "bin").mkdir(parents=True)

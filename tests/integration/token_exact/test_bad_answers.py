@@ -108,7 +108,7 @@ async def reply(route: str, send: Send) -> ModelReply:
 
 
 @ROUTES
-async def test_page_in_place_of_a_stream_is_quoted_at_once(route: str) -> None:
+async def test_page_instead_of_a_stream_is_quoted_immediately(route: str) -> None:
     error = await refusal(route, events(b"<html>maintenance</html>"), "text/html")
     assert (error.reason, "maintenance" in error.message) == ("BadResponse", True)
 
@@ -120,7 +120,7 @@ async def test_half_an_event_is_a_bad_response(route: str) -> None:
 
 
 @ROUTES
-async def test_event_of_another_form_names_the_server(route: str) -> None:
+async def test_unexpected_event_is_reported_with_the_server(route: str) -> None:
     error = await refusal(route, events({"choices": [5], "meta_info": 5}))
     assert error.reason == "BadResponse"
 

@@ -48,7 +48,7 @@ async def test_a_bare_prompt_is_recorded_as_the_engine_saw_it(
 
 
 @CAPTURES
-async def test_a_bare_prompt_without_a_limit_gets_what_the_context_has_left(
+async def test_bare_prompt_without_a_limit_gets_the_remaining_context(
     scale_out: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
     async with VllmStandIn(scale_out=scale_out, max_model_len=400) as server:
@@ -152,7 +152,7 @@ def _turn() -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": "So."}, {"role": "user", "content": "On."}]
 
 
-async def test_one_tool_call_at_a_time_is_what_the_chat_route_gives(
+async def test_without_parallel_tool_calls_only_the_first_tool_call_is_returned(
     connect: Connect, make_request: MakeRequest
 ) -> None:
     answer = Answer("I look.", [ToolCall("bash", {"command": "ls"}), ToolCall("bash", {"command": "pwd"})])

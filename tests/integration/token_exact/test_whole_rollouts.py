@@ -58,9 +58,7 @@ async def exported(ran: Any) -> list[list[tuple[int, int, float]]]:
     return [list(zip(b.token_ids, b.mask, b.logprobs, strict=True)) for b in branches]
 
 
-async def test_128_turns_are_one_sequence_of_the_very_ids_that_went_in_and_came_out(
-    tmp_path: Path, run_one: Any
-) -> None:
+async def test_128_turns_are_one_sequence_of_exactly_the_prompted_and_sampled_ids(tmp_path: Path, run_one: Any) -> None:
     async with VllmStandIn(script=working, max_model_len=200_000) as server:
         ran = await run_one(server, tmp_path)
         requests = server.served_in("rollout-0")

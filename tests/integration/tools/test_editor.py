@@ -93,7 +93,7 @@ async def test_file_that_cannot_be_edited_gives_the_reason(content: Any, complai
             await edit(bench, command, **arguments)
 
 
-async def test_wrong_ranges_and_missing_arguments_say_what_is_right(bench: Any) -> None:
+async def test_wrong_ranges_and_missing_arguments_are_reported_with_the_right_form(bench: Any) -> None:
     await edit(bench, "create", file_text="a\nb\n")
     for arguments, complaint in (
         ({"command": "view", "view_range": [3, 4]}, "2 lines"),

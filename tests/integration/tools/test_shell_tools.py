@@ -7,7 +7,7 @@ import pytest
 from agent_runtime.tools.base import ToolError
 
 
-async def test_output_and_errors_come_in_the_order_in_which_they_happened(bench: Any) -> None:
+async def test_output_and_errors_are_in_chronological_order(bench: Any) -> None:
     result = await bench.use("bash", command="echo one; echo two >&2; echo three; exit 3")
     assert result.content == "one\ntwo\nthree\n[exit code 3]"
     assert result.data["exitCode"] == 3

@@ -101,7 +101,7 @@ async def rollouts(tmp_path: Path, policy: Policy) -> AsyncIterator[Rollouts]:
     await running.close()
 
 
-async def test_a_group_comes_back_whole_with_the_tokens_of_each_member(rollouts: Rollouts) -> None:
+async def test_group_is_returned_complete_with_the_tokens_of_each_member(rollouts: Rollouts) -> None:
     members = await rollouts.run(row(0, verifier={"commands": ["true"]}), TRAIN)
 
     assert [member.result.member for member in members] == [0, 1]

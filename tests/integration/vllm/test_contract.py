@@ -59,7 +59,7 @@ async def test_server_reports_its_model_and_version(server: InferenceServer) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render"])
-async def test_another_model_is_not_found(server: InferenceServer, path: str) -> None:
+async def test_unknown_model_is_not_found(server: InferenceServer, path: str) -> None:
     status, answer = await server.ask("POST", path, {"model": "other", "messages": [HELLO]})
     error = error_of(answer)
     assert (status, error["type"], error["code"]) == (404, "NotFoundError", 404)
@@ -264,7 +264,7 @@ async def test_an_answer_may_ask_for_more_than_the_context_has(server: Inference
 @pytest.mark.parametrize(
     "body", [{"token_ids": [], "sampling_params": {}}, {"sampling_params": {}}, {"token_ids": [1]}]
 )
-async def test_a_request_without_what_it_needs_is_refused(server: InferenceServer, body: dict[str, Any]) -> None:
+async def test_request_without_a_required_field_is_refused(server: InferenceServer, body: dict[str, Any]) -> None:
     status, answer = await server.ask("POST", "/inference/v1/generate", {"model": MODEL, **body})
     assert status == 400
     assert error_of(answer)["message"]

@@ -28,7 +28,7 @@ ACTION = ReActStep("think", "bash", '{"command": "ls"}')
         'Thought: think\nAction: ```json\n{"tool_name": "bash", "arguments": {"command": "ls"}}\n```\nObservation: a b',
     ],
 )
-def test_an_action_is_read_in_every_way_that_models_write_it(text: Any) -> None:
+def test_action_is_parsed_in_every_form_that_models_write(text: Any) -> None:
     assert parse_step(text) == ACTION
 
 

@@ -115,6 +115,6 @@ def test_alert_links_to_its_remedy(alert: Manifest) -> None:
     assert alert["labels"]["severity"] in ("warning", "critical")
 
 
-def test_panels_have_names_of_their_own_and_say_what_they_show() -> None:
+def test_panels_have_unique_names_and_descriptions() -> None:
     assert len({panel["title"] for panel in PANELS}) == len(PANELS)
     assert all(panel["description"] and panel["unit"] for panel in PANELS)

@@ -109,7 +109,7 @@ async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monk
     assert clock.used() < 1
 
 
-async def test_agent_that_works_on_comes_to_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_continuing_agent_reaches_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (agent_clock, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
     clock = AgentClock(0.5)

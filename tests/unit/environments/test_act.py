@@ -91,7 +91,7 @@ async def test_actions_after_the_end_are_reported_and_change_no_reward() -> None
     assert len(host.asked) == 3
 
 
-async def test_calls_side_by_side_are_steps_one_after_another() -> None:
+async def test_concurrent_calls_are_sequential_steps() -> None:
     tool = act(Walk())
     both = await asyncio.gather(tool.execute({"action": "a"}, CONTEXT), tool.execute({"action": "b"}, CONTEXT))
     assert [step.content for step in both] == ["place 1", "place 2"]

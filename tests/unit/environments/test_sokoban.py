@@ -62,7 +62,7 @@ def test_answer_without_an_action_uses_a_step() -> None:
     assert (move.observation, move.reward, move.valid, move.terminated) == (before, -0.1, False, False)
 
 
-def test_a_seed_whose_draws_give_no_room_gives_the_same_other_one_in_every_process() -> None:
+def test_seed_without_a_room_gives_the_same_other_room_in_every_process() -> None:
     # ROLL derives the next seed from Python's hash of a text, which differs from process to process.
     assert "".join(map(str, random_room(5, 5, 2, 10, 0).now)) == "0000002110044200511000000"
 

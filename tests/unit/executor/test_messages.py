@@ -48,6 +48,6 @@ def test_a_chunk_size_of_any_other_form_is_refused(line: bytes) -> None:
         read_chunk_size(line)
 
 
-def test_a_reply_says_when_it_is_the_connections_last() -> None:
+def test_last_reply_of_a_connection_is_marked() -> None:
     assert b"\r\nConnection: close\r\n" in Reply(b"x").encoded(keep_alive=False)
     assert b"Connection" not in Reply(b"x").encoded(keep_alive=True)

@@ -110,7 +110,7 @@ async def test_a_connection_that_comes_just_when_a_program_gives_up_serves_the_n
 
 
 @pytest.mark.parametrize(("absent", "served", "missed"), [(0.0, False, 1), (0.0, True, 0), (60.0, False, 0)])
-async def test_requests_are_missed_that_end_while_no_runner_is_there(
+async def test_requests_that_end_without_a_runner_are_counted_as_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: float, served: bool, missed: int
 ) -> None:
     monkeypatch.setattr(model_port, "ABSENT_SECONDS", absent)

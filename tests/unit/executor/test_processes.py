@@ -52,7 +52,7 @@ async def test_command_is_not_charged_for_a_standstill(tmp_path: Path, deadline:
     streams.close()
 
 
-async def test_command_that_works_on_comes_to_its_deadline() -> None:
+async def test_continuing_command_reaches_its_deadline() -> None:
     workspace, streams = FakeWorkspace(), Streams()
     process = Process("p", 0, CommandSpec("true", None, {}, None, None, None, 0.3, Caps(9, 9, 0)), streams, "")
     process.start(cast(Workspace, workspace), {}, lambda: None)

@@ -358,7 +358,7 @@ def test_an_environment_in_the_working_directory_itself_is_protected(tmp_path: P
     assert (grading.text("bin/python"), grading.text("app.py")) == ("real", "1")
 
 
-def test_a_folder_replaced_by_a_link_is_a_link_and_what_it_leads_to_stays(grading: Grading) -> None:
+def test_folder_replaced_by_a_link_becomes_a_link_and_its_target_is_kept(grading: Grading) -> None:
     shutil.rmtree(grading.agent / "data")
     (grading.agent / "data").symlink_to("other")
     grading.carry()

@@ -156,7 +156,7 @@ async def test_a_plugin_that_awaits_too_long_is_cancelled(opened: Opened) -> Non
     assert await asyncio.to_thread(ended.wait, 10)
 
 
-async def test_a_rollout_that_is_cancelled_while_a_plugin_is_asked_takes_the_call_with_it(opened: Opened) -> None:
+async def test_cancelled_rollout_cancels_the_running_plugin_call(opened: Opened) -> None:
     started, ended = threading.Event(), threading.Event()
 
     async def wait(self: object) -> None:

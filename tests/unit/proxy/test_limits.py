@@ -9,7 +9,7 @@ COUNTS = st.one_of(st.none(), st.integers(1, 20))
 
 
 @given(COUNTS, COUNTS, COUNTS, COUNTS, st.integers(0, 25), st.integers(0, 25), st.integers(0, 25), st.floats(0, 25))
-def test_a_session_is_over_exactly_when_some_limit_of_its_is_reached(
+def test_session_ends_exactly_when_one_of_its_limits_is_reached(
     requests: int | None,
     turns: int | None,
     tokens: int | None,

@@ -16,7 +16,7 @@ def test_task_folder_is_searched_in_the_row_then_the_roots_then_the_template(tmp
         assert task_path("t1", str(own), roots, template) == folder
 
 
-def test_the_roots_are_those_of_the_configuration_and_of_the_environment_each_once() -> None:
+def test_roots_are_from_the_configuration_and_the_environment_without_duplicates() -> None:
     config = {"data": {"train_harbor_dir": "/a", "val_harbor_dir": "/b"}}
 
     assert roots_of(config, {"HARBOR_DATASET_DIRS": "/c:/a, /d"}) == [Path("/a"), Path("/b"), Path("/c"), Path("/d")]

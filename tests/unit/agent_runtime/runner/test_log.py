@@ -41,7 +41,7 @@ def test_any_message_is_one_line_that_a_collector_can_read(message: str, fields:
     assert json.loads(line).keys() >= {"time", "level", "message"}
 
 
-def test_an_exception_stays_on_its_line() -> None:
+def test_exception_is_logged_in_one_line() -> None:
     try:
         raise RuntimeError("bug\nin two lines")
     except RuntimeError as error:

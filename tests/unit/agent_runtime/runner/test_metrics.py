@@ -153,6 +153,6 @@ def test_calls_to_a_model_server_are_counted_when_prometheus_asks() -> None:
     assert shown.value("rollout_model_gate_seconds_total", model_server="qwen") == 1.5
 
 
-def test_series_that_alerts_take_rates_of_are_there_before_their_first_count() -> None:
+def test_series_of_alert_rates_exist_before_their_first_count() -> None:
     names = {name for name, _ in Shown("bash").samples()}
     assert {"rollout_rollouts_total", "rollout_tokens_total", "rollout_turns_total", "rollout_reward_count"} <= names

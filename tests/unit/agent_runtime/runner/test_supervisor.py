@@ -118,7 +118,7 @@ def test_a_bug_is_tried_again_like_a_kill(supervise: Supervise) -> None:
     assert run.lives == 3
 
 
-def test_sigterm_reaches_the_engine_and_its_answer_is_the_pods(supervise: Supervise) -> None:
+def test_sigterm_reaches_the_engine_and_its_exit_code_is_the_pods(supervise: Supervise) -> None:
     engine = (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(10))\nopen('ready', 'w').close()\nwhile True: time.sleep(60)"
     )

@@ -39,7 +39,7 @@ def test_continued_answer_equals_the_uncut_one(seed: int, first: int) -> None:
         assert (head + rest, head_logprobs + rest_logprobs) == (ids, logprobs)
 
 
-def test_tokens_come_as_often_as_their_probabilities_say() -> None:
+def test_tokens_are_sampled_with_their_probabilities() -> None:
     prompt = [*PROMPT, TOKENS["<answer>"]]
     weights = 2 * some_weights()
     drawn = np.zeros(policy.VOCABULARY)

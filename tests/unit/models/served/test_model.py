@@ -509,7 +509,7 @@ async def test_probe_waits_for_a_policy_update_but_not_for_a_server(
     assert not await asked
 
 
-async def test_probe_ends_when_a_model_holds_it_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_ends_although_the_model_holds_it_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.3)
 
     class Aborting(FakeEngine):

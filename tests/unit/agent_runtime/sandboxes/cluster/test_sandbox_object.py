@@ -74,7 +74,7 @@ def test_only_where_workspaces_have_users_of_their_own_do_different_users_share_
         assert kind_of(sandbox_spec(job(mode), other)) != kind_of(sandbox_spec(job(mode), SPEC))
 
 
-def test_a_sandbox_is_known_again_after_the_api_server_filled_its_defaults_in() -> None:
+def test_sandbox_is_recognized_after_the_api_server_added_defaults() -> None:
     spec = sandbox_spec(job(), SPEC)
     defaulted = {"whenFinished": "Delete", "security": "Standard", "env": [], **spec.wire()}
     assert found_kind(defaulted) == kind_of(spec)
