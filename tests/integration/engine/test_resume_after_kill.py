@@ -146,7 +146,7 @@ def test_randomly_killed_run_has_each_result_exactly_once_on_failing_s3(
 
 
 def test_runner_wrongly_believed_dead_is_fenced_off(tmp_path: Path, environ: dict[str, str]) -> None:
-    """Freeze a run, let another take everything over and finish, thaw the first: one record, one seal, no damage."""
+    """The first runner is stopped, another one takes over and finishes the run, and then the first one continues."""
     calm, folder = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
     folder.mkdir()

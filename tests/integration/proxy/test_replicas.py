@@ -28,7 +28,7 @@ ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 @dataclass
 class Replicas:
-    """Processes on one store."""
+    """Proxy processes that share one store."""
 
     uri: str
     ports: list[int]
