@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.executor.init import carrying, tree_rules, trees
@@ -1072,6 +1072,9 @@ def within(path: str, folders: Sequence[str]) -> bool:
 
 
 @given(STEPS, STEPS)
+@example(
+    [("write", "a", ""), ("link", "conftest.py", "b/a/e.egg-info/a")], [("write", "b/a/e.egg-info/a", "import os")]
+)
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_carried_folder_has_prepared_protected_files_and_the_agents_others(
     preparation: list[tuple[str, str, str]], work: list[tuple[str, str, str]]
@@ -1100,7 +1103,9 @@ def test_carried_folder_has_prepared_protected_files_and_the_agents_others(
     for path in protected:
         assert after.get(path) == prepared[path], "a protected path is not as it was prepared"
     for path, (kind, _) in after.items():
-        if decides.loaded(path, kind) is not None:  # type: ignore[arg-type]
+        # An empty folder, as on the way to the target of a prepared link, has nothing that could be loaded.
+        is_empty = kind == "folder" and not any(within(other, [path]) for other in after if other != path)
+        if decides.loaded(path, kind) is not None and not is_empty:  # type: ignore[arg-type]
             assert prepared.get(path) == after[path], "something is loaded unasked that was not prepared"
     links = [path for path, (kind, _) in prepared.items() if kind == "link"]
     if links:
