@@ -110,7 +110,7 @@ class JobRecord:
         self.resumed = False
         """Whether an earlier process, or another runner, began the run."""
         self.may_delete = True
-        """Whether storage has not refused to delete an object so far."""
+        """Whether storage has deleted all objects so far that it was asked to delete."""
 
     @classmethod
     async def open(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":

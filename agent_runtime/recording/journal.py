@@ -19,7 +19,7 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.messages import linear
 from agent_runtime.recording.seals import parse_seal, read_seal
 from agent_runtime.recording.segments import RecordCorrupt, Repeats
-from agent_runtime.recording.store import StorageError, StorageUnavailable
+from agent_runtime.recording.store import StorageError
 from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, StopRecord, Verdict
 
 __all__ = ["AlreadySealed", "ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded"]
@@ -173,11 +173,10 @@ class Journal:
             return
         try:
             await replace(self._store, patience_seconds=DELETE_SECONDS).delete(self._log.replaceable)
-        except StorageUnavailable as error:
-            log.info("segments of a sealed rollout remain: %s", error)
         except StorageError as error:
+            # Later rollouts do not wait again.
             self._record.may_delete = False
-            log.info("segments of sealed rollouts remain, because storage refuses to delete objects: %s", error)
+            log.info("segments of sealed rollouts remain, because storage does not delete objects: %s", error)
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
         if not await self._store.create(key, data):

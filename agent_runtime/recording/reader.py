@@ -144,6 +144,9 @@ async def sealed_records(store: Store, seal: Seal) -> list[Record]:
     """Return the records of a sealed rollout in the order of writing, checked against the digest. Raises RecordCorrupt."""
     item = next((item for item in seal.objects if item.key.endswith(RECORDS)), None)
     if item is None:
+        if seal.result.turns:
+            problem = f"it lists no records of the rollout's {seal.result.turns} turns"
+            raise RecordCorrupt(f"seals/{seal.result.index}.json", problem)
         return []
     content = decode(item.key, await _checked(store, item))
     if isinstance(content, Closing):

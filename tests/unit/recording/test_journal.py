@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent_runtime.recording.job_record import JobRecord
-from agent_runtime.recording.journal import AlreadySealed, ArtifactsTooLarge, Journal, RecordCorrupt, Superseded
+from agent_runtime.recording.journal import (
+    DELETE_SECONDS,
+    AlreadySealed,
+    ArtifactsTooLarge,
+    Journal,
+    RecordCorrupt,
+    Superseded,
+)
 from agent_runtime.recording.reader import open_run, read_attempt
-from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.recording.segments import json_bytes
+from agent_runtime.recording.store import StorageError, StorageUnavailable, Store
 from rollout_api.records import IntentRecord, Outcome, Record, ResponseRecord, Result, StopReason, StopRecord
 
 MakeResult = Callable[..., Result]
@@ -265,10 +273,48 @@ async def test_storage_that_deletes_nothing_is_asked_once_and_keeps_the_segments
     record: JobRecord, make_result: MakeResult
 ) -> None:
     record.store = keeping = KeepingStore(record.store.uri, record.store.objects, record.store.prefix)
-    for attempt in (0, 1):
-        journal = await begun(record, attempt)
+    for index in (0, 1):
+        journal = await Journal.claim(record, index, 0)
+        await journal.begin()
         await journal.append(TURN)
-        await journal.seal(make_result(0, attempt=attempt), None, TURN)
+        await journal.seal(make_result(index), None, TURN)
     assert keeping.refused == ["attempts/0/0/epoch-1.start.json", "attempts/0/0/1-0.jsonl.zst"]
     assert await read_attempt(record.store, 0, 0) == TURN
-    assert await read_attempt(record.store, 0, 1) == TURN
+    assert await read_attempt(record.store, 1, 0) == TURN
+
+
+async def test_seal_that_lists_no_records_of_its_turns_is_reported(
+    folder: Store, record: JobRecord, make_result: MakeResult
+) -> None:
+    journal = await begun(record)
+    await journal.append(TURN)
+    await journal.seal(make_result(0, turns=1), None, TURN)
+    seal = (await record.seals())[0]
+    others = [item for item in seal.objects if not item.key.endswith("records.jsonl.zst")]
+    await record.store.put("seals/0.json", json_bytes(seal.model_copy(update={"objects": others})))
+    run = await open_run(folder, "fix")
+    with pytest.raises(RecordCorrupt, match=r"seals/0.json: it lists no records of the rollout's 1 turns"):
+        await run.records(0)
+
+
+@dataclass(frozen=True)
+class SlowStore(Store):
+    """Accepts no deletions for now."""
+
+    waited: list[float] = field(default_factory=list)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.waited.append(self.patience_seconds)
+        raise StorageUnavailable("503 SlowDown")
+
+
+async def test_deletions_that_storage_does_not_accept_delay_one_seal_only(
+    record: JobRecord, make_result: MakeResult
+) -> None:
+    record.store = slow = SlowStore(record.store.uri, record.store.objects, record.store.prefix)
+    for index in (0, 1):
+        journal = await Journal.claim(record, index, 0)
+        await journal.begin()
+        await journal.append(TURN)
+        await journal.seal(make_result(index), None, TURN)
+    assert slow.waited == [DELETE_SECONDS]
