@@ -66,6 +66,11 @@ class OpenRun:
         """The summary of a finished run, which does not change."""
 
     @property
+    def health(self) -> list[HealthReport]:
+        """Return the latest report of each process, as it was read."""
+        return self._state.health
+
+    @property
     def is_reading(self) -> bool:
         """Whether the records are being read."""
         return self._reading is not None and not self._reading.done()
@@ -210,10 +215,6 @@ class OpenRun:
         self.table.close()
 
 
-async def _is_worked_on(run: RunFolder) -> bool:
-    return _is_alive(run, await health_reports(run.store), time.time())
-
-
 def _is_alive(run: RunFolder, reports: Sequence[HealthReport], now: float) -> bool:
     """Whether a process works on the run: one here that holds it, or one elsewhere that has reported."""
     return any(is_working(report, now) for report in reports) or holder(run.job_file.uid) is not None
@@ -238,6 +239,21 @@ def _health(reports: Sequence[HealthReport], now: float) -> Json:
     }
 
 
+@dataclass
+class _Stopped:
+    """A run on which no process works."""
+
+    row: Json
+    health: list[HealthReport]
+    look_at: float
+    """When to look whether a process works on it, or has done so."""
+
+    async def is_current(self, run: RunFolder) -> bool:
+        if self.row["damaged"] is not None or holder(run.job_file.uid) is not None:
+            return False
+        return await health_reports(run.store) == self.health
+
+
 class Library:
     """The runs of a place. Must be closed."""
 
@@ -250,10 +266,8 @@ class Library:
         """Runs whose pages were asked for. They stay open."""
         self._finished: dict[str, Json] = {}
         """Rows of finished runs, which do not change."""
-        self._stopped: dict[str, tuple[Json, float]] = {}
-        """Rows of runs on which no process works, and when to look whether one does. They are closed meanwhile, because
-        there may be thousands.
-        """
+        self._stopped: dict[str, _Stopped] = {}
+        """Runs on which no process works. They are closed meanwhile, because there may be thousands."""
 
     @property
     def uri(self) -> str:
@@ -288,17 +302,18 @@ class Library:
 
     async def _row_of_unfinished(self, run: RunFolder) -> Json:
         now = time.monotonic()
-        found, look_at = self._stopped.get(run.folder, ({}, 0.0))
-        if found and now < look_at:
-            return found
-        if found and not await _is_worked_on(run):
-            self._stopped[run.folder] = found, now + STOPPED_SECONDS
-            return found
+        stopped = self._stopped.get(run.folder)
+        if stopped is not None:
+            if now < stopped.look_at:
+                return stopped.row
+            if await stopped.is_current(run):
+                stopped.look_at = now + STOPPED_SECONDS
+                return stopped.row
         opened = self._opened(run)
         await opened.refresh()
         found = opened.row()
         if not found["running"] and not opened.is_reading and run.folder not in self._viewed:
-            self._stopped[run.folder] = found, now + STOPPED_SECONDS
+            self._stopped[run.folder] = _Stopped(found, opened.health, now + STOPPED_SECONDS)
             await self._open.pop(run.folder).aclose()
         return found
 

@@ -158,6 +158,7 @@ def files(archive: tarfile.TarFile | None, changed: Mapping[str, str]) -> list[J
     """Return the entries of an artifacts archive and the files that the agent deleted; those that it changed come first."""
     kinds = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "hard link"}
     found: dict[str, Json] = {}
+    is_whole = True
     for member in archive or ():
         kind = kinds.get(member.type, "file" if member.isreg() else "special")
         path = visible(posixpath.normpath(member.name))
@@ -165,8 +166,13 @@ def files(archive: tarfile.TarFile | None, changed: Mapping[str, str]) -> list[J
         if path in changed:
             found[path]["change"] = "new" if "@@ -0,0 " in changed[path][:20] else "changed"
         if len(found) >= MOST_FILES:
+            is_whole = False
             break
-    gone = [{"path": path, "kind": "deleted", "bytes": 0, "mode": ""} for path in changed if path not in found]
+    gone = [
+        {"path": path, "kind": "deleted", "bytes": 0, "mode": ""}
+        for path, diff in changed.items()
+        if path not in found and (is_whole or "+0,0 @@" in diff.split("\n", 1)[0])
+    ]
     first = [entry for entry in found.values() if "change" in entry]
     return [*first, *gone, *(entry for entry in found.values() if "change" not in entry)]
 

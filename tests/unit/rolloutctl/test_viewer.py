@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import quote
 
 import aiohttp
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.segments import json_bytes
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageUnavailable, Store
 from rollout_api.records import ChangesRecord, Outcome
 from rolloutctl.errors import CommandError
 from rolloutctl.ui.transcript import Call
@@ -29,6 +30,7 @@ from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.live import state
 from rolloutctl.viewer.rollout import (
     DIFF_LINES,
+    MOST_FILES,
     Rollout,
     _arguments,
     changes,
@@ -338,3 +340,42 @@ async def test_stopped_runs_are_closed_until_a_process_works_on_them(
         assert folders["b"].name in library._open
     finally:
         await library.close()
+
+
+async def test_stopped_run_is_read_again_when_a_process_has_worked_on_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
+    monkeypatch.setattr("rolloutctl.viewer.library.STOPPED_SECONDS", -1)
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        assert [row["sealed"] for row in await library.rows()] == [1]
+        write_rollout(folder, made_up_rollout(1))
+        (folder / "health").mkdir()
+        (folder / "health" / "0.json").write_bytes(json_bytes(HealthReport(time=time.time(), ended=True)))
+        assert [(row["sealed"], row["running"]) for row in await library.rows()] == [(2, False)]
+    finally:
+        await library.close()
+
+
+async def test_stopped_run_that_could_not_be_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
+    monkeypatch.setattr("rolloutctl.viewer.library.STOPPED_SECONDS", -1)
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        with monkeypatch.context() as unavailable:
+            unavailable.setattr(
+                "rolloutctl.viewer.library.read_abort", AsyncMock(side_effect=StorageUnavailable("503"))
+            )
+            assert [row["damaged"] for row in await library.rows()] == ["StorageUnavailable: 503"]
+        assert [(row["damaged"], row["sealed"]) for row in await library.rows()] == [(None, 1)]
+    finally:
+        await library.close()
+
+
+def test_changed_files_beyond_those_that_are_listed_do_not_count_as_deleted() -> None:
+    names = [f"{number}.txt" for number in range(MOST_FILES + 1)]
+    found = files(archive_of(dict.fromkeys(names, b"")), {names[-1]: "@@ -1 +1 @@", "gone": "@@ -1 +0,0 @@"})
+    assert [entry["path"] for entry in found if entry["kind"] == "deleted"] == ["gone"]
