@@ -164,17 +164,22 @@ def files(archive: tarfile.TarFile | None, changed: Mapping[str, str]) -> list[J
         path = visible(posixpath.normpath(member.name))
         found[path] = {"path": path, "kind": kind, "bytes": member.size, "mode": f"{member.mode:o}"}
         if path in changed:
-            found[path]["change"] = "new" if "@@ -0,0 " in changed[path][:20] else "changed"
+            found[path]["change"] = "new" if _is_new(changed[path]) else "changed"
         if len(found) >= MOST_FILES:
             is_whole = False
             break
     gone = [
         {"path": path, "kind": "deleted", "bytes": 0, "mode": ""}
         for path, diff in changed.items()
-        if path not in found and (is_whole or "+0,0 @@" in diff.split("\n", 1)[0])
+        # A path that is not printable has another form in the archive.
+        if path not in found and not _is_new(diff) and (is_whole or "+0,0 @@" in diff.split("\n", 1)[0])
     ]
     first = [entry for entry in found.values() if "change" in entry]
     return [*first, *gone, *(entry for entry in found.values() if "change" not in entry)]
+
+
+def _is_new(diff: str) -> bool:
+    return "@@ -0,0 " in diff[:20]
 
 
 def file_text(archive: tarfile.TarFile, path: str) -> Json | None:

@@ -379,3 +379,8 @@ def test_changed_files_beyond_those_that_are_listed_do_not_count_as_deleted() ->
     names = [f"{number}.txt" for number in range(MOST_FILES + 1)]
     found = files(archive_of(dict.fromkeys(names, b"")), {names[-1]: "@@ -1 +1 @@", "gone": "@@ -1 +0,0 @@"})
     assert [entry["path"] for entry in found if entry["kind"] == "deleted"] == ["gone"]
+
+
+def test_new_file_whose_name_is_not_printable_does_not_count_as_deleted() -> None:
+    found = files(archive_of({"a\nb": b""}), {r"'a\\nb'": "@@ -0,0 +1 @@\n+x"})
+    assert [entry["kind"] for entry in found] == ["file"]
