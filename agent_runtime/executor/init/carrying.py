@@ -116,9 +116,9 @@ class _Carrying(Tree):
                 with open(os.path.join(self.location, path), "rb") as file:
                     compared = _Compared(file, content)
                     if not compared.is_same:
-                        self._write(member, parts, cast("IO[bytes]", compared))
+                        self._write(member, parts, cast("IO[bytes]", compared), existing)
             else:
-                self._write(member, parts, content)
+                self._write(member, parts, content, existing)
         except PermissionError:
             # The agent had the same rights, so it cannot have changed this entry; but it may have moved it.
             is_unchanged = existing is not None and (existing.st_size == member.size or not member.isreg())
@@ -130,8 +130,13 @@ class _Carrying(Tree):
                 break
             self.placed[folder] = "folder"
 
-    def _write(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
-        if content is not None:
+    def _write(
+        self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None, existing: os.stat_result | None
+    ) -> None:
+        replaced = None if existing is None else kind_of(existing.st_mode)
+        if replaced == "folder" and not member.isdir():
+            self._note_removal("/".join(parts), replaced)
+        if content is not None or member.islnk() or replaced == "file":
             self._changes.add(joined(self._shown_as, "/".join(parts)), self.target, parts)
         self.target.put(member, parts, content)
         if content is not None and time_of(member) > self._since:

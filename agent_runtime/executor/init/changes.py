@@ -7,6 +7,7 @@ import difflib
 import os
 import stat
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent_runtime.executor.init.identity import Refused
@@ -22,6 +23,8 @@ _TEXT_CHARACTERS = 128 * 1024
 # Larger files are named without a diff. The time for one grows with the square of the number of lines.
 _FILE_BYTES = 256 * 1024
 _FILE_LINES = 3000
+# The comparison looks at equal pairs of lines again and again. A source file with many empty lines has fewer.
+_EQUAL_PAIRS = 100_000
 # Contents that are kept until the new ones are written.
 _KEPT_BYTES = 8 * 1024 * 1024
 _FILES = 500
@@ -108,7 +111,7 @@ def _lines(path: str, before: bytes | None, after: bytes | None) -> Iterator[str
         yield _only_named(path)
         return
     old, new = (text.decode("utf-8", "replace").split("\n") for text in (before, after))
-    if len(old) + len(new) > _FILE_LINES:
+    if len(old) + len(new) > _FILE_LINES or _equal_pairs(old, new) > _EQUAL_PAIRS:
         yield _only_named(path)
         return
     for lines in (old, new):
@@ -118,6 +121,11 @@ def _lines(path: str, before: bytes | None, after: bytes | None) -> Iterator[str
             lines.append(_NO_LINE)
     names = ("/dev/null" if before == ABSENT else f"a/{path}", "/dev/null" if after == ABSENT else f"b/{path}")
     yield from difflib.unified_diff(old, new, *names, lineterm="")
+
+
+def _equal_pairs(old: list[str], new: list[str]) -> int:
+    counts = Counter(new)
+    return sum(counts[line] for line in old)
 
 
 def _only_named(path: str) -> str:

@@ -151,6 +151,33 @@ def test_diff_of_changes_is_bounded_in_size_and_time(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_prepared_files_that_links_and_folders_replace_are_in_the_diff(tmp_path: Path) -> None:
+    prepared = {name: f"{name}\n" for name in ("kept", "symbolic", "hard", "file", "folder/deep")}
+    grading = Grading(tmp_path, prepared)
+    for path in ("symbolic", "hard", "file", "folder/deep"):
+        (grading.agent / path).unlink()
+    (grading.agent / "folder").rmdir()
+    os.symlink("kept", grading.agent / "symbolic")
+    os.link(grading.agent / "kept", grading.agent / "hard")
+    (grading.agent / "file").mkdir()
+    os.symlink("file", grading.agent / "folder")
+    found = carried(grading.graded, packed(grading.agent), rules())["changes"].split("\n")
+    for name in ("symbolic", "file"):
+        assert found[found.index(f"--- a/{name}") :][1:3] == [f"+++ b/{name}", "(changed; too large or not text)"]
+    assert "--- a/folder/deep" in found
+    assert found[found.index("--- a/hard") :][1:5] == ["+++ b/hard", "@@ -1 +1 @@", "-hard", "+kept"]
+    assert "--- a/kept" not in found
+
+
+def test_file_with_a_few_lines_that_repeat_costs_no_long_comparison(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"labels.csv": "a\nb\n" * 1390})
+    (grading.agent / "labels.csv").write_text("b\nb\na\n" * 66)
+    began = time.process_time()
+    found = carried(grading.graded, packed(grading.agent), rules())["changes"]
+    assert found == "--- a/labels.csv\n+++ b/labels.csv\n(changed; too large or not text)"
+    assert time.process_time() - began < 1
+
+
 def test_changed_file_is_not_mistaken_for_the_prepared_one_that_was_compiled_in_the_same_second(tmp_path: Path) -> None:
     grading = Grading(tmp_path, {"calc.py": "def add(a, b): return a - b"})
     (grading.agent / "calc.py").write_text("def add(a, b): return a + b")
