@@ -5,6 +5,7 @@ import json
 import posixpath
 import re
 import tarfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -38,6 +39,8 @@ FILE_BYTES: Final = 200_000
 MOST_FILES: Final = 5_000
 DIFF_LINES: Final = 5_000
 """Most lines of a text that is compared: the time for a comparison grows with their square."""
+DIFF_SECONDS: Final = 1.0
+"""Time for the comparisons of a page. When it is used up, texts are shown without a comparison."""
 EDITS: Final = (("old_str", "new_str"), ("old_string", "new_string"))
 """Names of the arguments with which the tools of this project and of widespread agents replace a text by another."""
 
@@ -215,10 +218,19 @@ def visible(text: str) -> str:
 
 
 class _Shortened:
-    """Shortens long texts of a page."""
+    """Shortens long texts of a page, and compares texts while there is time."""
 
     def __init__(self) -> None:
         self._left = PAGE_CHARACTERS
+        self._diff_seconds = DIFF_SECONDS
+
+    def difference(self, before: str, after: str) -> str | None:
+        if self._diff_seconds <= 0:
+            return None
+        began = time.perf_counter()
+        found = difference(before, after)
+        self._diff_seconds -= time.perf_counter() - began
+        return found
 
     def text(self, text: str) -> str:
         most = FIELD_CHARACTERS if self._left > 0 else LEAST_CHARACTERS
@@ -240,15 +252,15 @@ class _Shortened:
 
 def _step(step: Step, shortened: _Shortened) -> Json:
     drawn = asdict(step)
-    drawn["calls"] = [asdict(call) | _arguments(call) for call in step.calls]
+    drawn["calls"] = [asdict(call) | _arguments(call, shortened) for call in step.calls]
     cleaned: Json = shortened.clean({name: value for name, value in drawn.items() if value or name == "turn"})
     return cleaned
 
 
-def _arguments(call: Call) -> Json:
+def _arguments(call: Call, shortened: _Shortened) -> Json:
     """Return the arguments of a call as names and texts. Two that replace a text by another are shown as a difference."""
     pairs = dict(readable_arguments(call.arguments))
     edit = next((names for names in EDITS if set(names) <= pairs.keys()), None)
-    diff = None if edit is None else difference(pairs[edit[0]], pairs[edit[1]])
+    diff = None if edit is None else shortened.difference(pairs[edit[0]], pairs[edit[1]])
     shown = [[name, text] for name, text in pairs.items() if diff is None or name not in (edit or ())]
     return {"arguments": shown} | ({"diff": diff} if diff else {})

@@ -33,6 +33,7 @@ from rolloutctl.viewer.rollout import (
     MOST_FILES,
     Rollout,
     _arguments,
+    _Shortened,
     changes,
     difference,
     file_text,
@@ -288,18 +289,32 @@ def test_recorded_changes_are_shown_by_file() -> None:
 
 def test_edit_by_a_tool_is_shown_as_a_difference() -> None:
     edit = {"command": "str_replace", "path": "a.py", "old_str": "a\nb", "new_str": "a\nc"}
-    shown = _arguments(Call("editor", json.dumps(edit)))
+    shown = _arguments(Call("editor", json.dumps(edit)), _Shortened())
     assert [name for name, _ in shown["arguments"]] == ["command", "path"]
     assert "-b" in shown["diff"]
     assert "+c" in shown["diff"]
-    assert "diff" not in _arguments(Call("bash", json.dumps({"command": "ls"})))
+    assert "diff" not in _arguments(Call("bash", json.dumps({"command": "ls"})), _Shortened())
 
 
 def test_long_texts_are_not_compared() -> None:
     long = "line\n" * DIFF_LINES
     assert difference(long, "x") is None
     edit = {"old_str": long, "new_str": "x"}
-    assert [name for name, _ in _arguments(Call("editor", json.dumps(edit)))["arguments"]] == ["old_str", "new_str"]
+    assert [name for name, _ in _arguments(Call("editor", json.dumps(edit)), _Shortened())["arguments"]] == [
+        "old_str",
+        "new_str",
+    ]
+
+
+def test_edits_are_shown_without_a_difference_when_the_time_for_comparisons_is_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rolloutctl.viewer.rollout.DIFF_SECONDS", 1e-9)
+    shortened, edit = _Shortened(), json.dumps({"old_str": "a", "new_str": "b"})
+    first, second = (_arguments(Call("editor", edit), shortened) for _ in range(2))
+    assert "+b" in first["diff"]
+    assert "diff" not in second
+    assert second["arguments"] == [["old_str", "a"], ["new_str", "b"]]
 
 
 def test_token_strip_has_texts_where_a_tokenizer_is_given() -> None:
