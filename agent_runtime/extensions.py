@@ -12,10 +12,14 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 _TRACEBACK_FRAMES = 20
+_CALLERS_OF_USER_CODE = tuple(
+    f"{Path(__file__).parent}{os.sep}{inner}"
+    for inner in (f"engine{os.sep}", f"plugins{os.sep}", f"tools{os.sep}base.py")
+)
 _TRACEBACK_CHARACTERS = 8192
 """Most characters of a recorded traceback. An error's message may repeat all that a model wrote."""
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -58,11 +62,23 @@ def described(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def traceback_of(error: BaseException) -> str:
-    """Return the last frames of an error's traceback, and the error itself. The middle of a long text is left out."""
-    text = "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).strip()
+def traceback_of(error: BaseException, *, is_of_user: bool = True) -> str:
+    """Return the last frames of an error's traceback, and the error itself. The middle of a long text is left out.
+
+    `is_of_user`: leave out the frames of the engine before the first of the user's code, where the mistake is not.
+    """
+    first = _after_engine(error.__traceback__) if is_of_user else error.__traceback__
+    text = "".join(traceback.format_exception(type(error), error, first, limit=-_TRACEBACK_FRAMES)).strip()
     half = _TRACEBACK_CHARACTERS // 2
     return text if len(text) <= 2 * half else f"{text[:half]}\n[…]\n{text[-half:]}"
+
+
+def _after_engine(frames: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without its first frames in the engine; the whole one if all its frames are there."""
+    later = frames
+    while later is not None and later.tb_frame.f_code.co_filename.startswith(_CALLERS_OF_USER_CODE):
+        later = later.tb_next
+    return later or frames
 
 
 def raised_in(traceback_text: str) -> str:

@@ -174,7 +174,7 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
         case VerifierUnavailable():
             return _retry("VerifierUnavailable", str(error), situation)
         case Exception():
-            return _retry("InternalError", f"{described(error)}\n{traceback_of(error)}", situation)
+            return _retry("InternalError", f"{described(error)}\n{traceback_of(error, is_of_user=False)}", situation)
     return Decision(Action.END_RUN, type(error).__name__, described(error))
 
 

@@ -107,6 +107,12 @@ class Wordless(Exception):
         raise KeyError("code")
 
 
+async def test_traceback_of_a_tool_begins_in_its_own_code() -> None:
+    observation = await call("fails", "{}", {"fails": failing(KeyError("x"))})
+    assert "base.py" not in observation.traceback
+    assert "in fails" in observation.traceback.splitlines()[1]
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
