@@ -8,11 +8,12 @@ from rich.text import Text
 
 from rollout_api.crd import definitions
 from rolloutctl.errors import CommandError, did_you_mean
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, out
+from rolloutctl.ui.console import Form, FormOption, answer_described, answer_json, out
 
 Schema = Mapping[str, Any]
 
 DEFAULT_KIND = "RolloutJob"
+MOST_SIMILAR = 8
 
 
 def complete_field(incomplete: str) -> list[str]:
@@ -58,7 +59,7 @@ def explain(
         for name, inner in fields.items()
     ]
     if rows:
-        answer_table("", ["field", "form", "default", "meaning"], rows)
+        answer_described("", ["field", "form", "default", "meaning"], rows)
 
 
 def _kinds() -> dict[str, Schema]:
@@ -89,9 +90,21 @@ def _find(path: str) -> tuple[str, Schema]:
         if name not in fields:
             known = f"it has {', '.join(fields)}" if fields else "it has no fields"
             similar = did_you_mean(name, [*fields, *(kinds if found in kinds else ())])
-            raise CommandError(f"{found} has no field {name!r}; {known}.{similar}")
+            raise CommandError(f"{found} has no field {name!r}; {known}.{similar}{_elsewhere(name, kind, kinds[kind])}")
         schema, found = fields[name], f"{found}.{name}"
     return found, schema
+
+
+def _elsewhere(name: str, kind: str, schema: Schema) -> str:
+    """Return a sentence with the paths of all fields of this name in a kind; empty if there are none."""
+    found = [path for path in _paths(kind, schema) if path.rpartition(".")[2] == name]
+    return f" Fields with this name: {', '.join(found[:MOST_SIMILAR])}." if found else ""
+
+
+def _paths(path: str, schema: Schema) -> Iterator[str]:
+    for name, inner in _fields(schema).items():
+        yield f"{path}.{name}"
+        yield from _paths(f"{path}.{name}", inner)
 
 
 def _inner(schema: Schema) -> Schema:

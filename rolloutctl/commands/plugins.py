@@ -8,7 +8,7 @@ from rich.text import Text
 
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.plugins.registry import Description, describe_plugin, registry
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, harmless, out
+from rolloutctl.ui.console import Form, FormOption, answer_described, answer_json, answer_table, harmless, out
 
 
 def plugins(
@@ -37,7 +37,7 @@ def _list(form: Form) -> None:
     if form is Form.JSON:
         answer_json([asdict(p) if isinstance(p, Description) else {"name": n, "error": p} for n, p in found.items()])
         return
-    answer_table("", ["name", "kinds", "hooks", "about"], [_row(name, plugin) for name, plugin in found.items()])
+    answer_described("", ["name", "kinds", "hooks", "about"], [_row(name, plugin) for name, plugin in found.items()])
 
 
 def _row(name: str, plugin: Description | str) -> list[str | Text]:

@@ -17,11 +17,14 @@ import typer
 from rich.box import HEAVY_HEAD, Box
 from rich.console import Console
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 200
 """Width of tables in a file or a pipe, which have no width of their own; COLUMNS overrides it."""
+LEAST_WIDTH_FOR_SENTENCES = 100
+"""Narrower terminals break the sentences of a table into columns of single words."""
 MOST_WIDTH = 100_000
 """Width in which every table fits."""
 
@@ -141,6 +144,23 @@ def answer_table(
     out.print(table)
     if left_out:
         say(f"Not shown in {out.width} columns: {', '.join(reversed(left_out))}")
+
+
+def answer_described(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Print a table whose last column has sentences. A narrow terminal gets a paragraph for each row instead."""
+    if out.width >= LEAST_WIDTH_FOR_SENTENCES:
+        answer_table(title, columns, rows)
+        return
+    if title:
+        out.print(Text(title, "bold"))
+    for name, *facts, sentences in rows:
+        given = [fact for fact in facts if str(fact)]
+        out.print(
+            Text.assemble((harmless(str(name)), "bold"), f"  {harmless(', '.join(map(str, given)))}" * bool(given))
+        )
+        if str(sentences):
+            words = sentences if isinstance(sentences, Text) else Text(harmless(sentences))
+            out.print(Padding(words, (0, 0, 0, 2), expand=False))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[str], frame: Box | None) -> Table:

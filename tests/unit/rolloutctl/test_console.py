@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutctl.ui.console import program
+from rolloutctl.ui.console import answer_described, out, program
 
 
 @pytest.fixture
@@ -32,3 +32,11 @@ def test_printed_command_has_the_path_when_path_lacks_it(installed: Path, monkey
 def test_printed_command_is_the_name_when_started_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/rolloutctl/__main__.py"])
     assert program() == "rolloutctl"
+
+
+def test_described_rows_are_paragraphs_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "_width", 60)
+    answer_described("", ["field", "form", "default", "meaning"], [["seed", "integer", "0", "Seed of all randomness."]])
+    assert capsys.readouterr().out == "seed  integer, 0\n  Seed of all randomness.\n"

@@ -39,6 +39,7 @@ def test_json_is_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("sandbox.resorces", "has no field 'resorces'; it has image, .* Did you mean 'resources'?"),
         ("groupSize.x", "RolloutJob.groupSize has no field 'x'; it has no fields"),
+        ("tools", "has no field 'tools'.* Fields with this name: RolloutJob.agent.tools"),
         ("Rolloutjob", "Did you mean 'RolloutJob'"),
     ],
 )
