@@ -18,6 +18,7 @@ from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import ManifestError
 from rolloutctl.errors import CommandError, Exit
 
+NO_MODEL = "No rollout was run. Start the model server, or correct spec.model.endpoint.baseURL (--model-url)."
 TAKEN_OVER = "Another process has taken over this run; nothing is lost. Show its results with: rolloutctl results"
 
 _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
@@ -31,7 +32,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (NoSuchRun, Exit.BAD_INPUT, ""),
     (PyarrowMissing, Exit.BAD_INPUT, ""),
     (ModelConfigError, Exit.BAD_INPUT, ""),
-    (ModelError, Exit.FAILED, "No rollout was run. Try again when the model is available."),
+    (ModelError, Exit.FAILED, NO_MODEL),
     (SandboxFailure, Exit.FAILED, ""),
     (WorkspaceLimit, Exit.FAILED, ""),
     (FileError, Exit.BAD_INPUT, ""),

@@ -106,7 +106,7 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
     if place.name is not None and place.name not in folders:
         raise CommandError(
             f"{place.uri} contains no run of {place.name!r}, only of {_shortened_list(sorted(folders))}."
-            f"{did_you_mean(place.name, folders)}"
+            f"{did_you_mean(place.name, [*folders, *(folder for of_job in folders.values() for folder in of_job)])}"
         )
     if place.name is None and len(folders) > 1 and is_named:
         raise CommandError(

@@ -24,4 +24,4 @@ class Oracle:
             if not result.ok:
                 ended = f"solution[{position}] ({command}) ended with {result.ending}: {result.end_of_output}"
                 raise Stop(StopReason.AGENT_ERROR, ended)
-        return f"ran {len(context.task.solution)} commands of the task's solution"
+        return "ran the task's solution"

@@ -242,7 +242,7 @@ class Attempt:
             workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
         except SandboxFailure as error:
             raise SandboxFailure(
-                INTERRUPTED, f"the run was interrupted and its workspace no longer exists: {error}"
+                INTERRUPTED, f"the run was interrupted and its workspace has ended: {error.message}"
             ) from error
         self._workspace = workspace
         return workspace

@@ -105,8 +105,10 @@ async def _model_problem(job: RolloutJob, environ: Mapping[str, str]) -> str | N
 
 def _folder_problem(folder: Path) -> str | None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    return None if usable else f"{existing} is not a writable folder; change its permissions or the URI"
+    if not existing.is_dir():
+        return f"{existing} is a file, expected a folder; change the URI"
+    usable = os.access(existing, os.W_OK | os.X_OK)
+    return None if usable else f"{existing} is not writable; change its permissions or the URI"
 
 
 async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:

@@ -200,7 +200,11 @@ class Store:
                 return cls(uri.rstrip("/"), objects, prefix, patience_seconds)
             if (folder := local_folder(uri)) is None:
                 raise StorageError(f"{uri}: scheme {parts.scheme!r} is not known; use s3, gs, az, file or a local path")
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                file = next(path for path in (folder, *folder.parents) if path.is_file())
+                raise StorageError(f"{uri}: {file} is a file, expected a folder; change the URI") from error
             return cls(uri.rstrip("/"), LocalStore(folder), "", patience_seconds)
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{uri}: cannot be opened: {first_line(error)}") from error
@@ -352,9 +356,7 @@ class Store:
         condition): recording there would silently lose results.
         """
         if isinstance(self.objects, LocalStore) and not os.access(self._folder, os.W_OK | os.X_OK):
-            raise StorageError(
-                f"{self.uri}: the folder {self._folder} is not writable; change its permissions or the URI"
-            )
+            raise StorageError(f"output.uri: {self._folder} is not writable; change its permissions or the URI")
         hasty = replace(self, patience_seconds=min(self.patience_seconds, 15))
         key = f".probe-{secrets.token_hex(8)}"
         if not await hasty.create(key, b"first"):

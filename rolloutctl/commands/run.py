@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from agent_runtime.engine.events import Event, JobStarted, JobSummary
 from agent_runtime.engine.opening import STOPPED_SECONDS
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
+from rollout_api.records import Result
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
 from rolloutctl.commands.view import serve_run, until_interrupted
@@ -191,13 +192,23 @@ async def _report(summary: JobSummary) -> None:
         say(f"Stopped with {len(results)} of {summary.total} rollouts done. Resume with: {resume_command()}", "bold")
         stay = duration(min(run.job.spec.sandbox.idle_seconds, STOPPED_SECONDS))
         say(f"Workspaces of unfinished rollouts stay for {stay}; after that they end, and the rollouts begin anew.")
-    _say_next_commands(summary)
+    _say_next_commands(summary, worst_rollout(results))
 
 
-def _say_next_commands(summary: JobSummary) -> None:
+def worst_rollout(results: Sequence[Result]) -> int:
+    """Return the index of the rollout to read first: an exception of the agent, a failure, then the lowest reward."""
+
+    def rank(result: Result) -> tuple[bool, bool, float, int]:
+        has_failed = result.outcome in MASKED_BY_FAILURE
+        return result.traceback is None, not has_failed, 0 if result.reward is None else result.reward, result.index
+
+    return min(results, key=rank).index if results else 0
+
+
+def _say_next_commands(summary: JobSummary, rollout: int) -> None:
     in_default = Path(DEFAULT_OUTPUT).resolve() / summary.folder
     name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
     say(f"Everything is recorded in {summary.uri}")
-    say(f"  {program()} show {name} 0    show one rollout, by its index or as TASK/MEMBER")
+    say(f"  {program()} show {name} {rollout}    show one rollout, by its index or as TASK/MEMBER")
     say(f"  {program()} view {name}      show the run in a browser")
     say(f"  {program()} report {name}    write all rollouts as one HTML file")

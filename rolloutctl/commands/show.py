@@ -92,8 +92,8 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
     answer_text(Text(harmless(f"Rollout {index}: {result.task}, member {result.member}"), "bold"))
     answer_text(ending(result))
     counts = [
-        f"{result.turns} turns",
-        f"{result.tool_calls} tool calls",
+        amount(result.turns, "turn"),
+        amount(result.tool_calls, "tool call"),
         f"{result.usage.prompt_tokens} + {result.usage.completion_tokens} tokens",
         duration(result.seconds.get("total")),
         f"attempt {result.attempt}",
@@ -135,6 +135,8 @@ def print_end(seal: Seal, full: bool) -> None:
     """Print the verdict of a finished rollout, and what plugins did."""
     if seal.verdict is not None:
         _print_verdict(seal.verdict, full)
+    elif seal.result.outcome is Outcome.COMPLETED:
+        answer_text("No reward: the task has no verifier (spec.tasks[].verifier).")
     _print_plugins(seal.result.plugins, full)
 
 

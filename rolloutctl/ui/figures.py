@@ -127,6 +127,12 @@ _MASKED = {
 }
 
 
+def shortened_line(text: str | None) -> str:
+    """Return the first line of a message, cut to REASON_CHARACTERS."""
+    line = (text or "").strip().partition("\n")[0]
+    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 1]}…"
+
+
 class _Members:
     """Collects rollouts with a common property: their number, the first indices, counted words, and a total of events."""
 
@@ -167,11 +173,13 @@ class _Members:
 def notes(seals: Iterable[Seal]) -> list[str]:
     """Return a text for each anomaly. Reads the seals once and keeps none in memory."""
     by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
+    first_lost: dict[Outcome, str] = {}
     dropped, forked, shared, unjudged = (_Members() for _ in range(4))
     for seal in seals:
         result = seal.result
         if result.outcome is not Outcome.COMPLETED:
             by_outcome[result.outcome].add(result.index, [result.reason or "no reason given"])
+            first_lost.setdefault(result.outcome, shortened_line(result.message))
         elif result.stop_reason is not None:
             by_stop[result.stop_reason].add(result.index)
         if seal.verdict and seal.verdict.dropped:
@@ -192,7 +200,7 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         if members := by_outcome.get(outcome):
             found.append(
                 f"{members.rollouts_were} {words} ({members.counted()}), and masked: excluded from every mean. "
-                f"{members.references}"
+                f"{members.references}" + (f" First: {first_lost[outcome]}" if first_lost[outcome] else "")
             )
     for stop, words in _STOPS.items():
         if members := by_stop.get(stop):

@@ -122,7 +122,7 @@ def test_run_reports_on_stderr_and_prints_its_result_on_stdout(finished: Shell) 
     assert "fix-add" in run.stdout
     assert "6 of 6 rollouts, mean reward 0.667" in run.stdout
     assert "Resuming starter: 6 of 6" in run.stderr
-    assert "rolloutctl show starter 0" in run.stderr
+    assert "rolloutctl show starter 2 " in run.stderr, "the first rollout with the lowest reward"
 
 
 def test_json_is_all_that_is_on_stdout(finished: Shell) -> None:
@@ -237,6 +237,9 @@ def test_renamed_run_folder_is_still_a_run(finished: Shell, tmp_path: Path) -> N
         shown = Shell(finished.program, tmp_path)("results", reference)
         assert shown.returncode == 0, shown.stderr
         assert "6 of 6 rollouts" in shown.stdout
+    shutil.copytree(folder, tmp_path / "out" / "best")
+    mistyped = Shell(finished.program, tmp_path)("results", "bset")
+    assert "Did you mean 'best'?" in mistyped.stderr
 
 
 def test_run_is_read_and_not_its_older_copy_beside_it(finished: Shell, tmp_path: Path) -> None:
@@ -675,6 +678,7 @@ def test_unreachable_model_is_reported_before_anything_runs(shell: Shell) -> Non
     answer = shell("run", "slow.yaml", "--model-url", "http://127.0.0.1:9/v1", "--model-name", "m")
     assert answer.returncode == 1
     assert "127.0.0.1:9" in answer.stderr
+    assert "spec.model.endpoint.baseURL (--model-url)" in answer.stderr
     assert "Traceback" not in answer.stderr
     assert not list(shell.folder.glob("out/slow-*"))
 
@@ -924,6 +928,7 @@ def test_tracebacks_of_tools_and_plugins_are_in_the_terminal_and_in_show(shell: 
         assert raised in shown
     assert f"First error: {shell.folder}/own_code_1.py:8: KeyError" in run.stdout
     assert "1 of 2 tasks has no verifier, so rollouts get no reward: count-errors" in run.stderr
+    assert "No reward: the task has no verifier" in shell("show", "slow", "count-errors/0").stdout
     assert run.stderr.count("Isolation: ") == 1
     assert "Warning: PATH" not in run.stderr
 

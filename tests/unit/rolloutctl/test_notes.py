@@ -40,12 +40,12 @@ def test_every_reason_for_stopping_early_is_explained_in_words() -> None:
 
 
 def test_masked_rollouts_are_reported_with_their_reasons() -> None:
-    lost = [result(index, Outcome.INFRA_FAILED, reason="SandboxLost") for index in range(9)]
+    lost = [result(i, Outcome.INFRA_FAILED, reason="SandboxLost", message=f"pod {i} ended") for i in range(9)]
     (note,) = notes(lost, {})
     assert note.startswith("9 rollouts were lost to infrastructure")
     assert "SandboxLost ×9" in note
     assert "masked" in note
-    assert "Rollouts 0, 1, 2, 3, 4, …." in note
+    assert note.endswith("Rollouts 0, 1, 2, 3, 4, …. First: pod 0 ended")
 
 
 def test_forgeable_rewards_are_called_that() -> None:
