@@ -23,6 +23,7 @@ class Exit(IntEnum):
     """128 + SIGINT, as shells report it."""
 
 
+MANIFEST_HELP = "`rolloutctl explain FIELD` describes a field, and docs/manifest.md lists all."
 EXIT_CODES = (
     "Exit codes: 0 success; 1 rollouts were lost to infrastructure, or a check failed; 2 invalid input; "
     "3 the run was aborted; 4 storage error; 130 interrupted; 70 a bug."

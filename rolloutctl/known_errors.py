@@ -16,13 +16,13 @@ from agent_runtime.recording.stream import StreamClosed
 from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, WorkspaceLimit
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import ManifestError
-from rolloutctl.errors import CommandError, Exit
+from rolloutctl.errors import MANIFEST_HELP, CommandError, Exit
 
 NO_MODEL = "No rollout was run. Start the model server, or correct spec.model.endpoint.baseURL (--model-url)."
 TAKEN_OVER = "Another process has taken over this run; nothing is lost. Show its results with: rolloutctl results"
 
 _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
-    (ManifestError, Exit.BAD_INPUT, "docs/manifest.md lists every field."),
+    (ManifestError, Exit.BAD_INPUT, MANIFEST_HELP),
     (TaskSourceError, Exit.BAD_INPUT, ""),
     (ExtensionError, Exit.BAD_INPUT, ""),
     (ManifestChanged, Exit.BAD_INPUT, ""),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rollout_api.manifest import ManifestError, explain, load_manifest, path_of
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import TaskFormat, Tasks
-from rolloutctl.errors import CommandError, did_you_mean
+from rolloutctl.errors import MANIFEST_HELP, CommandError, did_you_mean
 
 _NAME_COLUMNS: Final = {TaskFormat.SWE_BENCH: "instance_id", TaskFormat.R2E: "instance_id"}
 """Columns with the task's name, where it is not `name`."""
@@ -33,7 +33,7 @@ def read_manifest(path: Path) -> RolloutJob:
     try:
         job = load_manifest(path)
     except ManifestError as error:
-        raise CommandError(describe(path, error), hint="docs/manifest.md lists every field.") from error
+        raise CommandError(describe(path, error), hint=MANIFEST_HELP) from error
     use_modules_beside(path)
     return job
 

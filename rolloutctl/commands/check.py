@@ -21,7 +21,7 @@ from rollout_api.manifest import ManifestError, load_manifest, locate_problems
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
-from rolloutctl.errors import CommandError, Exit
+from rolloutctl.errors import MANIFEST_HELP, CommandError, Exit
 from rolloutctl.manifest import describe, read_manifest
 from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_table, err, harmless, number, out, say
 
@@ -67,7 +67,7 @@ def validate(
     if fields or in_tasks.problems:
         if form is Form.TEXT:
             texts = [describe(manifest, ManifestError(fields)), str(in_tasks)]
-            raise CommandError("\n".join(filter(None, texts)), hint="docs/manifest.md lists every field.")
+            raise CommandError("\n".join(filter(None, texts)), hint=MANIFEST_HELP)
         answer_json({"valid": False, "problems": [*map(asdict, fields), *map(asdict, in_tasks.problems)]})
         raise typer.Exit(Exit.BAD_INPUT)
     plugins = load_plugins(job.spec.plugins)

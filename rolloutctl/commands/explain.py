@@ -1,6 +1,7 @@
 """`rolloutctl explain`: what a field of a manifest means, like `kubectl explain` and without a cluster."""
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -96,9 +97,12 @@ def _find(path: str) -> tuple[str, Schema]:
 
 
 def _elsewhere(name: str, kind: str, schema: Schema) -> str:
-    """Return a sentence with the paths of all fields of this name in a kind; empty if there are none."""
-    found = [path for path in _paths(kind, schema) if path.rpartition(".")[2] == name]
-    return f" Fields with this name: {', '.join(found[:MOST_SIMILAR])}." if found else ""
+    """Return a sentence with the paths of fields with this or a similar name in a kind; empty if there are none."""
+    by_name: dict[str, list[str]] = {}
+    for path in _paths(kind, schema):
+        by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    found = by_name.get(name) or [path for close in get_close_matches(name, by_name, n=1) for path in by_name[close]]
+    return f" Fields with this or a similar name: {', '.join(found[:MOST_SIMILAR])}." if found else ""
 
 
 def _paths(path: str, schema: Schema) -> Iterator[str]:

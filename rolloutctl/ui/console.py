@@ -154,10 +154,8 @@ def answer_described(title: str, columns: Sequence[str], rows: Sequence[Sequence
     if title:
         out.print(Text(title, "bold"))
     for name, *facts, sentences in rows:
-        given = [fact for fact in facts if str(fact)]
-        out.print(
-            Text.assemble((harmless(str(name)), "bold"), f"  {harmless(', '.join(map(str, given)))}" * bool(given))
-        )
+        given = [f"{column}: {fact}" for column, fact in zip(columns[1:], facts, strict=False) if str(fact)]
+        out.print(Text.assemble((harmless(str(name)), "bold"), f"  {harmless('; '.join(given))}" * bool(given)))
         if str(sentences):
             words = sentences if isinstance(sentences, Text) else Text(harmless(sentences))
             out.print(Padding(words, (0, 0, 0, 2), expand=False))

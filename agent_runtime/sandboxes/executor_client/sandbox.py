@@ -197,7 +197,9 @@ class ExecutorSandbox:
 
     async def _reattach(self, workspace: ExecutorWorkspace, handle: Mapping[str, Any]) -> None:
         if handle["bootId"] != self.client.boot_id:
-            raise SandboxFailure("SandboxLost", f"the executor of workspace {workspace.name} has ended")
+            raise SandboxFailure(
+                "SandboxLost", f"the executor of workspace {workspace.name} has ended (its boot id changed)"
+            )
         # A frozen workspace: the earlier process died between saving a checkpoint and recording it, and this one
         # repeats the fork. A workspace that exceeded a limit: the next call raises the same WorkspaceLimit.
         with contextlib.suppress(WorkspaceLimit):

@@ -39,4 +39,4 @@ def test_described_rows_are_paragraphs_on_a_narrow_terminal(
 ) -> None:
     monkeypatch.setattr(out, "_width", 60)
     answer_described("", ["field", "form", "default", "meaning"], [["seed", "integer", "0", "Seed of all randomness."]])
-    assert capsys.readouterr().out == "seed  integer, 0\n  Seed of all randomness.\n"
+    assert capsys.readouterr().out == "seed  form: integer; default: 0\n  Seed of all randomness.\n"

@@ -39,7 +39,8 @@ def test_json_is_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("sandbox.resorces", "has no field 'resorces'; it has image, .* Did you mean 'resources'?"),
         ("groupSize.x", "RolloutJob.groupSize has no field 'x'; it has no fields"),
-        ("tools", "has no field 'tools'.* Fields with this name: RolloutJob.agent.tools"),
+        ("tools", "has no field 'tools'.* Fields with this or a similar name: RolloutJob.agent.tools"),
+        ("promt", "has no field 'promt'.* similar name: RolloutJob.tasks.inline.prompt"),
         ("Rolloutjob", "Did you mean 'RolloutJob'"),
     ],
 )
