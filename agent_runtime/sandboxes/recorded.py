@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.hosting import Executors, HostedProvider, Hosting
 from agent_runtime.sandboxes.images.store import ImageStore
 from rollout_api.sandbox import SandboxTemplate
 
+_ANSWER_SECONDS: Final = 5.0
+"""Time for an executor to answer at the end of a stopped run, for which a person waits."""
 RecordT = TypeVar("RecordT")
 """A dataclass of plain values."""
 
@@ -96,13 +100,22 @@ class RecordedProvider(HostedProvider):
         """See SandboxProvider."""
         self._images.stopping.set()
         await self._release()
-        if self._executors is None or (keep and at_most is None):
+        if self._executors is None:
             return
-        for name in self._executors.names():
-            if (executor := await self._executors.find(name)) is None:
-                continue
-            if not keep:
-                await executor.stop()
-            elif at_most is not None:
-                await executor.client.end_after(at_most)
-                await executor.client.close()
+        names = self._executors.names()
+        if not keep:
+            for name in names:
+                if (executor := await self._executors.find(name)) is not None:
+                    await executor.stop()
+        elif at_most is not None:
+            await asyncio.gather(*(self._end_after(self._executors, name, at_most) for name in names))
+
+    async def _end_after(self, executors: Executors, name: str, seconds: float) -> None:
+        """Have an executor end after this time. One that does not answer ends after its `idleSeconds`, so that it does
+        not delay the end of this process.
+        """
+        with contextlib.suppress(SandboxFailure, TimeoutError):
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                if (executor := await executors.find(name)) is not None:
+                    await executor.client.end_after(seconds)
+                    await executor.client.close()

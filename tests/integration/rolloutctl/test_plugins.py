@@ -87,7 +87,7 @@ def test_wrong_plugin_is_reported_by_validate_and_run_before_any_write(shell: Sh
 
 
 def test_validate_reports_what_a_command_agent_hides_from_a_plugin(shell: Shell, tmp_path: Path) -> None:
-    starter(tmp_path, [{"name": "wishing_kit:Filters"}], type="Command", command=["true"])
+    starter(tmp_path, [{"name": "wishing_kit:Filters"}], type="Command", command=["true"], tools=[])
     told = shell("validate", "job.yaml")
     assert told.returncode == 0
     assert "plugin wishing_kit:Filters: filter_tool_call will not be called" in told.stderr

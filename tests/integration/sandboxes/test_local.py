@@ -121,6 +121,23 @@ async def test_workspace_of_a_stopped_run_stays_for_a_limited_time(tmp_path: Pat
     await third.close()
 
 
+async def test_executor_that_does_not_answer_delays_a_stopped_run_for_seconds_only(tmp_path: Path) -> None:
+    first, second = (LocalProvider(tmp_path, template("Plain"), places=2) for _ in range(2))
+    await first.open()
+    workspace = await first.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+    (record,) = (tmp_path / "sandboxes").glob("*.json")
+    pid = json.loads(record.read_text())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.wait_for(first.close(keep=True, at_most=60), 25)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await second.open()
+    again = await second.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
+    assert await say(again, "echo still", "1:say") == "still"
+    await second.close()
+
+
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 async def test_the_secret_of_an_executor_is_its_owners_alone_and_in_no_handle(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
