@@ -356,7 +356,7 @@ class Store:
         condition): recording there would silently lose results.
         """
         if isinstance(self.objects, LocalStore) and not os.access(self._folder, os.W_OK | os.X_OK):
-            raise StorageError(f"output.uri: {self._folder} is not writable; change its permissions or the URI")
+            raise StorageError(f"{self.uri}: {self._folder} is not writable; change its permissions or the URI")
         hasty = replace(self, patience_seconds=min(self.patience_seconds, 15))
         key = f".probe-{secrets.token_hex(8)}"
         if not await hasty.create(key, b"first"):
