@@ -189,7 +189,7 @@ async def test_should_continue_can_end_the_work(attempt: Any) -> None:
 async def test_the_oracle_runs_the_solution_in_order(attempt: Any, tmp_path: Any) -> None:
     commands = [f"echo one > {tmp_path}/a", f"cat {tmp_path}/a > {tmp_path}/b"]
     context = attempt(task={"solution": commands})
-    assert "2 commands" in (await Oracle().run(context) or "")
+    assert "solution" in (await Oracle().run(context) or "")
     assert (tmp_path / "b").read_text() == "one\n"
     assert not context.requests
 
