@@ -16,6 +16,9 @@ INLINE_TASKS_BYTES = 200 * 1024
 FILE_CHARACTERS = 90_000_000
 """Longest base64 of one file: 64 MiB. Files of a task folder are held in memory and sent in one request."""
 
+CONTEXT_FILES = 20_000
+"""Most files of a build context, which are held in memory."""
+
 TASK_FILES = 1024
 """Most files of one kind in a task, because each takes one request. Larger sets belong in the image."""
 
@@ -63,6 +66,17 @@ class TaskFile(ApiModel):
         if self.content is not None:
             return self.content.encode()
         return base64.b64decode(self.content_base64 or "")
+
+
+class Dockerfile(ApiModel):
+    """A Dockerfile with its build context. The job builds it as layers over its base image, without a registry."""
+
+    text: Annotated[str, StringConstraints(min_length=1, max_length=1 << 20)]
+    """Contents of the Dockerfile."""
+    context: Annotated[list[TaskFile], Field(max_length=CONTEXT_FILES)] = []
+    """Files of the build context, with paths relative to it."""
+    seconds: Seconds = 600
+    """Time limit for each of its commands."""
 
 
 class VerifierKind(StrEnum):
@@ -119,6 +133,8 @@ class TaskVerifier(ApiModel):
     """User of the verifier's commands; the sandbox's user when left out."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the grading workspace, for mode Separate; the task's own when left out."""
+    dockerfile: Dockerfile | None = None
+    """Dockerfile of the grading workspace, instead of `image`."""
     isolated: bool = False
     """The task's author states that the verifier's user runs and loads nothing from the agent. Without this statement,
     every verdict counts as forgeable (docs/verification.md).
@@ -218,6 +234,8 @@ class Task(ApiModel):
     """Time limits of this task."""
     sandbox: SandboxOverrides = SandboxOverrides()
     """Changes to `spec.sandbox` for this task."""
+    dockerfile: Dockerfile | None = None
+    """Dockerfile of the workspace, instead of `sandbox.image`. Only for workspaces in `Overlay`."""
     tags: Annotated[list[ShortText], Field(max_length=64)] = []
     """Labels for statistics."""
     environment: TaskEnvironment | None = None
@@ -342,6 +360,30 @@ _DISTINCT_TASKS = distinct("name", "two tasks are named {!r}; names must differ"
 _DISTINCT_TAGS = distinct("label", "two environments have the tag {!r}; give each a different tag")
 
 
+class Dockerfiles(ApiModel):
+    """How the job builds the Dockerfiles of its tasks."""
+
+    bases: Annotated[
+        dict[
+            Annotated[str, StringConstraints(min_length=1, max_length=1024)],
+            Annotated[str, StringConstraints(min_length=1, max_length=1024)],
+        ],
+        Field(max_length=256),
+    ] = {}
+    """Images that replace those named in Dockerfiles. A name such as `ubuntu:24.04`, or a prefix that ends with `/` or
+    `:`, becomes an image as in `sandbox.image`.
+    """
+    args: Annotated[dict[str, Annotated[str, StringConstraints(max_length=32_768)]], Field(max_length=256)] = {}
+    """Values of ARG."""
+    secrets: Annotated[
+        dict[str, Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]],
+        Field(max_length=64),
+    ] = {}
+    """Secrets of `RUN --mount=type=secret`: for each id, the environment variable that has it, of rolloutctl or of the
+    runner.
+    """
+
+
 class Tasks(ApiModel):
     """Source of the tasks: exactly one of the fields."""
 
@@ -354,6 +396,10 @@ class Tasks(ApiModel):
     image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the tasks in `from` that name none. `{name}` is replaced by the task's name in lower case, `{digest}` by
     the digest of the inputs of its Dockerfile.
+    """
+    dockerfiles: Dockerfiles | None = None
+    """The job builds the Dockerfiles of its tasks as layers, instead of using images. `{}` uses the base images as they are
+    named.
     """
     environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024), _DISTINCT_TAGS] | None = None
     """Environments to act in: a list of kinds, each with a number of groups."""
@@ -388,6 +434,8 @@ class Tasks(ApiModel):
     def _image_template_is_for_a_source(self) -> Self:
         if self.image_template is not None and self.from_ is None:
             raise ValueError("imageTemplate is for tasks.from; a task of the manifest names its image in sandbox.image")
+        if self.image_template is not None and self.dockerfiles is not None:
+            raise ValueError("imageTemplate and dockerfiles are two ways to use a Dockerfile; keep one of them")
         return self
 
     @field_validator("inline")

@@ -53,6 +53,7 @@ COMMANDS = [
     "dataset",
     "plugins",
     "gc",
+    "layers",
     "proxy",
     "proxy-worker",
     "serve",

@@ -96,7 +96,8 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     return WorkspaceSpec(
         group=f"g{rollout.group}",
         working_dir=working_dir,
-        image=sandbox.image,
+        image=sandbox.image if task.dockerfile is None else None,
+        dockerfile=task.dockerfile,
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
         resources=sandbox.resources,
@@ -115,5 +116,6 @@ def grading_spec(spec: WorkspaceSpec, task: Task) -> WorkspaceSpec:
 
     With `verifier.image`, no program agent is installed, because that image may lack the tools to install it.
     """
-    image = None if task.verifier is None else task.verifier.image
-    return spec if image is None else replace(spec, image=image, setup=task.setup)
+    if task.verifier is None or (task.verifier.image is None and task.verifier.dockerfile is None):
+        return spec
+    return replace(spec, image=task.verifier.image, dockerfile=task.verifier.dockerfile, setup=task.setup)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.registry import find_agent
+from agent_runtime.builds.build import Builder, BuildOptions
+from agent_runtime.builds.cache import BuildCache
+from agent_runtime.builds.provider import BuildingProvider
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
@@ -40,12 +43,13 @@ from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
+from agent_runtime.tasks.images import rewritten
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
-from rollout_api.tasks import Task
+from rollout_api.tasks import Dockerfiles, Task
 
 STOPPED_SECONDS = 60.0
 """Time for which sandboxes of a run that a person has stopped stay on this machine. Who resumes it at once, for example
@@ -173,7 +177,10 @@ async def open_run(
                 at_most=STOPPED_SECONDS if run_environment.is_stopped() else None,
             )
 
-        provider = await _open_provider(job, tasks, run_environment, uri, record, origins)
+        layers, build_label = Layers(store, record.store), f"build{run_environment.shard.index}"
+        opened = await _open_provider(job, tasks, run_environment, uri, record, origins)
+        options = _build_options(job, run_environment, build_label)
+        provider = BuildingProvider(opened, Builder(opened, BuildCache(store, layers), options))
         stack.push_async_callback(close_provider)
         await record.begin()
         starting.close()
@@ -187,14 +194,15 @@ async def open_run(
             reported_groups = await record.reported_groups() if plugins.have("after_group") else reported_groups
 
             def is_unwanted(attempt: str, name: str) -> bool:
-                """Unfinished gradings of an earlier process run again; its sealed rollouts need no workspace."""
+                """Unfinished gradings and builds of an earlier process run again; its sealed rollouts need no workspace."""
+                if not attempt[0].isdigit():
+                    return attempt.startswith(f"{build_label}-")
                 index = int(attempt.split("-")[0])
                 # Runners of other shards may use the same executor.
                 return shard.has(index // group_size) and (name.split(".")[0] != "agent" or index in results)
 
             await provider.sweep(is_unwanted)
         fixed = await fix_origins(record, origins, run_environment.environ)
-        layers = Layers(store, record.store)
         context = RunContext(
             job=job,
             record=record,
@@ -221,6 +229,17 @@ async def open_run(
             else {},
         )
         yield context
+
+
+def _build_options(job: RolloutJob, run_environment: RunEnvironment, label: str) -> BuildOptions:
+    given = job.spec.tasks.dockerfiles or Dockerfiles()
+    values = {name: run_environment.environ.get(variable) for name, variable in given.secrets.items()}
+    return BuildOptions(
+        image_of=lambda image: rewritten(image, given.bases),
+        arguments=given.args,
+        secrets={name: value.encode() for name, value in values.items() if value is not None},
+        label=label,
+    )
 
 
 def _place_of_model(job: RolloutJob, run_environment: RunEnvironment) -> str:
@@ -312,7 +331,8 @@ async def _look_up(job: RolloutJob, tasks: Sequence[Task], provider: SandboxProv
     """Each sandbox and command is checked once, because a dataset shares a few of them."""
     found = []
     for number, task in enumerate(tasks):
-        if task.verifier is None:
+        # A Dockerfile is built by the run itself.
+        if task.verifier is None or task.dockerfile is not None:
             continue
         command = task.verifier.commands[0]
         spec = workspace_spec(job, Rollout.of(job, number, 0, task))

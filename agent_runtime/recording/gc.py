@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from agent_runtime.recording.build_steps import stored_steps
 from agent_runtime.recording.job_record import is_copy, job_files
 from agent_runtime.recording.layers import DELETION_SECONDS, FOLDER, SPARED_SECONDS, SUFFIX, marker_of
 from agent_runtime.recording.store import READS_AT_ONCE, ObjectMeta, Store
@@ -123,11 +124,12 @@ async def delete_run(store: Store, run: Run) -> bool:
 
 
 async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: float) -> list[ObjectMeta]:
-    """Return the layers to delete: those that no run names, except runs that are being deleted (`leaving`). Layers
-    written within SPARED_SECONDS are kept, because the run that needs them may not name them yet.
+    """Return the layers to delete: those that neither a build step nor a run names, except runs that are being deleted
+    (`leaving`). Layers written within SPARED_SECONDS are kept, because the run that needs them may not name them yet.
     """
     folders = set(await store.folders()) - {FOLDER, *(run.folder for run in leaving)}
     named = {meta.key.rsplit("/", 1)[-1] for folder in folders for meta in await store.list(f"{folder}/{FOLDER}")}
+    named |= {step.entry.layer.digest for step in await stored_steps(store)}
     return [
         meta for meta in await store.list(FOLDER) if now - meta.modified > SPARED_SECONDS and _digest(meta) not in named
     ]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from rollout_api.sandbox import NetworkAccess, Resources
-from rollout_api.tasks import TaskFile
+from rollout_api.tasks import Dockerfile, TaskFile
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -128,6 +128,15 @@ class StartState(Protocol):
 
 
 @dataclass(frozen=True)
+class StoredLayer:
+    """Files over an image, or over the layers below, that are stored elsewhere."""
+
+    digest: str
+    load: Callable[[], AsyncIterator[bytes]] = field(compare=False, repr=False)
+    """Yields its tar, as `Workspace.snapshot` does. Raises SandboxFailure."""
+
+
+@dataclass(frozen=True)
 class WorkspaceSpec:
     """The workspace that an attempt needs."""
 
@@ -135,9 +144,15 @@ class WorkspaceSpec:
     """Group of rollouts that share the prepared state; part of every name that a provider creates."""
     working_dir: str
     image: str | None = None
+    layers: Sequence[StoredLayer] = ()
+    """Layers over the image, the lowest first. Only in `Overlay`."""
+    dockerfile: Dockerfile | None = None
+    """Dockerfile whose last stage the workspace starts from. It replaces `image` and `layers`."""
     user: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
+    is_limited: bool = True
+    """Whether `resources` limit the workspace; without it, only its sandbox's limits do."""
     network: Mapping[Phase, NetworkAccess] = field(default_factory=dict)
     files: Sequence[TaskFile] = ()
     setup: Sequence[str] = ()
@@ -220,6 +235,8 @@ class FileStat:
     size: int
     mode: int
     modified: float
+    target: str | None = None
+    """Where a link leads to."""
 
 
 class RunOptions(TypedDict, total=False):

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.sandboxes.base import (
@@ -17,6 +17,7 @@ from agent_runtime.sandboxes.base import (
     CommandResult,
     FileError,
     SetupFailed,
+    StoredLayer,
     Workspace,
     WorkspaceLimit,
     WorkspaceSpec,
@@ -38,10 +39,11 @@ def prepared_id(spec: WorkspaceSpec) -> str:
     described: Mapping[str, Any] = {
         "group": spec.group,
         "image": spec.image,
+        "layers": [layer.digest for layer in spec.layers],
         "workingDir": spec.working_dir,
         "user": spec.user,
         "env": dict(spec.env),
-        "resources": spec.resources.wire(),
+        "resources": spec.resources.wire() if spec.is_limited else None,
         "network": spec.network.get("setup", "None"),
         "files": [file.wire() for file in spec.files],
         "setup": list(spec.setup),
@@ -166,8 +168,41 @@ class PreparedGroups:
             raise
 
 
+class LayerStates:
+    """Stored layers of one sandbox as frozen workspaces, each restored once by `make` over the one below it."""
+
+    def __init__(self, make: Callable[[str, str | None, StoredLayer], Awaitable[None]]) -> None:
+        self._make = make
+        self._states: dict[str, asyncio.Task[None]] = {}
+
+    async def ready(self, layers: Sequence[StoredLayer]) -> str | None:
+        """Return the frozen workspace with these layers; None if there are none. Raises SandboxFailure."""
+        below: str | None = None
+        digest = hashlib.sha256()
+        for layer in layers:
+            digest.update(layer.digest.encode())
+            name = f"layers-{digest.hexdigest()[:32]}"
+            task = self._states.get(name)
+            if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+                task = self._states[name] = asyncio.create_task(self._made(name, below, layer))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # A cancelled rollout must not end the work that others wait for.
+            await asyncio.shield(task)
+            below = name
+        return below
+
+    async def _made(self, name: str, below: str | None, layer: StoredLayer) -> None:
+        await self._make(name, below, layer)
+
+
 async def _empty_tar() -> AsyncIterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def end_of_output(result: CommandResult) -> str:
+    """Return the last lines of a failed command's output, for its message."""
+    output = (result.stdout + result.stderr).decode(errors="replace").strip()
+    return "\n".join(output.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
 
 
 def _failed_command(number: int, command: str, result: CommandResult, spec: WorkspaceSpec) -> str:
@@ -177,7 +212,6 @@ def _failed_command(number: int, command: str, result: CommandResult, spec: Work
         end = f"ended with exit code {result.exit_code}, expected 0"
     else:
         end = f"was ended by {result.cause or f'signal {result.signal}'}"
-    output = (result.stdout + result.stderr).decode(errors="replace").strip()
-    lines = "\n".join(output.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
+    lines = end_of_output(result)
     told = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}…"
     return f"setup command {number + 1} of {len(spec.setup)} {end}: {told!r}" + (f"\n{lines}" if lines else "")

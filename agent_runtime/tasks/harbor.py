@@ -14,10 +14,20 @@ from typing import Any, Final
 
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
-from agent_runtime.tasks.images import built_image, dockerfile_facts
+from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
-from rollout_api.tasks import StepReward, Task, TaskFile, TaskStep, TaskVerifier, Timeouts, VerifierKind, VerifierMode
+from rollout_api.tasks import (
+    Dockerfile,
+    StepReward,
+    Task,
+    TaskFile,
+    TaskStep,
+    TaskVerifier,
+    Timeouts,
+    VerifierKind,
+    VerifierMode,
+)
 
 CONFIG: Final = "task.toml"
 TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
@@ -97,6 +107,7 @@ class _Reader:
             agent_seconds = min(sum(own), NO_AGENT_LIMIT)
         metadata = self.table("metadata")
         sandbox = self.sandbox()
+        dockerfile = self.job_dockerfile("environment", "environment")
         solution, solution_files = self.solution("solution") if not steps else ([], [])
         prompt = steps[0].prompt if steps else self.prompt("instruction.md")
         verifier = None if steps else self.verifier_of("tests", "verifier")
@@ -116,6 +127,7 @@ class _Reader:
                 verifier_seconds=self.seconds("verifier.timeout_sec") or math.ceil(VERIFIER_SECONDS),
             ),
             sandbox=sandbox,
+            dockerfile=dockerfile,
             tags=[tag for tag in metadata.get("tags", []) if isinstance(tag, str)]
             + [str(metadata[key]) for key in ("category", "difficulty") if isinstance(metadata.get(key), str)],
             steps=steps,
@@ -231,13 +243,20 @@ class _Reader:
     def image(self, path: str, context: str, name: str, instead: str) -> str | None:
         """Return the image that a table names, else the one that is built from its folder."""
         given: str | None = self.value(f"{path}.docker_image", str)
-        if given is not None:
+        if given is not None or self.place.dockerfiles is not None:
             return given
         seconds = self.value(f"{path}.build_timeout_sec", int, float) or BUILD_SECONDS
         template = self.place.image_template
         return built_image(
             self.folder, self.notes, template, context=context, name=name, seconds=seconds, instead=instead
         )
+
+    def job_dockerfile(self, path: str, context: str) -> Dockerfile | None:
+        """Return the Dockerfile of its folder, unless the table names an image or the job uses images."""
+        if self.place.dockerfiles is None or self.value(f"{path}.docker_image", str) is not None:
+            return None
+        seconds = self.value(f"{path}.build_timeout_sec", int, float) or BUILD_SECONDS
+        return job_dockerfile(self.folder, self.notes, self.place.dockerfiles, context=context, seconds=seconds)
 
     def sandbox(self) -> SandboxOverrides:
         if self.working_dir is None:
@@ -356,6 +375,7 @@ class _Reader:
             image=self.image("verifier.environment", "tests", f"{self.folder.name}-tests", "the task's own image")
             if is_separate
             else None,
+            dockerfile=self.job_dockerfile("verifier.environment", "tests") if is_separate else None,
         )
 
     def hooks(self) -> list[str]:

@@ -1,12 +1,15 @@
 """Images of tasks with a Dockerfile: their names, and the Dockerfile's settings for commands."""
 
 import hashlib
+import math
 import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent_runtime.dockerfiles.problems import problems_of
 from agent_runtime.tasks.folders import Build, Folder, Notes
+from rollout_api.tasks import Dockerfile, Dockerfiles
 
 DIGEST_CHARACTERS = 16
 
@@ -50,6 +53,22 @@ def built_image(
     image = image_name(template, name, content_digest(folder, context))
     notes.builds.append(Build(image, folder, context, seconds))
     return image
+
+
+def job_dockerfile(
+    folder: Folder, notes: Notes, dockerfiles: Dockerfiles, *, context: str, seconds: float
+) -> Dockerfile | None:
+    """Return the Dockerfile in a folder of the task, which the job builds; None without such a file.
+
+    What is not supported in it becomes a problem with its line.
+    """
+    file = posixpath.join(context, "Dockerfile")
+    if file not in folder.files:
+        return None
+    text = folder.text(file)
+    for problem in problems_of(text, dockerfiles.args):
+        notes.refuse(file, problem.message, problem.line)
+    return Dockerfile(text=text, context=folder.as_files(context, "."), seconds=math.ceil(seconds))
 
 
 def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:

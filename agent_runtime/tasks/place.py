@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 from agent_runtime.recording.remote_objects import SCHEMES, remote_objects
 from agent_runtime.recording.store import first_line
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourceUnavailable
-from rollout_api.tasks import TaskSource
+from rollout_api.tasks import Dockerfiles, TaskSource
 
 CHUNK_BYTES = 8 << 20
 """Bytes of one request when an object is read sequentially."""
@@ -30,6 +30,8 @@ class SourcePlace:
     """Credentials of object storage."""
     image_template: str | None = None
     """`tasks.imageTemplate`."""
+    dockerfiles: Dockerfiles | None = None
+    """`tasks.dockerfiles`."""
 
     @property
     def uri(self) -> str:

@@ -30,7 +30,7 @@ def needed_images(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> l
     source = tasks.from_
     if source is None or source.format not in FOLDERS:
         return []
-    place = SourcePlace(source, base_dir, environ, tasks.image_template)
+    place = SourcePlace(source, base_dir, environ, tasks.image_template, tasks.dockerfiles)
     _, builds = read_folders(place, FOLDERS[source.format])
     return list({build.image: build for build in builds}.values())
 
@@ -52,7 +52,8 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
     if tasks.from_ is None:
         message = "has no tasks to list; tasks are submitted to the job while it runs"
         raise TaskSourceError([TaskProblem("tasks.stream", None, message)])
-    place, form = SourcePlace(tasks.from_, base_dir, environ, tasks.image_template), tasks.from_.format
+    place = SourcePlace(tasks.from_, base_dir, environ, tasks.image_template, tasks.dockerfiles)
+    form = tasks.from_.format
     return read_folders(place, FOLDERS[form])[0] if form in FOLDERS else FILES[form](place)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
-from agent_runtime.tasks.images import built_image, dockerfile_facts
+from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.sandbox import EnvVar, Network, SandboxOverrides
 from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, Timeouts, VerifierKind, VerifierMode
@@ -99,6 +99,9 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
             mode=VerifierMode.SHARED,
         ),
         timeouts=Timeouts(agent_seconds=agent, verifier_seconds=test),
+        dockerfile=None
+        if place.dockerfiles is None
+        else job_dockerfile(folder, notes, place.dockerfiles, context="", seconds=BUILD_SECONDS),
         sandbox=SandboxOverrides(
             image=built_image(
                 folder,
@@ -108,7 +111,9 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
                 name=folder.name,
                 seconds=BUILD_SECONDS,
                 instead="the job's sandbox.image",
-            ),
+            )
+            if place.dockerfiles is None
+            else None,
             working_dir=facts.working_dir if facts else None,
             user=facts.user if facts else None,
             env=env,

@@ -23,6 +23,8 @@ DELETED = ".wh."
 OPAQUE = ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
 OWN_NAME = "ROLLOUT.ownName"
+# Extended attributes, as GNU tar and container tools write them.
+ATTRIBUTE = "SCHILY.xattr."
 SECOND = 1_000_000_000  # in nanoseconds
 # The kernel's limit for a path. Each entry of a tar has its whole path, so without a limit thousands of nested folders
 # would make a tar of gigabytes.
@@ -51,6 +53,27 @@ def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
         member.pax_headers = {**member.pax_headers, "mtime": f"{sign}{seconds}.{rest:09}"}
     else:
         member.mtime = nanoseconds // SECOND
+
+
+def is_kept(attribute: str) -> bool:
+    """Whether archives contain the extended attribute: those of users, and capabilities of programs.
+
+    overlayfs keeps its own records in `user.overlay.`.
+    """
+    is_users = attribute.startswith("user.") and not attribute.startswith("user.overlay.")
+    return is_users or attribute == "security.capability"
+
+
+def _add_attributes(member: tarfile.TarInfo, place: int | str) -> None:
+    """Add the extended attributes of a file or folder. Some file systems have none."""
+    with contextlib.suppress(OSError):
+        if kept := [name for name in os.listxattr(place, follow_symlinks=isinstance(place, int)) if is_kept(name)]:
+            values = {f"{ATTRIBUTE}{name}": os.fsdecode(_attribute(place, name)) for name in kept}
+            member.pax_headers = {**member.pax_headers, **values}
+
+
+def _attribute(place: int | str, name: str) -> bytes:
+    return os.getxattr(place, name, follow_symlinks=isinstance(place, int))
 
 
 class _Exactly:
@@ -129,10 +152,13 @@ class _Writer:
                 if not stat.S_ISREG(now.st_mode):
                     return
                 member.size = now.st_size
+                _add_attributes(member, content)
                 self._store(member, _Exactly(content, now))
             finally:
                 os.close(content)
         else:
+            if member.type == tarfile.DIRTYPE:
+                _add_attributes(member, f"/proc/self/fd/{folder}/{name}")
             self._store(member)
 
     def mark(self, stored: str) -> None:

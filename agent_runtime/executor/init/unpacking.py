@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Literal
 
-from agent_runtime.executor.init.archives import COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND
+from agent_runtime.executor.init.archives import ATTRIBUTE, COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND, is_kept
 from agent_runtime.executor.init.channel import Message
 from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.trees import make_writable, open_folder, remove_entry
@@ -154,6 +154,7 @@ class Target:
             # Modes and times of folders come last: both would block or change while entries are added.
             self._folders.append((parts, mode, time_of(member)))
             self._own(parent, name, member)
+            self._set_attributes(f"/proc/self/fd/{parent}/{name}", member)
             return
         if member.islnk():
             self._link(parent, name, member)
@@ -188,6 +189,8 @@ class Target:
                     view = view[os.write(target, view) :]
             self._own(parent, name, member)
             os.fchmod(target, member.mode & 0o7777)
+            # After the owner, because changing it removes capabilities.
+            self._set_attributes(target, member)
             if self._ancestors == "refuse":
                 os.utime(target, ns=(time_of(member),) * 2)
         finally:
@@ -223,6 +226,15 @@ class Target:
                 "may not "
                 "give it to them; restore it where commands run as root, or as that user",
             ) from None
+
+    def _set_attributes(self, place: int | str, member: tarfile.TarInfo) -> None:
+        """Set the extended attributes of a layer's file or folder; those that the file system refuses are left out."""
+        if not self._owners:
+            return
+        for header, value in member.pax_headers.items():
+            if header.startswith(ATTRIBUTE) and is_kept(name := header.removeprefix(ATTRIBUTE)):
+                with contextlib.suppress(OSError):
+                    os.setxattr(place, name, os.fsencode(value), follow_symlinks=isinstance(place, int))
 
     def set_time(self, parts: list[str], modified: int) -> None:
         """Set the time of a file that was written, unless it was removed or replaced since."""

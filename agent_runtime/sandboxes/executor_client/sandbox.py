@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, StoredLayer, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, PreparedGroups, prepare
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare
 
 # Interval of attempts to create a workspace while all places are in use.
 PLACE_POLL_SECONDS = 0.25
@@ -110,6 +110,7 @@ class ExecutorSandbox:
         self.client, self.mode = client, mode
         self._description, self._handle, self._environment = description, handle, environment
         self._groups = PreparedGroups(self._make_prepared, self._drop_prepared)
+        self._layers = LayerStates(self._restore_layer)
         self._pulse = asyncio.create_task(client.keep_alive(idle_seconds))
 
     @contextlib.asynccontextmanager
@@ -247,12 +248,25 @@ class ExecutorSandbox:
 
     async def _make_prepared(self, name: str, spec: WorkspaceSpec) -> None:
         workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
+        below = await self._layers.ready(spec.layers)
         try:
-            await workspace.create(None, self._environment)
+            await workspace.create(below, self._environment)
             await prepare(workspace, spec)
             await workspace.freeze()
         except BaseException:
             # Destroy it, because a retry with the same keys would get the same failure.
+            await workspace.destroy()
+            raise
+
+    async def _restore_layer(self, name: str, below: str | None, layer: StoredLayer) -> None:
+        # Without limits, because a layer is not the work of the task that starts from it.
+        spec = WorkspaceSpec(group="layers", working_dir="/")
+        workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
+        try:
+            await self._create_in_time(workspace, below, spec.start_seconds)
+            await workspace.restore(layer.load(), key=f"{LIFECYCLE_TURN}:restore")
+            await workspace.freeze()
+        except BaseException:
             await workspace.destroy()
             raise
 

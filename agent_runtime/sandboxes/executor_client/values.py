@@ -32,6 +32,7 @@ def file_stat(name: str, entry: Mapping[str, Any]) -> FileStat:
         size=entry["size"],
         mode=entry["mode"],
         modified=entry["modified"],
+        target=entry["target"],
     )
 
 

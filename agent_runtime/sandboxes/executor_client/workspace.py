@@ -42,7 +42,7 @@ from agent_runtime.sandboxes.executor_client.connection import Body
 from agent_runtime.sandboxes.executor_client.model_port import serve_model
 from agent_runtime.sandboxes.executor_client.values import bytes_of, file_stat, limits_of, not_started
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
-from rollout_api.sandbox import NetworkAccess
+from rollout_api.sandbox import NetworkAccess, Resources
 
 # Longest wait for output in one request, because proxies and NAT tables close connections that are silent for a minute.
 WAIT_SECONDS = 25.0
@@ -106,7 +106,7 @@ class ExecutorWorkspace:
         body = {
             "id": self.name,
             "parent": parent,
-            "limits": limits_of(self._spec.resources),
+            "limits": limits_of(self._spec.resources if self._spec.is_limited else Resources()),
             "env": {**environment, **self._spec.env},
             "user": self._spec.user,
             "workingDir": self._spec.working_dir,

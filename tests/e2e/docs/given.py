@@ -1,5 +1,6 @@
 """What a page requires of its reader in words, by the page's name."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def data_sets(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist([instance]), folder / "swe-bench-verified.parquet")
 
 
+def dockerfiles(folder: Path) -> None:
+    """Write a task folder with a Dockerfile, and its base image as a folder."""
+    hello_world(folder / "tasks" / "hello")
+    programs = folder / "roots/debian/bin"
+    programs.mkdir(parents=True)
+    shutil.copy(str(shutil.which("busybox")), programs)
+    # Debian's busybox has no bash.
+    (programs / "bash").write_text('#!/bin/sh\nexec /bin/sh "$@"\n')
+    (programs / "bash").chmod(0o755)
+    for program in ("sh", "env", "cat", "mkdir", "rm", "chmod", "cp", "wc", "grep", "echo", "test", "date"):
+        (programs / program).symlink_to("busybox")
+    for path in ("etc", "usr", "root"):
+        (programs.parent / path).mkdir()
+    (programs.parent / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+
+
 def wrong_manifest(folder: Path) -> None:
     """Write a manifest with three mistakes."""
     (folder / "wrong.yaml").write_text(WRONG)
@@ -73,6 +90,7 @@ spec:
 GIVEN: dict[str, Callable[[Path], object]] = {
     "bringing-tasks": data_sets,
     "cli": first_manifest,
+    "dockerfiles": dockerfiles,
     "remote-agents": uploaded_task,
     "manifest": wrong_manifest,
     "python": first_manifest,

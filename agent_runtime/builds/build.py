@@ -1,0 +1,511 @@
+"""Builds the stages of Dockerfiles as layers over their base images, in workspaces of a provider.
+
+Each step is made in a new workspace with the layers below it. The workspace's changes are stored as a layer, under a key of
+everything that the step depends on. A step whose key is stored is not made again; a stage is built only if a step that is
+not stored copies from it. Nothing is kept in this process that a restarted runner would need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import platform
+import posixpath
+import secrets
+import tarfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agent_runtime.builds.cache import BuildCache
+from agent_runtime.builds.step_files import ROOT, StepFiles
+from agent_runtime.builds.trees import Context, CopyProblem, File, Taken, context_tar, mode_of
+from agent_runtime.dockerfiles.instructions import Dockerfile as Parsed
+from agent_runtime.dockerfiles.parse import parse
+from agent_runtime.dockerfiles.patterns import Ignore
+from agent_runtime.dockerfiles.plan import (
+    ARCHITECTURES,
+    SCRATCH,
+    SCRIPT,
+    CopyStep,
+    PlanFailed,
+    RunStep,
+    Settings,
+    StagePlan,
+    Step,
+    bases,
+    plan_stage,
+    stage_of_mount,
+)
+from agent_runtime.recording.build_steps import BuildEntry
+from agent_runtime.recording.layers import LayerTooLarge
+from agent_runtime.sandboxes.base import (
+    CommandResult,
+    Fence,
+    FileError,
+    SandboxFailure,
+    SandboxProvider,
+    SetupFailed,
+    StoredLayer,
+    Workspace,
+    WorkspaceLimit,
+    WorkspaceSpec,
+)
+from agent_runtime.sandboxes.prepare import end_of_output
+from rollout_api.sandbox import NetworkAccess
+from rollout_api.tasks import Dockerfile
+
+LAYER_BYTES = 64 << 30
+"""Limit of one layer, which stops a step that fills the disk before it fills the storage."""
+# Files that tell one state of a tag from another, where the image's digest is unknown.
+_IDENTIFYING = ("/etc/os-release", "/etc/passwd", "/var/lib/dpkg/status", "/lib/apk/db/installed")
+_IDENTIFYING_BYTES = 64 << 20
+_PROBE = "/tmp/.probe"
+UNSUPPORTED = "DockerfileUnsupported"
+
+
+@dataclass(frozen=True)
+class Base:
+    """Facts about a base image, from a workspace of it."""
+
+    identity: str
+    env: Mapping[str, str]
+    working_dir: str
+    user: str | None
+    """The image's own user, as uid:gid; None for root."""
+    has_one_user: bool
+    """Whether all files belong to the workspace's root, as without root on a laptop."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A stage that workspaces can start from."""
+
+    image: str
+    layers: tuple[StoredLayer, ...]
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A step and its key."""
+
+    key: str
+    step: Step
+    stage: int
+
+
+@dataclass(frozen=True)
+class StageChain:
+    """The steps of a stage and of the stages below it, from the image up."""
+
+    image: str
+    base: Base
+    steps: tuple[Keyed, ...]
+    settings: Settings
+
+    @property
+    def key(self) -> str:
+        return self.steps[-1].key if self.steps else _digest("image", self.image, self.base.identity)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+class Recipe:
+    """One task's Dockerfile, parsed."""
+
+    def __init__(self, dockerfile: Dockerfile) -> None:
+        self.parsed: Parsed = parse(dockerfile.text)
+        files = {posixpath.normpath(file.path): File(file.data(), mode_of(file.mode)) for file in dockerfile.context}
+        ignored = files.get("Dockerfile.dockerignore") or files.get(".dockerignore")
+        text = ignored.data.decode(errors="replace") if ignored is not None else ""
+        self.context = Context.of(files, Ignore.parse(text))
+        self.seconds = float(dockerfile.seconds)
+        self.key = hashlib.sha256(dockerfile.model_dump_json().encode()).hexdigest()
+        self.chains: dict[int, StageChain] = {}
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a job gives to all of its Dockerfiles."""
+
+    image_of: Callable[[str], str]
+    """Returns the image that is used for one named in a Dockerfile."""
+    arguments: Mapping[str, str]
+    secrets: Mapping[str, bytes]
+    label: str = "build"
+    """First part of the names of its workspaces, different for each runner of a job."""
+    on_step: Callable[[BuildEntry, bool], None] = lambda entry, was_stored: None
+    """Called with each step of a build, and whether it was stored already."""
+
+
+class Builder:
+    """Builds for one run. Equal steps that several tasks need at the same time are made once."""
+
+    def __init__(self, provider: SandboxProvider, cache: BuildCache, options: BuildOptions) -> None:
+        self._provider, self._cache, self._options = provider, cache, options
+        self._machine = ARCHITECTURES.get(platform.machine(), platform.machine())
+        self._bases: dict[str, asyncio.Task[Base]] = {}
+        self._steps: dict[str, asyncio.Task[BuildEntry]] = {}
+        self._recipes: dict[int, Recipe] = {}
+
+    async def completed(self, spec: WorkspaceSpec) -> WorkspaceSpec:
+        """Return the specification with image, layers and settings of its Dockerfile, which is built if necessary.
+
+        Raises SetupFailed with the failing instruction, SandboxFailure, StorageError.
+        """
+        if spec.dockerfile is None:
+            return spec
+        recipe = await asyncio.to_thread(Recipe, spec.dockerfile)
+        try:
+            made = await self._made(recipe, len(recipe.parsed.stages) - 1, spec)
+        except PlanFailed as failed:
+            raise SetupFailed(f"Dockerfile: {failed}") from failed
+        return completed_spec(spec, made)
+
+    async def _made(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
+        chain = await self._chain(recipe, number, spec)
+        stored = await asyncio.gather(*(self._find(keyed.key) for keyed in chain.steps))
+        layers: list[StoredLayer] = []
+        for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
+            was_stored = entry is not None
+            if entry is None:
+                below = chain.steps[position - 1].key if position else None
+                make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
+                entry = await self._once(self._steps, keyed.key, make)
+            self._options.on_step(entry, was_stored)
+            layers.append(self._cache.stored(keyed.key, entry))
+        return Made(chain.image, tuple(layers), chain.settings)
+
+    async def _find(self, key: str) -> BuildEntry | None:
+        task = self._steps.get(key)
+        if task is not None and not task.done():
+            return None
+        entry = await self._cache.find(key)
+        if entry is None and self._steps.get(key) is task:
+            # This process made it, and it was lost since.
+            self._steps.pop(key, None)
+        return entry
+
+    async def _once(self, tasks: dict[str, asyncio.Task[Any]], key: str, make: Callable[[], Any]) -> Any:
+        """Return the result of the one task for that key; a failed one is repeated by the next caller."""
+        task = tasks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # A cancelled rollout must not end the work that others wait for.
+        return await asyncio.shield(task)
+
+    # Keys
+
+    async def _chain(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> StageChain:
+        """Return the keyed steps of a stage. Raises PlanFailed, SandboxFailure."""
+        if number in recipe.chains:
+            return recipe.chains[number]
+        below = bases(recipe.parsed, self._options.arguments, self._machine)[number]
+        if isinstance(below, int):
+            start = await self._chain(recipe, below, spec)
+            image, base, steps, settings = start.image, start.base, list(start.steps), start.settings
+        else:
+            image = self._options.image_of(below)
+            base = await self._base(image, spec)
+            steps, settings = [], Settings(env=base.env, working_dir=base.working_dir)
+        parsed = _with_triggers(recipe.parsed, number, settings)
+        plan: StagePlan = plan_stage(parsed, number, settings, self._options.arguments, self._machine)
+        key = StageChain(image, base, tuple(steps), settings).key
+        for step in plan.steps:
+            key = await self._key(key, step, recipe, number, spec)
+            steps.append(Keyed(key, step, number))
+        found = recipe.chains[number] = StageChain(image, base, tuple(steps), plan.settings)
+        return found
+
+    async def _key(self, below: str, step: Step, recipe: Recipe, stage: int, spec: WorkspaceSpec) -> str:
+        described = dataclasses.asdict(step)
+        for field in ("line", "text"):
+            del described[field]
+        inputs: list[str] = []
+        if isinstance(step, CopyStep):
+            described["inline"] = [[name, hashlib.sha256(data).hexdigest()] for name, data in step.inline]
+            inputs = [await self._source_key(step.source, step.sources, recipe, step.line, spec)]
+        elif isinstance(step, RunStep):
+            for mount in step.mounts:
+                if mount.type == "bind":
+                    source = stage_of_mount(recipe.parsed, stage, mount)
+                    inputs.append(await self._source_key(source, (mount.source or "/",), recipe, step.line, spec))
+            described["network"] = spec.network.get("setup", "None") if step.has_network else "None"
+        return _digest(type(step).__name__, below, described, inputs)
+
+    async def _source_key(
+        self, source: int | str | None, paths: Sequence[str], recipe: Recipe, line: int, spec: WorkspaceSpec
+    ) -> str:
+        if isinstance(source, int):
+            return (await self._chain(recipe, source, spec)).key
+        if source is not None:
+            image = self._options.image_of(source)
+            return _digest("image", image, (await self._base(image, spec)).identity)
+        digest = hashlib.sha256()
+        for path in paths:
+            for found in self._in_context(recipe.context, path, line):
+                for name, file in recipe.context.tree(found):
+                    content = "" if file is None else f"{file.mode:o} {hashlib.sha256(file.data).hexdigest()}"
+                    digest.update(json.dumps([path, found, name, content]).encode())
+        return digest.hexdigest()
+
+    def _in_context(self, context: Context, path: str, line: int) -> list[str]:
+        try:
+            return context.found(path)
+        except CopyProblem as problem:
+            raise SetupFailed(f"Dockerfile, line {line}: {problem}") from problem
+
+    async def _base(self, image: str, spec: WorkspaceSpec) -> Base:
+        base: Base = await self._once(self._bases, image, partial(self._read_base, image, spec))
+        return base
+
+    async def _read_base(self, image: str, spec: WorkspaceSpec) -> Base:
+        async with self._workspace(image, (), spec, "base", user=None) as workspace:
+            digest = workspace.description.get("imageDigest")
+            identity = str(digest or "")
+            for path in () if digest else _IDENTIFYING:
+                with contextlib.suppress(FileError):
+                    content = await workspace.read(path, limit=_IDENTIFYING_BYTES)
+                    identity += f" {hashlib.sha256(content).hexdigest()}"
+            uid, gid = await _user_of(workspace)
+            has_one_user = False
+            try:
+                await workspace.write(_PROBE, b"", key="1:owner", replace=True, owner="1:1")
+            except FileError:
+                has_one_user = True
+            told = await workspace.run(["/usr/bin/env", "-0"], key="1:env", deadline_seconds=60, env={})
+            found = (entry.partition("=") for entry in told.stdout.decode(errors="replace").split("\0") if entry)
+            env = {
+                name: value for name, _, value in found if name not in ("HOME", "PWD", "SHLVL", "_", "USER", "LOGNAME")
+            }
+            user = f"{uid}:{gid}" if (uid, gid) != (0, 0) else None
+            return Base(identity, env, workspace.working_dir, user, has_one_user)
+
+    # Workspaces
+
+    @contextlib.asynccontextmanager
+    async def _workspace(
+        self, image: str, layers: tuple[StoredLayer, ...], spec: WorkspaceSpec, name: str, user: str | None = ROOT
+    ) -> AsyncIterator[Workspace]:
+        """A workspace of an image with these layers, and without the task's limits and settings."""
+        token = secrets.token_hex(6)
+        group = f"{self._options.label}-{token}"
+        wanted = WorkspaceSpec(
+            group=group,
+            working_dir="/",
+            image=image,
+            layers=layers,
+            user=user,
+            # Of the same kind as the task's own workspace, so that both can be in one sandbox of a cluster.
+            resources=spec.resources,
+            network=spec.network,
+            is_limited=False,
+            start_seconds=spec.start_seconds,
+            working_dir_of_image=True,
+        )
+        workspace = await self._provider.acquire(wanted, attempt=group, fence=Fence(1, token), name=name)
+        try:
+            if workspace.description.get("mode") == "Plain":
+                raise SandboxFailure(
+                    UNSUPPORTED,
+                    "a Dockerfile is built in layers, which needs workspaces in Overlay mode, and here they are Plain: "
+                    f"{workspace.description.get('modeReason') or 'sandbox.workspaces.mode is Plain'}",
+                )
+            yield workspace
+        finally:
+            await workspace.release()
+            await self._provider.forget_group(group)
+
+    async def _make(
+        self,
+        recipe: Recipe,
+        chain: StageChain,
+        keyed: Keyed,
+        below: str | None,
+        layers: tuple[StoredLayer, ...],
+        spec: WorkspaceSpec,
+    ) -> BuildEntry:
+        """Make one step and store its layer. Raises SetupFailed, SandboxFailure, StorageError."""
+        step, began = keyed.step, time.time()
+        where = f"Dockerfile, line {step.line}: {step.text}"
+        if chain.image == SCRATCH:
+            raise SetupFailed(f"{where}: FROM scratch is not supported, because a step needs the files of an image")
+        network = spec.network.get("setup", "None")
+        try:
+            with contextlib.ExitStack() as stack:
+                # Before this step has a place: with few places, two builds could wait for each other's.
+                taken = await self._inputs(recipe, keyed, spec, stack)
+                async with self._workspace(chain.image, layers, spec, "build") as workspace:
+                    hands = StepFiles(workspace, chain.base.has_one_user)
+                    await hands.make_folders(step.folders)
+                    if isinstance(step, RunStep):
+                        await self._run(step, hands, taken, recipe, where, network, chain.base.user)
+                    elif isinstance(step, CopyStep):
+                        await hands.copy(step, taken[0])
+                    await workspace.kill_all(key="4:end")
+                    return await self._cache.record(
+                        keyed.key,
+                        workspace.snapshot(),
+                        LAYER_BYTES,
+                        step=step.text,
+                        below=below,
+                        image=chain.image,
+                        began=began,
+                    )
+        except (FileError, CopyProblem, WorkspaceLimit, LayerTooLarge) as error:
+            raise SetupFailed(f"{where}: {error}") from error
+
+    async def _inputs(
+        self, recipe: Recipe, keyed: Keyed, spec: WorkspaceSpec, stack: contextlib.ExitStack
+    ) -> list[list[Taken]]:
+        """Return the files that a step needs: one list for COPY, or one for each bind mount."""
+        step = keyed.step
+        if isinstance(step, CopyStep):
+            taken = await self._taken(step.source, step.sources, recipe, step.line, spec, stack)
+            inline = Context.of({name: File(data, 0o644) for name, data in step.inline}, Ignore.parse(""))
+            return [[*taken, *(_from_context(inline, name) for name, _ in step.inline)]]
+        if not isinstance(step, RunStep):
+            return []
+        found = []
+        for mount in step.mounts:
+            source = stage_of_mount(recipe.parsed, keyed.stage, mount)
+            is_bind = mount.type == "bind"
+            found.append(
+                await self._taken(source, (mount.source or "/",), recipe, step.line, spec, stack) if is_bind else []
+            )
+        return found
+
+    async def _taken(
+        self,
+        source: int | str | None,
+        paths: Sequence[str],
+        recipe: Recipe,
+        line: int,
+        spec: WorkspaceSpec,
+        stack: contextlib.ExitStack,
+    ) -> list[Taken]:
+        if source is None:
+            return [
+                _from_context(recipe.context, found)
+                for path in paths
+                for found in self._in_context(recipe.context, path, line)
+            ]
+        if not paths:
+            return []
+        if isinstance(source, int):
+            made = await self._made(recipe, source, spec)
+            image, layers = made.image, made.layers
+        else:
+            image, layers = self._options.image_of(source), ()
+        async with self._workspace(image, layers, spec, "source") as workspace:
+            hands = StepFiles(workspace, has_one_user=False)
+            return [
+                await hands.take(path, stack, name) for written in paths for name, path in await hands.found(written)
+            ]
+
+    async def _run(
+        self,
+        step: RunStep,
+        hands: StepFiles,
+        taken: Sequence[Sequence[Taken]],
+        recipe: Recipe,
+        where: str,
+        network: NetworkAccess,
+        default_user: str | None,
+    ) -> None:
+        workspace = hands.workspace
+        mounted = []
+        for mount, files in zip(step.mounts, taken, strict=True):
+            secret = None
+            if mount.type == "secret":
+                name = mount.id or posixpath.basename(mount.source or mount.target or "")
+                secret = self._options.secrets.get(name)
+                if secret is None:
+                    if mount.required:
+                        raise SetupFailed(f"{where}: needs the secret {name!r}; name it in tasks.dockerfiles.secrets")
+                    continue
+            mounted.append(await hands.mount(mount, files, secret))
+        if step.script is not None:
+            await workspace.write(SCRIPT, step.script.encode(), key="2:script", mode="755", owner=ROOT)
+        if network != "None" and step.has_network:
+            await workspace.enter("setup", key="2:network")
+        result = await workspace.run(
+            list(step.command),
+            key="3:run",
+            deadline_seconds=recipe.seconds,
+            cwd=step.working_dir,
+            env=step.env,
+            user=step.user or default_user,
+        )
+        if not result.ok:
+            raise SetupFailed(_failed(where, result, recipe.seconds))
+        await workspace.kill_all(key="3:end")
+        if step.script is not None:
+            await workspace.remove(SCRIPT, key="4:script", owner=ROOT)
+        for undo in reversed(mounted):
+            await undo()
+
+
+def completed_spec(spec: WorkspaceSpec, made: Made) -> WorkspaceSpec:
+    """Return a specification that starts from a stage; the task's own settings override those of the Dockerfile."""
+    settings = made.settings
+    return dataclasses.replace(
+        spec,
+        dockerfile=None,
+        image=made.image,
+        layers=made.layers,
+        env={**settings.own_env, **spec.env},
+        user=spec.user or settings.user,
+        working_dir=settings.working_dir if spec.working_dir_of_image else spec.working_dir,
+        working_dir_of_image=False,
+    )
+
+
+def _with_triggers(parsed: Parsed, number: int, start: Settings) -> Parsed:
+    """Return the Dockerfile with the ONBUILD instructions of a stage's base at its beginning."""
+    if not start.on_build:
+        return parsed
+    text = "\n".join(["FROM base", *(trigger.instruction for trigger in start.on_build)])
+    line = parsed.stages[number].start.line
+    triggers = tuple(dataclasses.replace(instruction, line=line) for instruction in parse(text).stages[0].instructions)
+    stage = parsed.stages[number]
+    stages = list(parsed.stages)
+    stages[number] = dataclasses.replace(stage, instructions=(*triggers, *stage.instructions))
+    return dataclasses.replace(parsed, stages=tuple(stages))
+
+
+def _failed(where: str, result: CommandResult, seconds: float) -> str:
+    if result.cause == "Deadline":
+        end = f"was still running after {seconds:g} s; make it faster, or raise the task's build time limit"
+    elif result.start_error is not None:
+        end = f"cannot be started: {result.start_error}"
+    elif result.exit_code is not None:
+        end = f"ended with exit code {result.exit_code}, expected 0"
+    else:
+        end = f"was ended by {result.cause or f'signal {result.signal}'}"
+    lines = end_of_output(result)
+    return f"{where} {end}" + (f"\n{lines}" if lines else "")
+
+
+async def _user_of(workspace: Workspace) -> tuple[int, int]:
+    """Return uid and gid of the workspace's user, without a program of the image."""
+    await workspace.write(_PROBE, b"", key="1:user", replace=True)
+    content = b"".join([chunk async for chunk in workspace.tar(_PROBE)])
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        member = tar.next()
+    assert member is not None  # the file was written above
+    return member.uid, member.gid
+
+
+def _from_context(context: Context, path: str) -> Taken:
+    return Taken(path, path in context.folders, lambda: context_tar(context, path))

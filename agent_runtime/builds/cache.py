@@ -1,0 +1,78 @@
+"""The stored steps of one output, as builders of one run use them.
+
+Two builders of one step both succeed, and the entry of either is right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from agent_runtime.recording.build_steps import RENEWED_SECONDS, BuildEntry, key_of_entry, parse_entry
+from agent_runtime.recording.layers import Layers, key_of
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import Store
+from agent_runtime.sandboxes.base import SandboxFailure, StoredLayer
+from rollout_api.records import Layer
+
+LAYER_LOST: Final = "LayerLost"
+"""Reason of a workspace whose layer is missing or damaged; the next attempt builds it again."""
+
+
+class BuildCache:
+    """The steps of one output, used by one run."""
+
+    def __init__(self, output: Store, layers: Layers) -> None:
+        self._output, self._layers = output, layers
+
+    async def find(self, key: str) -> BuildEntry | None:
+        """Return a step's result, which is kept as long as the run; None if it must be built. Raises StorageError."""
+        name = key_of_entry(key)
+        data = await self._output.get(name)
+        entry = None if data is None else parse_entry(data)
+        if entry is None or data is None:
+            return None
+        await self._layers.name(entry.layer)
+        if not await self._layers.has(entry.layer):
+            return None
+        modified = await self._output.modified(name)
+        if modified is not None and time.time() - modified > RENEWED_SECONDS:
+            await self._output.put(name, data)
+        return entry
+
+    async def _forget(self, key: str, layer: Layer) -> None:
+        """Remove a step with its damaged layer, so that both are made again. Raises StorageError."""
+        await self._output.delete([key_of_entry(key), key_of(layer.digest)])
+
+    async def record(
+        self,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        limit: int,
+        *,
+        step: str,
+        below: str | None,
+        image: str,
+        began: float,
+    ) -> BuildEntry:
+        """Store a step's layer and its entry. Raises LayerTooLarge, StorageError and errors of `chunks`."""
+        layer = await self._layers.keep(chunks, limit)
+        seconds = round(time.time() - began, 3)
+        entry = BuildEntry(layer=layer, step=step, below=below, image=image, seconds=seconds, created=time.time())
+        # Not create-only: an entry whose layer was lost is replaced.
+        await self._output.put(key_of_entry(key), entry.model_dump_json(by_alias=True).encode())
+        return entry
+
+    def stored(self, key: str, entry: BuildEntry) -> StoredLayer:
+        """Return a step's layer for the specification of a workspace."""
+
+        async def load() -> AsyncIterator[bytes]:
+            try:
+                async for piece in self._layers.load(entry.layer):
+                    yield piece
+            except RecordCorrupt as error:
+                await self._forget(key, entry.layer)
+                raise SandboxFailure(LAYER_LOST, f"the layer of {entry.step!r}: {error}") from error
+
+        return StoredLayer(entry.layer.digest, load)

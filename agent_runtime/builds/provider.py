@@ -1,0 +1,38 @@
+"""A provider whose workspaces may start from a Dockerfile, which is built first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_runtime.builds.build import Builder
+from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace, WorkspaceSpec
+
+
+class BuildingProvider:
+    """Implements SandboxProvider: completes each specification by its Dockerfile and forwards everything else."""
+
+    def __init__(self, provider: SandboxProvider, builder: Builder) -> None:
+        self._provider, self._builder = provider, builder
+        self.name, self.warnings = provider.name, provider.warnings
+
+    async def open(self) -> None:
+        await self._provider.open()
+        self.warnings = self._provider.warnings
+
+    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> Workspace:
+        return await self._provider.acquire(
+            await self._builder.completed(spec), attempt=attempt, fence=fence, name=name
+        )
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
+        return await self._provider.reattach(handle, spec=await self._builder.completed(spec), fence=fence)
+
+    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
+        await self._provider.sweep(unwanted)
+
+    async def forget_group(self, group: str) -> None:
+        await self._provider.forget_group(group)
+
+    async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
+        await self._provider.close(keep=keep, at_most=at_most)

@@ -1,0 +1,260 @@
+"""Files that a COPY or ADD takes, and the tar that puts them at their destination. Pure but for temporary files.
+
+Names, owners and modes follow Docker: the contents of a folder are copied, not the folder itself; files of the build
+context belong to root, those of another stage keep their owners.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+import zstandard
+
+from agent_runtime.dockerfiles.patterns import Ignore, matches
+
+OWN_NAME = "ROLLOUT.ownName"
+"""PAX header of a file whose name looks like a deletion marker (agent_runtime/executor/init/archives.py)."""
+_MARKER = ".wh."
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class CopyProblem(Exception):
+    """A COPY or ADD that cannot be carried out; the message names the source."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the build context."""
+
+    data: bytes
+    mode: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """A build context: its files by path, and the folders that contain them."""
+
+    files: Mapping[str, File]
+    folders: frozenset[str] = field(default=frozenset())
+
+    @classmethod
+    def of(cls, files: Mapping[str, File], ignored: Ignore) -> Context:
+        kept = {path: file for path, file in files.items() if not ignored.excludes(path)}
+        folders = {""}
+        for path in kept:
+            while path := posixpath.dirname(path):
+                folders.add(path)
+        return cls(dict(sorted(kept.items())), frozenset(folders))
+
+    def found(self, pattern: str) -> list[str]:
+        """Return the files and folders that a source of COPY names; none if only a pattern matches nothing. Raises
+        CopyProblem.
+        """
+        path = cleaned(pattern)
+        if path in self.files or path in self.folders:
+            return [path]
+        if not is_pattern(path):
+            raise CopyProblem(f"{pattern!r} is not in the build context, or .dockerignore excludes it")
+        return [known for known in sorted({*self.files, *self.folders}) if matches(path, known)]
+
+    def tree(self, path: str) -> list[tuple[str, File | None]]:
+        """Return (relative name, file; None for a folder) of a file or of everything below a folder."""
+        if path in self.files:
+            return [("", self.files[path])]
+        prefix = f"{path}/" if path else ""
+        below: list[tuple[str, File | None]] = [
+            (name[len(prefix) :], None) for name in self.folders if name.startswith(prefix) and name != path
+        ]
+        below += [(name[len(prefix) :], file) for name, file in self.files.items() if name.startswith(prefix)]
+        return [("", None), *sorted(below, key=lambda entry: entry[0].split("/"))]
+
+
+def cleaned(pattern: str) -> str:
+    """Return a source relative to the root of the context or stage."""
+    return posixpath.normpath(f"/{pattern}").lstrip("/")
+
+
+def is_pattern(path: str) -> bool:
+    return any(character in path for character in "*?[")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One source of a COPY: a file, or a folder with its contents, as a tar with names relative to it."""
+
+    name: str
+    """Path in its context or stage."""
+    is_folder: bool
+    tar: Callable[[], IO[bytes]]
+    below: str = ""
+    """First part of the names in the tar, which belongs to the source itself."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where and how the files of a COPY are written."""
+
+    destination: str
+    """Real path, absolute."""
+    owner: tuple[int, int] | None = None
+    """None: as in the tar."""
+    is_folder: bool = False
+    """Whether files are placed into the destination rather than becoming it."""
+    is_exact: bool = False
+    """Whether the destination becomes the source itself, also if that is a folder."""
+    missing: Sequence[str] = ()
+    """Folders that are created, the topmost first."""
+    mode: int | None = None
+    excludes: Sequence[str] = ()
+    keeps_parents: bool = False
+
+
+def context_tar(context: Context, path: str, owner: tuple[int, int] = (0, 0)) -> IO[bytes]:
+    """Return a tar of a file or folder of the context; a single file has its own name."""
+    target = io.BytesIO()
+    now = int(time.time())
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, file in context.tree(path):
+            member = tarfile.TarInfo(name or (posixpath.basename(path) if file is not None else "."))
+            member.uid, member.gid, member.mtime = *owner, now
+            if file is None:
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(member)
+            else:
+                member.size, member.mode = len(file.data), file.mode
+                tar.addfile(member, io.BytesIO(file.data))
+    target.seek(0)
+    return target
+
+
+def write_copy(target: IO[bytes], taken: Sequence[Taken], placing: Placing, *, unpacks: bool = False) -> None:
+    """Write the tar that a COPY applies to the root. Raises CopyProblem."""
+    with tarfile.open(
+        fileobj=target, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
+    ) as tar:
+        for path in placing.missing:
+            tar.addfile(_folder(path, placing))
+        for source in taken:
+            _write_source(tar, source, placing, unpacks=unpacks)
+
+
+def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpacks: bool) -> None:
+    base = placing.destination
+    if placing.keeps_parents:
+        base = posixpath.join(base, source.name if source.is_folder else posixpath.dirname(source.name))
+    if unpacks and not source.is_folder:
+        with source.tar() as packed:
+            archive = _archive_in(packed)
+        if archive is not None:
+            for member, content in _members(archive):
+                _put(tar, member, posixpath.join(base, member.name), base, placing, content)
+            return
+    with source.tar() as packed:
+        for member, content in _members(packed):
+            name = posixpath.normpath(member.name)
+            if source.below:
+                name = name[len(source.below) + 1 :] or "."
+            if name == "." and source.is_folder:
+                # As in Docker, the destination is no copy of the folder: it stays, or is created.
+                if not placing.is_exact and not placing.keeps_parents:
+                    continue
+                path = base
+            elif source.is_folder:
+                path = posixpath.join(base, name)
+            else:
+                path = posixpath.join(base, posixpath.basename(source.name)) if placing.is_folder else base
+            if source.is_folder and name != "." and _is_excluded(name, placing.excludes):
+                continue
+            _put(tar, member, path, base, placing, content, source.below)
+
+
+def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    return any(matches(pattern.rstrip("/"), known) for pattern in patterns for known in _with_parents(name))
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = posixpath.dirname(name)
+
+
+def _folder(path: str, placing: Placing) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(_stored(path))
+    member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, int(time.time())
+    member.uid, member.gid = placing.owner or (0, 0)
+    return member
+
+
+def _put(
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    path: str,
+    base: str,
+    placing: Placing,
+    content: IO[bytes] | None,
+    below: str = "",
+) -> None:
+    if member.ischr() or member.isblk():
+        return
+    if member.islnk():
+        linked = posixpath.normpath(member.linkname).removeprefix(f"{below}/" if below else "")
+        member.linkname = _stored(posixpath.join(base, linked))
+    member.name = _stored(path)
+    if placing.owner is not None:
+        member.uid, member.gid = placing.owner
+    if placing.mode is not None and not member.issym():
+        # As in Docker, the mode is for files and folders alike.
+        member.mode = placing.mode
+    headers = {name: value for name, value in member.pax_headers.items() if name not in ("path", "linkpath", "size")}
+    if posixpath.basename(member.name).startswith(_MARKER):
+        headers[OWN_NAME] = "1"
+    member.pax_headers = headers
+    tar.addfile(member, content)
+
+
+def _stored(path: str) -> str:
+    return posixpath.normpath(path).lstrip("/") or "."
+
+
+def _members(packed: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    try:
+        with tarfile.open(fileobj=packed, mode="r:*", encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                if ".." in member.name.split("/"):
+                    raise CopyProblem(f"member {member.name!r} of the archive leaves the destination")
+                yield member, tar.extractfile(member) if member.isreg() else None
+    except tarfile.TarError as error:
+        raise CopyProblem(f"the archive cannot be read: {error}") from error
+
+
+def _archive_in(packed: IO[bytes]) -> IO[bytes] | None:
+    """Return the tar in a tar's only file, uncompressed if it is zstd; None if that file is no archive."""
+    found = next(iter(_members(packed)), None)
+    if found is None or found[1] is None:
+        return None
+    data = found[1].read()
+    if data.startswith(_ZSTD):
+        try:
+            data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
+        except zstandard.ZstdError:
+            return None
+    try:
+        # Empty data is a file, although tarfile would accept it.
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as tar:
+            if tar.next() is None:
+                return None
+    except (tarfile.TarError, EOFError, OSError):
+        return None
+    return io.BytesIO(data)
+
+
+def mode_of(written: str) -> int:
+    """Return a file's mode from the octal text of a task's file."""
+    return stat.S_IMODE(int(written, 8))

@@ -1,0 +1,331 @@
+"""Dockerfiles built as layers: the same files as buildah's images, each step made once, and clear failures."""
+
+import asyncio
+import json
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agent_runtime.sandboxes.base import SandboxFailure, SetupFailed
+from agent_runtime.sandboxes.images.store import ImageStore
+from agent_runtime.sandboxes.local.provider import LocalProvider
+from rollout_api.sandbox import SandboxTemplate
+from rollout_api.tasks import Dockerfile, TaskFile
+from tests.integration.oci.conftest import Buildah
+from tests.support.dockerfile_trees import Builds, differences, dockerfile_of, tree_of_buildah
+
+BASE = "debian:12"
+
+
+@pytest.fixture(scope="module")
+def base(buildah: Buildah, debian: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An archive of the base image; buildah knows it by the name in the Dockerfiles."""
+    buildah("tag", debian, f"localhost/{BASE}", f"docker.io/library/{BASE}")
+    return f"oci-archive:{buildah.archive(debian, tmp_path_factory.mktemp('base') / 'base.tar')}"
+
+
+@pytest_asyncio.fixture
+async def builds(tmp_path: Path, store: ImageStore, base: str) -> AsyncIterator[Builds]:
+    provider = LocalProvider(tmp_path / "run", SandboxTemplate(image=base), places=4, images=store)
+    await provider.open()
+    yield Builds(provider, tmp_path / "out", {BASE: base, "alias": base})
+    await provider.close()
+
+
+def write_context(folder: Path) -> None:
+    """Write files of the kinds that COPY treats differently."""
+    for path, content in {
+        "a.txt": "a",
+        "b.txt": "b",
+        "run.sh": "#!/bin/sh\necho run",
+        "src/main.py": "print(1)",
+        "src/lib/deep/x.py": "x",
+        "src/lib/skip.log": "log",
+        "src/.hidden": "h",
+        "odd/with blank.txt": "blank",
+        "ignored/file": "never copied",
+        ".dockerignore": "ignored\n**/*.tmp\n!keep.tmp\n",
+        "c.tmp": "left out",
+        "keep.tmp": "kept",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+    for entry in folder.rglob("*"):
+        entry.chmod(0o755 if entry.is_dir() or entry.suffix == ".sh" else 0o644)
+    with tarfile.open(folder / "packed.tar.gz", "w:gz") as tar:
+        for name in ("src/main.py", "src/lib"):
+            tar.add(folder / name, f"packed/{name}", filter=_owned)
+    (folder / "packed.tar.gz").chmod(0o644)
+
+
+def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid, member.gid, member.uname, member.gname = 70, 71, "", ""
+    return member
+
+
+SAME = {
+    "copy": """
+        COPY a.txt /one
+        COPY a.txt b.txt /several/
+        COPY src /tree
+        COPY src/ /usr/share/tree/
+        COPY src/*.py /globs/
+        COPY [".dockerignore", "odd/with blank.txt", "/json/"]
+        COPY odd/ /odd/
+        COPY run.sh a.txt /usr/local/bin/
+        COPY a.txt /usr/bin
+        COPY . /everything
+    """,
+    "copy with owners and modes": """
+        RUN useradd -u 4321 -U someone && groupadd -g 55 others
+        COPY --chown=someone a.txt /new/folders/a
+        COPY --chown=someone:others src /owned
+        COPY --chown=7 a.txt /seven
+        COPY --chown=7:8 --chmod=4750 b.txt /modes/
+        COPY --chmod=600 run.sh /usr/local/bin/
+    """,
+    "copy over what is there": """
+        RUN mkdir -p /there/lib/deep && chmod 700 /there /there/lib && chown 9:9 /there/lib && echo old > /there/main.py
+        COPY src /there
+        RUN ln -s /usr/share /linked && mkdir /srv/real && ln -s real /srv/alias
+        COPY a.txt /linked/inside
+        COPY b.txt /srv/alias/
+        COPY src /bin/tree
+    """,
+    "settings of commands": """
+        ARG FIRST=one
+        ARG SECOND
+        ENV THIRD="$FIRST two" FOURTH=${SECOND:-none}
+        ENV LEGACY some text
+        WORKDIR /made/here
+        WORKDIR below
+        RUN pwd > place && echo "$FIRST|$SECOND|$THIRD|$FOURTH|$LEGACY|$HOME|$PATH" > variables
+        SHELL ["/bin/bash", "-c"]
+        RUN [[ 1 == 1 ]] && echo bash > shell
+        RUN ["/bin/sh", "-c", "echo exec > exec"]
+        USER 33:34
+        RUN id -u > /tmp/id; cp /tmp/id /var/tmp/id
+        USER root
+        WORKDIR /
+        RUN echo $FIRST \\
+              # a comment inside
+
+              and more > /continued
+    """,
+    "changes of every kind": """
+        RUN rm -rf /usr/share/doc && mkdir /usr/share/doc && echo new > /usr/share/doc/only
+        RUN rm /etc/debian_version && mkdir /etc/debian_version && touch /etc/debian_version/x
+        RUN chmod 711 /srv && chown 5:6 /opt && ln -s nowhere /dangling && mkfifo /fifo
+        RUN echo one > /first && ln /first /second && ln /etc/passwd /passwd
+        RUN mv /usr/share/man /usr/share/moved; rm -rf /var/cache/*
+        RUN cp /bin/true /true && \\
+            python3 -c "from os import *; setxattr('/true', 'user.note', b'x'); setxattr('/opt', 'user.kept', b'y')"
+        RUN rm -rf /usr/share/doc
+    """,
+    "stages": """
+        RUN mkdir -p /built/bin && cp /bin/true /built/bin/tool && chown -R 12:13 /built && ln -s tool /built/bin/link
+        FROM first AS second
+        RUN echo second > /built/second
+        FROM debian:12
+        COPY --from=first /built /plain
+        COPY --from=second /built/bin/tool /built/second /files/
+        COPY --from=1 --chown=3:4 /built/ /owned/
+        COPY --from=second /built/bin/* /globs/
+        COPY --from=debian:12 /etc/debian_version /version
+    """,
+    "archives": """
+        ADD packed.tar.gz /unpacked
+        ADD packed.tar.gz a.txt /both/
+        COPY packed.tar.gz /kept/
+    """,
+    "mounts": """
+        RUN --mount=type=cache,target=/root/.cache/pip --mount=type=tmpfs,target=/scratch \\
+            touch /root/.cache/pip/x /scratch/y && ls /scratch > /seen
+        RUN --mount=type=bind,source=src,target=/mnt/src cat /mnt/src/main.py > /from-bind
+        FROM debian:12
+        RUN --mount=type=bind,from=first,source=/etc,target=/mnt/etc cat /mnt/etc/debian_version > /from-stage
+    """,
+}
+# buildah 1.28 leaves the folders in which it mounts.
+LEFT_BY_BUILDAH = ("root/.cache", "scratch", "mnt/src", "mnt/etc")
+
+
+@pytest.mark.parametrize("name", SAME)
+async def test_files_are_those_of_buildahs_image(builds: Builds, buildah: Buildah, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "context"
+    write_context(folder)
+    lines = [line[8:] if line.startswith(" " * 8) else line for line in SAME[name].splitlines()]
+    (folder / "Dockerfile").write_text("\n".join([f"FROM {BASE} AS first", *lines, ""]))
+    theirs = await asyncio.to_thread(tree_of_buildah, buildah, folder)
+    ours = await builds.tree(dockerfile_of(folder))
+    found = differences(ours, theirs)
+    assert not {path: both for path, both in found.items() if not path.startswith(LEFT_BY_BUILDAH)}
+
+
+def written(text: str, **files: str) -> Dockerfile:
+    """A Dockerfile over the base, with files of its context."""
+    context = [TaskFile(path=path.replace("_", "."), content=content) for path, content in files.items()]
+    return Dockerfile(text=f"FROM {BASE}\n{text}", context=context, seconds=20)
+
+
+async def test_only_what_changed_is_made_again(builds: Builds) -> None:
+    text = "RUN echo one > /one\nCOPY a.txt /a\nRUN echo two > /two\nENV X=1\n"
+    await builds.build(written(text, a_txt="a", other_txt="o"))
+    assert builds.made == ["RUN echo one > /one", "COPY a.txt /a", "RUN echo two > /two"]
+    spec = await builds.build(written(text, a_txt="a", other_txt="changed"))
+    assert builds.made == []
+    assert spec.env == {"X": "1"}
+    spec = await builds.build(written(text, a_txt="b"))
+    assert builds.made == ["COPY a.txt /a", "RUN echo two > /two"]
+    assert await builds.output_of(spec, "cat", "/a", "/one", "/two") == "bone\ntwo\n"
+
+
+async def test_equal_steps_of_tasks_are_made_once_at_the_same_time(builds: Builds) -> None:
+    builder = builds.builder()
+    texts = [f"RUN sleep 0.2; date +%N > /common\nRUN echo {number} > /own\n" for number in range(4)]
+    specs = await asyncio.gather(*(builder.completed(builds.spec(written(text))) for text in texts))
+    outputs = [await builds.output_of(spec, "cat", "/common", "/own") for spec in specs]
+    assert len({output.split()[0] for output in outputs}) == 1
+    assert [output.split()[1] for output in outputs] == ["0", "1", "2", "3"]
+
+
+async def test_racing_builders_both_succeed_with_working_layers(builds: Builds) -> None:
+    dockerfile = written("RUN sleep 0.2; echo made > /made\n")
+    specs = await asyncio.gather(*(builds.build(dockerfile) for _ in range(3)))
+    assert [await builds.output_of(spec, "cat", "/made") for spec in specs] == ["made\n"] * 3
+
+
+async def test_stage_is_not_built_if_what_copies_from_it_is_stored(builds: Builds) -> None:
+    text = f"RUN echo built > /built\nFROM {BASE}\nCOPY --from=0 /built /copied\n"
+    await builds.build(written(text))
+    assert builds.made == ["RUN echo built > /built", "COPY /built /copied"]
+    (stage,) = (
+        path for path in (builds.output / "builds").iterdir() if json.loads(path.read_text())["step"].startswith("RUN")
+    )
+    stage.unlink()
+    spec = await builds.build(written(text))
+    assert builds.made == []
+    assert await builds.output_of(spec, "cat", "/copied") == "built\n"
+
+
+async def test_damaged_layer_is_made_again_after_the_first_failure(builds: Builds) -> None:
+    dockerfile = written("RUN echo made > /made\n")
+    spec = await builds.build(dockerfile)
+    (layer,) = (path for path in (builds.output / "layers").iterdir() if path.suffix == ".zst")
+    layer.write_bytes(layer.read_bytes()[:-20])
+    with pytest.raises(SandboxFailure, match="the layer of 'RUN echo made > /made'") as lost:
+        await builds.output_of(spec, "true")
+    assert lost.value.reason == "LayerLost"
+    builds.made.clear()
+    again = await builds.build(dockerfile)
+    assert await builds.output_of(again, "cat", "/made") == "made\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "RUN true\nRUN echo said; exit 3\n",
+            r"Dockerfile, line 3: RUN echo said; exit 3 ended with exit code 3, expected 0\nsaid",
+        ),
+        ("RUN echo working; sleep 60\n", r"line 2: .* was still running after 2 s; make it faster"),
+        ('RUN ["/no/such/program"]\n', r"line 2: RUN /no/such/program cannot be started: .*no/such/program"),
+        ("COPY missing.txt /\n", r"line 2: 'missing.txt' is not in the build context"),
+        (f"FROM {BASE}\nCOPY --from=0 /missing /\n", r"line 3: .*'/missing' is not in the stage or image"),
+        ("COPY --chown=nobody-knows a.txt /\n", r"line 2: .*the image has no user 'nobody-knows'"),
+        ("RUN --mount=type=secret,id=key,required=true cat /run/secrets/key\n", r"line 2: .*needs the secret 'key'"),
+        ("USER stranger\nRUN true\n", r"line 3: RUN true cannot be started: .*stranger"),
+    ],
+)
+async def test_step_that_fails_names_its_line_and_shows_its_output(builds: Builds, text: str, message: str) -> None:
+    dockerfile = written(text, a_txt="a").model_copy(update={"seconds": 2})
+    with pytest.raises(SetupFailed, match=message):
+        await builds.build(dockerfile)
+
+
+async def test_secrets_are_in_no_layer(builds: Builds) -> None:
+    builds.secrets = {"key": b"s3cret"}
+    text = "RUN --mount=type=secret,id=key cat /run/secrets/key | wc -c > /size\nRUN test ! -e /run/secrets/key\n"
+    spec = await builds.build(written(text))
+    assert await builds.output_of(spec, "cat", "/size") == "6\n"
+    assert await builds.output_of(spec, "sh", "-c", "ls /run/secrets 2>/dev/null | wc -l") == "0\n"
+
+
+async def test_heredocs_are_scripts_and_files(builds: Builds) -> None:
+    text = """ENV NAME=world
+RUN <<EOF
+set -e
+echo "hello $NAME" > /hello
+EOF
+RUN <<EOF
+#!/usr/bin/env python3
+open("/python", "w").write("from python\\n")
+EOF
+RUN cat <<A > /both && cat <<-'B' >> /both
+first $NAME
+A
+	second $NAME
+	B
+COPY <<ONE <<"TWO" /copied/
+$NAME
+ONE
+$NAME
+TWO
+"""
+    spec = await builds.build(written(text))
+    paths = ("/hello", "/python", "/both", "/copied/ONE", "/copied/TWO")
+    expected = "hello world\nfrom python\nfirst world\nsecond $NAME\nworld\n$NAME\n"
+    assert await builds.output_of(spec, "cat", *paths) == expected
+    assert await builds.output_of(spec, "sh", "-c", "ls -A /tmp | wc -l") == "0\n"
+
+
+async def test_settings_become_those_of_the_workspace(builds: Builds) -> None:
+    text = 'ENV A=1 PATH=/extra:$PATH\nUSER 33\nWORKDIR /work/here\nENTRYPOINT ["x"]\n'
+    spec = await builds.build(written(text))
+    assert (spec.env["A"], spec.user, spec.working_dir) == ("1", "33", "/work/here")
+    printed = await builds.output_of(spec, "sh", "-c", "echo $A; id -u; pwd; echo $PATH", user=None)
+    assert printed.split()[:3] == ["1", "33", "/work/here"]
+    assert printed.split()[3].startswith("/extra:/usr")
+
+
+async def test_mount_hides_what_is_there_and_brings_it_back(builds: Builds) -> None:
+    text = """RUN mkdir -p /there && echo kept > /there/file && chown 7:8 /there && chmod 750 /there
+RUN --mount=type=cache,target=/there test ! -e /there/file && echo lost > /there/new
+RUN --mount=type=cache,target=/new/deep/cache touch /new/deep/cache/x
+"""
+    spec = await builds.build(written(text))
+    printed = await builds.output_of(
+        spec, "sh", "-c", "cat /there/*; stat -c '%u:%g %a' /there; ls /new 2>&1 | head -c 3"
+    )
+    assert printed == "kept\n7:8 750\nls:"
+
+
+async def test_names_of_deletion_markers_are_copied_as_files(builds: Builds, tmp_path: Path) -> None:
+    folder = tmp_path / "context"
+    (folder / "odd").mkdir(parents=True)
+    (folder / "odd/.wh.name").write_text("not a deletion")
+    (folder / "Dockerfile").write_text(f"FROM {BASE}\nCOPY odd /odd\n")
+    spec = await builds.build(dockerfile_of(folder))
+    assert await builds.output_of(spec, "cat", "/odd/.wh.name") == "not a deletion"
+
+
+async def test_base_that_is_missing_is_named(builds: Builds) -> None:
+    dockerfile = Dockerfile(text="FROM ./nowhere.tar\nRUN true\n")
+    with pytest.raises(SandboxFailure, match=r"image ./nowhere.tar: .*does not exist") as failed:
+        await builds.build(dockerfile)
+    assert failed.value.reason == "ImageUnavailable"
+
+
+async def test_plain_workspaces_are_refused(tmp_path: Path, base: str) -> None:
+    template = SandboxTemplate.model_validate({"image": base, "workspaces": {"mode": "Plain"}})
+    provider = LocalProvider(tmp_path / "run", template, places=1)
+    await provider.open()
+    try:
+        with pytest.raises(SandboxFailure, match="needs workspaces in Overlay mode") as refused:
+            await Builds(provider, tmp_path / "out", {BASE: base}).build(written("RUN true\n"))
+        assert refused.value.reason == "DockerfileUnsupported"
+    finally:
+        await provider.close()
