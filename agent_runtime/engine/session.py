@@ -25,6 +25,9 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 
+LOOK_SECONDS = 1.0
+"""Interval at which a waiting iteration looks for what other clients have submitted. A look takes two requests."""
+
 
 @dataclass(frozen=True)
 class FinishedGroup:
@@ -212,8 +215,23 @@ class RolloutSession:
             if self._is_complete:
                 raise StopAsyncIteration
             self._news.clear()
-            await self._groups.unless_failed(self._news.wait())
+            await self._groups.unless_failed(self._news_or_look())
         return self._finished.popleft()
+
+    async def _news_or_look(self) -> None:
+        try:
+            await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+        except TimeoutError:
+            if self._total is None:
+                await self._take_in_all()
+
+    async def _take_in_all(self) -> None:
+        """Begin what other clients have submitted since, and notice that one of them has closed the stream."""
+        async with self._submitting:
+            while (entry := await self._stream.entry(self._next)) is not None:
+                self._begin(entry.number, entry.task, entry.label, in_flight=False)
+            if await self._stream.closed() == self._next:
+                self._closed, self._total = True, self._next
 
     async def _resume(self) -> None:
         if (aborted := await abort_message(self._context.record.store)) is not None:

@@ -15,6 +15,7 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 from rolloutctl import client
 from rolloutctl.client import Client
+from rolloutctl.job_stream import JobStream
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
 
@@ -109,3 +110,24 @@ async def test_session_accepts_tasks_between_steps_and_returns_each_group_with_i
         await session.close()
         rest = [group async for group in session]
     assert [(group.sequence, group.label) for group in rest] == [(1, "step-1")]
+
+
+async def test_waiting_session_yields_groups_of_other_clients_and_ends_when_one_closes_the_stream(
+    tmp_path: Path,
+) -> None:
+    fix, count = tasks_of_starter()
+    async with Client().session(starter(tmp_path, stream={})) as session, asyncio.timeout(60):
+        await session.submit(fix, label="own")
+        assert (await anext(session)).label == "own"
+        other = await JobStream.open(session.uri)
+        rest = asyncio.create_task(_sequences(session))
+        await asyncio.sleep(0)
+        await other.submit(count, label="other")
+        await other.close()
+        assert await rest == [(1, "other")]
+        with pytest.raises(ValueError, match="the session is closed"):
+            await session.submit(fix)
+
+
+async def _sequences(session: client.RolloutSession) -> list[tuple[int, str | None]]:
+    return [(group.sequence, group.label) async for group in session]
