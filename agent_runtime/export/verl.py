@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.export.parquet import Row, json_text, write_table
+from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.recording.atif import reasoning_of, text_of
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
@@ -92,21 +93,19 @@ def _sample(run: RunReader, result: Result, branch: int) -> Row:
 
 
 def _message(message: Message) -> Row:
+    # Ids, names and arguments become text, because a model or an agent may have written other types.
+    calls = ModelReply(message, "").tool_calls
     return {
-        **message,
+        "role": message["role"],
         "content": text_of(message.get("content")),
         "reasoning_content": reasoning_of(message) or None,
-        "tool_calls": [_call(call) for call in message.get("tool_calls") or []] or None,
+        "tool_calls": [_call(call) for call in calls] or None,
+        "tool_call_id": None if (answered := message.get("tool_call_id")) is None else str(answered),
     }
 
 
-def _call(call: dict[str, Any]) -> Row:
-    function = call.get("function", {})
-    arguments = function.get("arguments", "")
-    return {
-        **call,
-        "function": {**function, "arguments": arguments if isinstance(arguments, str) else json_text(arguments)},
-    }
+def _call(call: ToolCall) -> Row:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _sample_columns(pa: Any) -> list[tuple[str, Any]]:

@@ -105,6 +105,9 @@ class ToolCall:
     arguments: str
 
     def __post_init__(self) -> None:
+        for part, value in (("id", self.id), ("name", self.name)):
+            if not isinstance(value, str):
+                raise TypeError(f"ToolCall: {part} is {type(value).__name__}, expected text")
         if isinstance(self.arguments, Mapping):
             object.__setattr__(self, "arguments", json.dumps(dict(self.arguments)))
         elif not isinstance(self.arguments, str):

@@ -8,7 +8,7 @@ already runs. The answer takes effect when it and these records are durable.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -263,7 +263,10 @@ class Turns:
         tools = self._definitions if tools is None else tools
         async with self.failing_seldom:
             self._require_latest(conversation)
-            record_json([*conversation.unrecorded(messages), *tools])
+            unrecorded = conversation.unrecorded(messages)
+            _require("messages", unrecorded, Mapping, 'an object, such as {"role": "user", "content": "…"}')
+            _require("tools", tools, Mapping, "a tool's definition as an object")
+            record_json([*unrecorded, *tools])
         return await self._in_order(lambda: self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
@@ -287,10 +290,14 @@ class Turns:
     ) -> list[Observation]:
         """Run the tool calls of the turn (see AgentContext). Those of a sub-agent never end the rollout."""
         asked, given = conversation or self._talking[0], self.tools if tools is None else tools
+        async with self.failing_seldom:
+            _require("calls", calls, ToolCall, "a ToolCall")
         return await self._in_order(lambda: self._call_tools(asked, calls, given, may_stop=conversation is None))
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside any turn (see AgentContext). Repeated after a crash, it gives the same result."""
+        async with self.failing_seldom:
+            _require("command", command if isinstance(command, list | tuple) else [command], str, "text")
         await self._require_own_turns("runs commands")
         self.exposed = True
 
@@ -302,6 +309,8 @@ class Turns:
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
         """Write files outside any turn (see AgentContext)."""
+        async with self.failing_seldom:
+            _require("files", files, TaskFile, "a TaskFile")
         await self._require_own_turns("writes files")
 
         async def write() -> None:
@@ -591,6 +600,15 @@ class SubAgent:
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
         """See AgentContext."""
         return await self._turns.delegate(agent, part, conversation=self._conversation)
+
+
+def _require(name: str, values: Iterable[object], kind: type, expected: str) -> None:
+    """Raise TypeError for an argument of the wrong type. It may come from the policy's answer, so it must not fail as an
+    error of the engine, which would be retried and masked.
+    """
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}: got a value of type {type(value).__name__}, expected {expected}")
 
 
 async def _let_others_run() -> None:

@@ -338,6 +338,47 @@ class Careful:
         return "done without it"
 
 
+class Decoding:
+    """Passes on values that it decoded from the policy's answer."""
+
+    def __init__(self, call: Callable[[AgentContext], Awaitable[object]]) -> None:
+        self._call = call
+
+    async def run(self, context: AgentContext) -> str | None:
+        await context.call_model([{"role": "user", "content": "Answer in JSON."}], [])
+        await self._call(context)
+        return None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda context: context.call_model([5], []),
+        lambda context: context.call_model("text", []),
+        lambda context: context.call_model([], ["bash"]),
+        lambda context: context.call_tools([{"id": "1", "name": "bash", "arguments": "{}"}]),
+        lambda context: context.call_tools(None),
+        lambda context: context.run_command(5),
+        lambda context: context.run_command(["ls", None]),
+        lambda context: context.put_files([{"path": "a", "content": "b"}]),
+    ],
+)
+async def test_argument_of_a_wrong_type_in_an_agents_call_is_graded_and_not_masked(
+    tmp_path: Path, call: Callable[[Any], Awaitable[object]]
+) -> None:
+    summary = await run_job(
+        a_job(tmp_path),
+        provider=DummyProvider(f"outcomes-{next(worlds)}"),
+        agent=lambda: Decoding(call),
+        base_dir=tmp_path,
+        environ={},
+        model=OneCall(),
+    )
+    ran = Ran(tmp_path, summary, [])
+    assert ran.outcomes == [("Completed", "AgentError", 1.0)] * 2
+    assert "TypeError" in ran.results[0]["traceback"]
+
+
 async def test_error_of_an_agent_is_graded_and_reported_without_ending_the_run(tmp_path: Path) -> None:
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
     summary = await run_job(

@@ -52,6 +52,13 @@ def test_arguments_of_a_tool_call_are_a_dict_or_text() -> None:
         ToolCall("1", "bash", [])  # type: ignore[arg-type]
 
 
+def test_id_and_name_of_a_tool_call_are_text() -> None:
+    with pytest.raises(TypeError, match="ToolCall: id is int, expected text"):
+        ToolCall(1, "bash", "{}")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ToolCall: name is NoneType, expected text"):
+        ToolCall("1", None, "{}")  # type: ignore[arg-type]
+
+
 def test_tool_calls_of_an_answer_are_parsed_with_arguments_of_any_type() -> None:
     calls = [
         {"id": "1", "function": {"name": "bash", "arguments": arguments}} for arguments in (["ls"], 1, {"a": 1}, None)

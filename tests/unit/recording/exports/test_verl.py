@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.export.verl import first_trained, write_conversations, write_tokens
+from rollout_api.records import Message, Record
 from tests.support.recorded_run import ASK, OTHER, SYSTEM, TOOLS, record_run
+from tests.support.records import answered, asked, completed
 
 Rows = list[dict[str, Any]]
 
@@ -48,6 +50,21 @@ def test_a_prompt_ends_before_the_first_answer_and_the_messages_have_all_of_it(c
     roles = [message["role"] for message in conversations[0]["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
     assert conversations[0]["messages"][2]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls"}'
+
+
+async def test_calls_whose_ids_and_arguments_are_no_text_are_exported_as_text(tmp_path: Path) -> None:
+    odd: Message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": None, "function": {"name": "bash", "arguments": {"command": "ls"}}}],
+    }
+    records: list[Record] = [asked(0, 0, ASK, odd, {"role": "tool", "tool_call_id": 7, "content": "a"})]
+    run = await record_run(tmp_path / "out", [(completed(0), [*records, answered(0, {"role": "assistant"})])])
+    await write_conversations(run, tmp_path / "verl.parquet")
+    messages = pq.read_table(tmp_path / "verl.parquet").to_pylist()[0]["messages"]
+    function = {"name": "bash", "arguments": '{"command": "ls"}'}
+    assert messages[1]["tool_calls"] == [{"id": "call-0", "type": "function", "function": function}]
+    assert messages[2]["tool_call_id"] == "7"
 
 
 def test_reasoning_of_the_model_is_exported(conversations: Rows) -> None:
