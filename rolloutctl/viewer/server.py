@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agent_runtime.recording.reader import NoSuchRun, sealed_tokens
+from agent_runtime.recording.reader import NoSuchRun, NoTokenIds, sealed_tokens
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from rolloutctl.comparison import compare
@@ -73,7 +73,7 @@ def application(library: Library, token: str, text_of: TextOf | None = None) -> 
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         response = await handler(request)
-    except NoSuchRun as error:
+    except (NoSuchRun, NoTokenIds) as error:
         response = _problem(404, str(error))
     except RecordCorrupt as error:
         response = _problem(422, f"The record is damaged. {error}")

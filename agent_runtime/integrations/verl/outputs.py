@@ -71,7 +71,8 @@ async def outputs_by_row(
     """Return verl's padded output of each row.
 
     For a rollout with several branches it is the last branch. A lost rollout gets mask 0 and the mean reward of its
-    group (NaN if the whole group is lost), so that it does not change other advantages.
+    group (NaN if the whole group is lost), so that it does not change the group's mean. It lowers the standard
+    deviation, which no reward of a single row avoids.
     """
     outputs: list[Any] = [None] * len(rows)
 

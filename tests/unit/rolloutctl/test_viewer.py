@@ -23,7 +23,7 @@ from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import StorageUnavailable, Store
-from rollout_api.records import ChangesRecord, Outcome
+from rollout_api.records import ChangesRecord, Outcome, Record
 from rolloutctl.errors import CommandError
 from rolloutctl.ui.transcript import Call
 from rolloutctl.viewer.library import Library
@@ -46,6 +46,8 @@ from rolloutctl.viewer.table import COLUMNS, NAMES, RolloutTable
 from rolloutctl.viewer.token_text import open_tokenizer
 from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
 from tests.support.made_up_runs import made_up_rollout, write_rollout, write_run
+from tests.support.recorded_run import record_run
+from tests.support.records import answered, asked, completed
 
 Row = Mapping[str, Any]
 
@@ -245,6 +247,16 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
         assert (await get("file", run=folder, index="0", path="../../etc/passwd"))[0] == 404
         status, found = await rollouts(folder, {"op": ">=", "field": "index", "value": 2})
         assert (status, found["count"]) == (200, 2)
+
+
+async def test_tokens_of_a_rollout_without_token_ids_are_not_found(tmp_path: Path) -> None:
+    records: list[Record] = [asked(0, 0, {"role": "user", "content": "Hello."}), answered(0, {"role": "assistant"})]
+    run = await record_run(tmp_path, [(completed(0, turns=1), records)])
+    async with client(tmp_path) as http:
+        url = http.headers.pop("x-url")
+        async with http.get(f"{url}api/tokens", params={"run": run.folder, "index": "0"}) as response:
+            assert response.status == 404
+            assert "has no token ids" in (await response.json())["error"]
 
 
 def archive_of(entries: Mapping[str, bytes]) -> tarfile.TarFile:
