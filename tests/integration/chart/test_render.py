@@ -296,6 +296,13 @@ def test_viewer_admits_no_sandbox_of_a_listed_namespace() -> None:
     assert [peer["podSelector"] for peer in peers] == [{"matchExpressions": [NOT_SANDBOX]}]
 
 
+@pytest.mark.parametrize("name", ["default", "production"])
+def test_operator_admits_no_sandbox_to_its_metrics(name: str) -> None:
+    [policy] = (p for p in of_kind(rendered(name), "NetworkPolicy") if p["metadata"]["name"] == RELEASE)
+    [rule] = (rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == "metrics")
+    assert [peer["podSelector"] for peer in rule["from"]] == [{"matchExpressions": [NOT_SANDBOX]}]
+
+
 def test_two_releases_in_one_cluster_do_not_share_a_name() -> None:
     def cluster_wide(namespace: str) -> set[str]:
         found = template("--namespace", namespace, "--set", "crds.install=false").stdout
