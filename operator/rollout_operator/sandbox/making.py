@@ -117,8 +117,13 @@ def _choose_variant(seen: Observed, spec: SandboxSpec) -> _PodVariant | Invalid:
         variant = _first_variant_not_refused(seen, choice)
     if asked == WorkspaceMode.OVERLAY and choice.mode == WorkspaceMode.PLAIN:
         why = f"{choice.reason}: {choice.message}"
+        # The rule may refuse every pod, so Plain is advised without reservation only where Plain pods were admitted.
+        may_refuse_plain = choice.reason == ADMISSION_REFUSED and seen.overlay_refusal is None
+        remedy = (
+            "correct what is refused, or use Auto, which also tries Plain" if may_refuse_plain else "use Auto or Plain"
+        )
         return Invalid(
-            f"spec.workspaces.mode: Overlay is unavailable here ({why}); use Auto or Plain",
+            f"spec.workspaces.mode: Overlay is unavailable here ({why}); {remedy}",
             (condition(OVERLAY, False, choice.reason, choice.message),),
             may_pass=is_by_admission(choice.message),
         )

@@ -99,6 +99,15 @@ def test_explicit_overlay_fails_with_the_reason() -> None:
     assert "AdmissionRefused: violates PodSecurity" in told.message
 
 
+def test_plain_is_advised_without_reservation_only_where_plain_pods_were_admitted() -> None:
+    asked = sandbox(workspaces={"mode": "Overlay"})
+    by_any_policy = make(world(node(), memory=refused(*VARIANTS[:2], words="denied request: no pods today")), asked)
+    assert by_any_policy.message.endswith("; correct what is refused, or use Auto, which also tries Plain")
+    memory = Memory()
+    memory.learn(Remember(overlay_refused("lab"), "violates PodSecurity", 60), NOW.timestamp())
+    assert make(world(node(), memory=memory), asked).message.endswith("; use Auto or Plain")
+
+
 @pytest.mark.parametrize("asked", ["Auto", "Overlay"])
 def test_refusal_of_overlay_is_remembered_for_the_namespace(asked: str) -> None:
     memory = Memory()
