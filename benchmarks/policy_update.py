@@ -151,7 +151,7 @@ class _Fleet:
         (self._folder / "model").symlink_to(servers.checkpoint(0))
         for number, url in enumerate(servers.urls):
             name = f"s-{number}"
-            policies = Policies(self._folder / name, dict(os.environ))
+            policies = Policies(self._folder / name, lambda: os.environ)
             ports = await serve(stack, TOKEN, policies, url, 0, 0)
             data, control = (f"http://127.0.0.1:{port}" for port in ports)
             self._pods.append({"name": name, "uid": name, "restarts": 0, "url": data, "control": control, "up": True})

@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +79,11 @@ class NotLoaded(Exception):
 
 
 class Adapters:
-    """The adapters of one engine. `folder` is for fetched files; `environ` has the credentials of their stores."""
+    """The adapters of one engine. `folder` is for fetched files; `environ` returns the credentials of stores."""
 
-    def __init__(self, http: aiohttp.ClientSession, engine: Engine, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, engine: Engine, folder: Path, environ: Callable[[], Mapping[str, str]]
+    ) -> None:
         self._http, self._engine, self._environ = http, engine, environ
         # Several servers may share the volume, and the engine may read an adapter again until it is unloaded.
         self._folder = folder / "adapters" / socket.gethostname()
@@ -222,7 +224,7 @@ class Adapters:
         process, folder = self._process, self._folder / name / str(version)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            async with asyncio.timeout(seconds), open_source(wanted.uri, None, self._environ) as source:
+            async with asyncio.timeout(seconds), open_source(wanted.uri, None, self._environ()) as source:
                 await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
             while self._engine.version is None and self._engine.process == process:  # noqa: ASYNC110
                 await asyncio.sleep(GATE_SECONDS)  # the engine may sleep, without memory for the adapter

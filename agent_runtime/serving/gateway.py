@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -286,6 +286,23 @@ def _refused(status: int, message: str) -> web.Response:
     )
 
 
+def environment(credentials: Path | None) -> Callable[[], Mapping[str, str]]:
+    """Return a function that returns this process's variables, with those of the mounted Secret `credentials` as they are
+    now. A variable that was removed from the Secret is absent.
+    """
+    if credentials is None:
+        return lambda: os.environ
+    others = {name: value for name, value in os.environ.items() if name not in _mounted(credentials)}
+    return lambda: others | _mounted(credentials)
+
+
+def _mounted(secret: Path) -> dict[str, str]:
+    # The kubelet replaces all files at once by replacing the link `..data`.
+    data = secret / "..data"
+    files = (data.resolve() if data.exists() else secret).iterdir()
+    return {file.name: file.read_text(errors="surrogateescape") for file in files if file.is_file()}
+
+
 async def _run(options: argparse.Namespace) -> None:
     token = options.token_file.read_text().strip()
     if not token:
@@ -294,7 +311,7 @@ async def _run(options: argparse.Namespace) -> None:
     policies = None
     if options.policy_folder:
         checked = not described.updates.survives_bad_weights
-        policies = Policies(options.policy_folder, dict(os.environ), checked=checked)
+        policies = Policies(options.policy_folder, environment(options.credentials), checked=checked)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -311,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--policy-folder", type=Path, help="folder for fetched policies; without it, policies cannot be fetched"
     )
+    parser.add_argument("--credentials", type=Path, help="mounted Secret with the variables of the policies' store")
     parser.add_argument(
         "--engine", type=EngineType, default=EngineType.VLLM, choices=list(EngineType), help="the inference server"
     )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,10 +32,11 @@ class PolicyRequest(ApiModel):
 class Policies:
     """Fetches policies into the shared volume `folder`, each once, even if requested repeatedly.
 
+    `environ` returns the credentials of stores; it is called at each fetch, because credentials are rotated.
     `checked`: files of weights are checked after the fetch, for an engine that ends if it cannot load them.
     """
 
-    def __init__(self, folder: Path, environ: Mapping[str, str], *, checked: bool = False) -> None:
+    def __init__(self, folder: Path, environ: Callable[[], Mapping[str, str]], *, checked: bool = False) -> None:
         self.folder, self.environ, self._checked = folder, environ, checked
         self._running: dict[PolicyRequest, asyncio.Task[Path]] = {}
 
@@ -54,7 +55,7 @@ class Policies:
         self.folder.mkdir(parents=True, exist_ok=True)
         folder = self.folder / str(wanted.version)
         await asyncio.to_thread(self._make_room, folder)
-        async with open_source(wanted.uri, None, self.environ) as source:
+        async with open_source(wanted.uri, None, self.environ()) as source:
             await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
         if self._checked:
             await asyncio.to_thread(check_folder, folder)

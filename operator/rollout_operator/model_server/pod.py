@@ -61,6 +61,11 @@ POLICIES: Final = "policies"
 """Volume for fetched weights in mode Pull, shared by gateway and engine."""
 CONTROL_FOLDER: Final = "/var/run/rollout-control"
 """Folder with the control port's token, for the gateway."""
+CREDENTIALS: Final = "store-credentials"
+CREDENTIALS_FOLDER: Final = "/var/run/rollout-credentials"
+"""Volume and folder with the store's Secret, for the gateway. The kubelet updates its files when credentials are rotated.
+The environment of a running container never changes.
+"""
 
 PRE_STOP_SECONDS: Final = 15
 """Time for which a pod that is being deleted still serves clients with an outdated list of servers (KServe's value)."""
@@ -150,6 +155,11 @@ def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:
                 "secret": {"secretName": model_control_name(server.metadata.name), "defaultMode": 0o440},
             }
         )
+        if secret := _store_secret(server):
+            # Optional: without the Secret, the container's environment gives the clearer reason.
+            pod["volumes"].append(
+                {"name": CREDENTIALS, "secret": {"secretName": secret, "defaultMode": 0o440, "optional": True}}
+            )
     if _pulls(server) and not _spans_nodes(server):
         pod["volumes"].append({"name": POLICIES, "emptyDir": {}})
     if _accelerators(server):
@@ -197,8 +207,8 @@ def _engine(server: ModelServer, path: str, weights_mount: Json, *, worker: bool
 
 
 def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
-    pull = server.spec.weight_transfer.pull
-    secret = pull.secret_ref if _pulls(server) else None
+    secret = _store_secret(server)
+    credentials = [{"name": CREDENTIALS, "mountPath": CREDENTIALS_FOLDER, "readOnly": True}] if secret else []
     return {
         "name": GATEWAY,
         "image": config.images.runtime,
@@ -208,6 +218,7 @@ def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
         "args": [
             f"--token-file={CONTROL_FOLDER}/token",
             *([f"--policy-folder={policy_folder(server)}"] if _pulls(server) else []),
+            *([f"--credentials={CREDENTIALS_FOLDER}"] if secret else []),
             *([] if server.spec.engine.type is EngineType.VLLM else [f"--engine={server.spec.engine.type}"]),
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],
@@ -218,9 +229,18 @@ def _gateway(server: ModelServer, config: OperatorConfig) -> Json:
         ],
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
         "securityContext": {**RESTRICTED, "readOnlyRootFilesystem": True},
-        "volumeMounts": [{"name": "control", "mountPath": CONTROL_FOLDER, "readOnly": True}, *_policy_mounts(server)],
+        "volumeMounts": [
+            {"name": "control", "mountPath": CONTROL_FOLDER, "readOnly": True},
+            *credentials,
+            *_policy_mounts(server),
+        ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _store_secret(server: ModelServer) -> str | None:
+    """Return the Secret with the credentials of the store of policies, if the gateway fetches them."""
+    return server.spec.weight_transfer.pull.secret_ref if _pulls(server) else None
 
 
 def policy_folder(server: ModelServer) -> str:

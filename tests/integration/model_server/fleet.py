@@ -100,7 +100,7 @@ class Fleet:
         self._stack.push_async_callback(self._stop)
         await self._start_hook()
         for pod in self.pods:
-            policies = Policies(self.folder / pod.name, dict(os.environ))
+            policies = Policies(self.folder / pod.name, lambda: os.environ)
             engine = f"http://127.0.0.1:{pod.port}"
             data, control = await serve(self._stack, TOKEN, policies, engine, 0, 0)
             pod.data, pod.control = f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}"

@@ -35,7 +35,7 @@ class Gateway:
 
     async def start(self, *, is_open: bool = True) -> None:
         await self._stack.aclose()
-        policies = Policies(self.folder / "policies", {})
+        policies = Policies(self.folder / "policies", dict)
         ports = await serve(self._stack, TOKEN, policies, self.engine.url, 0, 0)
         self.data, self.control = (f"http://127.0.0.1:{port}" for port in ports)
         if is_open:

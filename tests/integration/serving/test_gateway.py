@@ -86,7 +86,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         engine_stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        ports = await serve(stack, TOKEN, Policies(tmp_path / "policies", {}), url, 0, 0)
+        ports = await serve(stack, TOKEN, Policies(tmp_path / "policies", dict), url, 0, 0)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         data, control = (f"http://127.0.0.1:{port}" for port in ports)
         gateway = Gateway(engine, data, control, http, engine_stack, runner.addresses[0][1])

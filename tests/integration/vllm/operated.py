@@ -42,7 +42,7 @@ class Operated:
         (self._folder / "model").symlink_to(self._server.checkpoint(0))
         engine = self._server.engine
         checked = not engine.updates.survives_bad_weights
-        policies = Policies(self._folder / "policies", dict(os.environ), checked=checked)
+        policies = Policies(self._folder / "policies", lambda: os.environ, checked=checked)
         ports = await serve(self._stack, TOKEN, policies, self._server.url, 0, 0, engine)
         data, self._control = (f"http://127.0.0.1:{port}" for port in ports)
         self.recorder = await self._stack.enter_async_context(Recorder(data).serve())

@@ -16,7 +16,7 @@ async def test_fetches_that_failed_take_no_room_from_later_versions(tmp_path: Pa
     (bad / SUMS).write_text(f"{'0' * 64}  model.safetensors\n")
     other_writer = folder / ".1.another-pod"
     other_writer.mkdir(parents=True)
-    policies = Policies(folder, {})
+    policies = Policies(folder, dict)
     for version in (1, 2, 3):
         with pytest.raises(FetchError, match="expected 0000"):
             await policies.fetch(PolicyRequest(version=version, uri=bad.as_uri()))
