@@ -51,7 +51,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept["metadata"]["labels"] = {key: labels[key] for key in labels if key.startswith(LABEL_PREFIX)}
             kept["metadata"].pop("annotations", None)
         case "Job":
-            kept |= {"spec": _pick(obj["spec"], "suspend"), "status": obj.get("status", {})}
+            kept |= {"spec": _pick(obj["spec"], "suspend", "completions"), "status": obj.get("status", {})}
         case "StatefulSet" | "LeaderWorkerSet":
             kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
         case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget" | "InferencePool":

@@ -46,6 +46,8 @@ class BatchJob:
 
     uid: str
     created: datetime
+    completions: int
+    """The number of runners in its spec."""
     suspend: bool
     """The `suspend` field of its spec."""
     suspend_set: bool
@@ -244,6 +246,7 @@ def _batch_job(job: Manifest) -> BatchJob:
     return BatchJob(
         uid=uid_of(job),
         created=parse_time(job["metadata"]["creationTimestamp"]),
+        completions=int(job["spec"].get("completions") or 0),
         suspend=bool(job["spec"].get("suspend")),
         suspend_set=(job["metadata"].get("annotations") or {}).get(SUSPEND_ANNOTATION) == "true",
         suspended="Suspended" in true and not status.get("active"),

@@ -18,7 +18,15 @@ from rollout_operator.rollout_job.observe import (
     disruption_fact,
     secret_fact,
 )
-from rollout_operator.rollout_job.runner_objects import access, runner_job, runner_policy, secret, shards, suspension
+from rollout_operator.rollout_job.runner_objects import (
+    access,
+    runner_count,
+    runner_job,
+    runner_policy,
+    secret,
+    shards,
+    suspension,
+)
 from rollout_operator.rollout_job.status import Findings, add_up, differs_in_counts_only, events_of, own_part, status_of
 from rollout_operator.rollout_job.verdict import (
     REPORT_GRACE,
@@ -174,7 +182,7 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
     """Set the Job's `suspend` when the RolloutJob's value has changed. Otherwise values of other managers, such as Kueue,
-    are kept. Also delete a Job that must be created again.
+    are kept. Also restore the number of runners, and delete a Job that must be created again.
     """
     job, suspend = seen.batch_job, seen.suspend
     if job is None:
@@ -195,6 +203,9 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         if not seen.alive:
             yield Delete(ref, job.uid)
         return
+    if job.completions != seen.replicas and found.verdict is None:
+        # Runners without a shard fail for ever, and shards without a runner never complete.
+        yield Patch(ref, runner_count(seen.replicas))
     changed = suspend != job.suspend_set
     if found.verdict is not None:
         # A job that has ended must not start pods again, so it is suspended. Runners without a final report are left to

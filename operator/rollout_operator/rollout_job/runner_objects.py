@@ -151,6 +151,13 @@ def suspension(*, suspend: bool) -> dict[str, Any]:
     return {"metadata": {"annotations": {SUSPEND_ANNOTATION: str(suspend).lower()}}, "spec": {"suspend": suspend}}
 
 
+def runner_count(replicas: int) -> dict[str, Any]:
+    """Return the fields that set the number of runners. Kubernetes accepts a new number of completions only with an equal
+    parallelism.
+    """
+    return {"spec": {"completions": replicas, "parallelism": replicas}}
+
+
 def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
     runners = job.spec.runners
     return {

@@ -137,7 +137,8 @@ class Scene:
                 assert ref.kind == "Job"
                 assert self.batch_job is not None
                 self.batch_job["spec"] |= change["spec"]
-                self.batch_job["metadata"]["annotations"] = dict(change["metadata"]["annotations"])
+                if "metadata" in change:
+                    self.batch_job["metadata"]["annotations"] = dict(change["metadata"]["annotations"])
                 self.kubernetes_follows()
             case Delete(ref, uid):
                 if ref.kind == "RolloutJob":

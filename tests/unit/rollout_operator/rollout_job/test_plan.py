@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -210,6 +211,15 @@ def test_suspended_is_reported_only_when_all_sandboxes_are_deleted() -> None:
     assert "sandboxes are being deleted" in scene.condition("Progressing")["message"]
     scene.settle()
     assert (scene.told(), scene.condition("Suspended")["status"]) == (["Started", "Suspended"], "True")
+
+
+@pytest.mark.parametrize("edited", [1, 3])
+def test_number_of_runners_that_someone_edited_is_restored_while_the_job_runs(edited: int) -> None:
+    scene = running(runners={"replicas": 2})
+    assert scene.batch_job is not None
+    scene.batch_job["spec"] |= {"completions": edited, "parallelism": edited}
+    scene.settle()
+    assert (scene.batch_job["spec"]["completions"], scene.batch_job["spec"]["parallelism"]) == (2, 2)
 
 
 def test_suspension_by_another_manager_is_kept_and_reported() -> None:
