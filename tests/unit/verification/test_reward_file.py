@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,14 @@ def test_json_wins_over_text_and_may_be_a_number_or_named_numbers() -> None:
 def test_value_outside_the_range_is_refused(data: bytes) -> None:
     with pytest.raises(RewardFileError):
         parse_reward(data, b"1")
+
+
+@pytest.mark.parametrize("prefix", [b"", b'{"reward": '], ids=["value", "named"])
+def test_nested_value_is_refused_at_every_depth_near_the_recursion_limit(prefix: bytes) -> None:
+    suffix = b"}" if prefix else b""
+    for depth in range(500, sys.getrecursionlimit() + 10):
+        with pytest.raises(RewardFileError):
+            parse_reward(prefix + b"[" * depth + b"]" * depth + suffix, None)
 
 
 @pytest.mark.parametrize("data", [b"nan", b"inf", b"1.5", b"", b"one", b"1_0", b"\xff", b"0.5 0.5"])
