@@ -466,7 +466,10 @@ def completed_spec(spec: WorkspaceSpec, made: Made) -> WorkspaceSpec:
         layers=made.layers,
         env={**settings.own_env, **spec.env},
         user=spec.user or settings.user,
-        working_dir=settings.working_dir if spec.working_dir_of_image else spec.working_dir,
+        # The root cannot be carried into a grading, so it is no working folder unless the task asks for it.
+        working_dir=settings.working_dir
+        if spec.working_dir_of_image and settings.working_dir != "/"
+        else spec.working_dir,
         working_dir_of_image=False,
     )
 

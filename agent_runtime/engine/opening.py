@@ -14,6 +14,7 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.builds.build import Builder, BuildOptions
 from agent_runtime.builds.cache import BuildCache
 from agent_runtime.builds.provider import BuildingProvider
+from agent_runtime.dockerfiles.problems import problems_of
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
@@ -30,6 +31,7 @@ from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.open import check_environments
 from agent_runtime.environments.pool import EnvironmentPool
+from agent_runtime.grading.artifacts import artifact_paths
 from agent_runtime.grading.programs import missing_program
 from agent_runtime.models.base import CallHealth, Model, ModelConfigError
 from agent_runtime.models.factory import open_model
@@ -49,7 +51,7 @@ from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
-from rollout_api.tasks import Dockerfiles, Task
+from rollout_api.tasks import Dockerfiles, Task, VerifierMode
 
 STOPPED_SECONDS = 60.0
 """Time for which sandboxes of a run that a person has stopped stay on this machine. Who resumes it at once, for example
@@ -92,6 +94,21 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
         )
 
 
+CARRIES_ROOT = (
+    "sandbox.workingDir is '/', and the root cannot be carried into a grading; "
+    "name files or folders in verifier.artifacts, or use another working directory"
+)
+
+
+def _carries_root(job: RolloutJob, task: Task) -> bool:
+    """Whether the task is graded in a new workspace that should get all files of the agent's, which always fails."""
+    verifier, sandbox = job.spec.verifier_of(task), task.sandbox.apply(job.spec.sandbox)
+    is_carried = (
+        task.verifier is not None and verifier.mode is VerifierMode.SEPARATE and sandbox.working_dir is not None
+    )
+    return is_carried and not artifact_paths(task, str(sandbox.working_dir))[1]
+
+
 async def check_tasks(
     job: RolloutJob, tasks: Sequence[Task], environments: EnvironmentPool, *, has_own_model: bool = False
 ) -> None:
@@ -104,6 +121,15 @@ async def check_tasks(
         TaskProblem(f"task {task.name}", None, problem)
         for task in tasks
         if (problem := steps_problem(task, agent)) is not None
+    ]
+    problems += [TaskProblem(f"task {task.name}", None, CARRIES_ROOT) for task in tasks if _carries_root(job, task)]
+    args = (job.spec.tasks.dockerfiles or Dockerfiles()).args
+    problems += [
+        TaskProblem(f"task {task.name}", None, f"dockerfile, line {problem.line}: {problem.message}")
+        for task in tasks
+        for dockerfile in (task.dockerfile, task.verifier and task.verifier.dockerfile)
+        if dockerfile
+        for problem in problems_of(dockerfile.text, args)
     ]
     if (
         model is not None

@@ -66,7 +66,9 @@ def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         # Nested values are not encoded: Python decodes slightly deeper nesting than it encodes.
-        kind = {dict: "an object", list: "a list"}.get(type(value)) or json.dumps(value)[:40]
+        kind = (
+            "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)[:40]
+        )
         raise RewardFileError(f"{where} is {kind}, expected a number")
     try:
         number = float(value)

@@ -134,8 +134,9 @@ class LocalProvider(RecordedProvider):
         image = None if is_plain else await self._image(spec.image, spec.start_seconds)
         if image is None:
             return Placement(spec, SHARED, *self._found)
-        if spec.working_dir_of_image and image.config.working_dir:
-            spec = dataclasses.replace(spec, working_dir=image.config.working_dir)
+        folder = image.config.working_dir or "/"
+        if spec.working_dir_of_image and folder != "/":
+            spec = dataclasses.replace(spec, working_dir=folder)
         hosting = self._hosting(
             "Overlay",
             None,

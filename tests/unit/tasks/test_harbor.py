@@ -208,6 +208,47 @@ def test_dockerfile_without_a_template_is_reported_as_unused(tmp_path: Path) -> 
     assert any("environment/Dockerfile: is not built" in line for line in told)
 
 
+def load_dockerfiles(folder: Path, **dockerfiles: object) -> LoadedTasks:
+    form = {"from": {"uri": str(folder), "format": "Harbor"}, "dockerfiles": dockerfiles}
+    return load_tasks(Tasks.model_validate(form), folder, {})
+
+
+def test_dockerfile_is_built_by_the_job_with_its_context(tmp_path: Path) -> None:
+    folder = hello_world(
+        tmp_path / "t", SEPARATE, **{"environment/run.sh": "#!/bin/sh\n", "tests/Dockerfile": "FROM b\n"}
+    )
+    ((task,), warnings) = (load_dockerfiles(folder).tasks, load_dockerfiles(folder).warnings)
+    assert task.dockerfile is not None
+    assert task.dockerfile.text == "FROM debian:bookworm-slim\nWORKDIR /app\n"
+    assert [(file.path, file.mode) for file in task.dockerfile.context] == [
+        ("./Dockerfile", "644"),
+        ("./run.sh", "755"),
+    ]
+    assert (task.sandbox.image, task.sandbox.working_dir) == (None, "/app")
+    assert task.verifier is not None
+    assert task.verifier.dockerfile is not None
+    assert task.verifier.dockerfile.text == "FROM b\n"
+    assert not [warning for warning in warnings if "not built" in str(warning)]
+
+
+def test_image_of_the_task_comes_before_its_dockerfile(tmp_path: Path) -> None:
+    folder = hello_world(tmp_path / "t", 'docker_image = "given:1"\n')
+    (task,) = load_dockerfiles(folder).tasks
+    assert (task.sandbox.image, task.dockerfile) == ("given:1", None)
+
+
+def test_dockerfile_that_cannot_be_built_is_refused_with_its_lines(tmp_path: Path) -> None:
+    text = "FROM debian\nADD https://example/x /x\nRUN --network=host true\nFROM $BASE\n"
+    folder = hello_world(tmp_path / "t", **{"environment/Dockerfile": text})
+    with pytest.raises(TaskSourceError) as caught:
+        load_dockerfiles(folder)
+    assert "environment/Dockerfile:4: FROM $BASE: no image; give the ARG" in str(caught.value)
+    with pytest.raises(TaskSourceError) as caught:
+        load_dockerfiles(hello_world(folder, **{"environment/Dockerfile": text.replace("$BASE", "debian")}))
+    assert "environment/Dockerfile:2: ADD https://example/x: remote sources are not supported" in str(caught.value)
+    assert "environment/Dockerfile:3: RUN --network=host is not supported" in str(caught.value)
+
+
 def test_steps_have_their_own_prompts_gates_and_tests(tmp_path: Path) -> None:
     task = one(in_two_steps(tmp_path / "t", gate=0.5))
     write, double = task.steps

@@ -1,0 +1,48 @@
+"""What is refused before the first rollout."""
+
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.opening import check_tasks
+from agent_runtime.environments.pool import EnvironmentPool
+from agent_runtime.tasks import TaskSourceError
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
+
+
+async def refused(**fields: Any) -> str:
+    """Check one task; return why it is refused, "" if it is not."""
+    task = Task.model_validate({"name": "t", "prompt": "p", **fields})
+    spec = {"mode": "Eval", "tasks": {"stream": {}}, "agent": {"type": "Oracle"}, "output": {"uri": "out"}}
+    job = RolloutJob.model_validate(
+        {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "metadata": {"name": "j"}, "spec": spec}
+    )
+    try:
+        await check_tasks(job, [task], EnvironmentPool())
+    except TaskSourceError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("working_dir", "verifier", "is_refused"),
+    [
+        ("/", {"commands": ["true"]}, True),
+        ("/", {"commands": ["true"], "artifacts": ["."]}, True),
+        ("/", {"commands": ["true"], "artifacts": ["srv"]}, False),
+        ("/", {"commands": ["true"], "mode": "Shared"}, False),
+        ("/srv", {"commands": ["true"]}, False),
+    ],
+)
+async def test_root_is_not_carried_into_a_grading(working_dir: str, verifier: dict[str, Any], is_refused: bool) -> None:
+    told = await refused(sandbox={"workingDir": working_dir}, verifier=verifier)
+    assert ("the root cannot be carried into a grading" in told) == is_refused
+
+
+async def test_dockerfiles_that_cannot_be_built_are_refused() -> None:
+    told = await refused(
+        dockerfile={"text": "FROM x\nBOO\n"}, verifier={"commands": ["true"], "dockerfile": {"text": "RUN a\nFROM x\n"}}
+    )
+    assert "task t: dockerfile, line 2: unknown instruction 'BOO'" in told
+    assert "dockerfile, line 1: RUN stands before the first FROM" in told
