@@ -30,7 +30,7 @@ element.
 
 
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f]")
+_CONTROL = bytes({*range(32)} - {*b"\t\n\r"})
 """Control characters that XML does not allow. The reporters of Node and Jest write them unescaped in a test's name or
 message.
 """
@@ -66,7 +66,7 @@ def parse_report(data: bytes) -> list[ReportedTest]:
     parser.EndElementHandler = handler.end
     parser.CharacterDataHandler = handler.text
     try:
-        parser.Parse(data if data.startswith(_UTF_16) else _CONTROL.sub(_escaped_byte, data), True)
+        parser.Parse(data if data.startswith(_UTF_16) else _without_control(data), True)
     except (expat.ExpatError, LookupError, UnicodeError, ValueError) as error:
         raise ReportError(f"the report is not readable: {error}") from None
     return handler.tests
@@ -126,8 +126,11 @@ class _Handler:
             self.case.message += text[:MESSAGE_CHARACTERS]
 
 
-def _escaped_byte(match: re.Match[bytes]) -> bytes:
-    return b"#x%02X" % match.group()[0]
+def _without_control(data: bytes) -> bytes:
+    # Not by a function for each match: a report of control characters would take 20 s.
+    for character in _CONTROL:
+        data = data.replace(b"%c" % character, b"#x%02X" % character)
+    return data
 
 
 # Matching of reported tests to named ones

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
@@ -162,6 +163,18 @@ def test_ambiguous_name_of_two_tests_requires_both_to_pass() -> None:
 def test_a_report_with_control_characters_is_read() -> None:
     data = report(case("m", "\x1b[0m is plain\0"), case("m", "b", "<failure message='\x1b[31mred'/>"))
     assert passed(data, "m::\x1b[0m is plain\0", "m::b") == [True, False]
+
+
+def test_every_control_character_of_a_report_is_shown_as_its_code() -> None:
+    for code in set(range(32)) - set(b"\t\n\r"):
+        assert passed(report(case("m", f"a{chr(code)}b")), f"m::a#x{code:02X}b") == [True]
+
+
+def test_a_report_of_control_characters_takes_no_long_time() -> None:
+    started = time.process_time()
+    with pytest.raises(ReportError):
+        parse_report(b"<testsuites>" + b"\x01" * (30 << 20))
+    assert time.process_time() - started < 8, "a function called for each of them would take 20 s"
 
 
 def test_every_test_that_a_hidden_file_defines_must_be_reported() -> None:
