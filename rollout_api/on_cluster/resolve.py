@@ -148,7 +148,7 @@ def _storage_problems(path: str, uri: str, remedy: str) -> list[Problem]:
 
 
 def _image_problems(spec: RolloutJobSpec) -> Iterator[Problem]:
-    without = [task.name for task in spec.tasks.inline or () if not task.sandbox.image]
+    without = [task.name for task in spec.tasks.inline or () if not task.sandbox.image and task.dockerfile is None]
     if without and not spec.sandbox.image:
         message = (
             f"is missing, and task {without[0]!r} names none either; in a cluster every task needs a container image, "
