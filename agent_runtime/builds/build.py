@@ -129,7 +129,6 @@ class Recipe:
         text = ignored.data.decode(errors="replace") if ignored is not None else ""
         self.context = Context.of(files, Ignore.parse(text))
         self.seconds = float(dockerfile.seconds)
-        self.key = hashlib.sha256(dockerfile.model_dump_json().encode()).hexdigest()
         self.chains: dict[int, StageChain] = {}
 
 
@@ -155,7 +154,8 @@ class Builder:
         self._machine = ARCHITECTURES.get(platform.machine(), platform.machine())
         self._bases: dict[str, asyncio.Task[Base]] = {}
         self._steps: dict[str, asyncio.Task[BuildEntry]] = {}
-        self._recipes: dict[int, Recipe] = {}
+        # By group: its Dockerfiles and the stages that were made of them. Each attempt asks again.
+        self._groups: dict[str, dict[tuple[int, int], tuple[Dockerfile, asyncio.Task[Made]]]] = {}
 
     async def completed(self, spec: WorkspaceSpec) -> WorkspaceSpec:
         """Return the specification with image, layers and settings of its Dockerfile, which is built if necessary.
@@ -164,12 +164,35 @@ class Builder:
         """
         if spec.dockerfile is None:
             return spec
-        recipe = await asyncio.to_thread(Recipe, spec.dockerfile)
+        known = self._groups.setdefault(spec.group, {})
+        # A lost layer is found when it is loaded; then all are looked up again.
+        key = id(spec.dockerfile), self._cache.losses
+        dockerfile, task = known.get(key, (spec.dockerfile, None))
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.create_task(self._finished(dockerfile, spec))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            known[key] = dockerfile, task
+        # A cancelled rollout must not end the work that others wait for.
+        return completed_spec(spec, await asyncio.shield(task))
+
+    def forget_group(self, group: str) -> None:
+        """Forget the Dockerfiles of a group, which needs no further workspace."""
+        self._groups.pop(group, None)
+
+    async def close(self) -> None:
+        """End all builds; what they have stored stays."""
+        finishing = [task for known in self._groups.values() for _, task in known.values()]
+        tasks: list[asyncio.Task[Any]] = [*finishing, *self._steps.values(), *self._bases.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finished(self, dockerfile: Dockerfile, spec: WorkspaceSpec) -> Made:
+        recipe = await asyncio.to_thread(Recipe, dockerfile)
         try:
-            made = await self._made(recipe, len(recipe.parsed.stages) - 1, spec)
+            return await self._made(recipe, len(recipe.parsed.stages) - 1, spec)
         except PlanFailed as failed:
             raise SetupFailed(f"Dockerfile: {failed}") from failed
-        return completed_spec(spec, made)
 
     async def _made(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
         chain = await self._chain(recipe, number, spec)

@@ -25,6 +25,8 @@ class BuildCache:
 
     def __init__(self, output: Store, layers: Layers) -> None:
         self._output, self._layers = output, layers
+        self.losses = 0
+        """Number of layers that turned out to be damaged or missing."""
 
     async def find(self, key: str) -> BuildEntry | None:
         """Return a step's result, which is kept as long as the run; None if it must be built. Raises StorageError."""
@@ -43,6 +45,7 @@ class BuildCache:
 
     async def _forget(self, key: str, layer: Layer) -> None:
         """Remove a step with its damaged layer, so that both are made again. Raises StorageError."""
+        self.losses += 1
         await self._output.delete([key_of_entry(key), key_of(layer.digest)])
 
     async def record(
@@ -75,4 +78,4 @@ class BuildCache:
                 await self._forget(key, entry.layer)
                 raise SandboxFailure(LAYER_LOST, f"the layer of {entry.step!r}: {error}") from error
 
-        return StoredLayer(entry.layer.digest, load)
+        return StoredLayer(entry.layer.digest, entry.layer.bytes, load)

@@ -32,7 +32,9 @@ class BuildingProvider:
         await self._provider.sweep(unwanted)
 
     async def forget_group(self, group: str) -> None:
+        self._builder.forget_group(group)
         await self._provider.forget_group(group)
 
     async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
+        await self._builder.close()
         await self._provider.close(keep=keep, at_most=at_most)

@@ -132,6 +132,8 @@ class StoredLayer:
     """Files over an image, or over the layers below, that are stored elsewhere."""
 
     digest: str
+    size: int
+    """Bytes of its tar."""
     load: Callable[[], AsyncIterator[bytes]] = field(compare=False, repr=False)
     """Yields its tar, as `Workspace.snapshot` does. Raises SandboxFailure."""
 

@@ -6,10 +6,12 @@ The keys of its steps depend only on the spec, so the next runner continues a pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.sandboxes.base import (
@@ -28,6 +30,8 @@ from agent_runtime.sandboxes.base import (
 LIFECYCLE_TURN = 10**9
 # Limits of a failed setup command's output in the message: enough for a traceback, short enough for a status.
 LAST_LINES, LAST_CHARACTERS = 20, 4000
+# Limit of the restored layers that a sandbox keeps for later workspaces: a tenth of an ordinary node's disk.
+MOST_LAYER_BYTES = 20 << 30
 # Limit of the command in the message: enough to recognise it.
 COMMAND_CHARACTERS = 500
 # The executor's own deadline comes first, because it has the command's output.
@@ -168,30 +172,89 @@ class PreparedGroups:
             raise
 
 
+@dataclass
+class _LayerState:
+    """One layer over those below it, as a frozen workspace."""
+
+    below: str | None
+    size: int
+    task: asyncio.Task[None]
+    needed: int = 0
+    """Number of callers that are about to start from it, or from a layer over it."""
+
+
 class LayerStates:
-    """Stored layers of one sandbox as frozen workspaces, each restored once by `make` over the one below it."""
+    """Stored layers of one sandbox as frozen workspaces, each restored once by `make` over the one below it.
 
-    def __init__(self, make: Callable[[str, str | None, StoredLayer], Awaitable[None]]) -> None:
-        self._make = make
-        self._states: dict[str, asyncio.Task[None]] = {}
+    Beyond `most_bytes`, those that were needed longest ago are removed by `drop`. Workspaces that started from one keep
+    its files, so only a later one has to restore it again.
+    """
 
-    async def ready(self, layers: Sequence[StoredLayer]) -> str | None:
-        """Return the frozen workspace with these layers; None if there are none. Raises SandboxFailure."""
-        below: str | None = None
-        digest = hashlib.sha256()
-        for layer in layers:
-            digest.update(layer.digest.encode())
-            name = f"layers-{digest.hexdigest()[:32]}"
-            task = self._states.get(name)
-            if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-                task = self._states[name] = asyncio.create_task(self._made(name, below, layer))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # A cancelled rollout must not end the work that others wait for.
-            await asyncio.shield(task)
-            below = name
-        return below
+    def __init__(
+        self,
+        make: Callable[[str, str | None, StoredLayer], Awaitable[None]],
+        drop: Callable[[str], Awaitable[None]],
+        most_bytes: int = MOST_LAYER_BYTES,
+    ) -> None:
+        self._make, self._drop, self._most_bytes = make, drop, most_bytes
+        # The one that was needed longest ago first; a layer comes after those over it.
+        self._states: dict[str, _LayerState] = {}
+        self._removals: dict[str, asyncio.Task[None]] = {}
+
+    @contextlib.asynccontextmanager
+    async def ready(self, layers: Sequence[StoredLayer]) -> AsyncIterator[str | None]:
+        """Give the frozen workspace with these layers, which stays while the context is open; None if there are none.
+
+        Raises SandboxFailure.
+        """
+        held: list[_LayerState] = []
+        names: list[str] = []
+        try:
+            digest = hashlib.sha256()
+            for layer in layers:
+                digest.update(layer.digest.encode())
+                name = f"layers-{digest.hexdigest()[:32]}"
+                below = names[-1] if names else None
+                state = self._states.get(name)
+                if state is None or (state.task.done() and (state.task.cancelled() or state.task.exception())):
+                    task = asyncio.create_task(self._made(name, below, layer))
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                    state = self._states[name] = _LayerState(below, layer.size, task)
+                state.needed += 1
+                held.append(state)
+                names.append(name)
+                # A cancelled rollout must not end the work that others wait for.
+                await asyncio.shield(state.task)
+            for name in reversed(names):
+                self._states[name] = self._states.pop(name)
+            yield names[-1] if names else None
+        finally:
+            for state in held:
+                state.needed -= 1
+        await self._remove_excess()
+
+    async def _remove_excess(self) -> None:
+        total = sum(state.size for state in self._states.values())
+        for name, state in list(self._states.items()):
+            if total <= self._most_bytes:
+                return
+            is_below_others = any(other.below == name for other in self._states.values())
+            if state.needed or is_below_others or not state.task.done():
+                continue
+            total -= state.size
+            del self._states[name]
+            removal = self._removals[name] = asyncio.create_task(self._removed(name))
+            await asyncio.shield(removal)
+
+    async def _removed(self, name: str) -> None:
+        try:
+            await self._drop(name)
+        finally:
+            del self._removals[name]
 
     async def _made(self, name: str, below: str | None, layer: StoredLayer) -> None:
+        if (removal := self._removals.get(name)) is not None:
+            await asyncio.wait({removal})
         await self._make(name, below, layer)
 
 

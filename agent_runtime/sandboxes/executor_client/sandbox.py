@@ -110,7 +110,7 @@ class ExecutorSandbox:
         self.client, self.mode = client, mode
         self._description, self._handle, self._environment = description, handle, environment
         self._groups = PreparedGroups(self._make_prepared, self._drop_prepared)
-        self._layers = LayerStates(self._restore_layer)
+        self._layers = LayerStates(self._restore_layer, self._drop_prepared)
         self._pulse = asyncio.create_task(client.keep_alive(idle_seconds))
 
     @contextlib.asynccontextmanager
@@ -248,15 +248,15 @@ class ExecutorSandbox:
 
     async def _make_prepared(self, name: str, spec: WorkspaceSpec) -> None:
         workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
-        below = await self._layers.ready(spec.layers)
-        try:
-            await workspace.create(below, self._environment)
-            await prepare(workspace, spec)
-            await workspace.freeze()
-        except BaseException:
-            # Destroy it, because a retry with the same keys would get the same failure.
-            await workspace.destroy()
-            raise
+        async with self._layers.ready(spec.layers) as below:
+            try:
+                await workspace.create(below, self._environment)
+                await prepare(workspace, spec)
+                await workspace.freeze()
+            except BaseException:
+                # Destroy it, because a retry with the same keys would get the same failure.
+                await workspace.destroy()
+                raise
 
     async def _restore_layer(self, name: str, below: str | None, layer: StoredLayer) -> None:
         # Without limits, because a layer is not the work of the task that starts from it.

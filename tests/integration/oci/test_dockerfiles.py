@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -190,6 +191,19 @@ async def test_equal_steps_of_tasks_are_made_once_at_the_same_time(builds: Build
     outputs = [await builds.output_of(spec, "cat", "/common", "/own") for spec in specs]
     assert len({output.split()[0] for output in outputs}) == 1
     assert [output.split()[1] for output in outputs] == ["0", "1", "2", "3"]
+
+
+async def test_later_attempts_of_a_group_ask_the_storage_nothing(builds: Builds) -> None:
+    builder, dockerfile = builds.builder(), written("RUN echo made > /made\n")
+    spec = builds.spec(dockerfile)
+    first, second = await asyncio.gather(builder.completed(spec), builder.completed(spec))
+    assert [was_stored for _, was_stored in builds.steps] == [False]
+    shutil.rmtree(builds.output)
+    assert [layer.digest for layer in (await builder.completed(spec)).layers] == [first.layers[0].digest]
+    assert second == first
+    builder.forget_group(spec.group)
+    await builder.completed(spec)
+    assert builds.made == ["RUN echo made > /made"] * 2, "a new group looks its steps up again"
 
 
 async def test_racing_builders_both_succeed_with_working_layers(builds: Builds) -> None:
