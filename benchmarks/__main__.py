@@ -28,6 +28,7 @@ COMPARED = (
     "branching",
     "operator_memory",
     "journal",
+    "dockerfiles",
 )
 ON_CLUSTER = (
     "cluster_tool_call",

@@ -143,7 +143,7 @@ class BuildOptions:
     label: str = "build"
     """First part of the names of its workspaces, different for each runner of a job."""
     on_step: Callable[[BuildEntry, bool], None] = lambda entry, was_stored: None
-    """Called with each step of a build, and whether it was stored already."""
+    """Called with each step that a build finds stored, and with each that it has made, once."""
 
 
 class Builder:
@@ -199,12 +199,12 @@ class Builder:
         stored = await asyncio.gather(*(self._find(keyed.key) for keyed in chain.steps))
         layers: list[StoredLayer] = []
         for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
-            was_stored = entry is not None
-            if entry is None:
+            if entry is not None:
+                self._options.on_step(entry, True)
+            else:
                 below = chain.steps[position - 1].key if position else None
                 make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
                 entry = await self._once(self._steps, keyed.key, make)
-            self._options.on_step(entry, was_stored)
             layers.append(self._cache.stored(keyed.key, entry))
         return Made(chain.image, tuple(layers), chain.settings)
 
@@ -376,7 +376,7 @@ class Builder:
                     elif isinstance(step, CopyStep):
                         await hands.copy(step, taken[0])
                     await workspace.kill_all(key="4:end")
-                    return await self._cache.record(
+                    entry = await self._cache.record(
                         keyed.key,
                         workspace.snapshot(),
                         LAYER_BYTES,
@@ -385,6 +385,8 @@ class Builder:
                         image=chain.image,
                         began=began,
                     )
+                    self._options.on_step(entry, False)
+                    return entry
         except (FileError, CopyProblem, WorkspaceLimit, LayerTooLarge) as error:
             raise SetupFailed(f"{where}: {error}") from error
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import IO, Any, cast
 
-from agent_runtime.builds.trees import Placing, Taken, cleaned, is_pattern, write_copy
+from agent_runtime.builds.trees import Placing, Taken, cleaned, write_copy
 from agent_runtime.dockerfiles.instructions import Mount
-from agent_runtime.dockerfiles.patterns import matches
+from agent_runtime.dockerfiles.patterns import has_wildcards, matches
 from agent_runtime.dockerfiles.plan import CopyStep, Folder
 from agent_runtime.sandboxes.base import FileError, FileStat, Workspace
 
@@ -193,14 +193,14 @@ class StepFiles:
     async def found(self, pattern: str) -> list[tuple[str, str]]:
         """Return (name, path without links) of what a source of `COPY --from` names in the workspace."""
         path = cleaned(pattern)
-        if not is_pattern(path):
+        if not has_wildcards(path):
             real, entry = await self._resolved(f"/{path}")
             if entry is None:
                 raise FileError(f"/{path}", f"{pattern!r} is not in the stage or image that is copied from")
             return [(f"/{path}", real)]
         paths = [""]
         for part in path.split("/"):
-            if not is_pattern(part):
+            if not has_wildcards(part):
                 paths = [f"{above}/{part}" for above in paths]
                 continue
             matched = []

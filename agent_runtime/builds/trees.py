@@ -17,7 +17,7 @@ from typing import IO
 
 import zstandard
 
-from agent_runtime.dockerfiles.patterns import Ignore, matches
+from agent_runtime.dockerfiles.patterns import Ignore, has_wildcards, matches
 
 OWN_NAME = "ROLLOUT.ownName"
 """PAX header of a file whose name looks like a deletion marker (agent_runtime/executor/init/archives.py)."""
@@ -60,7 +60,7 @@ class Context:
         path = cleaned(pattern)
         if path in self.files or path in self.folders:
             return [path]
-        if not is_pattern(path):
+        if not has_wildcards(path):
             raise CopyProblem(f"{pattern!r} is not in the build context, or .dockerignore excludes it")
         return [known for known in sorted({*self.files, *self.folders}) if matches(path, known)]
 
@@ -79,10 +79,6 @@ class Context:
 def cleaned(pattern: str) -> str:
     """Return a source relative to the root of the context or stage."""
     return posixpath.normpath(f"/{pattern}").lstrip("/")
-
-
-def is_pattern(path: str) -> bool:
-    return any(character in path for character in "*?[")
 
 
 @dataclass(frozen=True)
@@ -146,7 +142,7 @@ def write_copy(target: IO[bytes], taken: Sequence[Taken], placing: Placing, *, u
 
 
 def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpacks: bool) -> None:
-    base = placing.destination
+    base, ignored = placing.destination, Ignore.of(placing.excludes)
     if placing.keeps_parents:
         base = posixpath.join(base, source.name if source.is_folder else posixpath.dirname(source.name))
     if unpacks and not source.is_folder:
@@ -170,19 +166,9 @@ def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpa
                 path = posixpath.join(base, name)
             else:
                 path = posixpath.join(base, posixpath.basename(source.name)) if placing.is_folder else base
-            if source.is_folder and name != "." and _is_excluded(name, placing.excludes):
+            if source.is_folder and name != "." and ignored.excludes(name):
                 continue
             _put(tar, member, path, base, placing, content, source.below)
-
-
-def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
-    return any(matches(pattern.rstrip("/"), known) for pattern in patterns for known in _with_parents(name))
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    while name:
-        yield name
-        name = posixpath.dirname(name)
 
 
 def _folder(path: str, placing: Placing) -> tarfile.TarInfo:

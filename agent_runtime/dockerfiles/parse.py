@@ -1,15 +1,14 @@
-"""Parses a Dockerfile as BuildKit's frontend does. Pure: every error becomes a Problem with its line.
+"""Reads a Dockerfile as BuildKit's frontend does (`frontend/dockerfile/parser` and `instructions` of moby/buildkit).
 
-Reference: https://docs.docker.com/reference/dockerfile/
+BuildKit stops at the first error. Here each error is a `Problem`, and reading continues with the next instruction.
 """
 
-from __future__ import annotations
-
+import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from agent_runtime.dockerfiles.instructions import (
     Arg,
@@ -19,443 +18,740 @@ from agent_runtime.dockerfiles.instructions import (
     Dockerfile,
     Entrypoint,
     Env,
+    Expose,
     From,
     Healthcheck,
     Heredoc,
     Instruction,
+    Label,
+    Maintainer,
     Mount,
     OnBuild,
-    Other,
     Problem,
     Run,
     Shell,
     Stage,
+    StopSignal,
     User,
+    Volume,
     Workdir,
 )
-from agent_runtime.dockerfiles.words import WordError, expand
+from agent_runtime.dockerfiles.mounts import MountError, read_mount
+from agent_runtime.dockerfiles.words import DEFAULT_ESCAPE, SPACES, WordError, split_words
 
-_DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
-_DIRECTIVES = ("syntax", "escape", "check")
-_HEREDOC = re.compile(r"(\d*)<<(-?)([^<]+)")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_STAGE = re.compile(r"[a-z][a-z0-9-_.]*", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_WITHOUT_EFFECT = ("LABEL", "EXPOSE", "VOLUME", "STOPSIGNAL", "MAINTAINER")
-_WITH_HEREDOC = ("RUN", "COPY", "ADD")
-_KNOWN = (
-    *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "FROM", "HEALTHCHECK", "ONBUILD", "RUN", "SHELL", "USER"),
-    *("WORKDIR", *_WITHOUT_EFFECT),
-)
-_FLAGS: Mapping[str, frozenset[str]] = {
-    "FROM": frozenset({"platform"}),
-    "RUN": frozenset({"mount", "network", "security", "device"}),
-    "COPY": frozenset({"from", "chown", "chmod", "link", "parents", "exclude"}),
-    "ADD": frozenset({"chown", "chmod", "link", "exclude", "keep-git-dir", "checksum", "unpack"}),
-    "HEALTHCHECK": frozenset({"interval", "timeout", "start-period", "start-interval", "retries"}),
+_DIRECTIVE: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*\Z")
+_DIRECTIVES: Final = ("syntax", "escape", "check")
+_SYNTAX: Final = re.compile(r"(?:.*/)?dockerfile(?:-upstream)?(?:[:@].*)?\Z")
+_WHITE_SPACE: Final = re.compile(r"[\t\v\f\r ]+")
+_HEREDOC: Final = re.compile(r"([0-9]*)<<(-?)[\t\n\f\r ]*([^<]*)\Z")
+_LEADING_TABS: Final = re.compile(r"^\t+", re.MULTILINE)
+_STAGE_NAME: Final = re.compile(r"[a-z][a-z0-9-_.]*\Z")
+_DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_NANOSECONDS: Final = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "μs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
 }
-_MOUNT_TYPES = ("bind", "cache", "secret", "tmpfs", "ssh")
-_IGNORED_MOUNT_KEYS = frozenset({"readonly", "ro", "readwrite", "rw", "sharing", "size"})
-
-
-class _Bad(Exception):
-    """An instruction that cannot be read."""
-
-
-@dataclass(frozen=True)
-class _Written:
-    """An instruction with its heredocs."""
-
-    line: int
-    name: str
-    rest: str
-    heredocs: tuple[Heredoc, ...]
+_LONGEST_DURATION: Final = 2**63 - 1
+_MOST_RETRIES: Final = 2**31 - 1
+_ASCII_SPACES: Final = "\t\n\v\f\r "
+"""Separators of flags."""
+_SHOWN: Final = 80
+"""Limit of characters of the Dockerfile in a message."""
 
 
 def parse(text: str) -> Dockerfile:
-    """Return the parsed Dockerfile. Any text is accepted; what is wrong in it is in `problems`."""
-    return _Parser(text).result()
+    """Parse a Dockerfile. Any text is accepted; what is wrong in it is in `problems`."""
+    return _Parser(text).parse()
+
+
+class _SyntaxProblem(ValueError):
+    """Ends the reading of one instruction."""
+
+
+@dataclass
+class _Lines:
+    """The lines of a file, each with its line end; `number` is that of the line read last."""
+
+    lines: list[str]
+    number: int = 0
+
+    def next(self) -> str | None:
+        if self.number == len(self.lines):
+            return None
+        self.number += 1
+        return self.lines[self.number - 1]
+
+
+@dataclass
+class _Statement:
+    """An instruction split into its parts."""
+
+    line: int
+    keyword: str
+    """In upper case."""
+    written_keyword: str
+    flags: list[str]
+    rest: str
+    text: str
+    """The whole instruction, its continuation lines joined."""
+    words: list[str] = field(default_factory=list)
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    is_json: bool = False
+    heredocs: list[Heredoc] = field(default_factory=list)
+    child: "_Statement | None" = None
+    """Of ONBUILD."""
+
+    @property
+    def command(self) -> Command:
+        return tuple(self.words) if self.is_json else " ".join(self.words)
+
+
+@dataclass
+class _Flags:
+    """Values of an instruction's flags."""
+
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    booleans: dict[str, bool] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        values = self.texts.get(name)
+        return values[0] if values else None
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self._lines = text.removeprefix("\ufeff").split("\n")
-        if self._lines[-1] == "":
-            self._lines.pop()
-        self._escape = "\\"
+        self._lines = _Lines(_split_lines(text))
+        self._escape = DEFAULT_ESCAPE
+        self._directives: set[str] | None = set()
+        """Directives seen; None after the first line that is not one."""
         self._problems: list[Problem] = []
         self._global_args: list[Arg] = []
         self._stages: list[tuple[From, list[Instruction]]] = []
 
-    def result(self) -> Dockerfile:
-        first = self._directives()
-        for written in self._instructions(first):
+    def parse(self) -> Dockerfile:
+        empty = True
+        for line, text in self._statements():
+            empty = False
             try:
-                self._add(written)
-            except _Bad as bad:
-                self._problems.append(Problem(written.line, str(bad)))
-        return Dockerfile(
-            tuple(self._global_args),
-            tuple(Stage(start, tuple(instructions)) for start, instructions in self._stages),
-            self._escape,
-            tuple(self._problems),
-        )
+                self._add(self._read(line, text))
+            except _SyntaxProblem as problem:
+                self._report(line, str(problem))
+        if empty:
+            self._report(max(1, self._lines.number), "the Dockerfile has no instructions; expected FROM and others")
+        elif not self._stages and not self._problems:
+            self._report(self._lines.number, "the Dockerfile has no FROM; add one, for example FROM debian:12")
+        stages = tuple(Stage(start, tuple(instructions)) for start, instructions in self._stages)
+        return Dockerfile(tuple(self._global_args), stages, self._escape, tuple(self._problems))
 
-    def _directives(self) -> int:
-        """Read the parser directives; return the number of lines that they take."""
-        seen: set[str] = set()
-        for number, line in enumerate(self._lines):
-            found = _DIRECTIVE.fullmatch(line.strip())
-            if found is None or found[1].lower() not in _DIRECTIVES or found[1].lower() in seen:
-                return number
-            seen.add(found[1].lower())
-            if found[1].lower() == "escape":
-                if found[2] not in ("\\", "`"):
-                    self._problems.append(Problem(number + 1, f"escape={found[2]} is invalid; expected \\ or `"))
-                else:
-                    self._escape = found[2]
-        return len(self._lines)
+    def _report(self, line: int, message: str) -> None:
+        self._problems.append(Problem(line, message))
 
-    def _instructions(self, position: int) -> Iterator[_Written]:
-        while position < len(self._lines):
-            begin = position + 1
-            line = self._lines[position].rstrip("\r").lstrip()
-            position += 1
-            if line.startswith("#"):
+    # Lines
+
+    def _statements(self) -> Iterator[tuple[int, str]]:
+        """Yield each instruction with its first line, continuation lines joined."""
+        while (raw := self._lines.next()) is not None:
+            line = raw.rstrip("\r\n").lstrip(SPACES)
+            self._read_directive(line)
+            start = self._lines.number
+            text, continues = self._without_continuation("" if line.startswith("#") else line)
+            if not text and not continues:
                 continue
-            line, goes_on = self._continued(line)
-            while goes_on and position < len(self._lines):
-                following = self._lines[position].rstrip("\r")
-                position += 1
-                # Comments and empty lines inside an instruction are left out.
-                if following.lstrip().startswith("#") or not following.strip():
+            parts = [text]
+            while continues and (raw := self._lines.next()) is not None:
+                line = raw.rstrip("\r\n")
+                stripped = line.lstrip(SPACES)
+                # BuildKit skips comments and, with a warning, empty lines.
+                if not stripped or stripped.startswith("#"):
                     continue
-                following, goes_on = self._continued(following)
-                line += following
-            if not line.strip():
-                continue
-            name, rest = _first_word(line)
-            heredocs: tuple[Heredoc, ...] = ()
-            inner = _first_word(rest)[0].upper() if name.upper() == "ONBUILD" else name.upper()
-            if inner in _WITH_HEREDOC and "<<" in rest and _json_list(_without_flags(rest)) is None:
-                try:
-                    heredocs, position = self._heredocs(rest, position, begin)
-                except _Bad as bad:
-                    self._problems.append(Problem(begin, str(bad)))
-                    return
-            yield _Written(begin, name, rest, heredocs)
+                text, continues = self._without_continuation(line)
+                parts.append(text)
+            yield start, "".join(parts)
 
-    def _continued(self, line: str) -> tuple[str, bool]:
-        """Return a line without its continuation character, and whether it had one. A doubled one is none."""
+    def _without_continuation(self, line: str) -> tuple[str, bool]:
         stripped = line.rstrip(" \t")
-        if stripped.endswith(self._escape) and not stripped.endswith(self._escape * 2):
+        if stripped.endswith(self._escape) and not stripped[:-1].endswith(self._escape):
             return stripped[:-1], True
         return line, False
 
-    def _heredocs(self, rest: str, position: int, begin: int) -> tuple[tuple[Heredoc, ...], int]:
-        found = []
-        for word in _words(rest, self._escape):
-            match = _HEREDOC.fullmatch(word)
-            if match is None:
-                continue
-            try:
-                name = expand(match[3], {}, "\\")
-            except WordError:
-                continue
-            if not name:
-                continue
-            content = []
-            while True:
-                if position >= len(self._lines):
-                    raise _Bad(f"the text <<{name} has no end; end it with a line that is exactly {name}")
-                line = self._lines[position]
-                position += 1
-                bare = line.rstrip("\r")
-                if (bare.lstrip("\t") if match[2] else bare) == name:
-                    break
-                content.append((line.lstrip("\t") if match[2] else line) + "\n")
-            found.append(Heredoc(name, "".join(content), name == match[3]))
-        return tuple(found), position
+    def _read_directive(self, line: str) -> None:
+        """Read a parser directive, such as `# escape=`. They come before everything else, comments included."""
+        if self._directives is None:
+            return
+        match = _DIRECTIVE.match(line[1:].lstrip(SPACES)) if line.startswith("#") else None
+        name = match[1].lower() if match else ""
+        if match is None or name not in _DIRECTIVES:
+            self._directives = None
+            return
+        value = match[2]
+        if name in self._directives:
+            self._report(self._lines.number, f"the parser directive {name!r} is repeated; remove one")
+        elif name == "escape" and value not in ("\\", "`"):
+            self._report(self._lines.number, f"the parser directive 'escape' is {_shown(value)}; expected \\ or `")
+        elif name == "escape":
+            self._escape = value
+        elif name == "syntax" and not _SYNTAX.match(value.partition(" ")[0]):
+            self._report(
+                self._lines.number,
+                f"the parser directive 'syntax' names {_shown(value)}, another language than that of Dockerfiles; "
+                "expected docker/dockerfile",
+            )
+        self._directives.add(name)
+
+    # Statements
+
+    def _read(self, line: int, text: str) -> _Statement:
+        try:
+            statement = self._split(line, text)
+        except _SyntaxProblem:
+            # The content of heredocs must not be read as instructions.
+            keyword = _WHITE_SPACE.split(text.strip(SPACES), maxsplit=1)[0].upper()
+            if keyword in ("RUN", "COPY", "ADD", "ONBUILD"):
+                self._read_heredocs(text)
+            raise
+        with_heredocs = statement.child if statement.keyword == "ONBUILD" else statement
+        if with_heredocs is not None and with_heredocs.keyword in ("RUN", "COPY", "ADD") and not with_heredocs.is_json:
+            statement.heredocs = self._read_heredocs(text)
+        return statement
+
+    def _split(self, line: int, text: str) -> _Statement:
+        written, *arguments = _WHITE_SPACE.split(text.strip(SPACES), maxsplit=1)
+        flags, rest = _split_flags(arguments[0], self._escape) if arguments else ([], "")
+        rest = rest.strip(SPACES)
+        keyword = written.upper()
+        statement = _Statement(line, keyword, written, flags, rest, text)
+        match keyword:
+            case "RUN" | "CMD" | "ENTRYPOINT" | "SHELL":
+                self._split_command(statement, rest)
+            case "COPY" | "ADD" | "VOLUME":
+                items = _json_strings(rest)
+                statement.is_json = items is not None
+                statement.words = _split_at_white_space(rest) if items is None else items
+            case "FROM" | "EXPOSE":
+                statement.words = _split_at_white_space(rest)
+            case "HEALTHCHECK":
+                kind, command = _split_once(rest, SPACES)
+                self._split_command(statement, command)
+                statement.words = [kind, *statement.words] if kind else []
+            case "ONBUILD":
+                statement.child = self._split(line, rest) if rest else None
+            case "ARG":
+                statement.words = _quoted_words(rest, self._escape)
+            case "ENV" | "LABEL":
+                statement.pairs = _read_pairs(keyword, rest, self._escape)
+            case _:
+                statement.words = [rest] if rest else []
+        return statement
+
+    def _split_command(self, statement: _Statement, text: str) -> None:
+        items = _json_strings(text)
+        statement.is_json = items is not None
+        statement.words = ([text] if text else []) if items is None else items
+
+    def _read_heredocs(self, text: str) -> list[Heredoc]:
+        if "<<" not in text:
+            return []
+        try:
+            words = split_words(text, raw_quotes=True, raw_escapes=True)
+        except WordError:
+            return []  # BuildKit leaves such a line to the shell, which reports it.
+        heredocs = [mark for word in words if (mark := _heredoc_mark(word)) is not None]
+        return [self._read_heredoc(mark) for mark in heredocs]
+
+    def _read_heredoc(self, mark: "_HeredocMark") -> Heredoc:
+        lines: list[str] = []
+        while (line := self._lines.next()) is not None:
+            end = line.rstrip("\r\n")
+            if (end.lstrip("\t") if mark.strips_tabs else end) == mark.name:
+                return mark.heredoc("".join(lines))
+            lines.append(line)
+        raise _SyntaxProblem(
+            f"the heredoc {_shown(mark.name)} does not end; expected a line that consists of {_shown(mark.name)}"
+        )
 
     # Instructions
 
-    def _add(self, written: _Written) -> None:
-        name, line = written.name.upper(), written.line
-        if name not in _KNOWN:
-            raise _Bad(f"unknown instruction {written.name!r}; expected one of {', '.join(sorted(_KNOWN))}")
-        flags, rest = self._flags(name, written.rest)
-        if name == "FROM":
-            self._from(line, flags, rest)
+    def _add(self, statement: _Statement) -> None:
+        if statement.keyword == "FROM":
+            self._stages.append((self._from(statement), []))
             return
-        if name == "ARG":
-            arg = Arg(
-                line, tuple(self._declared(word) for word in self._needed(_words(rest, self._escape), "ARG NAME"))
-            )
-            if self._stages:
-                self._stages[-1][1].append(arg)
-            else:
-                self._global_args.append(arg)
-            return
-        if not self._stages:
-            raise _Bad(f"{name} stands before the first FROM; only ARG may")
-        self._stages[-1][1].append(self._instruction(name, line, flags, rest, written.heredocs))
-
-    def _instruction(
-        self, name: str, line: int, flags: list[tuple[str, str]], rest: str, heredocs: tuple[Heredoc, ...]
-    ) -> Instruction:
-        if not rest.strip() and name not in ("CMD", "RUN", "ENTRYPOINT"):
-            raise _Bad(f"{name} has no argument")
-        match name:
-            case "RUN":
-                return self._run(line, flags, rest, heredocs)
-            case "COPY" | "ADD":
-                return self._copy(name, line, flags, rest, heredocs)
-            case "ENV":
-                return Env(line, tuple(self._pairs(rest)))
-            case "WORKDIR":
-                return Workdir(line, rest.strip())
-            case "USER":
-                return User(line, rest.strip())
-            case "SHELL":
-                words = _json_list(rest)
-                if not words:
-                    raise _Bad('SHELL needs its words as a JSON list, such as ["/bin/bash", "-c"]')
-                return Shell(line, tuple(words))
-            case "ENTRYPOINT":
-                return Entrypoint(line, _command(rest))
-            case "CMD":
-                return Cmd(line, _command(rest))
-            case "HEALTHCHECK":
-                return self._healthcheck(line, flags, rest)
-            case "ONBUILD":
-                inner = _first_word(rest)[0].upper()
-                if inner in ("ONBUILD", "FROM", "MAINTAINER"):
-                    raise _Bad(f"ONBUILD {inner} is not allowed")
-                text = rest + "".join(f"\n{heredoc.content}{heredoc.name}" for heredoc in heredocs)
-                return OnBuild(line, text)
-        return Other(line, name, rest.strip())
-
-    def _flags(self, name: str, rest: str) -> tuple[list[tuple[str, str]], str]:
-        found = []
-        allowed = _FLAGS.get(name)
-        if allowed is None:
-            return [], rest
-        while (text := rest.lstrip()).startswith("--"):
-            word, rest = _first_quoted(text, self._escape)
-            if word == "--":
-                break
-            flag, equals, value = word[2:].partition("=")
-            if flag not in allowed:
-                raise _Bad(
-                    f"{name} has no flag --{flag}; it has {', '.join(f'--{known}' for known in sorted(allowed))}"
-                )
-            if not equals and flag not in ("link", "parents", "keep-git-dir", "unpack"):
-                raise _Bad(f"--{flag} needs a value: --{flag}=…")
-            found.append((flag, value if equals else "true"))
-        return found, rest.lstrip()
-
-    def _from(self, line: int, flags: list[tuple[str, str]], rest: str) -> None:
-        words = rest.split()
-        platform = dict(flags).get("platform")
-        if len(words) == 3 and words[1].upper() == "AS":
-            if not _STAGE.fullmatch(words[2]):
-                raise _Bad(f"{words[2]!r} cannot be a stage's name; use letters, digits and -_.")
-            self._stages.append((From(line, words[0], words[2], platform), []))
-        elif len(words) == 1:
-            self._stages.append((From(line, words[0], None, platform), []))
+        instruction = _READERS.get(statement.keyword, _unknown)(statement)
+        if isinstance(instruction, Arg) and not self._stages:
+            self._global_args.append(instruction)
+        elif not self._stages:
+            raise _SyntaxProblem(f"{statement.keyword} comes before the first FROM; only ARG may")
         else:
-            raise _Bad("expected FROM IMAGE, or FROM IMAGE AS NAME")
+            self._stages[-1][1].append(instruction)
 
-    def _needed(self, words: list[str], usage: str) -> list[str]:
-        if not words:
-            raise _Bad(f"expected {usage}")
-        return words
-
-    def _declared(self, word: str) -> tuple[str, str | None]:
-        name, equals, value = word.partition("=")
-        if not _NAME.fullmatch(name):
-            raise _Bad(f"{name!r} cannot be the name of a variable")
-        return name, value if equals else None
-
-    def _pairs(self, rest: str) -> list[tuple[str, str]]:
-        words = _words(rest, self._escape)
-        if "=" not in words[0]:
-            parts = rest.split(None, 1)
-            if len(parts) < 2:
-                raise _Bad("ENV needs a value: ENV NAME=VALUE")
-            return [(parts[0], parts[1].rstrip())]
-        pairs = []
-        for word in words:
-            name, equals, value = word.partition("=")
-            if not equals:
-                raise _Bad(f"{word!r} has no =; write NAME=VALUE, with quotes around blanks")
-            if not name:
-                raise _Bad(f"{word!r} has no name before =")
-            pairs.append((name, value))
-        return pairs
-
-    def _run(self, line: int, flags: list[tuple[str, str]], rest: str, heredocs: tuple[Heredoc, ...]) -> Run:
-        mounts = tuple(_mount(value) for flag, value in flags if flag == "mount")
-        given = dict(flags)
-        if "device" in given:
-            raise _Bad("RUN --device is not supported; remove it")
-        command = _command(rest)
-        words = _words(command, self._escape) if isinstance(command, str) else []
-        if len(words) == len(heredocs) == 1 and _HEREDOC.fullmatch(words[0]):
-            command = ""  # the text is the script
-        elif not command or (isinstance(command, str) and not command.strip()):
-            raise _Bad("RUN has no command")
-        return Run(line, command, heredocs, mounts, given.get("network"), given.get("security"))
-
-    def _copy(
-        self, name: str, line: int, flags: list[tuple[str, str]], rest: str, heredocs: tuple[Heredoc, ...]
-    ) -> Copy:
-        words = _json_list(rest)
-        if words is None:
-            words = rest.split()
-        if len(words) < 2:
-            raise _Bad(f"{name} needs a source and a destination")
-        inline = {heredoc.name: heredoc for heredoc in heredocs}
-        sources, texts = [], []
-        for word in words[:-1]:
-            match = _HEREDOC.fullmatch(word)
-            heredoc = None
-            if match is not None:
-                try:
-                    heredoc = inline.get(expand(match[3], {}, "\\"))
-                except WordError:
-                    heredoc = None
-            if heredoc is not None:
-                texts.append(heredoc)
-            else:
-                sources.append(word)
-        given = dict(flags)
-        return Copy(
-            line=line,
-            kind="ADD" if name == "ADD" else "COPY",
-            sources=tuple(sources),
-            destination=words[-1],
-            inline=tuple(texts),
-            from_=given.get("from"),
-            chown=given.get("chown"),
-            chmod=given.get("chmod"),
-            parents=_truth(given.get("parents")),
-            excludes=tuple(value for flag, value in flags if flag == "exclude"),
-            unpack=None if "unpack" not in given else _truth(given["unpack"]),
-        )
-
-    def _healthcheck(self, line: int, flags: list[tuple[str, str]], rest: str) -> Healthcheck:
-        kind, command = _first_word(rest)
-        if kind.upper() == "NONE":
-            return Healthcheck(line, None)
-        if kind.upper() != "CMD" or not command.strip():
-            raise _Bad("expected HEALTHCHECK CMD COMMAND, or HEALTHCHECK NONE")
-        given = dict(flags)
-        times = {
-            flag.replace("-", "_"): _seconds(flag, given[flag])
-            for flag in ("interval", "timeout", "start-period", "start-interval")
-            if flag in given
-        }
-        retries = given.get("retries")
-        if retries is not None and not retries.isdigit():
-            raise _Bad(f"--retries={retries}: expected a whole number")
-        return Healthcheck(line, _command(command), **times, retries=None if retries is None else int(retries))
+    def _from(self, statement: _Statement) -> From:
+        words = statement.words
+        image, name, platform = words[0] if words else "", None, None
+        # The stage is kept if its FROM is wrong, so that the instructions below it are not reported too.
+        try:
+            if len(words) == 3 and words[1].lower() == "as":
+                name = words[2].lower()
+                if not _STAGE_NAME.match(name):
+                    raise _SyntaxProblem(
+                        f"FROM has the stage name {_shown(words[2])}; expected a letter, then letters, digits, '-', "
+                        "'_' and '.'"
+                    )
+            elif len(words) != 1:
+                raise _SyntaxProblem(f"FROM has {_count(len(words), 'argument')}; expected FROM IMAGE [AS NAME]")
+            platform = _flags(statement, texts=("platform",)).text("platform")
+        except _SyntaxProblem as problem:
+            self._report(statement.line, str(problem))
+        return From(statement.line, image, name, platform or None)
 
 
-def _first_word(text: str) -> tuple[str, str]:
-    parts = text.strip().split(None, 1)
-    return (parts[0], parts[1]) if len(parts) == 2 else (parts[0] if parts else "", "")
+def _split_lines(text: str) -> list[str]:
+    """Split at line feeds only, and keep them."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    ended = [f"{line}\n" for line in lines[:-1]]
+    return [*ended, lines[-1]] if lines[-1] else ended
 
 
-def _without_flags(rest: str) -> str:
-    while (text := rest.lstrip()).startswith("--"):
-        rest = _first_quoted(text, "\\")[1]
-    return text
+def _split_at_white_space(text: str) -> list[str]:
+    return _WHITE_SPACE.split(text) if text else []
 
 
-def _first_quoted(text: str, escape: str) -> tuple[str, str]:
-    """Split off the first word, in which quotes and escapes protect blanks."""
-    quote, position = "", 0
-    while position < len(text):
-        character = text[position]
-        if character == escape:
-            position += 1
-        elif quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
+def _split_once(text: str, separators: str) -> tuple[str, str]:
+    """Split at the first run of separators."""
+    for at, character in enumerate(text):
+        if character in separators:
+            return text[:at], text[at:].lstrip(separators)
+    return text, ""
+
+
+def _split_flags(text: str, escape: str) -> tuple[list[str], str]:
+    """Split the leading words that start with `--` off, without their quotes and escapes."""
+    flags: list[str] = []
+    at = 0
+    while True:
+        while at < len(text) and text[at] in _ASCII_SPACES:
+            at += 1
+        if not text.startswith("--", at):
+            return flags, text[at:]
+        word: list[str] = []
+        quote = ""
+        quoted = False
+        while at < len(text) and (quote or text[at] not in _ASCII_SPACES):
+            character = text[at]
+            at += 1
+            if character == quote:
+                quote = ""
+            elif not quote and character in "'\"":
+                quote, quoted = character, True
+            elif character != escape:
+                word.append(character)
+            elif at < len(text):
+                word.append(text[at])
+                at += 1
+        flag = "".join(word)
+        if flag == "--":
+            return flags, text[at:]
+        if flag or quoted:
+            flags.append(flag)
+
+
+def _quoted_words(text: str, escape: str) -> list[str]:
+    """Split at white space outside quotes, and keep quotes and escapes for the expansion."""
+    words: list[str] = []
+    word: list[str] = []
+    quote = ""
+    at = 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if not quote and character in SPACES:
+            if word:
+                words.append("".join(word))
+            word = []
+            continue
+        if character == escape and quote != "'":
+            if at == len(text):
+                break  # BuildKit drops an escape at the end.
+            word.append(character + text[at])
+            at += 1
+            continue
+        if character == quote:
+            quote = ""
+        elif not quote and character in "'\"":
             quote = character
-        elif character.isspace():
-            break
-        position += 1
-    return text[:position], text[position:]
-
-
-def _words(text: str, escape: str) -> list[str]:
-    """Split into words; quotes and escapes stay in them."""
-    words = []
-    while text := text.lstrip():
-        word, text = _first_quoted(text, escape)
-        words.append(word)
+        word.append(character)
+    if word:
+        words.append("".join(word))
     return words
 
 
-def _json_list(text: str) -> list[str] | None:
-    """Return a JSON list of texts; None if the text is anything else."""
-    if not text.lstrip().startswith("["):
+def _json_strings(text: str) -> list[str] | None:
+    """Return the strings of a JSON array; None if the text is not one, so that it has the shell form."""
+    if not text.startswith("["):
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        items = json.loads(text, parse_constant=_not_json, parse_int=_json_number, parse_float=_json_number)
+    except ValueError:
         return None
-    return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else None
+    except RecursionError:
+        items = [None]
+    if any(not isinstance(item, str) for item in items):
+        raise _SyntaxProblem(f"the JSON array {_shown(text)} has items that are not strings; quote each item")
+    # Go replaces halves of surrogate pairs, which Python keeps.
+    return [re.sub("[\ud800-\udfff]", "\ufffd", item) for item in items]
 
 
-def _command(rest: str) -> Command:
-    words = _json_list(rest)
-    return tuple(words) if words is not None else rest.strip()
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
-def _truth(value: str | None) -> bool:
-    return value is not None and value.lower() not in ("false", "0", "f")
+def _json_number(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text} is too large")
+    return number
 
 
-def _seconds(flag: str, written: str) -> float:
-    parts = _DURATION.findall(written)
-    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != written:
-        raise _Bad(f"--{flag}={written}: expected a duration such as 30s or 1m30s")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+@dataclass(frozen=True)
+class _HeredocMark:
+    """`<<NAME` in an instruction."""
+
+    name: str
+    expands: bool
+    strips_tabs: bool
+
+    def heredoc(self, written: str) -> Heredoc:
+        content = _LEADING_TABS.sub("", written) if self.strips_tabs else written
+        return Heredoc(self.name, content, self.expands, written)
 
 
-def _mount(written: str) -> Mount:
-    values: dict[str, Any] = {"type": "bind"}
-    for entry in written.split(","):
-        key, equals, value = entry.partition("=")
-        key = key.strip().lower()
-        match key:
-            case "type":
-                if value not in _MOUNT_TYPES:
-                    raise _Bad(f"--mount=type={value} is not supported; expected one of {', '.join(_MOUNT_TYPES)}")
-                values["type"] = value
-            case "target" | "dst" | "destination":
-                values["target"] = value
-            case "source" | "src":
-                values["source"] = value
-            case "from":
-                values["from_"] = value
-            case "id" | "env":
-                values[key] = value
-            case "required":
-                values["required"] = not equals or _truth(value)
-            case "mode" | "uid" | "gid":
-                try:
-                    values[key] = int(value, 8 if key == "mode" else 10)
-                except ValueError:
-                    raise _Bad(f"--mount: {key}={value}: expected a number") from None
-            case _ if key in _IGNORED_MOUNT_KEYS:
-                pass
-            case _:
-                raise _Bad(f"--mount has no key {key!r}")
-    if values["type"] in ("bind", "cache", "tmpfs") and not values.get("target"):
-        raise _Bad(f"--mount=type={values['type']} needs a target")
-    return Mount(**values)
+def _heredoc_mark(word: str) -> _HeredocMark | None:
+    match = _HEREDOC.match(word)
+    if match is None or not match[3]:
+        return None
+    try:
+        names = split_words(match[3])
+        raw = split_words(match[3], raw_quotes=True)
+    except WordError as error:
+        raise _SyntaxProblem(f"the heredoc {_shown(word)} has a wrong name: {error}") from None
+    if len(names) != 1 or len(raw) != 1:
+        return None
+    return _HeredocMark(names[0], _quotes(names[0]) == _quotes(raw[0]), match[2] == "-")
+
+
+def _quotes(text: str) -> int:
+    return text.count("'") + text.count('"')
+
+
+def _flags(
+    statement: _Statement, texts: Sequence[str] = (), lists: Sequence[str] = (), booleans: Sequence[str] = ()
+) -> _Flags:
+    """Read the flags; `lists` may be repeated."""
+    flags = _Flags()
+    names = [*texts, *lists, *booleans]
+    for written in statement.flags:
+        flag, equals, value = written.partition("=")
+        name = flag[2:]
+        if name not in names:
+            raise _SyntaxProblem(f"{statement.keyword} has the unknown flag {_shown(flag)}{_suggestion(name, names)}")
+        if name not in lists and (name in flags.texts or name in flags.booleans):
+            raise _SyntaxProblem(f"{statement.keyword} has the flag {flag} twice; remove one")
+        # A text may be empty, and a boolean stands alone, but not with an empty value.
+        if (equals and not value) if name in booleans else not equals:
+            raise _SyntaxProblem(f"the flag {flag} of {statement.keyword} has no value; expected {flag}=VALUE")
+        if name not in booleans:
+            flags.texts.setdefault(name, []).append(value)
+        elif value.lower() in ("true", "false", ""):
+            flags.booleans[name] = value.lower() != "false"
+        else:
+            raise _SyntaxProblem(f"the flag {flag} of {statement.keyword} is {_shown(value)}; expected true or false")
+    return flags
+
+
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    if not names:
+        return "; it has no flags"
+    expected = ", ".join(f"--{known}" for known in names)
+    return f"; expected {expected}"
+
+
+def _unknown(statement: _Statement) -> Instruction:
+    if not statement.keyword:
+        raise _SyntaxProblem("an instruction is missing after the continuation; remove it, or add an instruction")
+    known = [*_READERS, "FROM"]
+    close = difflib.get_close_matches(statement.keyword[:_SHOWN], known, 1)
+    advice = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
+    raise _SyntaxProblem(f"unknown instruction {_shown(statement.written_keyword)}; {advice}")
+
+
+def _one_argument(statement: _Statement, expected: str) -> str:
+    if not statement.rest:
+        raise _SyntaxProblem(f"{statement.keyword} has no argument; expected {expected}")
+    return statement.rest
+
+
+def _arg(statement: _Statement) -> Arg:
+    # BuildKit ignores flags here.
+    if not statement.words:
+        raise _SyntaxProblem("ARG has no argument; expected ARG NAME or ARG NAME=DEFAULT")
+    items: list[tuple[str, str | None]] = []
+    for word in statement.words:
+        name, equals, default = word.partition("=")
+        if not name:
+            raise _SyntaxProblem(f"ARG has no name in {_shown(word)}; expected NAME=DEFAULT")
+        items.append((name, default if equals else None))
+    return Arg(statement.line, tuple(items))
+
+
+def _read_pairs(keyword: str, text: str, escape: str) -> list[tuple[str, str]]:
+    words = _quoted_words(text, escape)
+    if words and "=" not in words[0]:
+        # The old format has one name, and the rest of the line as its value.
+        name, *value = _WHITE_SPACE.split(text, maxsplit=1)
+        if not value:
+            raise _SyntaxProblem(
+                f"{keyword} has the name {_shown(name)} without a value; expected {keyword} NAME=VALUE"
+            )
+        return [(name, value[0])]
+    pairs: list[tuple[str, str]] = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise _SyntaxProblem(
+                f"{keyword} has {_shown(word)} without '='; expected NAME=VALUE, with quotes around a value that "
+                "contains spaces"
+            )
+        pairs.append((name, text))
+    return pairs
+
+
+def _pairs(statement: _Statement) -> tuple[tuple[str, str], ...]:
+    keyword, pairs = statement.keyword, statement.pairs
+    _flags(statement)
+    if not pairs:
+        raise _SyntaxProblem(f"{keyword} has no argument; expected {keyword} NAME=VALUE")
+    if any(not name for name, _ in pairs):
+        raise _SyntaxProblem(f"{keyword} has a value without a name; expected NAME=VALUE")
+    return tuple(pairs)
+
+
+def _run(statement: _Statement) -> Run:
+    flags = _flags(statement, texts=("network", "security"), lists=("mount", "device"))
+    mounts: list[Mount] = []
+    for text in flags.texts.get("mount", []):
+        try:
+            mounts.append(read_mount(text))
+        except MountError as error:
+            raise _SyntaxProblem(f"--mount={_shown(text)} of RUN: {error}") from None
+    for name, allowed in (("network", ("default", "none", "host")), ("security", ("sandbox", "insecure"))):
+        value = flags.text(name)
+        if value is not None and value not in allowed:
+            raise _SyntaxProblem(f"the flag --{name} of RUN is {_shown(value)}; expected {', '.join(allowed)}")
+    command = statement.command
+    if statement.is_json and not command:
+        raise _SyntaxProblem('RUN has an empty command; expected RUN COMMAND or RUN ["PROGRAM", "ARGUMENT"]')
+    is_heredoc = bool(statement.heredocs) and isinstance(command, str) and _heredoc_mark(command) is not None
+    return Run(
+        statement.line,
+        command,
+        tuple(statement.heredocs),
+        tuple(mounts),
+        flags.text("network"),
+        flags.text("security"),
+        tuple(flags.texts.get("device", [])),
+        is_heredoc,
+    )
+
+
+def _copy(statement: _Statement) -> Copy:
+    kind: Literal["COPY", "ADD"] = "COPY" if statement.keyword == "COPY" else "ADD"
+    if len(statement.words) < 2:
+        raise _SyntaxProblem(
+            f"{kind} has {_count(len(statement.words), 'argument')}; expected {kind} SOURCE... DESTINATION"
+        )
+    if kind == "COPY":
+        flags = _flags(statement, ("chown", "from", "chmod"), ("exclude",), ("link", "parents"))
+    else:
+        flags = _flags(statement, ("chown", "chmod", "checksum"), ("exclude",), ("link", "keep-git-dir", "unpack"))
+    *sources, destination = statement.words
+    if _is_heredoc(destination):
+        raise _SyntaxProblem(f"{kind} has the heredoc {_shown(destination)} as its destination; expected a path")
+    contents = {heredoc.name: heredoc for heredoc in statement.heredocs}
+    paths: list[str] = []
+    inline: list[Heredoc] = []
+    for source in sources:
+        mark = _heredoc_mark(source) if _is_heredoc(source) else None
+        if mark is None:
+            paths.append(source)
+        else:
+            written = contents[mark.name].written if mark.name in contents else ""
+            inline.append(mark.heredoc(written))
+    return Copy(
+        statement.line,
+        kind,
+        tuple(paths),
+        destination,
+        tuple(inline),
+        flags.text("from") or None,
+        flags.text("chown") or None,
+        flags.text("chmod") or None,
+        flags.booleans.get("link", False),
+        flags.booleans.get("parents", False),
+        tuple(flags.texts.get("exclude", [])),
+        flags.text("checksum") or None,
+        flags.booleans.get("keep-git-dir"),
+        flags.booleans.get("unpack"),
+    )
+
+
+def _is_heredoc(word: str) -> bool:
+    try:
+        return _heredoc_mark(word) is not None
+    except _SyntaxProblem:
+        return False
+
+
+def _without_flags(statement: _Statement) -> _Statement:
+    _flags(statement)
+    return statement
+
+
+def _shell(statement: _Statement) -> Shell:
+    _flags(statement)
+    if not statement.is_json or not statement.words:
+        raise _SyntaxProblem(
+            f'SHELL is {_shown(statement.rest)}; expected a JSON array, for example SHELL ["/bin/bash", "-c"]'
+        )
+    return Shell(statement.line, tuple(statement.words))
+
+
+def _healthcheck(statement: _Statement) -> Healthcheck:
+    if not statement.words:
+        raise _SyntaxProblem("HEALTHCHECK has no argument; expected HEALTHCHECK CMD COMMAND or HEALTHCHECK NONE")
+    kind, *words = statement.words
+    if kind.upper() == "NONE":
+        if words:
+            raise _SyntaxProblem("HEALTHCHECK NONE has arguments; remove them, or write HEALTHCHECK CMD COMMAND")
+        return Healthcheck(statement.line, None)
+    durations = ("interval", "timeout", "start-period", "start-interval")
+    flags = _flags(statement, texts=(*durations, "retries"))
+    if kind.upper() != "CMD":
+        raise _SyntaxProblem(f"HEALTHCHECK has the type {_shown(kind)}; expected CMD or NONE")
+    if not words:
+        raise _SyntaxProblem("HEALTHCHECK CMD has no command; add one")
+    interval, timeout, start_period, start_interval = (_duration(name, flags.text(name) or "") for name in durations)
+    retries = _retries(flags.text("retries") or "")
+    command = tuple(words) if statement.is_json else " ".join(words)
+    return Healthcheck(statement.line, command, interval, timeout, start_period, start_interval, retries)
+
+
+def _duration(flag: str, text: str) -> float | None:
+    """Return the seconds of a duration of Go, such as `1m30s`; None for the default."""
+    unsigned = text.removeprefix("+") if text.startswith("+") else text.removeprefix("-")
+    if text == "" or unsigned == "0":
+        return None
+    nanoseconds = 0
+    at = 0
+    while match := _DURATION.match(unsigned, at):
+        whole, _, fraction = match[1].partition(".")
+        # Longer texts overflow, and their conversion would be slow.
+        unit = _NANOSECONDS[match[2]]
+        whole, fraction = whole.lstrip("0"), fraction[:18]
+        nanoseconds += int(whole[:20] or "0") * unit + int(fraction or "0") * unit // 10 ** len(fraction)
+        at = match.end()
+    if at == 0 or at < len(unsigned) or nanoseconds > _LONGEST_DURATION:
+        raise _SyntaxProblem(f"the flag --{flag} of HEALTHCHECK is {_shown(text)}; expected a duration such as 1m30s")
+    if nanoseconds and (text.startswith("-") or nanoseconds < _NANOSECONDS["ms"]):
+        raise _SyntaxProblem(f"the flag --{flag} of HEALTHCHECK is {_shown(text)}; expected at least 1ms")
+    return nanoseconds / 10**9 or None
+
+
+def _retries(text: str) -> int | None:
+    if text == "":
+        return None
+    if re.fullmatch(r"\+?0*[0-9]{1,10}|-0+", text) and int(text) <= _MOST_RETRIES:
+        return int(text) or None
+    raise _SyntaxProblem(f"the flag --retries of HEALTHCHECK is {_shown(text)}; expected a number from 0")
+
+
+def _expose(statement: _Statement) -> Expose:
+    if not statement.words:
+        raise _SyntaxProblem("EXPOSE has no argument; expected EXPOSE PORT or EXPOSE PORT/PROTOCOL")
+    _flags(statement)
+    return Expose(statement.line, tuple(sorted(statement.words)))
+
+
+def _volume(statement: _Statement) -> Volume:
+    paths = tuple(path.strip(SPACES) for path in statement.words)
+    _flags(statement)
+    if not paths or "" in paths:
+        raise _SyntaxProblem("VOLUME has no path or an empty one; expected VOLUME PATH")
+    return Volume(statement.line, paths)
+
+
+def _on_build(statement: _Statement) -> OnBuild:
+    child = statement.child
+    if child is None:
+        raise _SyntaxProblem("ONBUILD has no argument; expected ONBUILD INSTRUCTION")
+    _flags(statement)
+    if child.keyword in ("ONBUILD", "FROM", "MAINTAINER"):
+        raise _SyntaxProblem(f"ONBUILD cannot contain {child.keyword}; write another instruction")
+    text = re.sub(r"(?i)^[\t\n\f\r ]*ONBUILD[\t\n\f\r ]*", "", statement.text)
+    text += "".join(f"\n{heredoc.written}{heredoc.name}" for heredoc in statement.heredocs)
+    return OnBuild(statement.line, text)
+
+
+def _maintainer(statement: _Statement) -> Maintainer:
+    name = _one_argument(statement, "MAINTAINER NAME")
+    _flags(statement)
+    return Maintainer(statement.line, name)
+
+
+def _workdir(statement: _Statement) -> Workdir:
+    path = _one_argument(statement, "WORKDIR PATH")
+    _flags(statement)
+    return Workdir(statement.line, path)
+
+
+def _user(statement: _Statement) -> User:
+    user = _one_argument(statement, "USER NAME[:GROUP]")
+    _flags(statement)
+    return User(statement.line, user)
+
+
+def _stop_signal(statement: _Statement) -> StopSignal:
+    # BuildKit ignores flags here.
+    return StopSignal(statement.line, _one_argument(statement, "STOPSIGNAL SIGNAL"))
+
+
+_READERS: Final[dict[str, Callable[[_Statement], Instruction]]] = {
+    "ADD": _copy,
+    "ARG": _arg,
+    "CMD": lambda statement: Cmd(statement.line, _without_flags(statement).command),
+    "COPY": _copy,
+    "ENTRYPOINT": lambda statement: Entrypoint(statement.line, _without_flags(statement).command),
+    "ENV": lambda statement: Env(statement.line, _pairs(statement)),
+    "EXPOSE": _expose,
+    "HEALTHCHECK": _healthcheck,
+    "LABEL": lambda statement: Label(statement.line, _pairs(statement)),
+    "MAINTAINER": _maintainer,
+    "ONBUILD": _on_build,
+    "RUN": _run,
+    "SHELL": _shell,
+    "STOPSIGNAL": _stop_signal,
+    "USER": _user,
+    "VOLUME": _volume,
+    "WORKDIR": _workdir,
+}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number or 'no'} {noun}s"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

@@ -29,7 +29,8 @@ from agent_runtime.dockerfiles.instructions import (
     User,
     Workdir,
 )
-from agent_runtime.dockerfiles.words import WordError, expand
+from agent_runtime.dockerfiles.mounts import MountError, read_mount
+from agent_runtime.dockerfiles.words import WordError, expand, expand_heredoc
 
 SHELL = ("/bin/sh", "-c")
 SCRATCH = "scratch"
@@ -137,19 +138,16 @@ def bases(dockerfile: Dockerfile, arguments: Mapping[str, str], machine: str) ->
     """Return the base of each stage: an earlier stage's number, or an image. Raises PlanFailed."""
     problems = list(dockerfile.problems)
     known = _global_arguments(dockerfile, arguments, machine, problems)
-    names: dict[str, int] = {}
     found: list[int | str] = []
-    if not dockerfile.stages and not problems:
-        problems.append(Problem(1, "has no FROM; begin with the image that it is based on"))
     for number, stage in enumerate(dockerfile.stages):
         start = stage.start
         image = _expanded(start.image, known, dockerfile, start.line, problems)
         if not image:
             problems.append(Problem(start.line, f"FROM {start.image}: no image; give the ARG before it a default"))
         problems += _platform_problems(start, _expanded(start.platform or "", known, dockerfile, start.line, problems))
-        found.append(names.get(image.lower(), image))
-        if start.name is not None:
-            names[start.name.lower()] = number
+        # By name only: a number is an image's name here.
+        below = None if image.isdigit() else dockerfile.stage(image, before=number)
+        found.append(image if below is None else below)
     if problems:
         raise PlanFailed(_unique(problems))
     return found
@@ -294,15 +292,11 @@ class _Planner:
             self._refuse(f"RUN --security={run.security} is not supported; remove it")
         if run.network not in (None, "default", "none"):
             self._refuse(f"RUN --network={run.network} is not supported; remove it, or use none")
-        command, script = run.command, None
-        if isinstance(command, str) and run.heredocs:
-            content = run.heredocs[0].content
-            if not command.strip() and content.startswith("#!"):
-                command, script = (SCRIPT,), content
-            elif not command.strip():
-                command = content
-            else:
-                command += "".join(f"\n{heredoc.content}{heredoc.name}" for heredoc in run.heredocs)
+        if run.devices:
+            self._refuse("RUN --device is not supported; remove it")
+        command, script = run.command if run.script is None else run.script, None
+        if run.executable is not None:
+            command, script = SCRIPT, run.executable.content
         settings = self._settings
         self._steps.append(
             RunStep(
@@ -324,10 +318,12 @@ class _Planner:
             if mount.required:
                 self._refuse("RUN --mount=type=ssh is not supported; copy the sources into the build context")
             return None
-        target = mount.target and posixpath.join(self._settings.working_dir, self._expand(mount.target))
-        source = None if mount.source is None else self._expand(mount.source)
-        # Docker replaces no variables in `from`.
-        return replace(mount, target=target, source=source)
+        try:
+            read = read_mount(mount.written, lambda word: expand(word, self._variables(), self._dockerfile.escape))
+        except (MountError, WordError) as error:
+            self._refuse(f"RUN --mount={mount.written}: {error}")
+            return None
+        return replace(read, target=read.target and posixpath.join(self._settings.working_dir, read.target))
 
     def _copy(self, copy: Copy) -> None:
         sources = tuple(self._expand(source) for source in copy.sources)
@@ -362,7 +358,13 @@ class _Planner:
         )
 
     def _content(self, heredoc: Heredoc) -> bytes:
-        return (self._expand(heredoc.content) if heredoc.expands else heredoc.content).encode()
+        if not heredoc.expands:
+            return heredoc.content.encode()
+        try:
+            return expand_heredoc(heredoc.content, self._variables()).encode()
+        except WordError as error:
+            self._refuse(f"<<{heredoc.name}: {error}")
+            return b""
 
     def _mode(self, copy: Copy) -> int | None:
         if copy.chmod is None:
@@ -376,14 +378,10 @@ class _Planner:
 
     def stage_named(self, name: str) -> int | str:
         """Return the number of an earlier stage of that name or number, or the name, which is an image's."""
-        for number, stage in enumerate(self._dockerfile.stages[: self._number]):
-            if (stage.start.name or "").lower() == name.lower():
-                return number
-        if name.isdigit():
-            if int(name) < self._number:
-                return int(name)
+        found = self._dockerfile.stage(name, before=self._number)
+        if found is None and name.isdigit():
             self._refuse(f"--from={name}: no stage with that number is above this one")
-        return name
+        return name if found is None else found
 
 
 def stage_of_mount(dockerfile: Dockerfile, number: int, mount: Mount) -> int | str | None:

@@ -1,161 +1,339 @@
-"""Words of a Dockerfile: quotes, escapes and variables, as BuildKit's shell lexer replaces them. Pure.
+"""Expansion of variables in a Dockerfile's words, as BuildKit's shell lexer does it."""
 
-Reference: https://docs.docker.com/reference/dockerfile/#environment-replacement
-"""
-
-from __future__ import annotations
-
-import fnmatch
-import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#]")
-_DEEPEST = 64
+from agent_runtime.dockerfiles.glob import Step, ends, literal, many, one
+
+SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a" + (
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+"""White space of Go's `unicode.IsSpace`. Python's `str.isspace` has four more characters."""
+DEFAULT_ESCAPE: Final = "\\"
+_SPECIAL_PARAMETERS: Final = "@*#?-$!0"
+_HEREDOC_SPACES: Final = "\t\r "
+_NESTING: Final = 100
+"""Limit of substitutions within substitutions; more would exhaust Python's stack."""
 
 
-class WordError(Exception):
-    """A word that cannot be read; the message says why."""
+class WordError(ValueError):
+    """A word with a wrong substitution or an open quote."""
 
 
-def expand(word: str, variables: Mapping[str, str], escape: str = "\\") -> str:
-    """Return the word without quotes and with its variables replaced. Raises WordError."""
-    return _Lexer(word, variables, escape, 0).until("")[0]
+def expand(word: str, variables: Mapping[str, str], escape: str = DEFAULT_ESCAPE) -> str:
+    """Expand variables, and remove quotes and escapes. Unset variables are empty.
+
+    Raises WordError.
+    """
+    return _Lexer(word, variables, escape).read_all()
 
 
-class _Lexer:
-    def __init__(self, text: str, variables: Mapping[str, str], escape: str, depth: int) -> None:
-        if depth > _DEEPEST:
-            raise WordError("variables are nested too deep")
-        self._text, self._variables, self._escape, self._depth = text, variables, escape, depth
-        self._position = 0
+def expand_words(word: str, variables: Mapping[str, str], escape: str = DEFAULT_ESCAPE) -> list[str]:
+    """Expand like `expand`, then split at white space that is not quoted.
 
-    def until(self, end: str) -> tuple[str, int]:
-        """Return the text up to an unquoted `end`, and the position after it."""
-        found: list[str] = []
-        while self._position < len(self._text):
-            character = self._text[self._position]
-            if end and character == end:
-                self._position += 1
-                return "".join(found), self._position
-            if character == "'":
-                found.append(self._single())
-            elif character == '"':
-                found.append(self._double())
-            elif character == "$":
-                found.append(self._variable())
-            elif character == self._escape:
-                # An escape at the end of the word is dropped.
-                found.append(self._text[self._position + 1 : self._position + 2])
-                self._position += 2
+    Raises WordError.
+    """
+    lexer = _Lexer(word, variables, escape)
+    lexer.read_all()
+    return lexer.words.finish()
+
+
+def expand_heredoc(content: str, variables: Mapping[str, str]) -> str:
+    """Expand the content of a heredoc of COPY or ADD: quotes are ordinary characters, and `\\` escapes.
+
+    Raises WordError.
+    """
+    return _Lexer(content, variables, DEFAULT_ESCAPE, quotes=False).read_all()
+
+
+def split_words(text: str, raw_quotes: bool = False, raw_escapes: bool = False) -> list[str]:
+    """Split at white space that is not quoted, without expansion; `raw_` keeps the quotes and escapes.
+
+    Raises WordError.
+    """
+    lexer = _Lexer(text, {}, DEFAULT_ESCAPE, keep_unset=True, raw_quotes=raw_quotes, raw_escapes=raw_escapes)
+    lexer.read_all()
+    return lexer.words.finish()
+
+
+@dataclass
+class _Words:
+    """The words read so far."""
+
+    done: list[str] = field(default_factory=list)
+    current: list[str] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        for character in text:
+            if character not in SPACES:
+                self.current.append(character)
             else:
-                found.append(character)
-                self._position += 1
-        if end:
-            raise WordError(f"a {end!r} is missing")
-        return "".join(found), self._position
+                self.end_word()
 
-    def _single(self) -> str:
-        closing = self._text.find("'", self._position + 1)
-        if closing < 0:
-            raise WordError("a closing ' is missing")
-        text, self._position = self._text[self._position + 1 : closing], closing + 1
-        return text
+    def add_quoted(self, text: str) -> None:
+        self.current.append(text)
 
-    def _double(self) -> str:
-        self._position += 1
-        found: list[str] = []
-        while self._position < len(self._text):
-            character = self._text[self._position]
-            if character == '"':
-                self._position += 1
-                return "".join(found)
+    def end_word(self) -> None:
+        if word := "".join(self.current):
+            self.done.append(word)
+        self.current = []
+
+    def finish(self) -> list[str]:
+        self.end_word()
+        return self.done
+
+
+@dataclass
+class _Lexer:
+    text: str
+    variables: Mapping[str, str]
+    escape: str
+    quotes: bool = True
+    raw_quotes: bool = False
+    raw_escapes: bool = False
+    keep_unset: bool = False
+    at: int = 0
+    depth: int = 0
+    words: _Words = field(default_factory=_Words)
+
+    def read_all(self) -> str:
+        try:
+            return self.read_until("", self.raw_escapes, in_pattern=False, words=self.words)
+        except WordError as error:
+            shown = self.text if len(self.text) <= 200 else self.text[:200] + "…"
+            raise WordError(f"{error} in {shown!r}") from None
+
+    def peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def next(self) -> str:
+        character = self.peek()
+        self.at += len(character)
+        return character
+
+    def read_until(self, stop: str, raw_escapes: bool, in_pattern: bool, words: _Words | None = None) -> str:
+        """Read up to `stop`, or to the end if it is empty. In patterns, quoted escapes are doubled."""
+        words = _Words() if words is None else words
+        before, self.raw_escapes = self.raw_escapes, raw_escapes
+        result: list[str] = []
+        try:
+            while character := self.peek():
+                if character == stop:
+                    self.next()
+                    return "".join(result)
+                if character == "$":
+                    part = self.dollar()
+                    words.add(part)
+                elif character == "<":
+                    part = self.heredoc_mark()
+                    words.add_quoted(part)
+                elif self.quotes and character in "'\"":
+                    part = self.single_quoted(in_pattern) if character == "'" else self.double_quoted(in_pattern)
+                    words.add_quoted(part)
+                elif character == self.escape:
+                    self.next()
+                    escaped = self.next()
+                    part = (character if raw_escapes else "") + escaped
+                    words.add_quoted(part)
+                else:
+                    part = self.next()
+                    words.add(part)
+                result.append(part)
+        finally:
+            self.raw_escapes = before
+        if stop:
+            raise WordError(f"{stop!r} is missing")
+        return "".join(result)
+
+    def heredoc_mark(self) -> str:
+        start = self.at
+        self.next()
+        if self.peek() == "<":
+            self.next()
+            # The name may follow after white space, and belongs to the same word.
+            while self.peek() and self.peek() in _HEREDOC_SPACES:
+                self.next()
+        return self.text[start : self.at]
+
+    def single_quoted(self, in_pattern: bool) -> str:
+        quote = self.next()
+        end = self.text.find(quote, self.at)
+        if end < 0:
+            self.at = len(self.text)
+            raise WordError("the closing single quote is missing")
+        content = self.text[self.at : end]
+        self.at = end + 1
+        if in_pattern:
+            content = content.replace(self.escape, self.escape * 2)
+        return f"{quote}{content}{quote}" if self.raw_quotes else content
+
+    def double_quoted(self, in_pattern: bool) -> str:
+        quote = self.next()
+        result = [quote] if self.raw_quotes else []
+        while character := self.peek():
             if character == "$":
-                found.append(self._variable())
+                result.append(self.dollar())
                 continue
-            if character == self._escape:
-                following = self._text[self._position + 1 : self._position + 2]
-                if following in ('"', "$", self._escape) and following:
-                    found.append(following)
-                    self._position += 2
+            self.next()
+            if character == quote:
+                return "".join([*result, quote] if self.raw_quotes else result)
+            if character == self.escape:
+                escaped = self.peek()
+                if not escaped:
+                    break
+                if escaped in ('"', "$", self.escape):
+                    self.next()
+                    result.append(character * self.raw_escapes + escaped)
                     continue
-            found.append(character)
-            self._position += 1
-        raise WordError('a closing " is missing')
+                if self.raw_escapes and (in_pattern or not self.raw_quotes):
+                    result.append(character)
+            result.append(character)
+        raise WordError("the closing double quote is missing")
 
-    def _variable(self) -> str:
-        self._position += 1
-        if self._text[self._position : self._position + 1] == "{":
-            self._position += 1
-            return self._braced()
-        name = _NAME.match(self._text, self._position)
-        if name is None:
-            return "$"
-        # A digit or sign is a name of one character.
-        size = len(name[0]) if name[0][0].isalpha() or name[0][0] == "_" else 1
-        self._position += size
-        return self._variables.get(name[0][:size], "")
+    def name(self) -> str:
+        start = self.at
+        first = self.peek()
+        if first.isdecimal():
+            while self.peek().isdecimal():
+                self.next()
+        elif first and first in _SPECIAL_PARAMETERS:
+            self.next()
+        else:
+            while (character := self.peek()) and (character.isalpha() or character.isdecimal() or character == "_"):
+                self.next()
+        return self.text[start : self.at]
 
-    def _braced(self) -> str:
-        name = _NAME.match(self._text, self._position)
-        if name is None:
-            raise WordError("a variable's name is missing after ${")
-        self._position = name.end()
-        value = self._variables.get(name[0])
-        operator = self._text[self._position : self._position + 1]
+    def dollar(self) -> str:
+        """Read `$name` or `${…}`."""
+        self.next()
+        if self.peek() != "{":
+            name = self.name()
+            if not name:
+                return "$"
+            if name not in self.variables and self.keep_unset:
+                return f"${name}"
+            return self.variables.get(name, "")
+        self.depth += 1
+        if self.depth > _NESTING:
+            raise WordError(f"more than {_NESTING} substitutions are nested")
+        try:
+            return self.braces()
+        finally:
+            self.depth -= 1
+
+    def braces(self) -> str:
+        self.next()
+        if not self.peek():
+            raise WordError("'}' is missing")
+        if self.peek() in "{}:":
+            raise WordError("a substitution has no variable name; expected ${name}")
+        name = self.name()
+        value = self.variables.get(name)
+        operator = self.next()
         if operator == "}":
-            self._position += 1
-            return value or ""
-        self._position += 1
-        if operator == ":":
-            kind = self._text[self._position : self._position + 1]
-            self._position += 1
-            return self._chosen(name[0], kind, value or None)
-        if operator in ("-", "+", "?"):
-            return self._chosen(name[0], operator, value)
-        if operator in ("#", "%"):
-            is_longest = self._text[self._position : self._position + 1] == operator
-            self._position += is_longest
-            return _trimmed(value or "", self._argument(), from_end=operator == "%", is_longest=is_longest)
+            return f"${{{name}}}" if value is None and self.keep_unset else value or ""
         if operator == "/":
-            is_every = self._text[self._position : self._position + 1] == "/"
-            self._position += is_every
-            return self._replaced(value or "", is_every=is_every)
-        raise WordError(f"${{{name[0]}{operator}…}} is not supported")
+            return self.replace(name, value)
+        empty_is_unset = operator == ":"
+        modifier = operator
+        if empty_is_unset:
+            operator = self.next()
+            modifier += operator
+        if operator in ("#", "%") and empty_is_unset:
+            raise WordError(f"the modifier {modifier!r} is not supported")
+        if not empty_is_unset and operator not in ("+", "-", "?", "#", "%"):
+            raise WordError(f"the modifier {modifier!r} is not supported" if modifier else "'}' is missing")
+        word = self.operand("}", raw_escapes=operator in ("#", "%"), in_pattern=operator in ("#", "%"))
+        if value is None and self.keep_unset:
+            return f"${{{name}{modifier}{word}}}"
+        is_set = value is not None and not (empty_is_unset and not value)
+        if operator == "-":
+            return value or "" if is_set else word
+        if operator == "+":
+            return word if is_set else ""
+        if operator == "?":
+            if is_set:
+                return value or ""
+            state = "unset" if value is None else "empty"
+            raise WordError(f"{name}: {word or f'is not allowed to be {state}'}")
+        if operator in ("#", "%"):
+            longest = word.startswith(operator)
+            return _trim(value or "", word[longest:], operator == "%", longest)
+        raise WordError(f"the modifier {modifier!r} is not supported")
 
-    def _chosen(self, name: str, kind: str, value: str | None) -> str:
-        argument = self._argument()
-        if kind == "-":
-            return argument if value is None else value
-        if kind == "+":
-            return "" if value is None else argument
-        if kind == "?":
-            if value is None:
-                raise WordError(f"{name}: {argument or 'it is not set'}")
-            return value
-        raise WordError(f"${{{name}:{kind}…}} is not supported")
+    def operand(self, stop: str, raw_escapes: bool, in_pattern: bool) -> str:
+        try:
+            return self.read_until(stop, raw_escapes, in_pattern)
+        except WordError:
+            if not self.peek():
+                raise WordError(f"{stop!r} is missing") from None
+            raise
 
-    def _argument(self) -> str:
-        inner = _Lexer(self._text[self._position :], self._variables, self._escape, self._depth + 1)
-        text, used = inner.until("}")
-        self._position += used
-        return text
-
-    def _replaced(self, value: str, *, is_every: bool) -> str:
-        inner = _Lexer(self._text[self._position :], self._variables, self._escape, self._depth + 1)
-        pattern, used = inner.until("/")
-        self._position += used
-        replacement = self._argument()
-        return re.sub(_pattern(pattern), lambda _: replacement, value, count=0 if is_every else 1)
+    def replace(self, name: str, value: str | None) -> str:
+        everywhere = self.peek() == "/"
+        if everywhere:
+            self.next()
+        pattern = self.operand("/", raw_escapes=True, in_pattern=True)
+        replacement = self.operand("}", raw_escapes=True, in_pattern=False)
+        if value is None and self.keep_unset:
+            return f"${{{name}/{pattern}/{replacement}}}"
+        return _replace(value or "", _pattern(pattern), replacement, everywhere)
 
 
-def _pattern(glob: str) -> str:
-    """Return a regular expression that finds a shell pattern anywhere."""
-    return fnmatch.translate(glob).removeprefix("(?s:").removesuffix(r")\Z")
+def _in_line(character: str) -> bool:
+    return character != "\n"
 
 
-def _trimmed(value: str, glob: str, *, from_end: bool, is_longest: bool) -> str:
-    sizes = range(len(value) + 1) if not is_longest else range(len(value), -1, -1)
-    for size in sizes:
-        if fnmatch.fnmatchcase(value[len(value) - size :] if from_end else value[:size], glob):
-            return value[: len(value) - size] if from_end else value[size:]
-    return value
+def _pattern(pattern: str, backwards: bool = False) -> list[Step]:
+    """Return the steps of a shell pattern: `*`, `?` and literals."""
+    steps: list[Step] = []
+    at = 0
+    while at < len(pattern):
+        character = pattern[at]
+        at += 1
+        if character == "*":
+            steps.append(many(_in_line))
+        elif character == "?":
+            steps.append(one(_in_line))
+        elif character == "\\":
+            escaped = pattern[at : at + 1]
+            if escaped == "" or escaped not in "*?\\}/":
+                raise WordError(f"the escape '\\{escaped}' in the pattern {pattern!r} is not supported")
+            at += 1
+            steps.append(literal(escaped))
+        else:
+            steps.append(literal(character))
+    return steps[::-1] if backwards else steps
+
+
+def _trim(value: str, pattern: str, at_end: bool, longest: bool) -> str:
+    """Remove the shortest or longest match from an end of the value."""
+    text = value[::-1] if at_end else value
+    found = ends(_pattern(pattern, backwards=at_end), text)
+    if not found:
+        return value
+    rest = text[max(found) if longest else min(found) :]
+    return rest[::-1] if at_end else rest
+
+
+def _replace(value: str, pattern: list[Step], replacement: str, everywhere: bool) -> str:
+    """Replace the first or every longest match."""
+    result: list[str] = []
+    at = 0
+    previous_end = -1
+    while at <= len(value):
+        found = ends(pattern, value, at)
+        end = max(found, default=-1)
+        # An empty match directly after another match does not count.
+        if end > at or (end == at and at != previous_end):
+            result.append(replacement)
+            if not everywhere:
+                return "".join(result) + value[end:]
+            previous_end = end
+        if end > at:
+            at = end
+        else:
+            result.append(value[at : at + 1])
+            at += 1
+    return "".join(result)

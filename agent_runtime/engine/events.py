@@ -66,6 +66,15 @@ class ModelSilent:
 
 
 @dataclass(frozen=True)
+class StepBuilt:
+    """A step of a Dockerfile was made and stored."""
+
+    step: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
 class AttemptFailed:
     """An attempt was lost to infrastructure; `retry` says whether another one follows."""
 
@@ -168,6 +177,7 @@ Event = (
     | TurnEnded
     | ModelCallFailing
     | ModelSilent
+    | StepBuilt
     | ToolEnded
     | AttemptFailed
     | PluginFailed

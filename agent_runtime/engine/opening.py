@@ -22,7 +22,7 @@ from agent_runtime.engine.attempt.steps import steps_problem
 from agent_runtime.engine.branching.sources import Origin, fix_origins
 from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.context import RunContext, workspace_spec
-from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
+from agent_runtime.engine.events import Observer, PluginFailed, StepBuilt, StorageRequested
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
 from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
 from agent_runtime.engine.scheduling.drain import Drain
@@ -37,6 +37,7 @@ from agent_runtime.models.base import CallHealth, Model, ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.models.providers.scripted import no_script
 from agent_runtime.plugins.plugins import Plugins
+from agent_runtime.recording.build_steps import BuildEntry
 from agent_runtime.recording.job_record import JobRecord, output_uri
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.seals import SealedResults
@@ -205,7 +206,7 @@ async def open_run(
 
         layers, build_label = Layers(store, record.store), f"build{run_environment.shard.index}"
         opened = await _open_provider(job, tasks, run_environment, uri, record, origins)
-        options = _build_options(job, run_environment, build_label)
+        options = _build_options(job, run_environment, build_label, observer)
         provider = BuildingProvider(opened, Builder(opened, BuildCache(store, layers), options))
         stack.push_async_callback(close_provider)
         await record.begin()
@@ -257,7 +258,11 @@ async def open_run(
         yield context
 
 
-def _build_options(job: RolloutJob, run_environment: RunEnvironment, label: str) -> BuildOptions:
+def _build_options(job: RolloutJob, run_environment: RunEnvironment, label: str, observer: Observer) -> BuildOptions:
+    def report(entry: BuildEntry, was_stored: bool) -> None:
+        if not was_stored:
+            observer(StepBuilt(entry.step, entry.seconds, entry.layer.bytes))
+
     given = job.spec.tasks.dockerfiles or Dockerfiles()
     values = {name: run_environment.environ.get(variable) for name, variable in given.secrets.items()}
     return BuildOptions(
@@ -265,6 +270,7 @@ def _build_options(job: RolloutJob, run_environment: RunEnvironment, label: str)
         arguments=given.args,
         secrets={name: value.encode() for name, value in values.items() if value is not None},
         label=label,
+        on_step=report,
     )
 
 

@@ -18,10 +18,14 @@ from agent_runtime.engine.events import (
     PluginFailed,
     RolloutSealed,
     RolloutStarted,
+    StepBuilt,
     ToolEnded,
 )
 from rollout_api.records import Outcome, Result
 from rolloutctl.ui.console import duration, harmless, number
+
+SHOWN_BUILD_SECONDS = 1.0
+"""Shorter steps of Dockerfiles are not shown: a data set has thousands."""
 
 PLAIN_SECONDS = 10.0
 """Interval between progress lines if the output is not a terminal."""
@@ -115,6 +119,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
     if isinstance(event, ModelCallFailing) and event.message is not None:
         return [(f"A model call of rollout {event.index} failed and is retried: {event.message}", "yellow")]
+    if isinstance(event, StepBuilt) and event.seconds >= SHOWN_BUILD_SECONDS:
+        return [(f"Built in {duration(event.seconds)}, {event.bytes / 1e6:.1f} MB: {event.step}", "")]
     if isinstance(event, ModelSilent) and not event.calls:
         return [("The model answers again.", "green")]
     if isinstance(event, ModelSilent):

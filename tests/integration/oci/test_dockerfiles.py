@@ -150,11 +150,15 @@ SAME = {
         RUN --mount=type=bind,from=first,source=/etc,target=/mnt/etc cat /mnt/etc/debian_version > /from-stage
     """,
 }
+# A comparison takes as long as an image of buildah. The others run in `make test-full`.
+QUICK = ("copy", "changes of every kind", "stages")
 # buildah 1.28 leaves the folders in which it mounts.
 LEFT_BY_BUILDAH = ("root/.cache", "scratch", "mnt/src", "mnt/etc")
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in SAME]
+)
 async def test_files_are_those_of_buildahs_image(builds: Builds, buildah: Buildah, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "context"
     write_context(folder)

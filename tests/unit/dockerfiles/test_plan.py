@@ -136,4 +136,4 @@ def test_from_without_an_image_is_explained() -> None:
 
 def test_empty_dockerfile_is_refused() -> None:
     (found,) = problems_of("# nothing\n", {})
-    assert found.message == "has no FROM; begin with the image that it is based on"
+    assert found.message == "the Dockerfile has no instructions; expected FROM and others"

@@ -45,4 +45,4 @@ async def test_dockerfiles_that_cannot_be_built_are_refused() -> None:
         dockerfile={"text": "FROM x\nBOO\n"}, verifier={"commands": ["true"], "dockerfile": {"text": "RUN a\nFROM x\n"}}
     )
     assert "task t: dockerfile, line 2: unknown instruction 'BOO'" in told
-    assert "dockerfile, line 1: RUN stands before the first FROM" in told
+    assert "dockerfile, line 1: RUN comes before the first FROM" in told
