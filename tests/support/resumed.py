@@ -73,14 +73,18 @@ async def _resumed_rollouts(store: Store, name: str) -> set[int]:
             records = await AttemptFolder.of_rollout(run.store, index, attempt).records()
             begun = any(isinstance(record, AttemptRecord) for record in records)
             assert not begun, f"rollout {index} began anew and lost attempt {attempt}'s work"
-        # Of the segments only closings are left. The number of a closing is that of its epoch's segments.
+        # Of the segments only closings are left, or more if the runner died after it sealed and before it deleted them.
+        # A closing is the last object of its epoch, and its number is that of the epoch's segments.
         names = [item.key for item in await run.store.list(f"attempts/{index}/{seal.result.attempt}")]
-        closings = sorted((int(match[2]), int(match[3])) for name in names if (match := _SEGMENT.search(name)))
-        earlier = sum(count for _, count in closings)
         (epoch, count), *_ = [
             (int(match[1]), int(match[2])) for item in seal.objects if (match := _RECORDS.search(item.key))
         ]
-        assert [number for number, _ in closings] == list(range(1, epoch)), f"rollout {index}: {names}"
+        closings: dict[int, int] = {}
+        for match in filter(None, map(_SEGMENT.search, names)):
+            if int(match[2]) < epoch:
+                closings[int(match[2])] = max(int(match[3]), closings.get(int(match[2]), 0))
+        earlier = sum(closings.values())
+        assert sorted(closings) == list(range(1, epoch)), f"rollout {index}: {names}"
         assert count >= earlier, f"rollout {index} lost what was recorded: {names}"
         if earlier and count > earlier:
             resumed.add(index)
