@@ -174,3 +174,9 @@ def test_a_job_runs_in_a_namespace_with_the_longest_name() -> None:
     job = manifest()
     job["metadata"]["namespace"] = "n" * 63
     assert not resolve(job, CONFIG).problems
+
+
+def test_task_with_a_dockerfile_needs_no_image() -> None:
+    task = {"name": "t", "prompt": "p", "dockerfile": {"text": "FROM x\n"}, "verifier": {"commands": ["true"]}}
+    assert problems(sandbox={}, tasks={"inline": [task]}) == {}
+    assert list(problems(sandbox={}, tasks={"inline": [task, {"name": "u", "prompt": "p"}]})) == ["spec.sandbox.image"]
