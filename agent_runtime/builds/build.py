@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import platform
 import posixpath
 import secrets
 import tarfile
@@ -30,7 +29,6 @@ from agent_runtime.dockerfiles.instructions import Dockerfile as Parsed
 from agent_runtime.dockerfiles.parse import parse
 from agent_runtime.dockerfiles.patterns import Ignore
 from agent_runtime.dockerfiles.plan import (
-    ARCHITECTURES,
     SCRATCH,
     SCRIPT,
     CopyStep,
@@ -57,6 +55,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
+from agent_runtime.sandboxes.images.files import this_architecture
 from agent_runtime.sandboxes.prepare import end_of_output
 from rollout_api.sandbox import NetworkAccess
 from rollout_api.tasks import Dockerfile
@@ -151,7 +150,7 @@ class Builder:
 
     def __init__(self, provider: SandboxProvider, cache: BuildCache, options: BuildOptions) -> None:
         self._provider, self._cache, self._options = provider, cache, options
-        self._machine = ARCHITECTURES.get(platform.machine(), platform.machine())
+        self._machine = this_architecture()
         self._bases: dict[str, asyncio.Task[Base]] = {}
         self._steps: dict[str, asyncio.Task[BuildEntry]] = {}
         # By group: its Dockerfiles and the stages that were made of them. Each attempt asks again.

@@ -137,9 +137,7 @@ class StepFiles:
         except FileError:
             return None
         rows = (line.split(":") for line in text.splitlines())
-        return next(
-            (row for row in rows if len(row) > max(3, column) - (path == "/etc/group") and row[column] == wanted), None
-        )
+        return next((row for row in rows if len(row) > 3 and row[column] == wanted), None)
 
     async def mount(self, mount: Mount, files: Sequence[Taken], secret: bytes | None) -> Callable[[], Any]:
         """Put the content of a mount at its place; return a function that restores what was there before.

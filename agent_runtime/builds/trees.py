@@ -18,10 +18,8 @@ from typing import IO
 import zstandard
 
 from agent_runtime.dockerfiles.patterns import Ignore, has_wildcards, matches
+from agent_runtime.executor.init.archives import DELETED, OWN_NAME
 
-OWN_NAME = "ROLLOUT.ownName"
-"""PAX header of a file whose name looks like a deletion marker (agent_runtime/executor/init/archives.py)."""
-_MARKER = ".wh."
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -158,7 +156,7 @@ def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpa
             if source.below:
                 name = name[len(source.below) + 1 :] or "."
             if name == "." and source.is_folder:
-                # As in Docker, the destination is no copy of the folder: it stays, or is created.
+                # As in Docker, only the contents are copied; the destination keeps its own mode and owner.
                 if not placing.is_exact and not placing.keeps_parents:
                     continue
                 path = base
@@ -199,7 +197,7 @@ def _put(
         # As in Docker, the mode is for files and folders alike.
         member.mode = placing.mode
     headers = {name: value for name, value in member.pax_headers.items() if name not in ("path", "linkpath", "size")}
-    if posixpath.basename(member.name).startswith(_MARKER):
+    if posixpath.basename(member.name).startswith(DELETED):
         headers[OWN_NAME] = "1"
     member.pax_headers = headers
     tar.addfile(member, content)

@@ -126,7 +126,7 @@ class Run:
 
     @property
     def executable(self) -> Heredoc | None:
-        """Return the heredoc that is a program of its own, since it starts with `#!`.
+        """Return the heredoc that starts with `#!`, so that its own interpreter runs it and not the shell; else None.
 
         BuildKit writes it to `/dev/pipes/<name>` (mode 0755) and passes that path to the shell.
         """
@@ -291,7 +291,7 @@ class Dockerfile:
     problems: tuple[Problem, ...]
 
     def stage(self, name: str, before: int | None = None) -> int | None:
-        """Return the index of the stage with a name or number among the first `before` stages; None if there is none.
+        """Return the index of the stage with this name or number, looking only at the first `before` stages; else None.
 
         The last stage of a name counts, as in BuildKit. A stage's own instructions see the stages before it.
         """

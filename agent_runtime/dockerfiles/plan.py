@@ -35,7 +35,6 @@ from agent_runtime.dockerfiles.words import WordError, expand, expand_heredoc
 SHELL = ("/bin/sh", "-c")
 SCRATCH = "scratch"
 """Name of the empty image."""
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _REMOTE = ("http://", "https://", "git@", "ssh://")
 _SHOWN_CHARACTERS = 120
 SCRIPT = "/tmp/.dockerfile-script"
@@ -214,7 +213,6 @@ class _Planner:
         self._problems: list[Problem] = []
         self._settings = replace(start, on_build=())
         self._globals = _global_arguments(dockerfile, arguments, machine, self._problems)
-        self._platform = _platform_arguments(machine)
         self._arguments: dict[str, str] = {}
         self._folders: list[Folder] = []
         self._steps: list[Step] = []
