@@ -23,6 +23,12 @@ class WorkspaceSpec:
 
     id: str
     parent: str | None = None
+    joins: str | None = None
+    """The id of a live workspace whose network, users and limits it shares; that one has `shares`."""
+    shares: bool = False
+    """Whether other workspaces may join this one."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Path of each volume in this workspace, by name. All workspaces that share have the same volumes."""
     limits: Limits = Limits()
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None

@@ -182,6 +182,34 @@ def name_process(title: str) -> None:
         name.write(content)
 
 
+def enter_namespace(descriptor: int, kind: int, what: str) -> None:
+    """Enter the existing namespace of that descriptor; `kind` is one of CLONE_NEW…, `what` names it in the error."""
+    _check(_libc.setns(descriptor, kind), f"the {what} namespace of another workspace")
+
+
+def clone_from(namespace: int, folder: int) -> int:
+    """Return a clone of the mount at a folder of another mount namespace, for `place_mount`; both are descriptors.
+
+    The current folder becomes the root.
+    """
+    own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    enter_namespace(namespace, CLONE_NEWNS, "mount")
+    try:
+        flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+        return _check(_libc.syscall(_SYS_OPEN_TREE, folder, b"", flags), "clone of a folder of another workspace")
+    finally:
+        enter_namespace(own, CLONE_NEWNS, "mount")
+        os.close(own)
+
+
+def place_mount(clone: int, target: str) -> None:
+    """Mount such a clone on `target`, once."""
+    _check(
+        _libc.syscall(_SYS_MOVE_MOUNT, clone, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH),
+        f"mount on {target}",
+    )
+
+
 def idmapped_clone(source: str, target: str, user_namespace: int, *, read_only: bool) -> None:
     """Mount a clone of the mount at `source` on `target`, with owners mapped by the user namespace of that descriptor."""
     clone = _check(
@@ -195,10 +223,7 @@ def idmapped_clone(source: str, target: str, user_namespace: int, *, read_only: 
             _libc.syscall(_SYS_MOUNT_SETATTR, clone, b"", _AT_EMPTY_PATH, request, ctypes.c_size_t(len(request))),
             f"idmapped mount of {source}",
         )
-        _check(
-            _libc.syscall(_SYS_MOVE_MOUNT, clone, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH),
-            f"mount of {source} on {target}",
-        )
+        place_mount(clone, target)
     finally:
         os.close(clone)
 

@@ -41,6 +41,11 @@ class WorkspaceEntry:
         self.ending: asyncio.Task[None] | None = None
         workspace.failed.add_done_callback(self._on_failure)
 
+    @property
+    def uses_place(self) -> bool:
+        """Whether it counts as one of the sandbox's places; one that joins another uses that one's."""
+        return not self.is_frozen and self.workspace.spec.joins is None
+
     def require_live(self) -> None:
         """Raise WorkspaceFailed, Conflict or NotFound unless the workspace is live."""
         self.require_working()
@@ -188,7 +193,7 @@ class Sandbox:
 
     def free_places(self) -> int:
         """Return how many more workspaces may exist now."""
-        taken = sum(not entry.is_frozen and entry.failure is None for entry in self.workspaces.values())
+        taken = sum(entry.uses_place and entry.failure is None for entry in self.workspaces.values())
         return max(0, self.host.places - taken - len(self._being_made))
 
     def workspace(self, workspace_id: str) -> WorkspaceEntry:
@@ -237,7 +242,9 @@ class Sandbox:
                 raise ApiError(
                     "Conflict", f"parent {spec.parent!r} is not frozen; only a frozen workspace can be forked"
                 )
-        if not self.free_places():
+        if spec.joins is not None:
+            self.workspace(spec.joins).require_live()
+        elif not self.free_places():
             places = {"total": self.host.places, "free": 0}
             raise ApiError(
                 "NoPlace", f"all {self.host.places} places are taken; freeze or delete a workspace", places=places

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.executor import kernel
@@ -125,8 +125,8 @@ class Host:
             raise WorkspaceFailure("CreateFailed", str(reply["error"]))
         return reply
 
-    async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
-        """Have the zygote fork an init. If this raises, everything is removed."""
+    async def _make(self, spec: WorkspaceSpec, extra: Message, shared: Sequence[int] = ()) -> Workspace:
+        """Have the zygote fork an init. If this raises, everything is removed. `shared`: see `Workspace.shared`."""
         request = {
             "do": "create",
             "user": spec.user or self.config.user,
@@ -138,6 +138,8 @@ class Host:
             "processes": spec.limits.processes,
             "diskBytes": spec.limits.disk_bytes,
             "fileBytes": spec.limits.file_bytes,
+            "shares": spec.shares,
+            "volumes": dict(spec.volumes),
             **extra,
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,7 +151,9 @@ class Host:
             hello = peer.expect(_HELLO)
             async with asyncio.timeout(_CREATE_SECONDS):
                 with theirs, their_starts:
-                    reply, received = await self._zygote.ask(request, [theirs.fileno(), their_starts.fileno()])
+                    reply, received = await self._zygote.ask(
+                        request, [theirs.fileno(), their_starts.fileno(), *shared]
+                    )
                 greeting, handles = await hello if "error" not in reply and len(received) == 1 else (reply, [])
             if "error" in greeting or len(received) != 1:
                 raise PeerClosed(greeting.get("error"))
@@ -167,8 +171,10 @@ class Host:
                 raise WorkspaceFailure("CreateFailed", problem) from None
             raise
         peer.forget(_HELLO)
-        proc, shm = handles if len(handles) == 2 else (self.proc, None)
+        proc, shm, *own_shared = handles or (self.proc, None)
+        assert proc is not None
         workspace = Workspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
+        workspace.shared = tuple(handle for handle in own_shared if handle is not None)
         self._live.add(workspace)
         return workspace
 
@@ -241,6 +247,7 @@ class Host:
     async def forget(self, workspace: Workspace) -> None:
         """Remove a destroyed workspace from the list."""
         self._live.discard(workspace)
+        workspace.members.discard(workspace)
         self.watch.remove(workspace)
 
     async def read_frozen(
@@ -306,18 +313,27 @@ class OverlayHost(Host):
                 state = "does not exist" if standing is None else "is not frozen; freeze it first"
                 raise WorkspaceFailure("CreateFailed", f"parent {spec.parent!r} {state}")
             parent = standing.layer
+        joined = None
+        if spec.joins is not None:
+            joined = self._by_id.get(spec.joins)
+            if joined is None or not joined.shared:
+                raise WorkspaceFailure("CreateFailed", f"workspace {spec.joins!r} is not live, or does not share")
         if spec.id in self._by_id:
             raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} exists already; destroy it first")
         if parent is not None:
             self._users[parent] += 1
         self._begun += 1
         try:
-            workspace = await self._make(spec, {"chain": self._chain(parent), "view_of": None})
+            shared = () if joined is None else joined.shared
+            workspace = await self._make(spec, {"chain": self._chain(parent), "view_of": None}, shared)
         except BaseException:
             self._release(parent)
             raise
         finally:
             self._begun -= 1
+        if joined is not None:
+            workspace.members = joined.members
+            joined.members.add(workspace)
         layer = workspace.layer
         self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
         self._by_id[spec.id] = workspace
@@ -336,9 +352,9 @@ class OverlayHost(Host):
         while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
             await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
+    async def _make(self, spec: WorkspaceSpec, extra: Message, shared: Sequence[int] = ()) -> Workspace:
         async with self._making:
-            return await super()._make(spec, {**extra, "spares": self._spares_wanted()})
+            return await super()._make(spec, {**extra, "spares": self._spares_wanted()}, shared)
 
     def _spares_wanted(self) -> int:
         """Return how many spares are needed for the free places, besides workspaces that are being created."""

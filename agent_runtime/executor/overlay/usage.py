@@ -5,6 +5,7 @@ got before any tool ran.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import stat
@@ -36,6 +37,20 @@ class Usage:
     processes: int = 0
     disk_bytes: int = 0
     descriptors: int = 0
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    """Return the sum of what several workspaces use."""
+    columns = zip(*(dataclasses.astuple(usage) for usage in usages), strict=True)
+    return Usage(*(sum(column) for column in columns))
+
+
+def is_largest(usage: Usage, others: Iterable[Usage], cause: str) -> bool:
+    """Whether none of the others that have processes uses more of the resource that `cause` names."""
+    amount = {"Memory": lambda one: one.memory_bytes, "Disk": lambda one: one.disk_bytes}.get(
+        cause, lambda one: one.processes
+    )
+    return all(amount(usage) >= amount(other) for other in others if other.processes)
 
 
 def excess(usage: Usage, limits: Limits) -> str | None:

@@ -11,10 +11,10 @@ import resource
 import select
 import socket
 import stat
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from agent_runtime.executor import kernel
-from agent_runtime.executor.init.channel import Channel, Message
+from agent_runtime.executor.init.channel import Channel, Message, close_all
 from agent_runtime.executor.init.commands import WorkspaceSettings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import remove
@@ -33,11 +33,22 @@ _TERMINAL_GROUP = 5
 _OOM_SCORE = 900
 # The number of ids in a range of 65,536, except those of root and nobody.
 _CREATORS = 65534
+# The folder of volumes, in the workspace that others join.
+_VOLUMES = "/.volumes"
 HELLO = 0
 # The number of messages between spares and the keeper.
 IDS = 0
 
 Received = tuple[int, Message, list[int]]
+
+
+class Shared(NamedTuple):
+    """Descriptors by which another workspace joins one: its namespaces, and its folder of volumes."""
+
+    users: int
+    network: int
+    mounts: int
+    volumes: int
 
 
 def make_layer(base: BaseLayers, name: str) -> None:
@@ -96,22 +107,27 @@ def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
     except OSError:  # the same error occurs when the layer is mounted, and is reported then
         with contextlib.suppress(OSError):
             remove(own)
-    lower_layers = requests.receive()
-    if lower_layers is None:
+    first = requests.receive()
+    if first is None:
         os._exit(0)
+    _, lower_layers, joined = first
     early = failure = None
     uppers: list[int] = []
+    volumes: int | None = None
     try:
-        uppers = _mount_view(base, own, lower_layers[1])
+        uppers = _mount_view(base, own, lower_layers)
         # Before entering the user namespace: inside, a non-dumpable process that the machine's root started cannot
         # write it.
         write("/proc/self/oom_score_adj", str(_OOM_SCORE))
-        if base.own_creators:
+        if base.own_creators and not joined:
             # The kernel also counts a user namespace's objects (inotify) for its creator, so workspaces must not share
             # one.
             kernel.become_keeping_capabilities(base.first_id + 1 + int(own, 16) % _CREATORS)
-        early = _enter_user_namespace(requests)
-        _enter_other_namespaces()
+        shared = Shared(*joined) if joined else None
+        if shared is not None:
+            volumes = kernel.clone_from(shared.mounts, shared.volumes)
+        early = _enter_user_namespace(requests, shared)
+        _enter_other_namespaces(shared)
     except OSError as error:
         failure = error
     # If the failure occurred before the request arrived, its cause may have ended since.
@@ -124,17 +140,22 @@ def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
     try:
         if failure is not None:
             raise failure
-        _serve(base, request, channel, starts, uppers)
+        _serve(base, request, channel, starts, uppers, volumes)
     except OSError as error:
         channel.send(HELLO, {"error": f"{error.filename or 'a step'}: {error.strerror}"})
     finally:
         os._exit(1)
 
 
-def _enter_user_namespace(requests: Channel) -> Received | None:
-    """Become root of a new user namespace; return the workspace's request if it has arrived meanwhile."""
-    kernel.unshare(kernel.CLONE_NEWUSER, "user")
-    requests.send(IDS, {})
+def _enter_user_namespace(requests: Channel, shared: Shared | None) -> Received | None:
+    """Become root of a user namespace, a new one or the `shared` one; return the workspace's request if it has arrived
+    meanwhile.
+    """
+    if shared is not None:
+        kernel.enter_namespace(shared.users, kernel.CLONE_NEWUSER, "user")
+    else:
+        kernel.unshare(kernel.CLONE_NEWUSER, "user")
+    requests.send(IDS, {"is_mapped": shared is not None})
     early: Received | None = None
     while (received := requests.receive()) is not None:
         if received[0] == IDS:
@@ -148,26 +169,40 @@ def _enter_user_namespace(requests: Channel) -> Received | None:
     raise OSError(0, "its ids could not be mapped", "the user namespace")
 
 
-def _enter_other_namespaces() -> None:
-    """Enter new network, mount, ipc and uts namespaces, and mount /sys."""
+def _enter_other_namespaces(shared: Shared | None) -> None:
+    """Enter new mount, ipc and uts namespaces, and a new network namespace or the `shared` one; mount /sys."""
+    if shared is not None:
+        kernel.enter_namespace(shared.network, kernel.CLONE_NEWNET, "network")
+    new_network = 0 if shared is not None else kernel.CLONE_NEWNET
     kernel.unshare(
-        kernel.CLONE_NEWNET | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS,
-        "network, mount, ipc and uts",
+        new_network | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS, "network, mount, ipc and uts"
     )
     socket.sethostname(HOSTNAME)
-    kernel.raise_loopback()
+    if shared is None:
+        kernel.raise_loopback()
     with contextlib.suppress(OSError):
         # Some kernels and security profiles refuse a new sysfs; then /sys stays empty.
         kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_RDONLY | _PROC_FLAGS)
     write("/proc/sys/user/max_user_namespaces", "0")
 
 
-def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
-    """Apply the workspace's limits, drop this process's other rights, then serve the workspace."""
+def _serve(
+    base: BaseLayers,
+    request: Message,
+    channel: Channel,
+    starts: Channel,
+    uppers: list[int],
+    volumes: int | None,
+) -> NoReturn:
+    """Apply the workspace's limits, drop this process's other rights, then serve the workspace.
+
+    `volumes` is a clone of the mounted folder of volumes, if it joins a workspace.
+    """
     shm_bytes = min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={shm_bytes},uid=0,gid=0")
     with contextlib.suppress(OSError):
         write("/proc/sys/kernel/shmall", str(shm_bytes // os.sysconf("SC_PAGE_SIZE")))
+    handles = _share(request, volumes)
     kernel.mount("/proc/sys", "/proc/sys", flags=kernel.MS_BIND)
     kernel.mount("none", "/proc/sys", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _PROC_FLAGS)
     kernel.keep_only_container_capabilities()
@@ -176,9 +211,9 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    kernel.close_all_but([channel.end.fileno(), starts.end.fileno(), proc, shm, *uppers])
-    channel.send(HELLO, {}, [proc, shm])
-    os.close(shm)
+    kernel.close_all_but([channel.end.fileno(), starts.end.fileno(), proc, shm, *handles, *uppers])
+    channel.send(HELLO, {}, [proc, shm, *handles])
+    close_all([shm, *handles])
     layer = tuple(
         (part.strip("/") + "/" if part != "/" else "", upper) for part, upper in zip(base.parts, uppers, strict=True)
     )
@@ -192,6 +227,33 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
         layer=layer,
     )
     Init(channel, starts, settings, proc).serve()
+
+
+def _share(request: Message, volumes: int | None) -> list[int]:
+    """Mount the volumes; if others may join, return the descriptors of `Shared`.
+
+    The volumes are folders in the layer of the workspace that others join. They are mounted here because later no
+    process of the workspace may mount anything. A new volume gets owner and mode of the folder that it replaces.
+    """
+    if not request["shares"] and volumes is None:
+        return []
+    os.makedirs(_VOLUMES, 0o755, exist_ok=True)
+    if volumes is not None:
+        kernel.place_mount(volumes, _VOLUMES)
+    for name, target in sorted(request["volumes"].items(), key=lambda item: item[1]):  # outer folders first
+        os.makedirs(target, 0o755, exist_ok=True)
+        source = f"{_VOLUMES}/{name}"
+        if not os.path.isdir(source):
+            os.mkdir(source)
+            replaced = os.stat(target)
+            os.chown(source, replaced.st_uid, replaced.st_gid)
+            os.chmod(source, stat.S_IMODE(replaced.st_mode))
+        kernel.mount(source, target, flags=kernel.MS_BIND)
+    if volumes is not None:
+        kernel.unmount(_VOLUMES)
+        return []
+    namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net", "mnt")]
+    return [*namespaces, os.open(_VOLUMES, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
 
 
 _NO_PRIVILEGES = kernel.MS_NOSUID | kernel.MS_NODEV

@@ -21,8 +21,10 @@ from agent_runtime.executor.overlay.usage import (
     fair_nice,
     hidden_bytes,
     memory_bytes,
+    is_largest,
     sandbox_excess,
     shm_bytes,
+    total,
 )
 from agent_runtime.executor.overlay.workspace import Workspace
 
@@ -51,6 +53,7 @@ class _Observation:
     file_system_used: int
     runnable: int = 0
     hidden: int = 0
+    is_over: bool = False
     counting: asyncio.Task[None] | None = None
     stopped_at: int = 0
 
@@ -135,6 +138,9 @@ class Watch:
         memory_limit = min(
             (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None
         )
+        others = [member.last for member in workspace.members if member is not workspace]
+        if memory_limit is not None:
+            memory_limit = max(0, memory_limit - sum(usage.memory_bytes for usage in others))
         hidden_memory, hidden_disk, descriptors = hidden_bytes(workspace.proc, running, self._memory_device)
         shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
         memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
@@ -144,10 +150,14 @@ class Watch:
         if abs(used - observation.file_system_used) > _DISK_STEP_BYTES and observation.counting is None:
             observation.file_system_used = used
             observation.counting = asyncio.create_task(self._count(workspace, observation))
-        cause = excess(workspace.last, limits)
+        cause = excess(total([workspace.last, *others]), limits)
+        # The use of another member may be an upper bound until its own next check.
+        was_over, observation.is_over = observation.is_over or not others, cause is not None
         if (
             cause
             and running
+            and was_over
+            and is_largest(workspace.last, others, cause)
             and workspace not in self._stopping
             and not (cause == "Disk" and disk <= observation.stopped_at)
         ):

@@ -145,6 +145,9 @@ class Workspace:
         self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False
+        # The descriptors of `view.Shared`, if others may join it; and the workspaces that share them, itself included.
+        self.shared: tuple[int, ...] = ()
+        self.members = {self}
         self.has_filled_disk = False
         self.last = Usage()
         self.host = host
@@ -396,7 +399,8 @@ class Workspace:
             os.close(process)
         self._peer.close("it was stopped")
         if self.shm is not None:  # otherwise `proc` is the host's
-            close_all([self.proc, self.shm])
+            close_all([self.proc, self.shm, *self.shared])
+            self.shared = ()
         self.last = Usage(disk_bytes=self.last.disk_bytes)
 
     def _init_ended(self) -> None:

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -210,11 +210,13 @@ class _Zygote:
         """Pass the request to a spare, or to a new process if none waits. Killed spares are skipped."""
         self._set_wanted(request["spares"])
         lower_layers = {"chain": request["chain"], "view_of": request["view_of"]}
-        self._recent_layers.append(lower_layers)
-        spare = self._spare_with_layers(base, lower_layers)
-        while not spare.channel.send(number, request, descriptors):
+        ends, joined = descriptors[:2], descriptors[2:]
+        if not joined:
+            self._recent_layers.append(lower_layers)
+        spare = self._spare_with_layers(base, lower_layers, joined)
+        while not spare.channel.send(number, request, ends):
             self._drop(spare)
-            spare = self._spare_with_layers(base, lower_layers)
+            spare = self._spare_with_layers(base, lower_layers, joined)
         self._channel.send(number, {"pid": spare.pid, "layer": spare.layer}, [spare.process])
         spare.is_taken = True
         if spare.is_mapped:
@@ -230,18 +232,21 @@ class _Zygote:
         except OSError:
             self._wanted = 0
 
-    def _spare_with_layers(self, base: BaseLayers, lower_layers: Message) -> _Spare:
-        """Return a spare that has mounted these lower layers, or will mount them."""
-        if self._prepared is not None and self._prepared[0] == lower_layers:
+    def _spare_with_layers(self, base: BaseLayers, lower_layers: Message, joined: list[int]) -> _Spare:
+        """Return a spare that has mounted these lower layers, or will mount them.
+
+        `joined` are the descriptors of what it shares, if it joins a workspace (`view.Shared`).
+        """
+        if not joined and self._prepared is not None and self._prepared[0] == lower_layers:
             spare, self._prepared = self._prepared[1], None
             return spare
-        return self._send_layers(base, lower_layers)
+        return self._send_layers(base, lower_layers, joined)
 
-    def _send_layers(self, base: BaseLayers, lower_layers: Message) -> _Spare:
+    def _send_layers(self, base: BaseLayers, lower_layers: Message, joined: Sequence[int] = ()) -> _Spare:
         """Send the lower layers to a spare, which mounts them; return the spare."""
         while True:
             spare = self._spares.pop(0) if self._spares else self._fork_spare(base)
-            if spare.channel.send(IDS, lower_layers):
+            if spare.channel.send(IDS, lower_layers, joined):
                 self._unmapped[spare.channel.end.fileno()] = spare
                 self._poll.register(spare.channel.end, select.POLLIN)
                 return spare
@@ -251,9 +256,11 @@ class _Zygote:
         """Map the ids of a spare that has entered its user namespace, and let it continue."""
         spare = self._unmapped.pop(descriptor)
         self._poll.unregister(descriptor)
-        if spare.channel.receive() is not None:
+        received = spare.channel.receive()
+        if received is not None:
             with contextlib.suppress(OSError):  # it has died: the caller that waits for its HELLO gets an error
-                write_maps(spare.pid, base.uid_map, base.gid_map)
+                if not received[1]["is_mapped"]:
+                    write_maps(spare.pid, base.uid_map, base.gid_map)
                 spare.channel.send(IDS, {})
         spare.is_mapped = True
         if spare.is_taken:
@@ -265,8 +272,8 @@ class _Zygote:
         """
         spare.channel.end.close()
         os.close(spare.process)
-        lower_layers, *before = reversed(self._recent_layers)
-        if before != [lower_layers] or (self._prepared is not None and self._prepared[0] == lower_layers):
+        lower_layers, *before = reversed(self._recent_layers) if self._recent_layers else [None]
+        if lower_layers is None or before != [lower_layers] or (self._prepared is not None and self._prepared[0] == lower_layers):
             return
         if self._prepared is not None:
             self._drop(self._prepared[1])

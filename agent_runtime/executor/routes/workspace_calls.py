@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from agent_runtime.executor.errors import ApiError, bad_request
@@ -15,6 +16,9 @@ from agent_runtime.executor.routes.calls import Call
 # An id becomes a folder's name and part of paths.
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit,"
+# Not the root, nor what the executor mounts itself.
+VOLUME_PATH = r"/(?!(proc|dev|sys)(/|$))(?!.*(^|/)\.\.(/|$))[^\0]*[^\0/]"
+VOLUME_EXPECTED = "an absolute path without '..' outside /proc, /dev and /sys"
 
 
 async def create(call: Call) -> dict[str, Any]:
@@ -23,6 +27,9 @@ async def create(call: Call) -> dict[str, Any]:
     spec = WorkspaceSpec(
         id=fields.text("id", pattern=ID_PATTERN, expected=ID_EXPECTED),
         parent=fields.text("parent", None, pattern=ID_PATTERN, expected=ID_EXPECTED),
+        joins=fields.text("joins", None, pattern=ID_PATTERN, expected=ID_EXPECTED),
+        shares=fields.flag("shares", False),
+        volumes=_volumes(fields),
         limits=Limits(
             memory_bytes=limits.whole("memoryBytes", None, least=1),
             processes=limits.whole("processes", None, least=1),
@@ -38,6 +45,16 @@ async def create(call: Call) -> dict[str, Any]:
     fields.done()
     entry = await call.sandbox.create(call.attempt, fields.all(), spec, rule)
     return entry.describe()
+
+
+def _volumes(fields: Fields) -> dict[str, str]:
+    volumes = fields.environment("volumes")
+    for name, path in volumes.items():
+        if not re.fullmatch(ID_PATTERN, name):
+            raise bad_request(f"{fields.name_of('volumes')}: {ID_EXPECTED} expected as a name, got {name!r}")
+        if not re.fullmatch(VOLUME_PATH, path):
+            raise bad_request(f"{fields.name_of('volumes')}.{name}: {VOLUME_EXPECTED} expected, got {path!r}")
+    return volumes
 
 
 async def show_all(call: Call) -> dict[str, Any]:

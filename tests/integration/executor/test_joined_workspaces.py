@@ -1,0 +1,78 @@
+"""Workspaces that share network, users, volumes and limits, each with a root of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+SERVER = "python3 -m http.server --bind 127.0.0.1 80 >/dev/null 2>&1 & sleep 0.1"
+FETCH = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:80/data/f').read().decode())"
+
+
+async def _join(client: Any, leader: str, name: str, **body: Any) -> str:
+    workspace = f"{leader}-{name}"
+    made = await client.call("POST", "/workspaces", json={"id": workspace, "joins": leader, **body})
+    assert made.status == 200, made.message
+    return workspace
+
+
+async def test_a_joined_workspace_has_the_network_and_volumes_but_not_the_files_and_processes(
+    start_executor: Any, connect: Any
+) -> None:
+    executor = start_executor("Overlay", places=2)
+    async with connect(executor) as client:
+        volumes = {"data": "/srv/data"}
+        leader = f"{client.workspace}-leader"
+        first = client.workspace
+        assert (await client.call("DELETE", f"/workspaces/{first}")).status == 200
+        made = await client.call("POST", "/workspaces", json={"id": leader, "shares": True, "volumes": volumes})
+        assert made.status == 200, made.message
+        service = await _join(client, leader, "web", volumes={"data": "/data"})
+        client.workspace, client.folder = leader, "/"
+        assert await client.out("echo shared > /srv/data/f; echo own > /own; sleep 300 & echo done") == "done\n"
+        client.workspace = service
+        assert await client.out("cat /data/f; ls /own /srv/data 2>&1 | wc -l; pgrep -c sleep") == "shared\n2\n0\n"
+        assert await client.out(f"cd /; {SERVER}; echo up") == "up\n"
+        assert await client.out("touch /data/back; id -u; cat /proc/self/uid_map | tr -s ' '") != ""
+        client.workspace = leader
+        assert await client.out(f'python3 -c "{FETCH}"') == "shared\n\n"
+        assert await client.out("stat -c %u /srv/data/back") == "0\n"
+
+
+async def test_a_joined_workspace_uses_no_place_and_needs_one_that_shares(start_executor: Any, connect: Any) -> None:
+    executor = start_executor("Overlay", places=2)
+    async with connect(executor) as client:
+        plain, leader = client.workspace, f"{client.workspace}-leader"
+        refused = await client.call("POST", "/workspaces", json={"id": f"{plain}-a", "joins": plain})
+        assert "does not share" in refused.message
+        assert (await client.call("POST", "/workspaces", json={"id": leader, "shares": True})).status == 200
+        for number in range(4):
+            await _join(client, leader, f"service-{number}")
+        health = (await client.call("GET", "/health")).json
+        assert health["places"] == {"total": 2, "free": 0}
+        bad = {"id": f"{plain}-b", "joins": leader, "volumes": {"data": "/proc/x"}}
+        assert "outside /proc" in (await client.call("POST", "/workspaces", json=bad)).message
+        gone = await client.call("POST", "/workspaces", json={"id": f"{plain}-c", "joins": "none"})
+        assert (gone.status, gone.code) == (404, "NotFound")
+
+
+async def test_the_limits_hold_for_all_of_them_together(start_executor: Any, connect: Any) -> None:
+    executor = start_executor("Overlay", places=2)
+    limits = {"memoryBytes": 300 << 20}
+    use = "python3 -c 'import time; a = b\"x\" * ({} << 20); time.sleep(600)'"
+    async with connect(executor) as client:
+        leader = f"{client.workspace}-leader"
+        body = {"id": leader, "shares": True, "limits": limits}
+        assert (await client.call("POST", "/workspaces", json=body)).status == 200
+        service = await _join(client, leader, "db", limits=limits)
+        client.workspace, client.folder = service, "/"
+        larger = asyncio.create_task(client.ask(use.format(180), client.new_key(), waitSeconds=60))
+        await asyncio.sleep(1)
+        assert not larger.done()
+        client.workspace = leader
+        assert await client.out("echo small") == "small\n"
+        smaller = asyncio.create_task(client.ask(use.format(150), client.new_key(), waitSeconds=60))
+        ended = await asyncio.wait_for(larger, 30)
+        assert ended.cause == "Memory"
+        assert not smaller.done()
+        smaller.cancel()
