@@ -19,8 +19,8 @@ from agent_runtime.sandboxes.local.provider import LocalProvider
 from benchmarks.conversation import ROOT
 from benchmarks.measuring import quantile
 from benchmarks.report import Row, Target, comparison
+from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import SandboxTemplate
-from rollout_api.tasks import Dockerfile, TaskFile
 from tests.support.s3 import serve_s3
 
 FAMILIES, ENVIRONMENTS = 10, 100

@@ -1,82 +1,18 @@
 """The tasks of a job, and their sources."""
 
-import base64
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from rollout_api.base import ApiModel, Command, LongText, Path, Seconds, ShortText, TaskName, distinct, exactly_one
+from rollout_api.base import ApiModel, Command, Path, Seconds, ShortText, TaskName, distinct, exactly_one
 from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
+from rollout_api.files import TASK_FILES, Dockerfile, TaskFile, without_parents
 from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName
+from rollout_api.services import MOST_SERVICES, TaskService, Volumes, mountable, services_problem
 
 INLINE_TASKS_BYTES = 200 * 1024
 """Most bytes of inline tasks. etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
-
-FILE_CHARACTERS = 90_000_000
-"""Longest base64 of one file: 64 MiB. Files of a task folder are held in memory and sent in one request."""
-
-CONTEXT_FILES = 20_000
-"""Most files of a build context, which are held in memory."""
-
-TASK_FILES = 1024
-"""Most files of one kind in a task, because each takes one request. Larger sets belong in the image."""
-
-
-def _without_parents(path: str) -> str:
-    if ".." in path.split("/") or "\x00" in path:
-        raise ValueError(f"{path!r} leaves the working directory; '..' is not allowed")
-    return path
-
-
-class TaskFile(ApiModel):
-    """A file that is written into the workspace."""
-
-    path: Path
-    """Path, absolute or relative to the working directory."""
-    content: LongText | None = None
-    """Contents as text."""
-    content_base64: Annotated[str, StringConstraints(max_length=FILE_CHARACTERS)] | None = None
-    """Contents as base64. Exactly one of `content` and `contentBase64`."""
-    mode: Annotated[str, StringConstraints(pattern=r"^0?[0-7]{3}$", max_length=4)] = "644"
-    """Permission bits, octal."""
-
-    @model_validator(mode="after")
-    def _exactly_one_content(self) -> Self:
-        try:
-            exactly_one({"content": self.content, "contentBase64": self.content_base64})
-        except ValueError as error:
-            raise ValueError(f"file {self.path!r}: {error}") from None
-        return self
-
-    @field_validator("path")
-    @classmethod
-    def _path_stays_inside(cls, path: str) -> str:
-        return _without_parents(path)
-
-    @field_validator("content_base64")
-    @classmethod
-    def _base64_decodes(cls, text: str | None) -> str | None:
-        if text is not None:
-            base64.b64decode(text, validate=True)
-        return text
-
-    def data(self) -> bytes:
-        """Return the contents as bytes."""
-        if self.content is not None:
-            return self.content.encode()
-        return base64.b64decode(self.content_base64 or "")
-
-
-class Dockerfile(ApiModel):
-    """A Dockerfile with its build context. The job builds it as layers over its base image, without a registry."""
-
-    text: Annotated[str, StringConstraints(min_length=1, max_length=1 << 20)]
-    """Contents of the Dockerfile."""
-    context: Annotated[list[TaskFile], Field(max_length=CONTEXT_FILES)] = []
-    """Files of the build context, with paths relative to it."""
-    seconds: Seconds = 600
-    """Time limit for each of its commands."""
 
 
 class VerifierKind(StrEnum):
@@ -145,7 +81,7 @@ class TaskVerifier(ApiModel):
     def _artifacts_are_below_the_root(cls, paths: list[str]) -> list[str]:
         if any(not path.strip("/.") and path.startswith("/") for path in paths):
             raise ValueError("the root folder cannot be carried; list files or folders in it")
-        return [_without_parents(path) for path in paths]
+        return [without_parents(path) for path in paths]
 
     @model_validator(mode="after")
     def _report_belongs_to_junit(self) -> Self:
@@ -236,6 +172,14 @@ class Task(ApiModel):
     """Changes to `spec.sandbox` for this task."""
     dockerfile: Dockerfile | None = None
     """Dockerfile of the workspace, instead of `sandbox.image`. Only for workspaces in `Overlay`."""
+    services: Annotated[
+        list[TaskService],
+        Field(max_length=MOST_SERVICES),
+        distinct("name", "two services are named {!r}; names must differ"),
+    ] = []
+    """Programs that run beside the agent, such as databases, in its network. They share its `resources`."""
+    volumes: Volumes = {}
+    """Folders of the agent's workspace that services share, by the volume's name."""
     tags: Annotated[list[ShortText], Field(max_length=64)] = []
     """Labels for statistics."""
     environment: TaskEnvironment | None = None
@@ -266,6 +210,17 @@ class Task(ApiModel):
     def has_solution(self) -> bool:
         """Whether the Oracle agent can solve every step of it."""
         return all(step.solution for step in self.steps) if self.steps else bool(self.solution)
+
+    @field_validator("volumes")
+    @classmethod
+    def _volumes_can_be_mounted(cls, volumes: dict[str, str]) -> dict[str, str]:
+        return mountable(volumes)
+
+    @model_validator(mode="after")
+    def _services_can_start(self) -> Self:
+        if (problem := services_problem(self.services)) is not None:
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def _environments_grade_themselves(self) -> Self:

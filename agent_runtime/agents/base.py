@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.sandboxes.base import CommandResult
 from agent_runtime.tools.base import Tool
+from rollout_api.files import TaskFile
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task, TaskFile
+from rollout_api.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.images.files import this_architecture
 from agent_runtime.sandboxes.prepare import end_of_output
+from rollout_api.files import Dockerfile
 from rollout_api.sandbox import NetworkAccess
-from rollout_api.tasks import Dockerfile
 
 LAYER_BYTES = 64 << 30
 """Limit of one layer, which stops a step that fills the disk before it fills the storage."""

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.tasks.loaded_by_python import LOADED_AUTOMATICALLY, METADATA_SUFFIXES, SHADOWED, TEST_FILES
+from rollout_api.files import TaskFile
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task, TaskFile, VerifierKind
+from rollout_api.tasks import Task, VerifierKind
 
 _SCRIPT_CHARACTERS = 1 << 20
 """Largest hidden file, in characters of base64, that is searched for names of folders."""

@@ -24,9 +24,10 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
 )
 from agent_runtime.statistics import mean
+from rollout_api.files import TaskFile
 from rollout_api.records import CommandVerdict, TestVerdict, Verdict
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
+from rollout_api.tasks import RewardRule, Task, TaskVerifier, VerifierKind, VerifierMode
 
 OUTPUT_BYTES = 8192
 """Bytes that a verdict keeps of the beginning, and of the end, of a command's standard output and error output."""

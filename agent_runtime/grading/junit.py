@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from xml.parsers import expat
 
+from rollout_api.files import TaskFile
 from rollout_api.records import TestVerdict
-from rollout_api.tasks import TaskFile
 
 REPORT_BYTES = 32 * 1024 * 1024
 """Largest report: 10,000 failed tests with 3 KiB of message each."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
+from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import NetworkAccess, Resources
-from rollout_api.tasks import Dockerfile, TaskFile
 
 if TYPE_CHECKING:
     from aiohttp import web

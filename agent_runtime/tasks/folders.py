@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from agent_runtime.tasks.table import ordered, row_filter
-from rollout_api.tasks import Task, TaskFile
+from rollout_api.files import TaskFile
+from rollout_api.tasks import Task
 
 FILE_BYTES = 64 << 20
 """Largest file of a task folder: the limit of base64 in `TaskFile`."""

@@ -16,18 +16,9 @@ from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
+from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
-from rollout_api.tasks import (
-    Dockerfile,
-    StepReward,
-    Task,
-    TaskFile,
-    TaskStep,
-    TaskVerifier,
-    Timeouts,
-    VerifierKind,
-    VerifierMode,
-)
+from rollout_api.tasks import StepReward, Task, TaskStep, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
 CONFIG: Final = "task.toml"
 TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"

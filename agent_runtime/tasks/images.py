@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from agent_runtime.dockerfiles.problems import problems_of
 from agent_runtime.tasks.folders import Build, Folder, Notes
-from rollout_api.tasks import Dockerfile, Dockerfiles
+from rollout_api.files import Dockerfile
+from rollout_api.tasks import Dockerfiles
 
 DIGEST_CHARACTERS = 16
 

@@ -16,7 +16,8 @@ from agent_runtime.tasks import repository
 from agent_runtime.tasks.instance import Checked, read_instances
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
-from rollout_api.tasks import Task, TaskFile, Timeouts
+from rollout_api.files import TaskFile
+from rollout_api.tasks import Task, Timeouts
 
 REQUIRED: Final = ("repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json")
 OPTIONAL: Final = ("instance_id", "parsed_commit_content", "patch", "working_dir")

@@ -14,7 +14,8 @@ from importlib import resources
 from agent_runtime.tasks.instance import valid
 from agent_runtime.tasks.loaded_by_python import LOADED_AUTOMATICALLY, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from agent_runtime.tasks.table import Row
-from rollout_api.tasks import Task, TaskFile, Timeouts
+from rollout_api.files import TaskFile
+from rollout_api.tasks import Task, Timeouts
 
 PATCH_FOLDER = ".rollout-patch"
 PATCH = f"{PATCH_FOLDER}/model.patch"

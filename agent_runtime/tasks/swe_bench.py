@@ -17,8 +17,9 @@ from agent_runtime.tasks.instance import Checked, Instance, read_instances
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
 from rollout_api.base import ShortText, TaskName
+from rollout_api.files import TaskFile
 from rollout_api.sandbox import EnvVar
-from rollout_api.tasks import Task, TaskFile, Timeouts
+from rollout_api.tasks import Task, Timeouts
 
 CHARACTERS: Final = 30_000
 """Limit of the characters in an instance's texts except the issue, with a quote counted five times, as in shell

@@ -14,8 +14,9 @@ import yaml
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
+from rollout_api.files import TaskFile
 from rollout_api.sandbox import EnvVar, Network, SandboxOverrides
-from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, Timeouts, VerifierKind, VerifierMode
+from rollout_api.tasks import RewardRule, Task, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
 CONFIG: Final = "task.yaml"
 COMPOSE: Final = "docker-compose.yaml"

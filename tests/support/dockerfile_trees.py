@@ -18,8 +18,8 @@ from agent_runtime.recording.build_steps import BuildEntry
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
+from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import NetworkAccess
-from rollout_api.tasks import Dockerfile, TaskFile
 
 # Prints all properties of a root but times, inode numbers, and the link counts of folders. Left out are the parts of a
 # workspace that do not come from its image.

@@ -39,6 +39,7 @@ from agent_runtime.recording.branches import branch_of, has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool, openai_definition
+from rollout_api.files import TaskFile
 from rollout_api.nesting import as_recorded, record_json
 from rollout_api.records import (
     IntentRecord,
@@ -50,7 +51,6 @@ from rollout_api.records import (
     StepRecord,
     StopReason,
 )
-from rollout_api.tasks import TaskFile
 
 ACKNOWLEDGE_EVERY = 8
 """Turns between two acknowledgements to the executor, which are requests. Remembering a few more keys is cheap."""

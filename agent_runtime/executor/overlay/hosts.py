@@ -151,9 +151,7 @@ class Host:
             hello = peer.expect(_HELLO)
             async with asyncio.timeout(_CREATE_SECONDS):
                 with theirs, their_starts:
-                    reply, received = await self._zygote.ask(
-                        request, [theirs.fileno(), their_starts.fileno(), *shared]
-                    )
+                    reply, received = await self._zygote.ask(request, [theirs.fileno(), their_starts.fileno(), *shared])
                 greeting, handles = await hello if "error" not in reply and len(received) == 1 else (reply, [])
             if "error" in greeting or len(received) != 1:
                 raise PeerClosed(greeting.get("error"))

@@ -47,9 +47,10 @@ def total(usages: Iterable[Usage]) -> Usage:
 
 def is_largest(usage: Usage, others: Iterable[Usage], cause: str) -> bool:
     """Whether none of the others that have processes uses more of the resource that `cause` names."""
-    amount = {"Memory": lambda one: one.memory_bytes, "Disk": lambda one: one.disk_bytes}.get(
-        cause, lambda one: one.processes
-    )
+
+    def amount(one: Usage) -> int:
+        return {"Memory": one.memory_bytes, "Disk": one.disk_bytes}.get(cause, one.processes)
+
     return all(amount(usage) >= amount(other) for other in others if other.processes)
 
 

@@ -187,12 +187,7 @@ def _enter_other_namespaces(shared: Shared | None) -> None:
 
 
 def _serve(
-    base: BaseLayers,
-    request: Message,
-    channel: Channel,
-    starts: Channel,
-    uppers: list[int],
-    volumes: int | None,
+    base: BaseLayers, request: Message, channel: Channel, starts: Channel, uppers: list[int], volumes: int | None
 ) -> NoReturn:
     """Apply the workspace's limits, drop this process's other rights, then serve the workspace.
 

@@ -272,14 +272,14 @@ class _Zygote:
         """
         spare.channel.end.close()
         os.close(spare.process)
-        lower_layers, *before = reversed(self._recent_layers) if self._recent_layers else [None]
-        if lower_layers is None or before != [lower_layers] or (self._prepared is not None and self._prepared[0] == lower_layers):
+        recent = list(self._recent_layers)
+        if len(recent) < 2 or recent[0] != recent[1] or (self._prepared and self._prepared[0] == recent[1]):
             return
         if self._prepared is not None:
             self._drop(self._prepared[1])
         self._prepared = None
         with contextlib.suppress(OSError):
-            self._prepared = lower_layers, self._send_layers(base, lower_layers)
+            self._prepared = recent[1], self._send_layers(base, recent[1])
 
     def _drop(self, spare: _Spare) -> None:
         """Discard the spare process and its layer."""

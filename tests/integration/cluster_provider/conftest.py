@@ -11,8 +11,8 @@ from agent_runtime.kube.api import KubeApi
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
+from rollout_api.files import TaskFile
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import TaskFile
 from tests.integration.cluster_provider.stand_in_api import NAMESPACE
 from tests.integration.cluster_provider.stand_in_operator import KEY, StandInOperator
 from tests.integration.sandboxes.conftest import Case

@@ -23,10 +23,11 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
+from rollout_api.files import TaskFile
 from rollout_api.records import BranchRecord, Message, Observation, Outcome, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import EnvVar, SandboxOverrides
-from rollout_api.tasks import Task, TaskFile
+from rollout_api.tasks import Task
 from tests.integration.engine.branching import TURNS, bash, branching, counting, done, run_of, searching
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]

@@ -35,9 +35,10 @@ from agent_runtime.models.base import (
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
+from rollout_api.files import TaskFile
 from rollout_api.records import ObjectDigest, PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task, TaskFile
+from rollout_api.tasks import Task
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
 
 worlds = itertools.count()

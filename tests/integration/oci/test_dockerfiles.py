@@ -13,8 +13,8 @@ import pytest_asyncio
 from agent_runtime.sandboxes.base import SandboxFailure, SetupFailed
 from agent_runtime.sandboxes.images.store import ImageStore
 from agent_runtime.sandboxes.local.provider import LocalProvider
+from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import SandboxTemplate
-from rollout_api.tasks import Dockerfile, TaskFile
 from tests.integration.oci.conftest import Buildah
 from tests.support.dockerfile_trees import Builds, differences, dockerfile_of, tree_of_buildah
 

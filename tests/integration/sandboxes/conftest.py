@@ -12,8 +12,8 @@ import pytest
 
 from agent_runtime.sandboxes.base import CommandResult, Fence, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.local.provider import LocalProvider
+from rollout_api.files import TaskFile
 from rollout_api.sandbox import SandboxTemplate
-from rollout_api.tasks import TaskFile
 from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
 FIRST = Fence(1, "first")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.tasks.repository import COLLECT_PATCH, PATCH, PREPARED, TESTS_FOLDER, hidden_files
-from rollout_api.tasks import TaskFile
+from rollout_api.files import TaskFile
 
 PREPARE = f"""
 git init -q . && git config user.name a && git config user.email a@example.com

@@ -18,9 +18,9 @@ from agent_runtime.export.formats import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks.repository import COLLECT_PATCH, PATCH, TESTS_FOLDER, hidden_files, scrub_history
+from rollout_api.files import TaskFile
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import TaskFile
 from rolloutctl.client import Client
 from tests.support.repository import FIX, HIDDEN_TESTS, commit, git, make_repository
 

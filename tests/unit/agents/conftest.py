@@ -14,10 +14,11 @@ from agent_runtime.models.factory import open_model
 from agent_runtime.sandboxes.base import CommandResult
 from agent_runtime.tools.base import Tool, ToolContext, dispatch, openai_definition
 from agent_runtime.tools.registry import open_tools
+from rollout_api.files import TaskFile
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task, TaskFile
+from rollout_api.tasks import Task
 
 
 class Context:

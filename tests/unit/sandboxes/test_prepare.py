@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, SetupFailed, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import LAST_CHARACTERS, PreparedGroups, prepared_id
+from rollout_api.files import TaskFile
 from rollout_api.sandbox import Resources
-from rollout_api.tasks import TaskFile
 from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
 SPEC = WorkspaceSpec(

@@ -21,7 +21,7 @@ from agent_runtime.grading.junit import (
     judge_named,
     parse_report,
 )
-from rollout_api.tasks import TaskFile
+from rollout_api.files import TaskFile
 
 
 def report(*cases: str) -> bytes:
