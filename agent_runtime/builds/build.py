@@ -13,8 +13,10 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import posixpath
 import secrets
+import shlex
 import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -59,7 +61,10 @@ from agent_runtime.sandboxes.images.files import this_architecture
 from agent_runtime.sandboxes.prepare import end_of_output
 from rollout_api.files import Dockerfile
 from rollout_api.sandbox import NetworkAccess
+from rollout_api.services import HealthCheck
 
+# Docker's defaults of HEALTHCHECK: of interval and timeout, and of retries.
+DOCKER_CHECK_SECONDS, DOCKER_CHECK_TRIES = 30.0, 3
 LAYER_BYTES = 64 << 30
 """Limit of one layer, which stops a step that fills the disk before it fills the storage."""
 # Files that tell one state of a tag from another, where the image's digest is unknown.
@@ -161,6 +166,20 @@ class Builder:
 
         Raises SetupFailed with the failing instruction, SandboxFailure, StorageError.
         """
+        if spec.services:
+            workspaces = await asyncio.gather(*(self.completed(service.workspace) for service in spec.services))
+            services = [
+                dataclasses.replace(service, workspace=workspace)
+                for service, workspace in zip(spec.services, workspaces, strict=True)
+            ]
+            own = await self.completed(dataclasses.replace(spec, services=()))
+            for service in services:
+                if service.workspace.image != own.image:
+                    raise SetupFailed(
+                        f"service {service.name!r} starts from image {service.workspace.image!r}, but the task from "
+                        f"{own.image!r}; all Dockerfiles of a task need the same base image (tasks.dockerfiles.bases)"
+                    )
+            return dataclasses.replace(own, services=services)
         if spec.dockerfile is None:
             return spec
         known = self._groups.setdefault(spec.group, {})
@@ -495,6 +514,21 @@ def completed_spec(spec: WorkspaceSpec, made: Made) -> WorkspaceSpec:
         if spec.working_dir_of_image and settings.working_dir != "/"
         else spec.working_dir,
         working_dir_of_image=False,
+        program=(*(settings.entrypoint or ()), *(settings.command or ())),
+        health=_health_check(settings),
+    )
+
+
+def _health_check(settings: Settings) -> HealthCheck | None:
+    """Return the check of HEALTHCHECK, with the times after which Docker calls a container unhealthy."""
+    given = settings.healthcheck
+    if given is None or given.command is None:
+        return None
+    command = given.command if isinstance(given.command, str) else shlex.join(given.command)
+    timeout = given.timeout or DOCKER_CHECK_SECONDS
+    tries = (given.retries or DOCKER_CHECK_TRIES) * ((given.interval or DOCKER_CHECK_SECONDS) + timeout)
+    return HealthCheck(
+        command=command, seconds=math.ceil((given.start_period or 0) + tries), timeout_seconds=math.ceil(timeout)
     )
 
 

@@ -21,11 +21,12 @@ from agent_runtime.plugins.base import GroupInfo, RolloutInfo
 from agent_runtime.plugins.plugins import GroupPlugins, Plugins, RolloutPlugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.seals import SealedResults
-from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
+from agent_runtime.sandboxes.base import SandboxProvider, Service, WorkspaceSpec
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.sandbox import WORKING_DIR
+from rollout_api.sandbox import WORKING_DIR, SandboxTemplate
+from rollout_api.services import TaskService
 from rollout_api.tasks import Task
 
 
@@ -94,6 +95,8 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     working_dir = sandbox.working_dir or WORKING_DIR
     program = program_of(job.spec.agent, working_dir)
     return WorkspaceSpec(
+        services=[_service(service, sandbox, f"g{rollout.group}", task) for service in task.services],
+        volumes=task.volumes,
         group=f"g{rollout.group}",
         working_dir=working_dir,
         image=sandbox.image if task.dockerfile is None else None,
@@ -108,6 +111,31 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         start_seconds=sandbox.start_seconds,
         snapshot_paths=sandbox.snapshot_paths,
         working_dir_of_image=sandbox.working_dir is None,
+    )
+
+
+def _service(service: TaskService, sandbox: SandboxTemplate, group: str, task: Task) -> Service:
+    dockerfile = service.dockerfile or task.dockerfile
+    return Service(
+        name=service.name,
+        workspace=WorkspaceSpec(
+            group=group,
+            working_dir=service.working_dir or "/",
+            image=sandbox.image if dockerfile is None else None,
+            dockerfile=dockerfile,
+            user=service.user,
+            env={variable.name: variable.value for variable in service.env},
+            resources=sandbox.resources,
+            # Only its Dockerfile's commands have this access.
+            network={"setup": sandbox.network.setup},
+            files=service.files,
+            start_seconds=sandbox.start_seconds,
+            working_dir_of_image=service.working_dir is None,
+            volumes=service.volumes,
+        ),
+        command=service.command,
+        depends_on=service.depends_on,
+        health=service.health,
     )
 
 

@@ -101,6 +101,11 @@ CARRIES_ROOT = (
 )
 
 
+SNAPSHOT_LACKS_SERVICES = (
+    "has services, which a snapshot does not contain; leave out sandbox.snapshotEveryTurns, or remove the task"
+)
+
+
 def _carries_root(job: RolloutJob, task: Task) -> bool:
     """Whether the task is graded in a new workspace that should get all files of the agent's, which always fails."""
     verifier, sandbox = job.spec.verifier_of(task), task.sandbox.apply(job.spec.sandbox)
@@ -124,11 +129,17 @@ async def check_tasks(
         if (problem := steps_problem(task, agent)) is not None
     ]
     problems += [TaskProblem(f"task {task.name}", None, CARRIES_ROOT) for task in tasks if _carries_root(job, task)]
+    if job.spec.sandbox.snapshot_every_turns is not None:
+        problems += [TaskProblem(f"task {task.name}", None, SNAPSHOT_LACKS_SERVICES) for task in tasks if task.services]
     args = (job.spec.tasks.dockerfiles or Dockerfiles()).args
     problems += [
         TaskProblem(f"task {task.name}", None, f"dockerfile, line {problem.line}: {problem.message}")
         for task in tasks
-        for dockerfile in (task.dockerfile, task.verifier and task.verifier.dockerfile)
+        for dockerfile in (
+            task.dockerfile,
+            task.verifier and task.verifier.dockerfile,
+            *(service.dockerfile for service in task.services),
+        )
         if dockerfile
         for problem in problems_of(dockerfile.text, args)
     ]
@@ -368,7 +379,7 @@ async def _look_up(job: RolloutJob, tasks: Sequence[Task], provider: SandboxProv
             continue
         command = task.verifier.commands[0]
         spec = workspace_spec(job, Rollout.of(job, number, 0, task))
-        bare = dataclasses.replace(spec, group="preflight", files=(), setup=())
+        bare = dataclasses.replace(spec, group="preflight", files=(), setup=(), services=(), volumes={})
         known = next((answer for answer in answers if answer[:2] == (bare, command)), None)
         if known is None and len(answers) == SANDBOXES_LOOKED_UP:
             continue

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, run
 
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import NetworkAccess, Resources
+from rollout_api.services import HealthCheck, ServiceState
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -169,6 +170,28 @@ class WorkspaceSpec:
     working_dir_of_image: bool = False
     """Whether `working_dir` is only a default, which the image's working folder overrides if the provider can read it.
     """
+    services: Sequence[Service] = ()
+    """Programs that run beside the workspace, in its network and within its limits. Only in `Overlay`."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Paths of the folders that it shares with services, by the volume's name."""
+    program: Sequence[str] = ()
+    """The program that the Dockerfile names as the image's own."""
+    health: HealthCheck | None = None
+    """The Dockerfile's own health check."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A program that runs beside a workspace, in a workspace of its own."""
+
+    name: str
+    """The name by which the others reach it."""
+    workspace: WorkspaceSpec
+    command: Sequence[str]
+    """Program and arguments, or one text for the shell; empty: the workspace's `program`."""
+    depends_on: Mapping[str, ServiceState] = field(default_factory=dict)
+    health: HealthCheck | None = None
+    """None: the workspace's `health`."""
 
 
 USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})

@@ -13,7 +13,8 @@ from typing import Any
 from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, StoredLayer, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare, prepared_id
+from agent_runtime.sandboxes.services import hosts_file, services_unsupported, start_services
 
 # Interval of attempts to create a workspace while all places are in use.
 PLACE_POLL_SECONDS = 0.25
@@ -128,6 +129,14 @@ class ExecutorSandbox:
             elif self.mode != "Plain":
                 lease.prepared = await self._groups.fork_of(lease.spec)
                 stack.push_async_callback(self._groups.fork_ended, lease.prepared)
+            for service in lease.spec.services:
+                if self.mode == "Plain":
+                    raise services_unsupported(self._description)
+                if lease.handle is None:
+                    await self._groups.fork_of(service.workspace)
+                else:
+                    self._groups.adopt(prepared_id(service.workspace), lease.spec.group)
+                stack.push_async_callback(self._groups.fork_ended, prepared_id(service.workspace))
             lease.sandbox = self
             try:
                 try:
@@ -155,8 +164,25 @@ class ExecutorSandbox:
                 # Forks have no processes of the setup, so end them here too.
                 await workspace.kill_all(key=f"{LIFECYCLE_TURN}:setup-end")
                 await workspace.set_network("None", key=f"{LIFECYCLE_TURN}:setup-network-end")
+            if lease.spec.services:
+                await self._start_services(lease, workspace)
         lease.workspaces[lease.identity] = workspace
         return workspace
+
+    async def _start_services(self, lease: Lease, leader: ExecutorWorkspace) -> None:
+        """Start the services of a lease's workspace; may be repeated. Raises ServiceFailed among others."""
+        services = lease.spec.services
+        hosts = hosts_file([service.name for service in services])
+        await leader.write("/etc/hosts", hosts, key=f"{LIFECYCLE_TURN}:hosts", replace=True, owner="0")
+        started = []
+        for service in services:
+            identity = workspace_id(lease.attempt, f"{lease.name}.service-{service.name}")
+            workspace = self._workspace(lease, Hold(identity, lease.fence), None, service.workspace)
+            lease.workspaces[identity] = workspace
+            await workspace.create(prepared_id(service.workspace), self._environment, joins=leader)
+            await workspace.write("/etc/hosts", hosts, key=f"{LIFECYCLE_TURN}:hosts", replace=True, owner="0")
+            started.append((service, workspace))
+        await start_services(started)
 
     async def sweep(self, unwanted: Callable[[str, str], bool], fence: Fence = SWEEPING) -> None:
         found = (await self.client.call("GET", "/workspaces")).json()["workspaces"]
@@ -207,7 +233,9 @@ class ExecutorSandbox:
             await workspace.require_live(or_frozen=True)
         await workspace.fence()
 
-    def _workspace(self, lease: Lease, hold: Hold | None, prepared: str | None) -> ExecutorWorkspace:
+    def _workspace(
+        self, lease: Lease, hold: Hold | None, prepared: str | None, spec: WorkspaceSpec | None = None
+    ) -> ExecutorWorkspace:
         hold = hold or Hold(lease.identity, lease.fence)
 
         async def forked(name: str, parent: str) -> ExecutorWorkspace:
@@ -225,7 +253,7 @@ class ExecutorSandbox:
         return ExecutorWorkspace(
             self.client,
             hold,
-            lease.spec,
+            spec or lease.spec,
             handle={**self._handle, "bootId": self.client.boot_id, "workspace": hold.attempt, "prepared": prepared},
             description={**self._description, "image": lease.spec.image},
             end=lease.end,

@@ -95,10 +95,12 @@ class ExecutorWorkspace:
         self._path = f"/workspaces/{self.name}"
         self._end, self._discard, self._forked = end, discard, forked
 
-    async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
+    async def create(
+        self, parent: str | None, environment: Mapping[str, str], *, joins: ExecutorWorkspace | None = None
+    ) -> None:
         """Create the workspace on top of the frozen workspace `parent`; may be repeated.
 
-        `environment` is the provider's.
+        `environment` is the provider's. With `joins`, it shares network and volumes of that one, whose service it is.
 
         Raises SandboxFailure("NoPlace") among others.
         """
@@ -106,6 +108,9 @@ class ExecutorWorkspace:
         body = {
             "id": self.name,
             "parent": parent,
+            "joins": None if joins is None else joins.name,
+            "shares": bool(self._spec.services),
+            "volumes": dict(self._spec.volumes),
             "limits": limits_of(self._spec.resources if self._spec.is_limited else Resources()),
             "env": {**environment, **self._spec.env},
             "user": self._spec.user,

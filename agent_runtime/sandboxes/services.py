@@ -1,0 +1,163 @@
+"""Starts the services of a workspace in the order of their dependencies, and waits until they are ready.
+
+The keys of its steps depend only on the services, so the next runner continues a start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agent_runtime.sandboxes.base import (
+    FileError,
+    LiveProcesses,
+    ProcessStatus,
+    SandboxFailure,
+    Service,
+    Workspace,
+    WorkspaceLimit,
+)
+from agent_runtime.sandboxes.prepare import LAST_CHARACTERS, LAST_LINES, LIFECYCLE_TURN
+from rollout_api.services import HealthCheck, ServiceState
+
+# Pause between two tries of a health check: databases are ready within a second.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
+_PROCESS_KEY = f"{LIFECYCLE_TURN}:service"
+
+
+class ServiceFailed(SandboxFailure):
+    """A service has ended or did not become ready, so the agent cannot start."""
+
+    def __init__(self, service: str, message: str) -> None:
+        super().__init__("ServiceFailed", f"service {service!r} {message}")
+
+
+def services_unsupported(description: Mapping[str, Any]) -> SandboxFailure:
+    """Return the failure of a task with services in a sandbox in `Plain`."""
+    reason = description.get("modeReason") or "sandbox.workspaces.mode is Plain"
+    return SandboxFailure(
+        "ServicesUnsupported", f"services need workspaces in Overlay mode, and here they are Plain: {reason}"
+    )
+
+
+class ServiceWorkspace(Workspace, LiveProcesses, Protocol):
+    """A workspace in which a service can run."""
+
+
+def hosts_file(names: Sequence[str]) -> bytes:
+    """Return the content of /etc/hosts by which all services of a task are found: they have one network."""
+    return f"127.0.0.1 localhost workspace client main {' '.join(names)}\n::1 localhost\n".encode()
+
+
+async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]]) -> None:
+    """Start all services; return when each is ready. Raises ServiceFailed, SandboxFailure."""
+    starts = {service.name: _Start(service, workspace) for service, workspace in services}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in starts.values():
+                start.running = group.create_task(start.run({name: starts[name] for name in start.service.depends_on}))
+    except BaseExceptionGroup as failures:
+        # The first failure cancelled the other starts.
+        raise failures.exceptions[0] from None
+    for start in starts.values():
+        await start.check()
+
+
+class _Start:
+    """The start of one service. Others wait for its states."""
+
+    def __init__(self, service: Service, workspace: ServiceWorkspace) -> None:
+        self.service, self._workspace = service, workspace
+        self.running: asyncio.Task[None] | None = None
+        self._started = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._process = ""
+
+    async def run(self, needed: Mapping[str, _Start]) -> None:
+        await asyncio.gather(*(start.reach(self.service.depends_on[name]) for name, start in needed.items()))
+        command = self.service.command or self.service.workspace.program
+        if not command:
+            raise self._failed("has no command; give it one, or a Dockerfile with CMD or ENTRYPOINT")
+        argv = command[0] if len(command) == 1 else list(command)
+        try:
+            self._process = await self._workspace.start_process(argv, key=_PROCESS_KEY)
+        except FileError as error:
+            raise self._failed(f"cannot be started: {error}") from error
+        self._started.set()
+        health = self._health
+        if health is not None:
+            await self._until_healthy(health)
+        self._ready.set()
+
+    async def reach(self, state: ServiceState) -> None:
+        """Wait until the service is in that state."""
+        await self._started.wait()
+        if state is ServiceState.HEALTHY:
+            if self._health is None:
+                raise self._failed("has no health check, but another service waits until it is Healthy")
+            await self._ready.wait()
+        elif state is ServiceState.COMPLETED:
+            pause = FIRST_PAUSE_SECONDS
+            while (status := await self._status()) is not None and status.running:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await self.check()
+
+    async def check(self) -> None:
+        """Raise ServiceFailed if it has ended with another exit code than 0."""
+        status = await self._status()
+        if status is not None and not status.running and status.exit_code != 0:
+            raise self._failed(f"ended {_ending(status)}{await self._last_lines(status)}")
+
+    @property
+    def _health(self) -> HealthCheck | None:
+        return self.service.health or self.service.workspace.health
+
+    async def _until_healthy(self, health: HealthCheck) -> None:
+        loop = asyncio.get_running_loop()
+        until, pause, number = loop.time() + health.seconds, FIRST_PAUSE_SECONDS, 0
+        while True:
+            try:
+                result = await self._workspace.run(
+                    health.command,
+                    key=f"{LIFECYCLE_TURN}:health-{number}",
+                    deadline_seconds=min(health.timeout_seconds, health.seconds),
+                )
+            except WorkspaceLimit as limit:
+                raise self._failed(f"used up the task's resources before it was ready: {limit}") from limit
+            if result.ok:
+                return
+            status = await self._status()
+            if status is not None and not status.running:
+                raise self._failed(f"ended {_ending(status)} before it was ready{await self._last_lines(status)}")
+            if loop.time() > until:
+                told = f"; its health check ends with {result.ending}: {result.end_of_output}"
+                lines = "" if status is None else await self._last_lines(status)
+                raise self._failed(f"was not ready after {health.seconds} s{told}{lines}")
+            number += 1
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _status(self) -> ProcessStatus | None:
+        return await self._workspace.process(self._process)
+
+    async def _last_lines(self, status: ProcessStatus) -> str:
+        """Return the end of what it printed, for a message."""
+        output = b""
+        with contextlib.suppress(FileError, SandboxFailure, WorkspaceLimit):
+            start = max(0, status.output_bytes - LAST_CHARACTERS)
+            output = (await self._workspace.read_output(self._process, start, wait_seconds=0)).data
+        lines = (output + status.stderr).decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        text = "\n".join(lines)[-LAST_CHARACTERS:]
+        return f"\n{text}" if text else ""
+
+    def _failed(self, message: str) -> ServiceFailed:
+        return ServiceFailed(self.service.name, message)
+
+
+def _ending(status: ProcessStatus) -> str:
+    return "by a signal" if status.exit_code is None else f"with exit code {status.exit_code}"
+
+
