@@ -70,5 +70,9 @@ class Dockerfile(ApiModel):
     """Contents of the Dockerfile."""
     context: Annotated[list[TaskFile], Field(max_length=CONTEXT_FILES)] = []
     """Files of the build context, with paths relative to it."""
+    args: Annotated[dict[str, Annotated[str, StringConstraints(max_length=32_768)]], Field(max_length=256)] = {}
+    """Values of ARG, which replace those of `tasks.dockerfiles.args`."""
+    target: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    """Stage that is used; the last one when left out."""
     seconds: Seconds = 600
     """Time limit for each of its commands."""

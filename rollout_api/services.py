@@ -54,7 +54,11 @@ class TaskService(ApiModel):
     dockerfile: Dockerfile | None = None
     """Dockerfile of its files, over the same base image as the task's. The task's own image when left out."""
     command: Annotated[list[Command], Field(max_length=256)] = []
-    """Program and arguments, or one text for the shell. ENTRYPOINT and CMD of its Dockerfile when left out."""
+    """Program and arguments, or one text for the shell. ENTRYPOINT of its Dockerfile when left out."""
+    args: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
+    """Arguments of `command`. If both are left out, CMD of its Dockerfile."""
+    aliases: Annotated[list[ServiceName], Field(max_length=16)] = []
+    """Further host names."""
     files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Files that are written before it starts."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
@@ -83,7 +87,8 @@ def services_problem(services: list[TaskService]) -> str | None:
         for name, state in service.depends_on.items():
             if name not in known:
                 return f"service {service.name!r} depends on {name!r}, which is not a service of this task"
-            if state is ServiceState.HEALTHY and known[name].health is None:
+            # Its Dockerfile may have a HEALTHCHECK.
+            if state is ServiceState.HEALTHY and known[name].health is None and known[name].dockerfile is None:
                 return f"service {service.name!r} waits until {name!r} is Healthy, but {name!r} has no health check"
     begun: set[str] = set()
     while len(begun) < len(known):

@@ -126,8 +126,9 @@ def _digest(*parts: Any) -> str:
 class Recipe:
     """One task's Dockerfile, parsed."""
 
-    def __init__(self, dockerfile: Dockerfile) -> None:
+    def __init__(self, dockerfile: Dockerfile, arguments: Mapping[str, str]) -> None:
         self.parsed: Parsed = parse(dockerfile.text)
+        self.arguments = {**arguments, **dockerfile.args}
         files = {posixpath.normpath(file.path): File(file.data(), mode_of(file.mode)) for file in dockerfile.context}
         ignored = files.get("Dockerfile.dockerignore") or files.get(".dockerignore")
         text = ignored.data.decode(errors="replace") if ignored is not None else ""
@@ -206,9 +207,15 @@ class Builder:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finished(self, dockerfile: Dockerfile, spec: WorkspaceSpec) -> Made:
-        recipe = await asyncio.to_thread(Recipe, dockerfile)
+        recipe = await asyncio.to_thread(Recipe, dockerfile, self._options.arguments)
+        target = len(recipe.parsed.stages) - 1
+        if dockerfile.target is not None:
+            named = recipe.parsed.stage(dockerfile.target)
+            if named is None:
+                raise SetupFailed(f"Dockerfile: there is no stage {dockerfile.target!r}")
+            target = named
         try:
-            return await self._made(recipe, len(recipe.parsed.stages) - 1, spec)
+            return await self._made(recipe, target, spec)
         except PlanFailed as failed:
             raise SetupFailed(f"Dockerfile: {failed}") from failed
 
@@ -251,7 +258,7 @@ class Builder:
         """Return the keyed steps of a stage. Raises PlanFailed, SandboxFailure."""
         if number in recipe.chains:
             return recipe.chains[number]
-        below = bases(recipe.parsed, self._options.arguments, self._machine)[number]
+        below = bases(recipe.parsed, recipe.arguments, self._machine)[number]
         if isinstance(below, int):
             start = await self._chain(recipe, below, spec)
             image, base, steps, settings = start.image, start.base, list(start.steps), start.settings
@@ -260,7 +267,7 @@ class Builder:
             base = await self._base(image, spec)
             steps, settings = [], Settings(env=base.env, working_dir=base.working_dir)
         parsed = _with_triggers(recipe.parsed, number, settings)
-        plan: StagePlan = plan_stage(parsed, number, settings, self._options.arguments, self._machine)
+        plan: StagePlan = plan_stage(parsed, number, settings, recipe.arguments, self._machine)
         key = StageChain(image, base, tuple(steps), settings).key
         for step in plan.steps:
             key = await self._key(key, step, recipe, number, spec)
@@ -514,7 +521,8 @@ def completed_spec(spec: WorkspaceSpec, made: Made) -> WorkspaceSpec:
         if spec.working_dir_of_image and settings.working_dir != "/"
         else spec.working_dir,
         working_dir_of_image=False,
-        program=(*(settings.entrypoint or ()), *(settings.command or ())),
+        entrypoint=settings.entrypoint or (),
+        command=settings.command or (),
         health=_health_check(settings),
     )
 

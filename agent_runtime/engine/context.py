@@ -134,6 +134,8 @@ def _service(service: TaskService, sandbox: SandboxTemplate, group: str, task: T
             volumes=service.volumes,
         ),
         command=service.command,
+        args=service.args,
+        aliases=service.aliases,
         depends_on=service.depends_on,
         health=service.health,
     )

@@ -141,7 +141,7 @@ async def check_tasks(
             *(service.dockerfile for service in task.services),
         )
         if dockerfile
-        for problem in problems_of(dockerfile.text, args)
+        for problem in problems_of(dockerfile.text, {**args, **dockerfile.args})
     ]
     if (
         model is not None

@@ -174,8 +174,10 @@ class WorkspaceSpec:
     """Programs that run beside the workspace, in its network and within its limits. Only in `Overlay`."""
     volumes: Mapping[str, str] = field(default_factory=dict)
     """Paths of the folders that it shares with services, by the volume's name."""
-    program: Sequence[str] = ()
-    """The program that the Dockerfile names as the image's own."""
+    entrypoint: Sequence[str] = ()
+    """ENTRYPOINT of its Dockerfile."""
+    command: Sequence[str] = ()
+    """CMD of its Dockerfile."""
     health: HealthCheck | None = None
     """The Dockerfile's own health check."""
 
@@ -187,11 +189,23 @@ class Service:
     name: str
     """The name by which the others reach it."""
     workspace: WorkspaceSpec
-    command: Sequence[str]
-    """Program and arguments, or one text for the shell; empty: the workspace's `program`."""
+    command: Sequence[str] = ()
+    """Program and arguments, or one text for the shell; empty: the workspace's `entrypoint`."""
+    args: Sequence[str] = ()
+    """Arguments; without them and `command`, the workspace's `command`."""
+    aliases: Sequence[str] = ()
+    """Further names."""
     depends_on: Mapping[str, ServiceState] = field(default_factory=dict)
     health: HealthCheck | None = None
     """None: the workspace's `health`."""
+
+    @property
+    def argv(self) -> Sequence[str]:
+        """Return program and arguments, or one text for the shell; empty if there is none."""
+        own = [*self.command, *self.args]
+        if self.command:
+            return own
+        return [*self.workspace.entrypoint, *(self.args or self.workspace.command)]
 
 
 USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})

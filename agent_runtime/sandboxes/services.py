@@ -77,12 +77,11 @@ class _Start:
 
     async def run(self, needed: Mapping[str, _Start]) -> None:
         await asyncio.gather(*(start.reach(self.service.depends_on[name]) for name, start in needed.items()))
-        command = self.service.command or self.service.workspace.program
-        if not command:
+        argv = self.service.argv
+        if not argv:
             raise self._failed("has no command; give it one, or a Dockerfile with CMD or ENTRYPOINT")
-        argv = command[0] if len(command) == 1 else list(command)
         try:
-            self._process = await self._workspace.start_process(argv, key=_PROCESS_KEY)
+            self._process = await self._workspace.start_process(argv[0] if len(argv) == 1 else argv, key=_PROCESS_KEY)
         except FileError as error:
             raise self._failed(f"cannot be started: {error}") from error
         self._started.set()
@@ -159,5 +158,3 @@ class _Start:
 
 def _ending(status: ProcessStatus) -> str:
     return "by a signal" if status.exit_code is None else f"with exit code {status.exit_code}"
-
-

@@ -9,9 +9,11 @@ import posixpath
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
+from agent_runtime.tasks.compose import ComposeReader
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
@@ -24,6 +26,8 @@ CONFIG: Final = "task.toml"
 TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
 LOGS, MARK = ("/logs/agent", CONVENTION), ".rollout"
 
+COMPOSE, MAIN = "environment/docker-compose.yaml", "main"
+"""Services beside the agent's, and the name of the agent's own."""
 NO_AGENT_LIMIT: Final = 86_400
 """Time limit of an agent without `timeout_sec`: a day, the lifetime of a sandbox. Harbor has no limit then."""
 VERIFIER_SECONDS: Final = 600.0
@@ -91,14 +95,19 @@ class _Reader:
     def task(self) -> Task | None:
         """Return the task, or None with problems in the notes."""
         self.report_unsupported_files()
+        seconds = self.value("environment.build_timeout_sec", int, float) or BUILD_SECONDS
+        variables = {**self.place.environ, "CONTEXT_DIR": "."}
+        compose = ComposeReader(
+            self.folder, self.notes, COMPOSE, MAIN, variables, self.place.dockerfiles, seconds
+        ).read()
         steps = self.steps()
         agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
         if steps:
             own = [self.seconds(f"steps.{n}.agent.timeout_sec") or agent_seconds for n in range(len(steps))]
             agent_seconds = min(sum(own), NO_AGENT_LIMIT)
         metadata = self.table("metadata")
-        sandbox = self.sandbox()
-        dockerfile = self.job_dockerfile("environment", "environment")
+        sandbox = self.sandbox(compose.env)
+        dockerfile = self.job_dockerfile("environment", "environment", compose.build_args, compose.build_target)
         solution, solution_files = self.solution("solution") if not steps else ([], [])
         prompt = steps[0].prompt if steps else self.prompt("instruction.md")
         verifier = None if steps else self.verifier_of("tests", "verifier")
@@ -108,7 +117,9 @@ class _Reader:
             name=re.sub(r"[^A-Za-z0-9._@+=-]", "-", self.folder.name),
             prompt=prompt,
             # Files and their parent folders are created with root's rights, because the agent's user may lack them.
-            files=[TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS],
+            files=[*(TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS), *compose.files],
+            services=compose.services,
+            volumes=compose.volumes,
             setup=[" && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS), *self.healthcheck()],
             solution=solution,
             solution_files=solution_files,
@@ -202,9 +213,9 @@ class _Reader:
         """Report files and keys of the folder that are not supported."""
         if str(self.value("environment.os", str) or "linux").lower() != "linux":
             self.refuse("environment.os", "is not linux; only Linux is supported; remove the task")
-        for name in ("environment/docker-compose.yaml", "tests/docker-compose.yaml"):
-            if name in self.folder.files:
-                self.notes.refuse(name, "needs several containers, but only one is supported; remove the task")
+        if "tests/docker-compose.yaml" in self.folder.files:
+            message = "needs services for the grading alone, which is not supported; remove the task"
+            self.notes.refuse("tests/docker-compose.yaml", message)
         if "tests/Dockerfile" in self.folder.files and not self.is_separate():
             self.notes.report("tests/Dockerfile", "is not built: the task is graded in the agent's own workspace")
         if not self.is_separate():
@@ -242,14 +253,18 @@ class _Reader:
             self.folder, self.notes, template, context=context, name=name, seconds=seconds, instead=instead
         )
 
-    def job_dockerfile(self, path: str, context: str) -> Dockerfile | None:
+    def job_dockerfile(
+        self, path: str, context: str, args: Mapping[str, str] = MappingProxyType({}), target: str | None = None
+    ) -> Dockerfile | None:
         """Return the Dockerfile of its folder, unless the table names an image or the job uses images."""
         if self.place.dockerfiles is None or self.value(f"{path}.docker_image", str) is not None:
             return None
         seconds = self.value(f"{path}.build_timeout_sec", int, float) or BUILD_SECONDS
-        return job_dockerfile(self.folder, self.notes, self.place.dockerfiles, context=context, seconds=seconds)
+        return job_dockerfile(
+            self.folder, self.notes, self.place.dockerfiles, context=context, seconds=seconds, args=args, target=target
+        )
 
-    def sandbox(self) -> SandboxOverrides:
+    def sandbox(self, compose_env: Sequence[EnvVar]) -> SandboxOverrides:
         if self.working_dir is None:
             message = "no workdir and no readable WORKDIR: commands start in the job's sandbox.workingDir"
             self.notes.report(CONFIG, message)
@@ -265,7 +280,7 @@ class _Reader:
             image=self.image("environment", "environment", self.folder.name, "the job's sandbox.image"),
             working_dir=self.working_dir,
             user=self.user("agent.user"),
-            env=self.env("environment.env"),
+            env=list({variable.name: variable for variable in [*compose_env, *self.env("environment.env")]}.values()),
             resources=resources if resources != Resources() else None,
             network=Network(
                 setup=baseline, agent=self.access("agent", baseline), verifier=self.access("verifier", grading)

@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agent_runtime.dockerfiles.problems import problems_of
 from agent_runtime.tasks.folders import Build, Folder, Notes
@@ -57,19 +58,29 @@ def built_image(
 
 
 def job_dockerfile(
-    folder: Folder, notes: Notes, dockerfiles: Dockerfiles, *, context: str, seconds: float
+    folder: Folder,
+    notes: Notes,
+    dockerfiles: Dockerfiles,
+    *,
+    context: str,
+    seconds: float,
+    name: str = "Dockerfile",
+    args: Mapping[str, str] = MappingProxyType({}),
+    target: str | None = None,
 ) -> Dockerfile | None:
-    """Return the Dockerfile in a folder of the task, which the job builds; None without such a file.
+    """Return the Dockerfile `name` in a folder of the task, which the job builds; None without such a file.
 
     What is not supported in it becomes a problem with its line.
     """
-    file = posixpath.join(context, "Dockerfile")
+    file = posixpath.normpath(posixpath.join(context, name))
     if file not in folder.files:
         return None
     text = folder.text(file)
-    for problem in problems_of(text, dockerfiles.args):
+    for problem in problems_of(text, {**dockerfiles.args, **args}):
         notes.refuse(file, problem.message, problem.line)
-    return Dockerfile(text=text, context=folder.as_files(context, "."), seconds=math.ceil(seconds))
+    return Dockerfile(
+        text=text, context=folder.as_files(context, "."), args=dict(args), target=target, seconds=math.ceil(seconds)
+    )
 
 
 def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:

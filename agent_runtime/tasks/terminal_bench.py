@@ -1,6 +1,6 @@
 """`TerminalBench`: unmodified task folders of Terminal-bench 1.
 
-A folder has task.yaml, Dockerfile, docker-compose.yaml with one container, run-tests.sh, tests/ and solution.sh. The
+A folder has task.yaml, Dockerfile, docker-compose.yaml, run-tests.sh, tests/ and solution.sh. The
 verdict is based on pytest's report: every test of the hidden files must pass.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from agent_runtime.tasks.compose import ComposeReader
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
@@ -34,8 +35,15 @@ HONOURED: Final = _PEOPLE | _ESTIMATES | _SETTINGS
 REPORTED: Final[Mapping[str, str]] = {
     "run_tests_in_same_shell": "the tests run in a new shell, without the state of the agent's shell"
 }
-COMPOSE_HONOURED: Final = frozenset({"build", "image", "container_name", "command", "environment", "volumes"})
-"""Supported keys of the single service, and keys without meaning here."""
+VARIABLES: Final = {
+    "T_BENCH_TEST_DIR": TESTS,
+    "T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME": CLIENT,
+    "T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME": CLIENT,
+    "T_BENCH_TASK_DOCKER_NAME_PREFIX": CLIENT,
+    "T_BENCH_CONTAINER_LOGS_PATH": "/logs",
+    "T_BENCH_CONTAINER_AGENT_LOGS_PATH": "/agent-logs",
+}
+"""Variables that Terminal-bench sets for docker-compose.yaml."""
 
 
 def _config(folder: Folder, notes: Notes) -> Mapping[str, Any] | None:
@@ -74,7 +82,8 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         notes.refuse("run-tests.sh", "is missing; it grades the task")
     for script in {"run-tests.sh", "solution.sh"} & folder.files.keys():
         notes.check_script(folder, script)
-    env = _compose(folder, notes)
+    variables = {**place.environ, **VARIABLES}
+    compose = ComposeReader(folder, notes, COMPOSE, CLIENT, variables, place.dockerfiles, BUILD_SECONDS).read()
     facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None
     if facts is None or facts.working_dir is None:
         notes.report("Dockerfile", "has no readable WORKDIR: commands start in the job's sandbox.workingDir")
@@ -102,7 +111,18 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         timeouts=Timeouts(agent_seconds=agent, verifier_seconds=test),
         dockerfile=None
         if place.dockerfiles is None
-        else job_dockerfile(folder, notes, place.dockerfiles, context="", seconds=BUILD_SECONDS),
+        else job_dockerfile(
+            folder,
+            notes,
+            place.dockerfiles,
+            context="",
+            seconds=BUILD_SECONDS,
+            args=compose.build_args,
+            target=compose.build_target,
+        ),
+        files=compose.files,
+        services=compose.services,
+        volumes=compose.volumes,
         sandbox=SandboxOverrides(
             image=built_image(
                 folder,
@@ -117,7 +137,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
             else None,
             working_dir=facts.working_dir if facts else None,
             user=facts.user if facts else None,
-            env=env,
+            env=compose.env,
             network=Network(setup="Public", agent="Public", verifier="Public"),
         ),
         tags=[
@@ -156,26 +176,3 @@ def _seconds(config: Mapping[str, Any], key: str, default: float, notes: Notes) 
         notes.refuse(CONFIG, f"{key}: is {value!r}, expected seconds from 1 to 604800")
         return 1
     return math.ceil(value)
-
-
-def _compose(folder: Folder, notes: Notes) -> list[EnvVar]:
-    """Return the environment of the single container in docker-compose.yaml. Several containers are refused."""
-    if COMPOSE not in folder.files:
-        return []
-    try:
-        services = (yaml.safe_load(folder.text(COMPOSE)) or {}).get("services", {})
-        client = services.get(CLIENT) or {}
-        others = sorted(set(services) - {CLIENT})
-    except (yaml.YAMLError, AttributeError):
-        notes.refuse(COMPOSE, "is not a mapping with services")
-        return []
-    if others:
-        notes.refuse(
-            COMPOSE, f"needs {', '.join(others)} in addition to the client, but only one container is supported"
-        )
-    for key in sorted(set(client) - COMPOSE_HONOURED):
-        notes.report(COMPOSE, f"services.client.{key} is not supported: the job determines the sandbox")
-    given = client.get("environment") or []
-    pairs = given.items() if isinstance(given, dict) else [str(entry).partition("=")[::2] for entry in given]
-    # Leave out Terminal-bench's own variables, which are not needed here.
-    return [EnvVar(name=str(name), value=str(value)) for name, value in pairs if "${T_BENCH_" not in str(value)]

@@ -122,7 +122,7 @@ BROKEN = {
     },
     "task.toml:2: environment.tpu": {"task.toml": "[environment]\ntpu = { type = 'v4', topology = '2x2' }"},
     "environment.os: is not linux": {"task.toml": "[environment]\nos = 'Windows'"},
-    "needs several containers": {"environment/docker-compose.yaml": "services: {}"},
+    "needs services for the grading alone": {"tests/docker-compose.yaml": "services: {}"},
     "instruction.md: is empty": {"instruction.md": "# canary\n"},
     "verifier.environment_mode: is 'own', expected shared or separate": {
         "task.toml": "[verifier]\nenvironment_mode = 'own'"

@@ -23,7 +23,7 @@ def test_a_folder_is_a_task_with_its_limits_and_hidden_tests(tmp_path: Path) -> 
     assert task.verifier is not None
     assert {file.path for file in task.verifier.files} == {"/tests/run-tests.sh", "/tests/test_outputs.py"}
     assert task.verifier.mode is VerifierMode.SHARED
-    assert [variable.name for variable in task.sandbox.env] == ["GREETING"]
+    assert [variable.name for variable in task.sandbox.env] == ["TEST_DIR", "GREETING"]
     assert task.sandbox.image is not None
     assert task.sandbox.image.startswith("r/hello:")
 
@@ -44,7 +44,7 @@ BROKEN = {
     "parser_name: 'swebench' is not supported": {"task.yaml": "instruction: x\nparser_name: swebench"},
     "max_test_timeout_sec: is 0, expected seconds": {"task.yaml": "instruction: x\nmax_test_timeout_sec: 0"},
     "run-tests.sh: has Windows line ends": {"run-tests.sh": b"#!/bin/bash\r\npytest\r\n"},
-    "needs db in addition to the client": {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"},
+    "needs db in addition to client, which needs tasks.dockerfiles": {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"},
 }
 
 

@@ -1,0 +1,376 @@
+"""docker-compose.yaml of Terminal-bench and Harbor: the services beside the agent's own.
+
+The keys follow the Compose specification (compose-spec.io). All services of a task have one network, and one limit of
+resources, so keys about networks and resources have no effect.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from agent_runtime.tasks.folders import Folder, Notes
+from agent_runtime.tasks.images import job_dockerfile
+from rollout_api.files import Dockerfile, TaskFile
+from rollout_api.sandbox import EnvVar
+from rollout_api.services import HealthCheck, ServiceState, TaskService
+from rollout_api.tasks import Dockerfiles
+
+CHECK_SECONDS, CHECK_TRIES = 30.0, 3
+"""Compose's defaults of a health check: of interval and timeout, and of retries."""
+_SUPPORTED: Final = frozenset(
+    {"build", "image", "command", "entrypoint", "environment", "env_file", "depends_on", "healthcheck", "volumes"}
+    | {"working_dir", "user", "container_name", "hostname", "networks", "expose", "ports"}
+)
+_WITHOUT_EFFECT: Final = frozenset(
+    {"restart", "init", "tty", "stdin_open", "labels", "logging", "stop_grace_period", "stop_signal", "pull_policy"}
+    | {"deploy", "mem_limit", "memswap_limit", "cpus", "platform", "links", "shm_size", "attach", "annotations"}
+    | {"security_opt", "ulimits", "cap_drop", "cpu_shares", "mem_reservation", "mem_swappiness", "oom_kill_disable"}
+)
+"""Keys that set what a workspace has anyway, or that only concern Docker."""
+_STATES: Final = {
+    "service_started": ServiceState.STARTED,
+    "service_healthy": ServiceState.HEALTHY,
+    "service_completed_successfully": ServiceState.COMPLETED,
+}
+_VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-?+])([^{}]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
+_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Compose:
+    """What a file says about a task."""
+
+    env: list[EnvVar] = field(default_factory=list)
+    """Variables of the agent's own service."""
+    volumes: dict[str, str] = field(default_factory=dict)
+    """Volumes of the agent's own service that other services have too."""
+    services: list[TaskService] = field(default_factory=list)
+    files: list[TaskFile] = field(default_factory=list)
+    """Files of the folder that are mounted into the agent's own service."""
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    """Values of ARG in the Dockerfile of the agent's own service."""
+    build_target: str | None = None
+
+
+@dataclass
+class ComposeReader:
+    """Reads one file. Records problems in the notes and continues, so that all are found."""
+
+    folder: Folder
+    notes: Notes
+    file: str
+    """The file's path in the folder."""
+    own: str
+    """Name of the service in which the agent works."""
+    environ: Mapping[str, str]
+    """Variables for `${NAME}`."""
+    dockerfiles: Dockerfiles | None
+    """How the job builds Dockerfiles; None if it uses images."""
+    build_seconds: float
+    own_image: str | None = None
+    """Image of the agent's own service, which others may use too."""
+
+    def read(self) -> Compose:
+        """Return what it says; an empty one if there is no such file, or with problems in the notes."""
+        if self.file not in self.folder.files:
+            return Compose()
+        try:
+            content = yaml.safe_load(self.folder.text(self.file)) or {}
+            services = {str(name): dict(value or {}) for name, value in (content.get("services") or {}).items()}
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+            mark = getattr(error, "problem_mark", None)
+            self.refuse("is not a mapping with services", mark.line + 1 if mark is not None else None)
+            return Compose()
+        for key in ("include", "configs", "secrets"):
+            if content.get(key):
+                self.refuse(f"{key} is not supported; write its content into the services")
+        if "extends" in str([list(service) for service in services.values()]):
+            self.refuse("extends is not supported; write the extended keys into the service")
+        services = {name: self.filled(service) for name, service in services.items()}
+        own = services.pop(self.own, {})
+        if services and self.dockerfiles is None:
+            self.refuse(
+                f"needs {', '.join(sorted(services))} in addition to {self.own}, which needs tasks.dockerfiles: "
+                "services are built as layers over the task's base image"
+            )
+            return Compose()
+        self.judge_keys(self.own, own)
+        self.check_ports(services)
+        mounts = {name: list(self.volumes(service)) for name, service in services.items()}
+        named = {source for found in mounts.values() for source, _, is_named in found if is_named}
+        volumes = {source: target for source, target, is_named in self.volumes(own) if is_named and source in named}
+        self.own_image = own.get("image")
+        found = [self.service(name, service, mounts[name]) for name, service in services.items()]
+        return Compose(
+            env=self.environment(self.own, own),
+            volumes=volumes,
+            services=[service for service in found if service is not None],
+            files=[
+                file
+                for source, target, is_named in self.volumes(own)
+                if not is_named
+                for file in self.bound_files(source, target)
+            ],
+            build_args=self.build_args(own),
+            build_target=self.build(own).get("target"),
+        )
+
+    def refuse(self, message: str, line: int | None = None) -> None:
+        self.notes.refuse(self.file, message, line)
+
+    def report(self, message: str) -> None:
+        self.notes.report(self.file, message)
+
+    def filled(self, value: Any) -> Any:
+        """Return a value with variables replaced, as `docker compose` does."""
+        if isinstance(value, dict):
+            return {key: self.filled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.filled(item) for item in value]
+        return _VARIABLE.sub(self._variable, value) if isinstance(value, str) else value
+
+    def _variable(self, match: re.Match[str]) -> str:
+        name = match[1] or match[4]
+        if name is None:
+            return "$"
+        found, operator, word = self.environ.get(name), match[2] or "", match[3] or ""
+        has = bool(found) if operator.startswith(":") else found is not None
+        if operator.endswith("+"):
+            return word if has else ""
+        if has:
+            return found or ""
+        if operator.endswith("?"):
+            self.refuse(f"needs the environment variable {name}, which is not set; set it")
+        return word if operator.endswith("-") else ""
+
+    def judge_keys(self, name: str, service: Mapping[str, Any]) -> None:
+        for key in sorted(set(map(str, service)) - _SUPPORTED - _WITHOUT_EFFECT):
+            if not key.startswith("x-") and service[key]:
+                self.report(f"services.{name}.{key} is not supported, and has no effect")
+
+    def check_ports(self, services: Mapping[str, Mapping[str, Any]]) -> None:
+        users = defaultdict(list)
+        for name, service in services.items():
+            given = [*(service.get("expose") or []), *(service.get("ports") or [])]
+            ports = {
+                str(entry.get("target") if isinstance(entry, dict) else entry).rsplit(":", 1)[-1].split("/")[0]
+                for entry in given
+            }
+            for port in ports:
+                users[port].append(name)
+        for port, names in users.items():
+            if len(names) > 1:
+                self.refuse(
+                    f"services {' and '.join(names)} use the same port {port}, but all services of a task have one "
+                    "network; give them different ports"
+                )
+
+    def service(self, name: str, service: Mapping[str, Any], mounts: list[tuple[str, str, bool]]) -> TaskService | None:
+        self.judge_keys(name, service)
+        if service.get("privileged") or service.get("network_mode") == "host":
+            self.refuse(f"services.{name} needs rights on the machine (privileged, or the host's network)")
+        files: list[TaskFile] = []
+        for source, target, is_named in mounts:
+            if not is_named:
+                bound = self.bound_files(source, target)
+                if not bound:
+                    self.report(f"services.{name}.volumes: {source} is not in the task's folder, and is not mounted")
+                files += bound
+        try:
+            return TaskService(
+                name=name,
+                dockerfile=self.dockerfile(name, service),
+                command=self.words(name, "entrypoint", service.get("entrypoint")),
+                args=self.words(name, "command", service.get("command")),
+                aliases=self.aliases(name, service),
+                files=files,
+                env=self.environment(name, service),
+                user=None if service.get("user") is None else str(service["user"]),
+                working_dir=service.get("working_dir"),
+                depends_on=self.dependencies(service),
+                health=self.health(name, service.get("healthcheck")),
+                volumes={source: target for source, target, is_named in mounts if is_named},
+            )
+        except ValidationError as error:
+            for problem in error.errors():
+                where = ".".join(map(str, problem["loc"]))
+                self.refuse(f"services.{name}: {where}: {problem['msg'].removeprefix('Value error, ')}")
+        except (TypeError, ValueError, AttributeError) as error:
+            self.refuse(f"services.{name}: {error}")
+        return None
+
+    def build(self, service: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = service.get("build")
+        return {"context": given} if isinstance(given, str) else dict(given or {})
+
+    def build_args(self, service: Mapping[str, Any]) -> dict[str, str]:
+        given = pairs(self.build(service).get("args"))
+        return {name: found for name, value in given if (found := self.environ.get(name) if value is None else value)}
+
+    def dockerfile(self, name: str, service: Mapping[str, Any]) -> Dockerfile | None:
+        build = self.build(service)
+        if not build:
+            image = service.get("image")
+            if image and image == self.own_image:
+                return None
+            if not image:
+                self.refuse(f"services.{name} has neither build nor image")
+                return None
+            return Dockerfile(text=f"FROM {image}\n", context=[], seconds=math.ceil(self.build_seconds))
+        for key in sorted(build.keys() - {"context", "dockerfile", "args", "target", "dockerfile_inline"}):
+            self.report(f"services.{name}.build.{key} is not supported, and has no effect")
+        folder = posixpath.dirname(self.file)
+        context = posixpath.normpath(posixpath.join(folder, str(build.get("context") or ".")))
+        context = "" if context == "." else context
+        args = self.build_args(service)
+        target = build.get("target")
+        if build.get("dockerfile_inline"):
+            return Dockerfile(
+                text=str(build["dockerfile_inline"]),
+                context=self.folder.as_files(context, "."),
+                args=args,
+                target=target,
+                seconds=math.ceil(self.build_seconds),
+            )
+        assert self.dockerfiles is not None  # checked before any service is read
+        written = str(build.get("dockerfile") or "Dockerfile")
+        found = job_dockerfile(
+            self.folder,
+            self.notes,
+            self.dockerfiles,
+            context=context,
+            seconds=self.build_seconds,
+            name=written,
+            args=args,
+            target=target,
+        )
+        if found is None:
+            self.refuse(f"services.{name}.build: {posixpath.join(context, written)} is missing")
+        return found
+
+    def words(self, name: str, key: str, given: Any) -> list[str]:
+        """Return a command as words; Compose splits a text like a shell, but runs it without one."""
+        if given is None or given == "":
+            return []
+        if isinstance(given, list):
+            return [str(word) for word in given]
+        try:
+            return shlex.split(str(given))
+        except ValueError as error:
+            self.refuse(f"services.{name}.{key}: {error}")
+            return []
+
+    def aliases(self, name: str, service: Mapping[str, Any]) -> list[str]:
+        networks = service.get("networks")
+        given = [service.get("container_name"), service.get("hostname")]
+        if isinstance(networks, dict):
+            given += [alias for network in networks.values() for alias in (network or {}).get("aliases") or []]
+        return [str(alias).lower() for alias in dict.fromkeys(given) if alias and str(alias) != name]
+
+    def environment(self, name: str, service: Mapping[str, Any]) -> list[EnvVar]:
+        values: dict[str, str] = {}
+        env_file = service.get("env_file") or []
+        for entry in [env_file] if isinstance(env_file, str | dict) else env_file:
+            path = str(entry.get("path") if isinstance(entry, dict) else entry)
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(self.file), path))
+            if path in self.folder.files:
+                values.update(env_lines(self.folder.text(path)))
+            elif not isinstance(entry, dict) or entry.get("required", True):
+                self.refuse(f"services.{name}.env_file: {path} is missing")
+        for key, value in pairs(service.get("environment")):
+            # A name without a value is that of the environment in which `docker compose` runs.
+            found = self.environ.get(key) if value is None else value
+            if found is not None:
+                values[key] = found
+        return [EnvVar(name=key, value=value) for key, value in values.items()]
+
+    def dependencies(self, service: Mapping[str, Any]) -> dict[str, ServiceState]:
+        given = service.get("depends_on") or {}
+        entries = given.items() if isinstance(given, dict) else ((name, {}) for name in given)
+        found = {
+            str(name): _STATES.get((value or {}).get("condition", "service_started"), ServiceState.STARTED)
+            for name, value in entries
+        }
+        # The agent's own workspace is there before every service.
+        found.pop(self.own, None)
+        return found
+
+    def health(self, name: str, given: Any) -> HealthCheck | None:
+        if not given or given.get("disable") or given.get("test") in (None, "NONE", ["NONE"]):
+            return None
+        test = given["test"]
+        command = test if isinstance(test, str) else shlex.join(map(str, test[1:]))
+        if isinstance(test, list) and test[0] == "CMD-SHELL":
+            command = str(test[1])
+        interval, timeout = (self.seconds(name, given.get(key), CHECK_SECONDS) for key in ("interval", "timeout"))
+        tries = int(given.get("retries") or CHECK_TRIES)
+        # A service is unhealthy after so many failures in a row; each takes at most the interval and the time limit.
+        total = self.seconds(name, given.get("start_period"), 0.0) + tries * (interval + timeout)
+        return HealthCheck(command=command, seconds=math.ceil(total), timeout_seconds=max(1, math.ceil(timeout)))
+
+    def seconds(self, name: str, given: Any, default: float) -> float:
+        if given is None:
+            return default
+        text = str(given)
+        parts = _DURATION.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            self.refuse(f"services.{name}.healthcheck: {text!r} is no duration, such as 10s or 1m30s")
+            return default
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+    def volumes(self, service: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+        """Yield (source, target, whether it is a named volume) of each volume; anonymous ones need nothing."""
+        for entry in service.get("volumes") or []:
+            if isinstance(entry, dict):
+                kind, source, target = entry.get("type", "volume"), entry.get("source"), entry.get("target")
+            else:
+                source, colon, rest = str(entry).partition(":")
+                source, target, kind = (source if colon else ""), rest.split(":")[0], ""
+            if not source or kind == "tmpfs":
+                continue  # an anonymous volume, or memory
+            is_named = "/" not in source and not source.startswith((".", "~"))
+            yield str(source), str(target).rstrip("/"), is_named
+
+    def bound_files(self, source: str, target: str) -> list[TaskFile]:
+        """Return the files of the task's folder at a mounted path."""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(self.file), source))
+        if path in self.folder.files:
+            return [self.folder.as_file(path, target)]
+        return self.folder.as_files(path, target) if source.startswith(".") else []
+
+
+def pairs(given: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield name and value of a mapping, or of a list of NAME=VALUE; None for a name alone."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            yield str(name), None if value is None else _text(value)
+    else:
+        for entry in given or []:
+            name, equals, value = str(entry).partition("=")
+            yield name, value if equals else None
+
+
+def env_lines(text: str) -> dict[str, str]:
+    """Return the variables of an env file."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and not name.startswith("#"):
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            found[name.strip()] = value[1:-1] if quoted else value.strip()
+    return found
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,160 @@
+"""Reading docker-compose.yaml of task folders."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
+from rollout_api.services import ServiceState
+from rollout_api.tasks import Task, Tasks
+from tests.support.harbor_tasks import hello_world, terminal_bench
+
+COMPOSE = r"""
+services:
+  client:
+    build: {context: ., args: {VERSION: "3"}, target: last}
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    container_name: ${T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME}
+    command: ["sh", "-c", "sleep infinity"]
+    environment: ["TEST_DIR=${T_BENCH_TEST_DIR}", "MODE=${MODE:-plain}", "PRICE=5$$"]
+    volumes:
+      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
+      - shared:/data
+      - ./seed:/seed
+    depends_on: {db: {condition: service_healthy}}
+  db:
+    build: {context: db, dockerfile: Postgres.Dockerfile}
+    environment: {POSTGRES_PASSWORD: secret, DEBUG: true, PORT: 5432, FROM_HOST: }
+    env_file: db/extra.env
+    healthcheck:
+      test: ["CMD", "pg_isready", "-U", "app user"]
+      interval: 2s
+      timeout: 1m30s
+      retries: 5
+      start_period: 10s
+    volumes: [pg:/var/lib/postgresql/data, "shared:/shared:ro", "./db/init.sql:/docker-entrypoint-initdb.d/init.sql"]
+    user: "70:70"
+    ports: ["5432:5432"]
+    networks: {default: {aliases: [postgres]}}
+    restart: always
+  worker:
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    entrypoint: python -m "my worker"
+    command: --jobs 2
+    working_dir: /srv
+    depends_on:
+      db: {condition: service_started}
+      migrate: {condition: service_completed_successfully}
+      client: {condition: service_started}
+    healthcheck: {test: "test -e /ready", interval: 1s, timeout: 1s}
+    cap_add: [SYS_PTRACE]
+  migrate:
+    image: registry.example/migrate:1
+    hostname: migrations
+    depends_on: [db]
+volumes: {pg: {}, shared: {}}
+"""
+FILES: dict[str, str | bytes] = {
+    "docker-compose.yaml": COMPOSE,
+    "Dockerfile": "FROM debian AS first\nFROM debian AS last\nARG VERSION\nRUN echo $VERSION\nFROM debian AS other\n",
+    "db/Postgres.Dockerfile": "FROM debian\nCOPY conf /etc/conf\n",
+    "db/conf": "max=1\n",
+    "db/extra.env": "# comment\nexport EXTRA='a b'\n",
+    "db/init.sql": "create table t(x int);\n",
+    "seed/words.txt": "one\n",
+}
+
+
+def load(folder: Path, form: str = "TerminalBench", environ: dict[str, str] | None = None) -> LoadedTasks:
+    source: dict[str, Any] = {"from": {"uri": str(folder), "format": form}, "dockerfiles": {}}
+    return load_tasks(Tasks.model_validate(source), folder, environ or {})
+
+
+def task(folder: Path, **environ: str) -> tuple[Task, str]:
+    loaded = load(terminal_bench(folder / "t", **FILES), environ=environ)
+    return loaded.tasks[0], "\n".join(map(str, loaded.warnings))
+
+
+def test_services_have_what_compose_gives_them(tmp_path: Path) -> None:
+    found, told = task(tmp_path, FROM_HOST="here")
+    db, worker, migrate = found.services
+    assert {variable.name: variable.value for variable in db.env} == {
+        "EXTRA": "a b",
+        "POSTGRES_PASSWORD": "secret",
+        "DEBUG": "true",
+        "PORT": "5432",
+        "FROM_HOST": "here",
+    }
+    assert db.dockerfile is not None
+    assert {file.path for file in db.dockerfile.context} >= {"./conf", "./Postgres.Dockerfile"}
+    assert db.health is not None
+    assert (db.health.command, db.health.seconds, db.health.timeout_seconds) == (
+        "pg_isready -U 'app user'",
+        10 + 5 * (2 + 90),
+        90,
+    )
+    assert db.volumes == {"pg": "/var/lib/postgresql/data", "shared": "/shared"}
+    assert [(file.path, file.data()) for file in db.files] == [
+        ("/docker-entrypoint-initdb.d/init.sql", b"create table t(x int);\n")
+    ]
+    assert (db.user, db.aliases) == ("70:70", ["postgres"])
+    assert worker.dockerfile is None, "it uses the task's own image"
+    assert (worker.command, worker.args, worker.working_dir) == (["python", "-m", "my worker"], ["--jobs", "2"], "/srv")
+    assert worker.depends_on == {"db": ServiceState.STARTED, "migrate": ServiceState.COMPLETED}
+    assert worker.health is not None
+    assert worker.health.command == "test -e /ready"
+    assert migrate.dockerfile is not None
+    assert (migrate.dockerfile.text, migrate.aliases) == ("FROM registry.example/migrate:1\n", ["migrations"])
+    assert "services.worker.cap_add is not supported" in told
+    assert "restart" not in told
+
+
+def test_the_agents_own_service_has_its_environment_volumes_files_and_build(tmp_path: Path) -> None:
+    found, _ = task(tmp_path)
+    assert {variable.name: variable.value for variable in found.sandbox.env} == {
+        "TEST_DIR": "/tests",
+        "MODE": "plain",
+        "PRICE": "5$",
+    }
+    assert found.volumes == {"shared": "/data"}
+    assert [file.path for file in found.files] == ["/seed/words.txt"]
+    assert found.dockerfile is not None
+    assert (found.dockerfile.args, found.dockerfile.target) == ({"VERSION": "3"}, "last")
+
+
+def test_harbor_folders_have_services_beside_main(tmp_path: Path) -> None:
+    compose = "services:\n  main: {environment: {A: b}}\n  cache: {build: ./cache, command: redis-server --port 7}\n"
+    hello_world(
+        tmp_path / "hello",
+        **{"environment/docker-compose.yaml": compose, "environment/cache/Dockerfile": "FROM debian\n"},
+    )
+    (found,) = load(tmp_path, "Harbor").tasks
+    (cache,) = found.services
+    assert cache.args == ["redis-server", "--port", "7"]
+    assert cache.dockerfile is not None
+    assert {variable.name: variable.value for variable in found.sandbox.env} == {"A": "b"}
+
+
+BROKEN = {
+    "db.build: db/Dockerfile is missing": "db: {build: db}",
+    "services.db has neither build nor image": "db: {command: x}",
+    "services.db.env_file: no.env is missing": "db: {image: x, env_file: no.env}",
+    "'soon' is no duration": "db: {image: x, healthcheck: {test: x, interval: soon}}",
+    "services a and b use the same port 80": "a: {image: x, ports: ['8080:80']}\n  b: {image: x, expose: [80]}",
+    "needs the environment variable KEY": "db: {image: x, environment: {KEY: '${KEY:?give one}'}}",
+    "depends on 'other', which is not a service": "db: {image: x, depends_on: [other]}",
+    "services a, b wait for each other": "a: {image: x, depends_on: [b]}\n  b: {image: x, depends_on: [a]}",
+    "needs rights on the machine": "db: {image: x, privileged: true}",
+    "cannot be a volume's folder": "db: {image: x, volumes: ['v:/proc/x']}",
+    "extends is not supported": "db: {extends: other}",
+    "is not a mapping with services": "db: [",
+}
+
+
+@pytest.mark.parametrize(("message", "service"), BROKEN.items(), ids=BROKEN)
+def test_what_cannot_run_is_refused_with_the_reason(message: str, service: str, tmp_path: Path) -> None:
+    compose = f"services:\n  client: {{build: .}}\n  {service}\n"
+    with pytest.raises(TaskSourceError, match=re.escape(message)):
+        load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose}))
