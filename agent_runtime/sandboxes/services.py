@@ -46,9 +46,20 @@ class ServiceWorkspace(Workspace, LiveProcesses, Protocol):
     """A workspace in which a service can run."""
 
 
-def hosts_file(names: Sequence[str]) -> bytes:
+def host_names(services: Sequence[Service]) -> list[str]:
+    """Return the names in the network of a task: those that compose files give to the agent's own, and its services'."""
+    return ["client", "main", *(name for service in services for name in (service.name, *service.aliases))]
+
+
+def hosts_file(services: Sequence[Service]) -> bytes:
     """Return the content of /etc/hosts by which all services of a task are found: they have one network."""
-    return f"127.0.0.1 localhost workspace client main {' '.join(names)}\n::1 localhost\n".encode()
+    return f"127.0.0.1 localhost workspace {' '.join(host_names(services))}\n::1 localhost\n".encode()
+
+
+def without_proxy(services: Sequence[Service]) -> dict[str, str]:
+    """Return variables by which programs reach services directly when the network allows others through a proxy."""
+    names = ",".join(["localhost", "127.0.0.1", "::1", *host_names(services)])
+    return {"NO_PROXY": names, "no_proxy": names} if services else {}
 
 
 async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]]) -> None:

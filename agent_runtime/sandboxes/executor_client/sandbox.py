@@ -172,7 +172,7 @@ class ExecutorSandbox:
     async def _start_services(self, lease: Lease, leader: ExecutorWorkspace) -> None:
         """Start the services of a lease's workspace; may be repeated. Raises ServiceFailed among others."""
         services = lease.spec.services
-        hosts = hosts_file([name for service in services for name in (service.name, *service.aliases)])
+        hosts = hosts_file(services)
         await leader.write("/etc/hosts", hosts, key=f"{LIFECYCLE_TURN}:hosts", replace=True, owner="0")
         started = []
         for service in services:

@@ -42,6 +42,7 @@ from agent_runtime.sandboxes.executor_client.connection import Body
 from agent_runtime.sandboxes.executor_client.model_port import serve_model
 from agent_runtime.sandboxes.executor_client.values import bytes_of, file_stat, limits_of, not_started
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
+from agent_runtime.sandboxes.services import without_proxy
 from rollout_api.sandbox import NetworkAccess, Resources
 
 # Longest wait for output in one request, because proxies and NAT tables close connections that are silent for a minute.
@@ -112,7 +113,7 @@ class ExecutorWorkspace:
             "shares": bool(self._spec.services),
             "volumes": dict(self._spec.volumes),
             "limits": limits_of(self._spec.resources if self._spec.is_limited else Resources()),
-            "env": {**environment, **self._spec.env},
+            "env": {**without_proxy(self._spec.services), **environment, **self._spec.env},
             "user": self._spec.user,
             "workingDir": self._spec.working_dir,
             "network": "None",

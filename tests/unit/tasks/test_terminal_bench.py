@@ -44,7 +44,9 @@ BROKEN = {
     "parser_name: 'swebench' is not supported": {"task.yaml": "instruction: x\nparser_name: swebench"},
     "max_test_timeout_sec: is 0, expected seconds": {"task.yaml": "instruction: x\nmax_test_timeout_sec: 0"},
     "run-tests.sh: has Windows line ends": {"run-tests.sh": b"#!/bin/bash\r\npytest\r\n"},
-    "needs db in addition to client, which needs tasks.dockerfiles": {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"},
+    "needs db in addition to client, which needs tasks.dockerfiles": {
+        "docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"
+    },
 }
 
 

@@ -1,0 +1,192 @@
+"""Jobs whose tasks have services, run by rolloutctl: Postgres, Redis and nginx of Debian, kills, and failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.oci.conftest import REPOSITORY, Buildah
+from tests.integration.oci.test_dockerfile_jobs import ROLLOUTCTL, run
+from tests.support.harbor_tasks import write_folder
+
+SERVE = "import http.server as h, os; os.chdir('/srv'); h.test(h.SimpleHTTPRequestHandler, port=8000, bind='0.0.0.0')"
+GET = "python3 -c \"import urllib.request as u; print(u.urlopen('http://web:8000/{}').read().decode())\""
+
+COMPOSE = """
+services:
+  client:
+    build: .
+    volumes: [site:/site]
+    depends_on: {web: {condition: service_started}}
+  db:
+    build: db
+    environment: {PGDATA: /var/lib/postgresql/own}
+    healthcheck: {test: [CMD, /usr/lib/postgresql/15/bin/pg_isready, -h, localhost], interval: 1s, retries: 60}
+  seed:
+    build: db
+    entrypoint: psql -h db -U postgres -v ON_ERROR_STOP=1
+    command: -f /seed.sql
+    volumes: ["./db/seed.sql:/seed.sql"]
+    depends_on: {db: {condition: service_healthy}}
+  cache:
+    build: .
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    command: redis-server --save "" --port 6379 --dir /tmp
+    healthcheck: {test: "redis-cli ping | grep -qx PONG", interval: 1s}
+  web:
+    build: {context: ., dockerfile: web.Dockerfile, args: {PORT: "8080"}}
+    volumes: [site:/usr/share/site]
+    depends_on: {seed: {condition: service_completed_successfully}, cache: {condition: service_healthy}}
+    healthcheck: {test: "test -s /run/nginx.pid", interval: 1s}
+volumes: {site: {}}
+"""
+SOLUTION = """\
+psql -h db -U postgres -c 'insert into words values (2, $$agent$$)'
+redis-cli -h cache set answer 42
+echo made by the agent > /site/index.html
+"""
+TESTS = """\
+import subprocess, urllib.request
+
+def out(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+def test_database_has_the_seed_and_the_agents_row():
+    assert out("psql", "-h", "db", "-U", "postgres", "-Atc", "select word from words order by n") == "seed\\nagent"
+
+def test_cache_has_the_answer():
+    assert out("redis-cli", "-h", "cache", "get", "answer") == "42"
+
+def test_web_server_shows_the_page():
+    assert urllib.request.urlopen("http://web:8080").read() == b"made by the agent\\n"
+
+def test_agent_sees_neither_files_nor_processes_of_the_services():
+    assert subprocess.run(["ls", "/var/lib/postgresql/own", "/seed.sql"], capture_output=True).returncode != 0
+    assert not [c for c in out("sh", "-c", "cat /proc/[0-9]*/comm").split() if c.startswith(("postgres", "nginx", "redis"))]
+"""
+FOLDER: dict[str, str | bytes] = {
+    "task.yaml": "instruction: Insert a row, set a key, write a page.\nmax_agent_timeout_sec: 120\n",
+    "Dockerfile": "FROM debian:bookworm\nWORKDIR /app\n",
+    "docker-compose.yaml": COMPOSE,
+    "db/Dockerfile": (
+        "FROM debian:bookworm\nENV PATH=/usr/lib/postgresql/15/bin:$PATH\nUSER postgres\n"
+        "CMD initdb -D $PGDATA -A trust && exec postgres -D $PGDATA -c unix_socket_directories=/tmp\n"
+    ),
+    "db/seed.sql": "create table words (n int, word text);\ninsert into words values (1, 'seed');\n",
+    "web.Dockerfile": (
+        "FROM debian:bookworm AS conf\nARG PORT\n"
+        'RUN echo "server { listen $PORT; root /usr/share/site; }" > /site.conf\n'
+        "FROM debian:bookworm\nRUN rm /etc/nginx/sites-enabled/default && mkdir /var/log/nginx\n"
+        "COPY --from=conf /site.conf /etc/nginx/conf.d/site.conf\n"
+        'ENTRYPOINT ["nginx"]\nCMD ["-g", "daemon off;"]\n'
+    ),
+    "solution.sh": SOLUTION,
+    "run-tests.sh": "python3 -m pytest /tests/test_outputs.py -rA\n",
+    "tests/test_outputs.py": TESTS,
+}
+
+
+def write_job(folder: Path, tasks: dict[str, Any], **spec: Any) -> None:
+    job = {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "services"},
+        "spec": {"mode": "Eval", "tasks": tasks, "agent": {"type": "Oracle"}, "output": {"uri": "out"}, **spec},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    (run_folder,) = (path for path in (folder / "out").iterdir() if path.name.startswith("services-"))
+    return [json.loads(line) for line in (run_folder / "results.jsonl").read_text().splitlines()]
+
+
+def task(name: str, *services: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A task that is solved if the web server has the agent's file."""
+    return {
+        "name": name,
+        "prompt": "Write a file.",
+        "volumes": {"site": "/site"},
+        "services": [*services],
+        "solution": [f"echo {name} > /site/file"],
+        "verifier": {"mode": "Shared", "commands": [f"{GET.format('file')} | grep -qx {name}"]},
+        **fields,
+    }
+
+
+def web(**fields: Any) -> dict[str, Any]:
+    health = {"command": GET.format(""), "seconds": 60}
+    return {"name": "web", "command": ["python3", "-c", SERVE], "volumes": {"site": "/srv"}, "health": health, **fields}
+
+
+@pytest.mark.full  # builds a Debian with three servers
+def test_terminal_bench_folder_with_postgres_redis_and_nginx(buildah: Buildah, tmp_path: Path) -> None:
+    packages = ["postgresql", "redis-server", "nginx-light", "python3-pytest"]
+    base = subprocess.run([REPOSITORY / "hack/images/base", *packages], stdout=subprocess.PIPE, text=True, check=True)
+    write_folder(tmp_path / "tasks/servers", FOLDER)
+    source = {
+        "from": {"uri": "tasks", "format": "TerminalBench"},
+        "dockerfiles": {"bases": {"debian:bookworm": f"docker-archive:{base.stdout.strip()}"}},
+    }
+    write_job(tmp_path, source, groupSize=4)
+    run(tmp_path, "run", "job.yaml")
+    assert [result["reward"] for result in results(tmp_path)] == [1.0] * 4
+
+
+def test_failing_services_mask_their_own_task_and_no_other(tmp_path: Path) -> None:
+    dead = {"name": "dead", "command": ["echo cannot start; exit 3"], "health": {"command": "false"}}
+    sick = {"name": "sick", "command": ["sleep", "600"], "health": {"command": "echo no; false", "seconds": 1}}
+    large = web(name="large", command=["python3", "-c", "x = bytearray(900 << 20); input()"], health=None)
+    large["health"] = {"command": "sleep 2; false", "seconds": 20}
+    tasks = [
+        task("good", web()),
+        task("ends", web(), dead),
+        task("never-ready", sick, web(dependsOn={"sick": "Healthy"})),
+        task("too-large", web(), large, sandbox={"resources": {"memory": "300Mi"}}),
+    ]
+    write_job(tmp_path, {"inline": tasks}, attempts={"limit": 1})
+    told = run(tmp_path, "run", "job.yaml", code=1)
+    found = {result["task"]: result for result in results(tmp_path)}
+    assert (found["good"]["reward"], found["good"]["outcome"]) == (1.0, "Completed")
+    for name in ("ends", "never-ready", "too-large"):
+        assert (found[name].get("reward"), found[name]["outcome"]) == (None, "InfraFailed"), found[name]
+    assert "service 'dead' ended with exit code 3 before it was ready" in told
+    assert "cannot start" in told
+    assert "service 'sick' was not ready after 1 s" in told
+    assert "service 'large'" in told
+    assert not subprocess.run(["pgrep", "-f", "sleep 600$"], check=False, capture_output=True).stdout.split()
+
+
+def test_services_live_on_when_their_runner_is_killed(tmp_path: Path) -> None:
+    """The agent's row is in a service's memory, so it is lost if the service starts again."""
+    serve = (
+        "import http.server as h\nseen = []\n"
+        "class S(h.BaseHTTPRequestHandler):\n def do_GET(s):\n  seen.append(s.path); s.send_response(200); "
+        "s.end_headers(); s.wfile.write(' '.join(seen).encode())\n"
+        "h.HTTPServer(('', 8000), S).serve_forever()"
+    )
+    memory = {"name": "web", "command": ["python3", "-c", serve], "health": {"command": GET.format("health")}}
+    steps = [GET.format("first"), "touch began; sleep 3", GET.format("second")]
+    check = f"{GET.format('end')} | grep -q 'first /second'"
+    held = task("kept", memory, solution=steps, verifier={"mode": "Shared", "commands": [check]})
+    write_job(tmp_path, {"inline": [held]}, groupSize=2)
+    log = tmp_path / "log"
+    running = subprocess.Popen([ROLLOUTCTL, "run", "job.yaml"], cwd=tmp_path, stderr=log.open("w"))
+    until = time.monotonic() + 60
+    # A second segment of both journals: the first step has ended, and the second one waits for the third.
+    while len(list((tmp_path / "out").glob("*/attempts/*/0/1-1.jsonl.zst"))) < 2:
+        assert time.monotonic() < until, log.read_text()
+        assert running.poll() is None, log.read_text()
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    run(tmp_path, "run", "job.yaml")
+    assert [(result["reward"], result["attempt"]) for result in results(tmp_path)] == [(1.0, 0), (1.0, 0)]
