@@ -92,13 +92,13 @@ async def test_service_that_ends_or_never_gets_healthy_fails_the_start_with_its_
         ServiceFailed, match=r"service 'db' was not ready after 1 s; its health check ends with exit code 1"
     ):
         await start((service("db", HEALTH), Workspace("db", log, unhealthy=10**6)))
+    needy = service("web", job=ServiceState.COMPLETED)
     with pytest.raises(ServiceFailed, match="service 'job' ended with exit code 2"):
-        needy = service("web", job=ServiceState.COMPLETED)
         await start((needy, Workspace("web", log)), (service("job"), Workspace("job", log, exit_code=2)))
     with pytest.raises(ServiceFailed, match="service 'web' ended with exit code 1"):
         await start((service("web"), Workspace("web", log, exit_code=1)))
+    needy = service("web", db=ServiceState.HEALTHY)
     with pytest.raises(ServiceFailed, match="has no health check"):
-        needy = service("web", db=ServiceState.HEALTHY)
         await start((needy, Workspace("web", log)), (service("db"), Workspace("db", log)))
     with pytest.raises(ServiceFailed, match="has no command"):
         await start((Service("db", SPEC), Workspace("db", log)))
