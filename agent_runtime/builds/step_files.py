@@ -148,7 +148,7 @@ class StepFiles:
         path, entry = await self._resolved(mount.target or default)
         if path == "/":
             raise FileError(path, "a mount at the root is not supported; name a folder below it")
-        above = (await self._missing(path) or [path])[0]
+        created = await self._missing(path)
         before = None if entry is None else await self._saved(path)
         if entry is not None:
             await self.workspace.remove(path, key=self._key("hide"), owner=ROOT)
@@ -164,12 +164,22 @@ class StepFiles:
             await self._apply(lambda target: _folder_tar(target, path, mode, owner))
 
         async def undo() -> None:
-            await self.workspace.remove(path if before is not None else above, key=self._key("unmount"), owner=ROOT)
+            await self.workspace.remove(path, key=self._key("unmount"), owner=ROOT)
+            # The command may have written beside the mount.
+            for folder in reversed(created[:-1]):
+                if not await self._is_empty(folder):
+                    break
+                await self.workspace.remove(folder, key=self._key("unmount"), owner=ROOT)
             if before is not None:
                 with before:
                     await self.workspace.restore(_chunks(before), key=self._key("show"))
 
         return undo
+
+    async def _is_empty(self, path: str) -> bool:
+        """Return whether a path is a folder without entries."""
+        entry = await self.workspace.stat(path, owner=ROOT)
+        return entry is not None and entry.type == "folder" and not await self.workspace.list(path)
 
     async def _missing(self, path: str) -> list[str]:
         """Return the path and the folders above it that do not exist, the topmost first."""

@@ -321,6 +321,15 @@ RUN --mount=type=cache,target=/new/deep/cache touch /new/deep/cache/x
     assert printed == "kept\n7:8 750\nls:"
 
 
+async def test_files_beside_a_mount_in_a_new_folder_are_kept(builds: Builds) -> None:
+    text = """RUN --mount=type=cache,target=/made/deep/cache mkdir /made/bin && echo kept > /made/bin/file
+RUN --mount=type=cache,target=/both/a --mount=type=cache,target=/both/b true
+"""
+    spec = await builds.build(written(text))
+    printed = await builds.output_of(spec, "sh", "-c", "cat /made/bin/file; ls /made; ls /both 2>&1 | head -c 3")
+    assert printed == "kept\nbin\nls:"
+
+
 async def test_names_of_deletion_markers_are_copied_as_files(builds: Builds, tmp_path: Path) -> None:
     folder = tmp_path / "context"
     (folder / "odd").mkdir(parents=True)
