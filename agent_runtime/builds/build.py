@@ -19,7 +19,7 @@ import secrets
 import shlex
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -71,6 +71,8 @@ LAYER_BYTES = 64 << 30
 _IDENTIFYING = ("/etc/os-release", "/etc/passwd", "/var/lib/dpkg/status", "/lib/apk/db/installed")
 _IDENTIFYING_BYTES = 64 << 20
 _PROBE = "/tmp/.probe"
+# A shorter line of a secret, such as a brace, occurs in ordinary output.
+_HIDDEN_LINE = 8
 UNSUPPORTED = "DockerfileUnsupported"
 
 
@@ -337,6 +339,8 @@ class Builder:
                 name: value for name, _, value in found if name not in ("HOME", "PWD", "SHLVL", "_", "USER", "LOGNAME")
             }
             user = f"{uid}:{gid}" if (uid, gid) != (0, 0) else None
+            # Layers of another machine, or without owners, would be wrong here.
+            identity += f" {self._machine}" + (" one-user" if has_one_user else "")
             return Base(identity, env, workspace.working_dir, user, has_one_user)
 
     # Workspaces
@@ -473,7 +477,7 @@ class Builder:
         network: NetworkAccess,
         default_user: str | None,
     ) -> None:
-        workspace = hands.workspace
+        workspace, env = hands.workspace, dict(step.env)
         mounted = []
         for mount, files in zip(step.mounts, taken, strict=True):
             secret = None
@@ -484,6 +488,10 @@ class Builder:
                     if mount.required:
                         raise SetupFailed(f"{where}: needs the secret {name!r}; name it in tasks.dockerfiles.secrets")
                     continue
+                if mount.env:
+                    env[mount.env] = secret.decode(errors="surrogateescape")
+                    if mount.target is None:
+                        continue
             mounted.append(await hands.mount(mount, files, secret))
         if step.script is not None:
             await workspace.write(SCRIPT, step.script.encode(), key="2:script", mode="755", owner=ROOT)
@@ -494,11 +502,11 @@ class Builder:
             key="3:run",
             deadline_seconds=recipe.seconds,
             cwd=step.working_dir,
-            env=step.env,
+            env=env,
             user=step.user or default_user,
         )
         if not result.ok:
-            raise SetupFailed(_failed(where, result, recipe.seconds))
+            raise SetupFailed(_failed(where, _without(self._options.secrets.values(), result), recipe.seconds))
         await workspace.kill_all(key="3:end")
         if step.script is not None:
             await workspace.remove(SCRIPT, key="4:script", owner=ROOT)
@@ -564,6 +572,18 @@ def _failed(where: str, result: CommandResult, seconds: float) -> str:
         end = f"was ended by {result.cause or f'signal {result.signal}'}"
     lines = end_of_output(result)
     return f"{where} {end}" + (f"\n{lines}" if lines else "")
+
+
+def _without(secret_values: Iterable[bytes], result: CommandResult) -> CommandResult:
+    """Return a result in whose output each secret, and each longer line of one, is replaced by `***`."""
+    hidden = {value.strip() for value in secret_values} | {
+        line.strip() for value in secret_values for line in value.splitlines() if len(line.strip()) >= _HIDDEN_LINE
+    }
+    stdout, stderr = result.stdout, result.stderr
+    # The longest first, because one may be a part of another.
+    for text in sorted(hidden - {b""}, key=len, reverse=True):
+        stdout, stderr = stdout.replace(text, b"***"), stderr.replace(text, b"***")
+    return dataclasses.replace(result, stdout=stdout, stderr=stderr)
 
 
 async def _user_of(workspace: Workspace) -> tuple[int, int]:

@@ -330,6 +330,33 @@ RUN --mount=type=cache,target=/both/a --mount=type=cache,target=/both/b true
     assert printed == "kept\nbin\nls:"
 
 
+async def test_secret_is_hidden_in_the_output_of_a_failed_step(builds: Builds) -> None:
+    builds.secrets = {"key": b"s3cret\nlonger line of it\n"}
+    text = "RUN --mount=type=secret,id=key cat /run/secrets/key; tail -1 /run/secrets/key >&2; echo said; exit 3\n"
+    with pytest.raises(SetupFailed, match="said") as failed:
+        await builds.build(written(text))
+    assert "longer line" not in str(failed.value)
+    assert "s3cret" not in str(failed.value)
+
+
+async def test_secret_is_an_environment_variable_when_its_mount_names_one(builds: Builds) -> None:
+    builds.secrets = {"key": b"s3cret"}
+    text = """RUN --mount=type=secret,id=key,env=KEY test "$KEY" = s3cret && test ! -e /run/secrets/key
+RUN --mount=type=secret,id=key,env=KEY,target=/file test "$KEY" = "$(cat /file)"
+RUN test -z "$KEY"
+"""
+    await builds.build(written(text))
+
+
+async def test_layers_of_another_architecture_are_not_used(builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
+    dockerfile = written("RUN uname -m > /machine\n")
+    await builds.build(dockerfile)
+    builds.made.clear()
+    monkeypatch.setattr("agent_runtime.builds.build.this_architecture", lambda: "arm64")
+    await builds.build(dockerfile)
+    assert len(builds.made) == 1
+
+
 async def test_names_of_deletion_markers_are_copied_as_files(builds: Builds, tmp_path: Path) -> None:
     folder = tmp_path / "context"
     (folder / "odd").mkdir(parents=True)
