@@ -7,13 +7,15 @@ context belong to root, those of another stage keep their owners.
 from __future__ import annotations
 
 import io
+import lzma
 import posixpath
 import stat
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 import zstandard
 
@@ -21,6 +23,10 @@ from agent_runtime.dockerfiles.patterns import Ignore, has_wildcards, matches
 from agent_runtime.executor.init.archives import DELETED, OWN_NAME
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
+# What tarfile and the decompressors raise for damaged archives.
+_DAMAGED = (tarfile.TarError, zstandard.ZstdError, zlib.error, lzma.LZMAError, EOFError)
+UNPACKED_BYTES = 16 << 30
+"""Limit of the files in an archive that ADD unpacks: a small archive may contain more than any disk holds."""
 
 
 class CopyProblem(Exception):
@@ -136,7 +142,12 @@ def write_copy(target: IO[bytes], taken: Sequence[Taken], placing: Placing, *, u
         for path in placing.missing:
             tar.addfile(_folder(path, placing))
         for source in taken:
-            _write_source(tar, source, placing, unpacks=unpacks)
+            try:
+                _write_source(tar, source, placing, unpacks=unpacks)
+            except (*_DAMAGED, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of the target, such as a full disk
+                raise CopyProblem(f"the archive {source.name!r} cannot be read: {error}") from error
 
 
 def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpacks: bool) -> None:
@@ -147,7 +158,11 @@ def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpa
         with source.tar() as packed:
             archive = _archive_in(packed)
         if archive is not None:
+            unpacked = 0
             for member, content in _members(archive):
+                unpacked += member.size
+                if unpacked > UNPACKED_BYTES:
+                    raise CopyProblem(f"the archive {source.name!r} has more than {UNPACKED_BYTES} bytes of files")
                 _put(tar, member, posixpath.join(base, member.name), base, placing, content)
             return
     with source.tar() as packed:
@@ -208,14 +223,11 @@ def _stored(path: str) -> str:
 
 
 def _members(packed: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
-    try:
-        with tarfile.open(fileobj=packed, mode="r:*", encoding="utf-8", errors="surrogateescape") as tar:
-            for member in tar:
-                if ".." in member.name.split("/"):
-                    raise CopyProblem(f"member {member.name!r} of the archive leaves the destination")
-                yield member, tar.extractfile(member) if member.isreg() else None
-    except tarfile.TarError as error:
-        raise CopyProblem(f"the archive cannot be read: {error}") from error
+    with _opened_tar(packed) as tar:
+        for member in tar:
+            if ".." in member.name.split("/"):
+                raise CopyProblem(f"member {member.name!r} of the archive leaves the destination")
+            yield member, tar.extractfile(member) if member.isreg() else None
 
 
 def _archive_in(packed: IO[bytes]) -> IO[bytes] | None:
@@ -224,19 +236,27 @@ def _archive_in(packed: IO[bytes]) -> IO[bytes] | None:
     if found is None or found[1] is None:
         return None
     data = found[1].read()
-    if data.startswith(_ZSTD):
-        try:
-            data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
-        except zstandard.ZstdError:
-            return None
+
+    def opened() -> IO[bytes]:
+        packed = io.BytesIO(data)
+        if not data.startswith(_ZSTD):
+            return packed
+        return zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+
     try:
         # Empty data is a file, although tarfile would accept it.
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as tar:
+        with _opened_tar(opened()) as tar:
             if tar.next() is None:
                 return None
-    except (tarfile.TarError, EOFError, OSError):
+    except (*_DAMAGED, OSError):
         return None
-    return io.BytesIO(data)
+    return opened()
+
+
+def _opened_tar(packed: IO[bytes]) -> tarfile.TarFile:
+    # zstd's reader cannot seek, which `r:*` needs.
+    mode: Any = "r|" if isinstance(packed, zstandard.ZstdDecompressionReader) else "r:*"
+    return tarfile.open(fileobj=packed, mode=mode, encoding="utf-8", errors="surrogateescape")
 
 
 def mode_of(written: str) -> int:

@@ -37,6 +37,8 @@ SCRATCH = "scratch"
 """Name of the empty image."""
 _REMOTE = ("http://", "https://", "git@", "ssh://")
 _SHOWN_CHARACTERS = 120
+STAGES = 100
+"""Limit of stages; each that starts from, or copies from, the one before takes a part of Python's stack."""
 SCRIPT = "/tmp/.dockerfile-script"
 """Where a RUN whose only argument is a script with an interpreter is written while it runs."""
 
@@ -136,6 +138,9 @@ class StagePlan:
 def bases(dockerfile: Dockerfile, arguments: Mapping[str, str], machine: str) -> list[int | str]:
     """Return the base of each stage: an earlier stage's number, or an image. Raises PlanFailed."""
     problems = list(dockerfile.problems)
+    if len(dockerfile.stages) > STAGES:
+        line = dockerfile.stages[STAGES].start.line
+        raise PlanFailed([Problem(line, f"{len(dockerfile.stages)} stages; at most {STAGES} are supported")])
     known = _global_arguments(dockerfile, arguments, machine, problems)
     found: list[int | str] = []
     for number, stage in enumerate(dockerfile.stages):

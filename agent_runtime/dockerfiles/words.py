@@ -15,6 +15,10 @@ _SPECIAL_PARAMETERS: Final = "@*#?-$!0"
 _HEREDOC_SPACES: Final = "\t\r "
 _NESTING: Final = 100
 """Limit of substitutions within substitutions; more would exhaust Python's stack."""
+_CHARACTERS: Final = 4 << 20
+"""Limit of an expanded text. A few variables that each contain the one before twice would exhaust memory."""
+_COMPARISONS: Final = 10**7
+"""Limit of the comparisons of characters in `${name#pattern}` and the like, which take some seconds."""
 
 
 class WordError(ValueError):
@@ -95,6 +99,7 @@ class _Lexer:
     keep_unset: bool = False
     at: int = 0
     depth: int = 0
+    characters: int = 0
     words: _Words = field(default_factory=_Words)
 
     def read_all(self) -> str:
@@ -111,6 +116,12 @@ class _Lexer:
         character = self.peek()
         self.at += len(character)
         return character
+
+    def count(self, part: str) -> None:
+        """Raise WordError if the parts so far are too long together."""
+        self.characters += len(part)
+        if self.characters > _CHARACTERS:
+            raise WordError(f"the expanded text is longer than {_CHARACTERS} characters")
 
     def read_until(self, stop: str, raw_escapes: bool, in_pattern: bool, words: _Words | None = None) -> str:
         """Read up to `stop`, or to the end if it is empty. In patterns, quoted escapes are doubled."""
@@ -139,6 +150,7 @@ class _Lexer:
                 else:
                     part = self.next()
                     words.add(part)
+                self.count(part)
                 result.append(part)
         finally:
             self.raw_escapes = before
@@ -173,7 +185,9 @@ class _Lexer:
         result = [quote] if self.raw_quotes else []
         while character := self.peek():
             if character == "$":
-                result.append(self.dollar())
+                part = self.dollar()
+                self.count(part)
+                result.append(part)
                 continue
             self.next()
             if character == quote:
@@ -278,7 +292,13 @@ class _Lexer:
         replacement = self.operand("}", raw_escapes=True, in_pattern=False)
         if value is None and self.keep_unset:
             return f"${{{name}/{pattern}/{replacement}}}"
+        _check_comparisons(len(value or "") ** 2 * len(pattern))
         return _replace(value or "", _pattern(pattern), replacement, everywhere)
+
+
+def _check_comparisons(number: int) -> None:
+    if number > _COMPARISONS:
+        raise WordError("the value and the pattern are too long")
 
 
 def _in_line(character: str) -> bool:
@@ -309,6 +329,7 @@ def _pattern(pattern: str, backwards: bool = False) -> list[Step]:
 
 def _trim(value: str, pattern: str, at_end: bool, longest: bool) -> str:
     """Remove the shortest or longest match from an end of the value."""
+    _check_comparisons(len(value) * len(pattern))
     text = value[::-1] if at_end else value
     found = ends(_pattern(pattern, backwards=at_end), text)
     if not found:

@@ -1,15 +1,22 @@
 """Dockerfiles built as layers: the same files as buildah's images, each step made once, and clear failures."""
 
 import asyncio
+import gzip
+import io
 import json
+import lzma
+import random
 import shutil
 import tarfile
-from collections.abc import AsyncIterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import zstandard
 
+from agent_runtime.builds import trees
 from agent_runtime.sandboxes.base import SandboxFailure, SetupFailed
 from agent_runtime.sandboxes.images.store import ImageStore
 from agent_runtime.sandboxes.local.provider import LocalProvider
@@ -355,6 +362,30 @@ async def test_layers_of_another_architecture_are_not_used(builds: Builds, monke
     monkeypatch.setattr("agent_runtime.builds.build.this_architecture", lambda: "arm64")
     await builds.build(dockerfile)
     assert len(builds.made) == 1
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress, lzma.compress, bytes])
+async def test_archive_that_is_too_large_or_damaged_names_its_line(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, compress: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(trees, "UNPACKED_BYTES", 1 << 20)
+
+    def archive(content: bytes) -> bytes:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            member = tarfile.TarInfo("file")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        return compress(packed.getvalue())
+
+    damaged = archive(random.Random(1).randbytes(1 << 19))
+    for data, message in [
+        (archive(bytes(2 << 20)), "has more than 1048576 bytes"),
+        (damaged[: len(damaged) // 2], "cannot be read"),
+    ]:
+        file = TaskFile(path="a.tar", content_base64=b64encode(data).decode())
+        with pytest.raises(SetupFailed, match=f"line 2: .*{message}"):
+            await builds.build(Dockerfile(text=f"FROM {BASE}\nADD a.tar /\n", context=[file]))
 
 
 async def test_names_of_deletion_markers_are_copied_as_files(builds: Builds, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from agent_runtime.dockerfiles.instructions import Problem
 from agent_runtime.dockerfiles.parse import parse
 from agent_runtime.dockerfiles.plan import (
+    STAGES,
     CopyStep,
     FoldersStep,
     PlanFailed,
@@ -137,3 +139,15 @@ def test_from_without_an_image_is_explained() -> None:
 def test_empty_dockerfile_is_refused() -> None:
     (found,) = problems_of("# nothing\n", {})
     assert found.message == "the Dockerfile has no instructions; expected FROM and others"
+
+
+def test_variables_that_grow_without_limit_are_refused() -> None:
+    text = "FROM a\nENV A=0123456789abcdef\n" + "ENV A=$A$A\n" * 60
+    assert all("longer than" in problem.message for problem in problems_of(text, {}))
+    assert problems_of(text, {})
+
+
+def test_more_stages_than_the_limit_are_refused() -> None:
+    text = "FROM a AS s0\n" + "".join(f"FROM s{number} AS s{number + 1}\n" for number in range(STAGES))
+    (problem,) = problems_of(text, {})
+    assert problem == Problem(STAGES + 1, "101 stages; at most 100 are supported")

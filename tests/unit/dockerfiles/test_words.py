@@ -72,6 +72,20 @@ def test_many_wildcards_take_little_time() -> None:
     assert expand("${v##" + "*a" * 50 + "b}", {"v": "a" * 2000}) == "a" * 2000
 
 
+def test_length_of_the_expanded_text_is_limited() -> None:
+    value = "a" * (1 << 20)
+    with pytest.raises(WordError, match="longer than"):
+        expand("$v" * 1000, {"v": value})
+    with pytest.raises(WordError, match="longer than"):
+        expand('"' + "$v" * 1000 + '"', {"v": value})
+
+
+@pytest.mark.parametrize("word", ["${v//*b/}", "${v/?/}", "${v##*a*b}"])
+def test_long_values_in_patterns_are_refused(word: str) -> None:
+    with pytest.raises(WordError, match="too long"):
+        expand(word, {"v": "a" * (4 << 20)})
+
+
 def test_expand_words_splits_at_unquoted_spaces() -> None:
     assert expand_words("$spaces '$x y' \"$spaces\" z\\ z", VARIABLES) == ["a", "b", "c", "$x y", "a b  c", "z z"]
 
