@@ -38,6 +38,8 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+# The second one disables nginx's buffering.
+EVENT_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -149,7 +151,7 @@ async def _run(request: web.Request) -> web.Response:
 async def _events(request: web.Request) -> web.StreamResponse:
     """Send the summary of a run whenever it changes, as server-sent events."""
     run = await _opened(request)
-    response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+    response = web.StreamResponse(headers={**HEADERS, **EVENT_HEADERS})
     await response.prepare(request)
     last, silent = b"", 0.0
     with contextlib.suppress(ConnectionResetError):

@@ -14,7 +14,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.segments import json_bytes
@@ -229,6 +231,85 @@ async def test_a_live_run_is_followed(browser: Browser, tmp_path: Path) -> None:
             write_rollout(folder, rollouts[index])
         await tab.until("document.querySelectorAll('.virtual tbody tr').length === 2")
         assert tab.problems == []
+
+
+class Proxy:
+    """A proxy in front of a viewer, as an ingress is. `refusal`: its own answer to every request, while it is set."""
+
+    def __init__(self, target: str) -> None:
+        self.refusal: Callable[[], web.Response] | None = None
+        self._target = target
+        self._streams: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        """End all answers that are being sent."""
+        for stream in self._streams:
+            stream.cancel()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Serve; yields the URL."""
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._forward)
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        finally:
+            self.cut()
+            await runner.cleanup()
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        if self.refusal is not None:
+            return self.refusal()
+        url = self._target + request.path_qs.removeprefix("/")
+        async with aiohttp.ClientSession() as http, http.get(url, timeout=aiohttp.ClientTimeout(None)) as answer:
+            headers = {name: answer.headers[name] for name in ("Content-Type", "Content-Security-Policy")}
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            await response.prepare(request)
+            stream = asyncio.create_task(self._copy(answer, response))
+            self._streams.add(stream)
+            await asyncio.wait([stream])
+            self._streams.discard(stream)
+            if stream.cancelled() and request.transport is not None:
+                request.transport.abort()
+        return response
+
+    async def _copy(self, answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+        async for part in answer.content.iter_any():
+            await response.write(part)
+        await response.write_eof()
+
+
+REFUSALS: dict[str, tuple[Callable[[], web.Response], str]] = {
+    "restart": (lambda: web.Response(status=502, text="<html>Bad Gateway</html>"), "answers 502 Bad Gateway"),
+    "login": (
+        lambda: web.Response(status=302, headers={"Location": "https://login.example/"}),
+        "login may have expired",
+    ),
+    "unauthorized": (lambda: web.Response(status=401, text="<html>Sign in</html>"), "login may have expired"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_a_live_run_is_followed_again_after_a_proxy_refused(browser: Browser, tmp_path: Path, name: str) -> None:
+    refusal, words = REFUSALS[name]
+    rollouts = [made_up_rollout(index, hostile=False) for index in range(4)]
+    folder = write_run(tmp_path, "live", rollouts[:1], group_size=4, finished=False, total=4)
+    async with served(tmp_path) as target:
+        proxy = Proxy(target)
+        async with proxy.serving() as url, browser(f"{url}#/run/{folder.name}") as tab:
+            await tab.until("document.querySelectorAll('.virtual tbody tr').length === 1")
+            proxy.cut()
+            write_rollout(folder, rollouts[1])
+            await tab.until("document.querySelectorAll('.virtual tbody tr').length === 2")
+            proxy.refusal = refusal
+            proxy.cut()
+            await tab.until(f"document.querySelector('main').textContent.includes({words!r})")
+            proxy.refusal = None
+            write_rollout(folder, rollouts[2])
+            await tab.until("document.querySelectorAll('.virtual tbody tr').length === 3")
 
 
 async def test_a_damaged_object_is_told_and_the_rest_works(browser: Browser, tmp_path: Path) -> None:

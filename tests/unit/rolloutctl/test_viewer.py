@@ -228,6 +228,8 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
         async def rollouts(run: str, where: Any) -> tuple[int, Any]:
             return await get(f"rollouts?where={quote(json.dumps(where))}", run=run)
 
+        async with http.get(f"{url}api/events", params={"run": folder}) as events:
+            assert events.headers["X-Accel-Buffering"] == "no"
         for path in ("", "api/runs", "app.js", "t0ke/"):
             assert (await get(origin + path))[0] == 404
         status, listed = await get("runs")

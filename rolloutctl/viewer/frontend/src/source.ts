@@ -75,6 +75,8 @@ export interface Source {
   compare(before: string, after: string): Promise<Comparison>;
 }
 
+const FIRST_PAUSE = 500, LONGEST_PAUSE = 5_000; // milliseconds until a lost connection is made again
+
 class Server implements Source {
   isServer = true;
 
@@ -83,12 +85,19 @@ class Server implements Source {
     const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
     let response: Response;
     try {
-      response = await fetch(`api/${path}?${query}`);
+      // A redirect leads to a login page of the proxy in front of the viewer, which is not what was asked for.
+      response = await fetch(`api/${path}?${query}`, { redirect: "manual" });
     } catch {
       throw new Error("The server does not answer. It may have ended: start rolloutctl view again.");
     }
-    const found = await response.json();
-    if (!response.ok) throw new Error(found.error ?? response.statusText);
+    const found = await response.json().catch(() => null);
+    if (!response.ok && found?.error) throw new Error(found.error);
+    if (response.type === "opaqueredirect" || response.status === 401 || response.status === 403) {
+      throw new Error("The proxy in front of the viewer refuses the request. Your login may have expired: reload the page.");
+    }
+    if (!response.ok || found === null) {
+      throw new Error(`The proxy in front of the viewer answers ${response.status} ${response.statusText}. The viewer may be restarting.`);
+    }
     return found as T;
   }
 
@@ -96,15 +105,28 @@ class Server implements Source {
 
   follow(run: string, tell: (summary: Summary) => void, fail: (problem: string) => void) {
     // The first answer comes by a request, because events do not say why they fail.
-    let events: EventSource | null = null, isOver = false;
-    this.get<Summary>("run", { run }).then((summary) => {
+    let events: EventSource | null = null, timer = 0, isOver = false, isFollowed = false, pause = FIRST_PAUSE;
+    const again = () => {
+      events?.close();
+      if (!isOver) timer = setTimeout(start, pause);
+      pause = Math.min(2 * pause, LONGEST_PAUSE);
+    };
+    const start = () => this.get<Summary>("run", { run }).then((summary) => {
       if (isOver) return;
+      isFollowed = true;
       tell(summary);
       events = new EventSource(`api/events?${new URLSearchParams({ run })}`);
-      events.onmessage = (event) => tell(JSON.parse(event.data));
+      events.onmessage = (event) => { pause = FIRST_PAUSE; tell(JSON.parse(event.data)); };
       events.addEventListener("end", () => events?.close());
-    }, (error: Error) => fail(error.message));
-    return () => { isOver = true; events?.close(); };
+      // A proxy cuts long answers. The browser itself would wait 3 s, and would give up when a proxy answers 502.
+      events.onerror = again;
+    }, (error: Error) => {
+      if (isOver) return;
+      fail(error.message);
+      if (isFollowed) again();
+    });
+    start();
+    return () => { isOver = true; clearTimeout(timer); events?.close(); };
   }
 
   rollouts(run: string, query: Query) {
