@@ -1,16 +1,17 @@
-"""Optional additions of a cluster, for the tests that need them: devices to claim, LeaderWorkerSet, and InferencePools."""
+"""Optional additions of a cluster, for the tests that need them."""
 
 import contextlib
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import build, cluster, components, images, nodes
 from .api import Api, ApiError
 from .archives import write_archive
 from .cluster import Say
 from .layout import Layout, State
-from .recipes import ENDPOINT_PICKER
+from .recipes import CONTOUR, ENDPOINT_PICKER
 
 LWS_IMAGE, LWS_NAMESPACE = "localhost/lws:1", "lws-system"
 POOLS = "inferencepools.inference.networking.k8s.io"
@@ -132,6 +133,21 @@ def _stop_pools(layout: Layout) -> None:
     _kubectl(layout, "delete", "crd", POOLS, "--ignore-not-found", "--wait=true")
 
 
+def _start_contour(state: State, say: Say) -> None:
+    program = build.build_one(CONTOUR.name, say)
+    _kubectl(state.layout, "apply", "--server-side", "-f", str(_contour_objects()))
+    say(f"{program} runs with the ClusterRole contour")
+
+
+def _stop_contour(layout: Layout) -> None:
+    if _contour_objects().exists():
+        _kubectl(layout, "delete", "-f", str(_contour_objects()), "--ignore-not-found", "--wait=true")
+
+
+def _contour_objects() -> Path:
+    return build.CACHE / CONTOUR.folder / "share" / CONTOUR.name
+
+
 def _kubectl(layout: Layout, *arguments: str) -> None:
     command = [str(build.programs_folder() / "kubectl"), f"--kubeconfig={layout.kubeconfig}", *arguments]
     _run(command, f"kubectl {arguments[0]}")
@@ -147,4 +163,5 @@ ADDONS = {
     "devices": Addon(_start_devices, _stop_devices),
     "leader-worker-set": Addon(_start_lws, _stop_lws),
     "inference-pools": Addon(_start_pools, _stop_pools),
+    "contour": Addon(_start_contour, _stop_contour),
 }

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import recipes
-from .recipes import ENDPOINT_PICKER, PAUSE_FOLDER, PAUSE_SOURCE, PROMETHEUS_FOLDER, RECIPES, Recipe
+from .recipes import ON_REQUEST, PAUSE_FOLDER, PAUSE_SOURCE, PROMETHEUS_FOLDER, RECIPES, Recipe
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-rollouts" / "cluster"
 
@@ -37,7 +37,7 @@ def build_all(say: Callable[[str], None]) -> Path:
 
 def build_one(name: str, say: Callable[[str], None]) -> Path:
     """Builds one program by the recipe of its name, for tests without a cluster. Raises BuildError."""
-    recipe = next(recipe for recipe in (*RECIPES, ENDPOINT_PICKER) if recipe.name == name)
+    recipe = next(recipe for recipe in (*RECIPES, *ON_REQUEST) if recipe.name == name)
     if not (CACHE / recipe.folder).exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with _lock(say):

@@ -122,7 +122,8 @@ RECIPES = (
     Recipe("kubeconform", KUBECONFORM, "0.8.0", {"kubeconform": f"{KUBECONFORM}/cmd/kubeconform"}),
 )
 
-# The program that chooses a server for each request of a Gateway. Only few tests need it, so `addon` builds it.
+# Only few tests need these, so they are built on request.
+# The program that chooses a server for each request of a Gateway.
 ENDPOINT_PICKER = Recipe(
     "endpoint-picker",
     INFERENCE_EXTENSION,
@@ -130,6 +131,21 @@ ENDPOINT_PICKER = Recipe(
     {"endpoint-picker": f"{INFERENCE_EXTENSION}/cmd/epp"},
     share=("config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",),
 )
+# An ingress controller, which configures Envoy.
+CONTOUR = Recipe(
+    "contour",
+    "github.com/projectcontour/contour",
+    "1.33.8",
+    {"contour": "github.com/projectcontour/contour/cmd/contour"},
+    share=tuple(f"examples/contour/{name}.yaml" for name in ("00-common", "01-crds", "02-rbac", "02-role-contour")),
+)
+OAUTH2_PROXY = Recipe(
+    "oauth2-proxy",
+    "github.com/oauth2-proxy/oauth2-proxy/v7",
+    "7.15.6",
+    {"oauth2-proxy": "github.com/oauth2-proxy/oauth2-proxy/v7"},
+)
+ON_REQUEST = (ENDPOINT_PICKER, CONTOUR, OAUTH2_PROXY)
 
 # The pause container holds a pod's namespaces open, reaps orphans, and ends on a signal.
 PAUSE_SOURCE = """

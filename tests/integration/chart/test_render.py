@@ -296,6 +296,13 @@ def test_viewer_admits_no_sandbox_of_a_listed_namespace() -> None:
     assert [peer["podSelector"] for peer in peers] == [{"matchExpressions": [NOT_SANDBOX]}]
 
 
+@pytest.mark.parametrize("setting", ["viewer.ingress.host=", "viewer.fromNamespaces=null"])
+def test_ingress_that_cannot_work_is_refused(setting: str) -> None:
+    done = template("--values", str(FOLDER / "values" / "viewer.yaml"), "--set", setting)
+    assert done.returncode != 0
+    assert setting.rstrip("=").removesuffix("=null") in done.stderr
+
+
 @pytest.mark.parametrize("name", ["default", "production"])
 def test_operator_admits_no_sandbox_to_its_metrics(name: str) -> None:
     [policy] = (p for p in of_kind(rendered(name), "NetworkPolicy") if p["metadata"]["name"] == RELEASE)

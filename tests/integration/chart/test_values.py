@@ -35,6 +35,8 @@ WRONG = {
     "monitoring.scraping=true": "scraping",
     "monitoring.labels.release=7": "release",
     "serviceAccount.name=x": "serviceAccount",
+    "viewer.ingress.hosts={a.example}": "hosts",
+    "viewer.ingress.host=a.example/runs": "host",
 }
 
 
