@@ -174,14 +174,17 @@ def test_services_live_on_when_their_runner_is_killed(tmp_path: Path) -> None:
         "h.HTTPServer(('', 8000), S).serve_forever()"
     )
     memory = {"name": "web", "command": ["python3", "-c", serve], "health": {"command": GET.format("health")}}
-    steps = [GET.format("first"), "touch began; sleep 3", GET.format("second")]
+    calls = [GET.format("first"), "sleep 3", GET.format("second")]
+    turns = [{"toolCalls": [{"name": "bash", "arguments": {"command": call}}]} for call in calls]
+    turns.append({"toolCalls": [{"name": "finish", "arguments": {"message": "done"}}]})
     check = f"{GET.format('end')} | grep -q 'first /second'"
-    held = task("kept", memory, solution=steps, verifier={"mode": "Shared", "commands": [check]})
-    write_job(tmp_path, {"inline": [held]}, groupSize=2)
+    held = task("kept", memory, verifier={"mode": "Shared", "commands": [check]})
+    script = {"scripted": {"tasks": [{"task": "kept", "members": [{"turns": turns}] * 2}]}}
+    write_job(tmp_path, {"inline": [held]}, groupSize=2, model=script, agent={"tools": ["bash", "finish"]})
     log = tmp_path / "log"
     running = subprocess.Popen([ROLLOUTCTL, "run", "job.yaml"], cwd=tmp_path, stderr=log.open("w"))
     until = time.monotonic() + 60
-    # A second segment of both journals: the first step has ended, and the second one waits for the third.
+    # The second segments of both journals: the first call has ended, and the second one is under way.
     while len(list((tmp_path / "out").glob("*/attempts/*/0/1-1.jsonl.zst"))) < 2:
         assert time.monotonic() < until, log.read_text()
         assert running.poll() is None, log.read_text()
