@@ -73,7 +73,7 @@ class ComposeReader:
     """The file's path in the folder."""
     own: str
     """Name of the service in which the agent works."""
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     """Variables for `${NAME}`."""
     dockerfiles: Dockerfiles | None
     """How the job builds Dockerfiles; None if it uses images."""
