@@ -49,6 +49,7 @@ from agent_runtime.sandboxes.base import (
     CommandResult,
     Fence,
     FileError,
+    ImageSource,
     SandboxFailure,
     SandboxProvider,
     SetupFailed,
@@ -170,18 +171,14 @@ class Builder:
         Raises SetupFailed with the failing instruction, SandboxFailure, StorageError.
         """
         if spec.services:
-            workspaces = await asyncio.gather(*(self.completed(service.workspace) for service in spec.services))
+            own, *workspaces = await asyncio.gather(
+                self.completed(dataclasses.replace(spec, services=())),
+                *(self.completed(service.workspace) for service in spec.services),
+            )
             services = [
-                dataclasses.replace(service, workspace=workspace)
+                dataclasses.replace(service, workspace=await self._within(own, service.name, workspace))
                 for service, workspace in zip(spec.services, workspaces, strict=True)
             ]
-            own = await self.completed(dataclasses.replace(spec, services=()))
-            for service in services:
-                if service.workspace.image != own.image:
-                    raise SetupFailed(
-                        f"service {service.name!r} starts from image {service.workspace.image!r}, but the task from "
-                        f"{own.image!r}; all Dockerfiles of a task need the same base image (tasks.dockerfiles.bases)"
-                    )
             return dataclasses.replace(own, services=services)
         if spec.dockerfile is None:
             return spec
@@ -195,6 +192,28 @@ class Builder:
             known[key] = dockerfile, task
         # A cancelled rollout must not end the work that others wait for.
         return completed_spec(spec, await asyncio.shield(task))
+
+    async def _within(self, own: WorkspaceSpec, service: str, workspace: WorkspaceSpec) -> WorkspaceSpec:
+        """Return a service's workspace for the sandbox of the task, whatever image that has. Raises SandboxFailure."""
+        if workspace.image == own.image:
+            return workspace
+        if workspace.image is None or not isinstance(self._provider, ImageSource):
+            raise SetupFailed(
+                f"service {service!r} starts from image {workspace.image!r}, but the task from {own.image!r}; this "
+                "provider needs the same base image for all Dockerfiles of a task (tasks.dockerfiles.bases)"
+            )
+        image = await self._provider.image_layers(workspace.image)
+        has_own_program = bool(workspace.entrypoint)
+        return dataclasses.replace(
+            workspace,
+            image=own.image,
+            is_bare=True,
+            layers=[*image.layers, *workspace.layers],
+            env={**image.env, **workspace.env},
+            user=workspace.user or image.user,
+            entrypoint=workspace.entrypoint or image.entrypoint,
+            command=workspace.command or (() if has_own_program else image.command),
+        )
 
     def forget_group(self, group: str) -> None:
         """Forget the Dockerfiles of a group, which needs no further workspace."""

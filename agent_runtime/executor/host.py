@@ -23,6 +23,8 @@ class WorkspaceSpec:
 
     id: str
     parent: str | None = None
+    is_bare: bool = False
+    """Without the image's files. A fork has the files of its parent, whatever this says."""
     joins: str | None = None
     """The id of a live workspace whose network, users and limits it shares; that one has `shares`."""
     shares: bool = False

@@ -140,6 +140,17 @@ class StoredLayer:
 
 
 @dataclass(frozen=True)
+class ImageLayers:
+    """An image as layers, the lowest first, and its settings for programs."""
+
+    layers: Sequence[StoredLayer]
+    env: Mapping[str, str]
+    user: str | None
+    entrypoint: Sequence[str]
+    command: Sequence[str]
+
+
+@dataclass(frozen=True)
 class WorkspaceSpec:
     """The workspace that an attempt needs."""
 
@@ -149,6 +160,8 @@ class WorkspaceSpec:
     image: str | None = None
     layers: Sequence[StoredLayer] = ()
     """Layers over the image, the lowest first. Only in `Overlay`."""
+    is_bare: bool = False
+    """Whether the layers are the whole root, without the image's files."""
     dockerfile: Dockerfile | None = None
     """Dockerfile whose last stage the workspace starts from. It replaces `image` and `layers`."""
     user: str | None = None
@@ -487,6 +500,14 @@ class LiveProcesses(Protocol):
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
         """Return its output from the cursor on, at most 1 MiB; waits for the first byte."""
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Optional interface of providers that can read images themselves."""
+
+    async def image_layers(self, image: str) -> ImageLayers:
+        """Return an image as layers. Raises SandboxFailure."""
 
 
 class SandboxProvider(Protocol):

@@ -44,6 +44,7 @@ def prepared_id(spec: WorkspaceSpec) -> str:
         "group": spec.group,
         "image": spec.image,
         "layers": [layer.digest for layer in spec.layers],
+        "bare": spec.is_bare,
         "workingDir": spec.working_dir,
         "user": spec.user,
         "env": dict(spec.env),
@@ -192,7 +193,7 @@ class LayerStates:
 
     def __init__(
         self,
-        make: Callable[[str, str | None, StoredLayer], Awaitable[None]],
+        make: Callable[[str, str | None, StoredLayer, bool], Awaitable[None]],
         drop: Callable[[str], Awaitable[None]],
         most_bytes: int = MOST_LAYER_BYTES,
     ) -> None:
@@ -202,22 +203,22 @@ class LayerStates:
         self._removals: dict[str, asyncio.Task[None]] = {}
 
     @contextlib.asynccontextmanager
-    async def ready(self, layers: Sequence[StoredLayer]) -> AsyncIterator[str | None]:
+    async def ready(self, layers: Sequence[StoredLayer], *, is_bare: bool = False) -> AsyncIterator[str | None]:
         """Give the frozen workspace with these layers, which stays while the context is open; None if there are none.
 
-        Raises SandboxFailure.
+        With `is_bare`, the lowest layer has no image below it. Raises SandboxFailure.
         """
         held: list[_LayerState] = []
         names: list[str] = []
         try:
-            digest = hashlib.sha256()
+            digest = hashlib.sha256(b"bare" if is_bare else b"")
             for layer in layers:
                 digest.update(layer.digest.encode())
                 name = f"layers-{digest.hexdigest()[:32]}"
                 below = names[-1] if names else None
                 state = self._states.get(name)
                 if state is None or (state.task.done() and (state.task.cancelled() or state.task.exception())):
-                    task = asyncio.create_task(self._made(name, below, layer))
+                    task = asyncio.create_task(self._made(name, below, layer, is_bare))
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                     state = self._states[name] = _LayerState(below, layer.size, task)
                 state.needed += 1
@@ -252,10 +253,10 @@ class LayerStates:
         finally:
             del self._removals[name]
 
-    async def _made(self, name: str, below: str | None, layer: StoredLayer) -> None:
+    async def _made(self, name: str, below: str | None, layer: StoredLayer, is_bare: bool) -> None:
         if (removal := self._removals.get(name)) is not None:
             await asyncio.wait({removal})
-        await self._make(name, below, layer)
+        await self._make(name, below, layer, is_bare)
 
 
 async def _empty_tar() -> AsyncIterator[bytes]:

@@ -9,8 +9,9 @@ import os
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.base import ImageLayers, SandboxFailure
 from agent_runtime.sandboxes.hosting import Executors, HostedProvider, Hosting
+from agent_runtime.sandboxes.images.files import ImageError
 from agent_runtime.sandboxes.images.store import ImageStore
 from rollout_api.sandbox import SandboxTemplate
 
@@ -95,6 +96,13 @@ class RecordedProvider(HostedProvider):
             description={"provider": self.name, "mode": mode, "modeReason": reason, **described},
             provider=self.name,
         )
+
+    async def image_layers(self, image: str) -> ImageLayers:
+        """See ImageSource."""
+        try:
+            return await asyncio.to_thread(self._images.layers, image)
+        except ImageError as error:
+            raise SandboxFailure("ImageUnavailable", str(error)) from error
 
     async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
         """See SandboxProvider."""

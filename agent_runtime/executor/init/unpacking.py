@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Literal
 
 from agent_runtime.executor.init.archives import ATTRIBUTE, COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND, is_kept
@@ -275,15 +275,21 @@ def unpack(location: str, stream: int, ancestors: Ancestors) -> Message:
     return _unpack(Target(location, ancestors=ancestors), stream, of_layer=False)
 
 
+_MOUNTED = ("dev", "proc", "sys")
+"""Top-level folders of images that are mounts of the kernel in a workspace."""
+
+
 def restore(location: str, stream: int) -> Message:
-    """Apply a layer's tar below `location`, deletions and owners included."""
-    return _unpack(Target(location, owners=True), stream, of_layer=True)
+    """Apply a layer's tar below `location`, deletions and owners included, except in mounts of the kernel."""
+    return _unpack(Target(location, owners=True), stream, of_layer=True, left_out=_MOUNTED if location == "/" else ())
 
 
-def _unpack(target: Target, stream: int, *, of_layer: bool) -> Message:
+def _unpack(target: Target, stream: int, *, of_layer: bool, left_out: Sequence[str] = ()) -> Message:
     entries = 0
     with open(stream, "rb", closefd=False) as file:
         for member, parts, content in members(file):
+            if parts and parts[0] in left_out:
+                continue
             entries += 1
             if of_layer and parts and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers:
                 folder = target.parent(parts)

@@ -299,6 +299,8 @@ class OverlayHost(Host):
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
+        # The layers that have no image below them.
+        self._bare: set[str] = set()
         # Creating a workspace keeps one processor busy, so create at most one per processor at a time.
         self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
@@ -323,7 +325,9 @@ class OverlayHost(Host):
         self._begun += 1
         try:
             shared = () if joined is None else joined.shared
-            workspace = await self._make(spec, {"chain": self._chain(parent), "view_of": None}, shared)
+            is_bare = spec.is_bare if parent is None else parent in self._bare
+            lower = {"chain": self._chain(parent), "view_of": None, "is_bare": is_bare}
+            workspace = await self._make(spec, lower, shared)
         except BaseException:
             self._release(parent)
             raise
@@ -335,6 +339,8 @@ class OverlayHost(Host):
         layer = workspace.layer
         self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
         self._by_id[spec.id] = workspace
+        if is_bare:
+            self._bare.add(layer)
         return workspace
 
     def on_broken(self, call: Callable[[str], None]) -> None:
@@ -383,6 +389,7 @@ class OverlayHost(Host):
             if self._users[layer]:
                 return
             self.remove_layer(layer)
+            self._bare.discard(layer)
             del self._users[layer], self._ids[layer]
             layer = self._below.pop(layer)
 
@@ -418,7 +425,8 @@ class OverlayHost(Host):
         layer = workspace.layer
         self._users[layer] += 1
         try:
-            view = await self._make(spec, {"chain": self._chain(layer), "view_of": layer})
+            lower = {"chain": self._chain(layer), "view_of": layer, "is_bare": layer in self._bare}
+            view = await self._make(spec, lower)
         except BaseException:
             close_all([] if stream is None else [stream])
             self._release(layer)

@@ -33,6 +33,8 @@ _TERMINAL_GROUP = 5
 _OOM_SCORE = 900
 # The number of ids in a range of 65,536, except those of root and nobody.
 _CREATORS = 65534
+# What every image has.
+_BARE_FOLDERS = ("proc", "dev", "sys", "tmp", "etc")
 # The folder of volumes, in the workspace that others join.
 _VOLUMES = "/.volumes"
 HELLO = 0
@@ -258,10 +260,10 @@ _PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
 def _mount_view(base: BaseLayers, own: str, lower_layers: Message) -> list[int]:
     """Mount a workspace's root and move it onto `/`; return descriptors of the layer for snapshots.
 
-    `own` is its empty layer. `lower_layers` has the layers below: a `chain` of frozen layers, the nearest first. A view
-    of an existing layer (`view_of`) gets no new layer.
+    `own` is its empty layer. `lower_layers` has the layers below: a `chain` of frozen layers, the nearest first, and the
+    image's unless it `is_bare`. A view of an existing layer (`view_of`) gets no new layer.
     """
-    chain, frozen = lower_layers["chain"], lower_layers["view_of"]
+    chain, frozen, is_bare = lower_layers["chain"], lower_layers["view_of"], lower_layers["is_bare"]
     if frozen:
         remove(own)
     else:
@@ -273,10 +275,11 @@ def _mount_view(base: BaseLayers, own: str, lower_layers: Message) -> list[int]:
     layers = os.open(".", os.O_PATH | os.O_CLOEXEC)
     dev = os.open("dev", os.O_PATH | os.O_CLOEXEC)
     binds = [os.open(f"bind{index}", os.O_PATH | os.O_CLOEXEC) for index in range(len(base.binds))]
-    for part, path in enumerate(base.parts):
+    # A root without the image's files has no mounts below it that need their own overlays.
+    for part, path in enumerate(base.parts[:1] if is_bare else base.parts):
         os.fchdir(layers)
         lower = [f"{layer}/u{part}" for layer in [*chain, "base"]]
-        lower += base.lower[part]
+        lower += () if is_bare else base.lower[part]
         options = f"lowerdir={':'.join(lower)},userxattr"
         if not frozen:
             options += f",upperdir={own}/u{part},workdir={own}/w{part},volatile"
@@ -286,6 +289,9 @@ def _mount_view(base: BaseLayers, own: str, lower_layers: Message) -> list[int]:
             kernel.mount(".", "/", flags=kernel.MS_MOVE)
             os.chroot(".")
     os.chdir("/")
+    if is_bare and not frozen:
+        for name in _BARE_FOLDERS:
+            os.makedirs(name, exist_ok=True)
     kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
     kernel.mount(f"/proc/self/fd/{dev}", "/dev", flags=kernel.MS_BIND | kernel.MS_REC)
     group = f",gid={base.first_id + _TERMINAL_GROUP}" if base.several_ids else ""

@@ -209,7 +209,7 @@ class _Zygote:
     def _take_spare(self, base: BaseLayers, number: int, request: Message, descriptors: list[int]) -> None:
         """Pass the request to a spare, or to a new process if none waits. Killed spares are skipped."""
         self._set_wanted(request["spares"])
-        lower_layers = {"chain": request["chain"], "view_of": request["view_of"]}
+        lower_layers = {key: request[key] for key in ("chain", "view_of", "is_bare")}
         ends, joined = descriptors[:2], descriptors[2:]
         if not joined:
             self._recent_layers.append(lower_layers)

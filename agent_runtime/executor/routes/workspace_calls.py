@@ -27,6 +27,7 @@ async def create(call: Call) -> dict[str, Any]:
     spec = WorkspaceSpec(
         id=fields.text("id", pattern=ID_PATTERN, expected=ID_EXPECTED),
         parent=fields.text("parent", None, pattern=ID_PATTERN, expected=ID_EXPECTED),
+        is_bare=fields.flag("bare", False),
         joins=fields.text("joins", None, pattern=ID_PATTERN, expected=ID_EXPECTED),
         shares=fields.flag("shares", False),
         volumes=_volumes(fields),

@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, StoredLayer, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.base import (
+    Fence,
+    Fenced,
+    FileError,
+    SandboxFailure,
+    StoredLayer,
+    WorkspaceLimit,
+    WorkspaceSpec,
+)
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare, prepared_id
@@ -276,7 +284,7 @@ class ExecutorSandbox:
 
     async def _make_prepared(self, name: str, spec: WorkspaceSpec) -> None:
         workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
-        async with self._layers.ready(spec.layers) as below:
+        async with self._layers.ready(spec.layers, is_bare=spec.is_bare) as below:
             try:
                 await workspace.create(below, self._environment)
                 await prepare(workspace, spec)
@@ -286,16 +294,18 @@ class ExecutorSandbox:
                 await workspace.destroy()
                 raise
 
-    async def _restore_layer(self, name: str, below: str | None, layer: StoredLayer) -> None:
+    async def _restore_layer(self, name: str, below: str | None, layer: StoredLayer, is_bare: bool) -> None:
         # Without limits, because a layer is not the work of the task that starts from it.
-        spec = WorkspaceSpec(group="layers", working_dir="/")
+        spec = WorkspaceSpec(group="layers", working_dir="/", is_bare=is_bare)
         workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
         try:
             await self._create_in_time(workspace, below, spec.start_seconds)
             await workspace.restore(layer.load(), key=f"{LIFECYCLE_TURN}:restore")
             await workspace.freeze()
-        except BaseException:
+        except BaseException as error:
             await workspace.destroy()
+            if isinstance(error, FileError):
+                raise SandboxFailure("LayerUnusable", f"a layer cannot be restored here: {error}") from error
             raise
 
     async def _drop_prepared(self, name: str) -> None:

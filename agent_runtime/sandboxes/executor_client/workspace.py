@@ -109,6 +109,7 @@ class ExecutorWorkspace:
         body = {
             "id": self.name,
             "parent": parent,
+            "bare": parent is None and self._spec.is_bare,
             "joins": None if joins is None else joins.name,
             "shares": bool(self._spec.services),
             "volumes": dict(self._spec.volumes),

@@ -25,6 +25,8 @@ _REF_NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 # Manifests and configurations are a few KiB; a larger file is neither.
 _LARGEST_JSON = 4 << 20
 _LARGEST_INDEX_DEPTH = 4
+STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""PATH of an image that sets none, as in container tools."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 
 
@@ -42,6 +44,9 @@ class ImageFiles(Protocol):
 
     def has(self, name: str) -> bool:
         """Whether a file exists."""
+
+    def size(self, name: str) -> int:
+        """Return the bytes of an existing file."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class ImageConfig:
     env: Mapping[str, str]
     user: str | None
     working_dir: str | None
+    entrypoint: Sequence[str] = ()
+    command: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,9 @@ class _Folder:
     def has(self, name: str) -> bool:
         return (self.place / name).is_file()
 
+    def size(self, name: str) -> int:
+        return (self.place / name).stat().st_size
+
 
 class _Archive:
     def __init__(self, place: Path, archive: tarfile.TarFile) -> None:
@@ -128,6 +138,9 @@ class _Archive:
 
     def has(self, name: str) -> bool:
         return name in self._members and self._members[name].isreg()
+
+    def size(self, name: str) -> int:
+        return self._members[posixpath.normpath(name)].size
 
 
 def read_image(files: ImageFiles, wanted: str | None = None) -> OnDisk:
@@ -231,6 +244,8 @@ def _config(files: ImageFiles, content: Mapping[str, Any]) -> ImageConfig:
         env={name: value for name, _, value in variables if name},
         user=str(config.get("User") or "") or None,
         working_dir=str(config.get("WorkingDir") or "") or None,
+        entrypoint=tuple(map(str, config.get("Entrypoint") or ())),
+        command=tuple(map(str, config.get("Cmd") or ())),
     )
 
 

@@ -10,6 +10,7 @@ A folder gets its final name by a rename after all digests were verified, so a f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import gzip
@@ -22,15 +23,25 @@ import shutil
 import subprocess
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
 from agent_runtime.executor.init.trees import remove
-from agent_runtime.sandboxes.images.files import ImageConfig, ImageError, Layer, OnDisk, open_files, read_image
+from agent_runtime.sandboxes.base import ImageLayers, SandboxFailure, StoredLayer
+from agent_runtime.sandboxes.images.files import (
+    STANDARD_PATH,
+    ImageConfig,
+    ImageError,
+    Layer,
+    OnDisk,
+    open_files,
+    read_image,
+)
 from agent_runtime.sandboxes.images.layer import unpack_layer
 
 # Prefixes of image locations on disk, as in container tools: TRANSPORT:PATH[:NAME], containers-transports(5).
@@ -90,6 +101,14 @@ class ImageStore:
 
     def unpack(self, reference: str) -> UnpackedImage:
         """Return the image's unpacked layers; blocks until they are unpacked. Raises ImageError with a remedy."""
+        place = self._place(reference)
+        if _is_root(place.path):
+            return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
+        with open_files(place.path) as files:
+            image = read_image(files, place.name)
+            return UnpackedImage(reference, image.digest, self._layers(image), image.config)
+
+    def _place(self, reference: str) -> Place:
         place = place_of(os.path.expanduser(reference) if reference.startswith("~/") else reference, self.base_dir)
         if place is None:
             place = Place(self._pulled(reference))
@@ -98,11 +117,43 @@ class ImageStore:
                 f"image {reference}: {place.path} does not exist; correct sandbox.image, or build the images of "
                 "tasks.imageTemplate with `rolloutctl images MANIFEST`"
             )
+        return place
+
+    def layers(self, reference: str) -> ImageLayers:
+        """Return the image's layers, from which a root can be made. Blocks while it is pulled. Raises ImageError."""
+        place = self._place(reference)
         if _is_root(place.path):
-            return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
+            raise ImageError(
+                f"image {reference}: a plain folder has no layers; make an archive of it, for example with `buildah "
+                "push IMAGE oci-archive:FILE`"
+            )
         with open_files(place.path) as files:
             image = read_image(files, place.name)
-            return UnpackedImage(reference, image.digest, self._layers(image), image.config)
+            layers = [
+                StoredLayer(layer.diff_id, image.files.size(layer.file), partial(self._tar, place, layer))
+                for layer in image.layers
+            ]
+        config = image.config
+        return ImageLayers(
+            layers, {"PATH": ":".join(STANDARD_PATH), **config.env}, config.user, config.entrypoint, config.command
+        )
+
+    async def _tar(self, place: Place, layer: Layer) -> AsyncIterator[bytes]:
+        chunks = self._tar_chunks(place, layer)
+        try:
+            while chunk := await asyncio.to_thread(next, chunks, b""):
+                yield chunk
+        except (ImageError, EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+            raise SandboxFailure("ImageUnavailable", f"image {place.path}: {error}; fetch it again") from error
+
+    def _tar_chunks(self, place: Place, layer: Layer) -> Iterator[bytes]:
+        with open_files(place.path) as files, files.open(layer.file) as blob:
+            tar = _Hashed(_uncompressed(io.BufferedReader(blob, _READ_BYTES)))
+            content = io.BufferedReader(tar, _READ_BYTES)
+            while chunk := content.read(_READ_BYTES):
+                yield chunk
+            if tar.digest != layer.diff_id:
+                raise ImageError(f"a layer has the digest {tar.digest}, expected {layer.diff_id}")
 
     def has(self, reference: str) -> bool:
         return (self.folder / "pulled" / _file_name(reference)).exists()

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_runtime.sandboxes.images.files import STANDARD_PATH
+
 # Folders with private or live content: homes; secrets that the tools' root could read, because it has their owner's
 # rights; sockets that give root on the machine.
 HOMES = ("/root", "/home")
@@ -46,7 +48,6 @@ SYSTEM_FOLDERS = frozenset({"/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib6
 }  # fmt: skip
 # Prefixes of the machine's own Python. They are visible in workspaces anyway, and on PATH.
 SYSTEM_PREFIXES = frozenset({"/", "/usr", "/usr/local"})
-STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 FIRST_ORDINARY_UID = 1000
 # find_spec avoids the import, which takes ten times as long. -s, because a home's site-packages are masked. The result
 # is printed, because a stub in place of python3 may exit with code 0.

@@ -18,10 +18,9 @@ from typing import Any
 
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.hosting import Placement
-from agent_runtime.sandboxes.images.files import ImageError
+from agent_runtime.sandboxes.images.files import STANDARD_PATH, ImageError
 from agent_runtime.sandboxes.images.store import ImageStore, UnpackedImage
 from agent_runtime.sandboxes.local.environment import (
-    STANDARD_PATH,
     PythonEnvironment,
     binds,
     choose_search_path,

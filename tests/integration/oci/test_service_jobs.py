@@ -165,6 +165,29 @@ def test_failing_services_mask_their_own_task_and_no_other(tmp_path: Path) -> No
     assert not subprocess.run(["pgrep", "-f", "sleep 600$"], check=False, capture_output=True).stdout.split()
 
 
+def test_a_service_has_the_files_and_the_program_of_its_own_image(
+    buildah: Buildah, debian: str, tmp_path: Path
+) -> None:
+    """The task runs on this machine's files, the service on those of an image with a layer of its Dockerfile."""
+    (tmp_path / "serve.py").write_text(SERVE)
+    container = buildah("from", debian)
+    buildah("copy", container, str(tmp_path / "serve.py"), "/serve.py")
+    buildah("run", container, "sh", "-c", "useradd -m web; ln -s /serve.py /link; ln /serve.py /hard; mkdir /srv/x")
+    buildah("config", "--user", "web", "--env", "NAME=image", "--cmd", '["python3", "/serve.py"]', container)
+    image = buildah("commit", "-q", container)
+    archive = buildah.archive(image, tmp_path / "web.tar")
+    dockerfile = "FROM web\nUSER root\nRUN echo built > /srv/built; rmdir /srv/x\nUSER web\n"
+    health = f"test $(id -un)-$NAME = web-image && {GET.format('')}"
+    served = {"name": "web", "dockerfile": {"text": dockerfile}, "health": {"command": health, "seconds": 60}}
+    checks = [f"{GET.format('built')} | grep -qx built"]
+    checks += [f"! {GET.format('')} | grep -q 'href=.x'", "test ! -e /serve.py"]
+    own = task("images", served, solution=["true"], verifier={"mode": "Shared", "commands": checks})
+    tasks = {"inline": [own], "dockerfiles": {"bases": {"web": f"oci-archive:{archive}"}}}
+    write_job(tmp_path, tasks, groupSize=3)
+    run(tmp_path, "run", "job.yaml")
+    assert [result["reward"] for result in results(tmp_path)] == [1.0] * 3
+
+
 def test_services_live_on_when_their_runner_is_killed(tmp_path: Path) -> None:
     """The agent's row is in a service's memory, so it is lost if the service starts again."""
     serve = (

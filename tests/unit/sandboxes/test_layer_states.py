@@ -29,7 +29,7 @@ class Sandbox:
         self.fails = 0
         self.states = LayerStates(self.make, self.drop, most_bytes)
 
-    async def make(self, name: str, below: str | None, layer: StoredLayer) -> None:
+    async def make(self, name: str, below: str | None, layer: StoredLayer, is_bare: bool) -> None:
         await asyncio.sleep(0)
         if self.fails:
             self.fails -= 1
