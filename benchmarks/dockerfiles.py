@@ -19,7 +19,7 @@ from agent_runtime.sandboxes.local.provider import LocalProvider
 from benchmarks.conversation import ROOT
 from benchmarks.measuring import quantile
 from benchmarks.report import Row, Target, comparison
-from rollout_api.files import Dockerfile, TaskFile
+from rollout_api.files import ContextFile, Dockerfile
 from rollout_api.sandbox import SandboxTemplate
 from tests.support.s3 import serve_s3
 
@@ -39,7 +39,9 @@ def dockerfiles() -> list[Dockerfile]:
                 "RUN python3 -m compileall -q . && useradd -m agent && chown -R agent .\nENV ENVIRONMENT="
                 f"{number}\n"
             ),
-            context=[TaskFile(path=f"package/module_{name}.py", content=f"# {number}\n{source}") for name in range(5)],
+            context=[
+                ContextFile(path=f"package/module_{name}.py", content=f"# {number}\n{source}") for name in range(5)
+            ],
         )
         for number in range(ENVIRONMENTS)
     ]

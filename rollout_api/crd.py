@@ -252,7 +252,10 @@ RULES: dict[str, list[Schema]] = {
 }
 """CEL rules by model."""
 
-ONE_OF: dict[str, tuple[str, ...]] = {"TaskFile": ("content", "contentBase64")}
+ONE_OF: dict[str, tuple[str, ...]] = {
+    "TaskFile": ("content", "contentBase64"),
+    "ContextFile": ("content", "contentBase64", "link"),
+}
 """Unions expressed in plain schema. There may be millions of these objects, which would exceed the API server's cost
 limit for CEL.
 """

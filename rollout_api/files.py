@@ -63,12 +63,27 @@ class TaskFile(ApiModel):
         return base64.b64decode(self.content_base64 or "")
 
 
+class ContextFile(TaskFile):
+    """A file of a build context."""
+
+    link: Path | None = None
+    """Target of a symbolic link, instead of contents."""
+
+    @model_validator(mode="after")
+    def _exactly_one_content(self) -> Self:
+        try:
+            exactly_one({"content": self.content, "contentBase64": self.content_base64, "link": self.link})
+        except ValueError as error:
+            raise ValueError(f"file {self.path!r}: {error}") from None
+        return self
+
+
 class Dockerfile(ApiModel):
     """A Dockerfile with its build context. The job builds it as layers over its base image, without a registry."""
 
     text: Annotated[str, StringConstraints(min_length=1, max_length=1 << 20)]
     """Contents of the Dockerfile."""
-    context: Annotated[list[TaskFile], Field(max_length=CONTEXT_FILES)] = []
+    context: Annotated[list[ContextFile], Field(max_length=CONTEXT_FILES)] = []
     """Files of the build context, with paths relative to it."""
     args: Annotated[dict[str, Annotated[str, StringConstraints(max_length=32_768)]], Field(max_length=256)] = {}
     """Values of ARG, which replace those of `tasks.dockerfiles.args`."""

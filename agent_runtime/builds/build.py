@@ -132,7 +132,10 @@ class Recipe:
     def __init__(self, dockerfile: Dockerfile, arguments: Mapping[str, str]) -> None:
         self.parsed: Parsed = parse(dockerfile.text)
         self.arguments = {**arguments, **dockerfile.args}
-        files = {posixpath.normpath(file.path): File(file.data(), mode_of(file.mode)) for file in dockerfile.context}
+        files = {
+            posixpath.normpath(file.path): File(file.data(), mode_of(file.mode), file.link)
+            for file in dockerfile.context
+        }
         ignored = files.get("Dockerfile.dockerignore") or files.get(".dockerignore")
         text = ignored.data.decode(errors="replace") if ignored is not None else ""
         self.context = Context.of(files, Ignore.parse(text))
@@ -322,13 +325,14 @@ class Builder:
             return _digest("image", image, (await self._base(image, spec)).identity)
         digest = hashlib.sha256()
         for path in paths:
-            for found in self._in_context(recipe.context, path, line):
-                for name, file in recipe.context.tree(found):
+            for found, real in self._in_context(recipe.context, path, line):
+                for name, file in recipe.context.tree(real):
                     content = "" if file is None else f"{file.mode:o} {hashlib.sha256(file.data).hexdigest()}"
-                    digest.update(json.dumps([path, found, name, content]).encode())
+                    linked = [] if file is None or file.link is None else [file.link]
+                    digest.update(json.dumps([path, found, name, content, *linked]).encode())
         return digest.hexdigest()
 
-    def _in_context(self, context: Context, path: str, line: int) -> list[str]:
+    def _in_context(self, context: Context, path: str, line: int) -> list[tuple[str, str]]:
         try:
             return context.found(path)
         except CopyProblem as problem:
@@ -446,7 +450,7 @@ class Builder:
         if isinstance(step, CopyStep):
             taken = await self._taken(step.source, step.sources, recipe, step.line, spec, stack)
             inline = Context.of({name: File(data, 0o644) for name, data in step.inline}, Ignore.parse(""))
-            return [[*taken, *(_from_context(inline, name) for name, _ in step.inline)]]
+            return [[*taken, *(_from_context(inline, name, name) for name, _ in step.inline)]]
         if not isinstance(step, RunStep):
             return []
         found = []
@@ -469,9 +473,9 @@ class Builder:
     ) -> list[Taken]:
         if source is None:
             return [
-                _from_context(recipe.context, found)
+                _from_context(recipe.context, found, real)
                 for path in paths
-                for found in self._in_context(recipe.context, path, line)
+                for found, real in self._in_context(recipe.context, path, line)
             ]
         if not paths:
             return []
@@ -615,5 +619,5 @@ async def _user_of(workspace: Workspace) -> tuple[int, int]:
     return member.uid, member.gid
 
 
-def _from_context(context: Context, path: str) -> Taken:
-    return Taken(path, path in context.folders, lambda: context_tar(context, path))
+def _from_context(context: Context, name: str, path: str) -> Taken:
+    return Taken(name, path in context.folders, lambda: context_tar(context, path))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import IO, Any, cast
 
-from agent_runtime.builds.trees import Placing, Taken, cleaned, write_copy
+from agent_runtime.builds.trees import MOST_LINKS, Placing, Taken, cleaned, write_copy
 from agent_runtime.dockerfiles.instructions import Mount
 from agent_runtime.dockerfiles.patterns import has_wildcards, matches
 from agent_runtime.dockerfiles.plan import CopyStep, Folder
@@ -22,8 +22,6 @@ from agent_runtime.sandboxes.base import FileError, FileStat, Workspace
 SPOOL_BYTES = 8 << 20
 """Copied files up to this size stay in memory."""
 CHUNK_BYTES = 1 << 20
-_MOST_LINKS = 40
-"""The number of links that Linux follows."""
 ROOT = "0:0"
 _KERNEL_FOLDERS = ("proc", "sys", "dev")
 _SECRETS = "/run/secrets"
@@ -59,7 +57,7 @@ class StepFiles:
             entry = None if is_missing else await self.workspace.stat(f"{here}/{part}", owner=ROOT)
             if entry is not None and entry.type == "link" and entry.target is not None:
                 links += 1
-                if links > _MOST_LINKS:
+                if links > MOST_LINKS:
                     raise FileError(path, f"{path!r} is behind a loop of links")
                 here = "" if entry.target.startswith("/") else here
                 left += [name for name in reversed(entry.target.split("/")) if name]

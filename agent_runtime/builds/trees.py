@@ -22,6 +22,8 @@ import zstandard
 from agent_runtime.dockerfiles.patterns import Ignore, has_wildcards, matches
 from agent_runtime.executor.init.archives import DELETED, OWN_NAME
 
+MOST_LINKS = 40
+"""The number of links that Linux follows."""
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # What tarfile and the decompressors raise for damaged archives.
 _DAMAGED = (tarfile.TarError, zstandard.ZstdError, zlib.error, lzma.LZMAError, EOFError)
@@ -39,6 +41,8 @@ class File:
 
     data: bytes
     mode: int
+    link: str | None = None
+    """Target of a symbolic link, which has no data."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,43 @@ class Context:
                 folders.add(path)
         return cls(dict(sorted(kept.items())), frozenset(folders))
 
-    def found(self, pattern: str) -> list[str]:
-        """Return the files and folders that a source of COPY names; none if only a pattern matches nothing. Raises
-        CopyProblem.
+    def found(self, pattern: str) -> list[tuple[str, str]]:
+        """Return (name, path without links) of the files and folders that a source of COPY names.
+
+        None if only a pattern matches nothing. Raises CopyProblem.
         """
         path = cleaned(pattern)
-        if path in self.files or path in self.folders:
-            return [path]
+        real = self._resolved(path)
+        if real is not None:
+            return [(path, real)]
         if not has_wildcards(path):
             raise CopyProblem(f"{pattern!r} is not in the build context, or .dockerignore excludes it")
-        return [known for known in sorted({*self.files, *self.folders}) if matches(path, known)]
+        found: list[tuple[str, str]] = []
+        for known in sorted({*self.files, *self.folders}):
+            if matches(path, known):
+                real = self._resolved(known)
+                if real is None:
+                    raise CopyProblem(f"{known!r} is a link to a file that is not in the build context")
+                found.append((known, real))
+        return found
+
+    def _resolved(self, path: str) -> str | None:
+        """Return the path without links; None if it does not exist. As in Docker, links cannot leave the context."""
+        left, here, links = path.split("/")[::-1], "", 0
+        while left:
+            part = left.pop()
+            if part in ("", ".", ".."):
+                here = posixpath.dirname(here) if part == ".." else here
+                continue
+            here = posixpath.join(here, part)
+            file = self.files.get(here)
+            if file is not None and file.link is not None:
+                links += 1
+                if links > MOST_LINKS:
+                    return None
+                here = "" if file.link.startswith("/") else posixpath.dirname(here)
+                left += file.link.split("/")[::-1]
+        return here if here in self.files or here in self.folders else None
 
     def tree(self, path: str) -> list[tuple[str, File | None]]:
         """Return (relative name, file; None for a folder) of a file or of everything below a folder."""
@@ -126,6 +157,9 @@ def context_tar(context: Context, path: str, owner: tuple[int, int] = (0, 0)) ->
             member.uid, member.gid, member.mtime = *owner, now
             if file is None:
                 member.type, member.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(member)
+            elif file.link is not None:
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, file.link, 0o777
                 tar.addfile(member)
             else:
                 member.size, member.mode = len(file.data), file.mode

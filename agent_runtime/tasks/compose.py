@@ -61,6 +61,8 @@ class Compose:
     build_args: Mapping[str, str] = field(default_factory=dict)
     """Values of ARG in the Dockerfile of the agent's own service."""
     build_target: str | None = None
+    working_dir: str | None = None
+    """Folder in which commands of the agent's own service start."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class ComposeReader:
     dockerfiles: Dockerfiles | None
     """How the job builds Dockerfiles; None if it uses images."""
     build_seconds: float
+    has_any_name: bool = False
+    """Whether a single service is the agent's own, whatever its name."""
     own_image: str | None = None
     """Image of the agent's own service, which others may use too."""
 
@@ -98,6 +102,8 @@ class ComposeReader:
         if "extends" in str([list(service) for service in services.values()]):
             self.refuse("extends is not supported; write the extended keys into the service")
         services = {name: self.filled(service) for name, service in services.items()}
+        if self.has_any_name and len(services) == 1:
+            self.own = next(iter(services))
         own = services.pop(self.own, {})
         if services and self.dockerfiles is None:
             self.refuse(
@@ -124,6 +130,7 @@ class ComposeReader:
             ],
             build_args=self.build_args(own),
             build_target=self.build(own).get("target"),
+            working_dir=own.get("working_dir") or None,
         )
 
     def refuse(self, message: str, line: int | None = None) -> None:
@@ -236,9 +243,10 @@ class ComposeReader:
         args = self.build_args(service)
         target = build.get("target")
         if build.get("dockerfile_inline"):
+            self.notes.contexts.append(context)
             return Dockerfile(
                 text=str(build["dockerfile_inline"]),
-                context=self.folder.as_files(context, "."),
+                context=self.folder.as_context(context),
                 args=args,
                 target=target,
                 seconds=math.ceil(self.build_seconds),

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from agent_runtime.tasks.table import ordered, row_filter
-from rollout_api.files import TaskFile
+from rollout_api.files import ContextFile, TaskFile
 from rollout_api.tasks import Task
 
 FILE_BYTES = 64 << 20
@@ -25,6 +25,9 @@ FILE_BYTES = 64 << 20
 
 EXECUTABLES = ".executables.json"
 """File in the folder of `tasks.from.uri` that lists its executable files, because object storage has no file modes."""
+
+_READ_FOLDERS = ("tests/", "solution/", "steps/")
+"""Folders whose files are read, even where they are part of a build context."""
 
 READERS = 16
 """Concurrent requests to object storage."""
@@ -41,6 +44,12 @@ class Folder:
     """Functions that read the files, by path relative to the folder, sorted."""
     executable: frozenset[str] = frozenset()
     """Files with the x bit; in object storage, those listed in `EXECUTABLES`."""
+    modes: Mapping[str, int] = field(default_factory=dict)
+    """Permission bits; empty in object storage without `EXECUTABLES`."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Targets of symbolic links."""
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    """Problems of entries that are not in `files`. Links among them can be part of a build context."""
     _read: dict[str, bytes] = field(default_factory=dict, compare=False)
 
     def read(self, path: str) -> bytes:
@@ -72,6 +81,18 @@ class Folder:
         mode = "755" if self.is_executable(path) else "644"
         return TaskFile(path=target, content_base64=b64encode(self.read(path)).decode(), mode=mode)
 
+    def as_context(self, folder: str) -> list[ContextFile]:
+        """Return a folder as a build context, with the links and modes that Docker would see."""
+        prefix = f"{folder}/" if folder else ""
+        paths = [*self.below(folder), *(path for path in self.unusable.keys() & self.links if path.startswith(prefix))]
+        return [self._in_context(path, path.removeprefix(prefix)) for path in paths]
+
+    def _in_context(self, path: str, name: str) -> ContextFile:
+        if path in self.links:
+            return ContextFile(path=name, link=self.links[path])
+        mode = self.modes.get(path, 0o755 if self.is_executable(path) else 0o644)
+        return ContextFile(path=name, content_base64=b64encode(self.read(path)).decode(), mode=f"{mode:03o}")
+
 
 @dataclass(frozen=True)
 class Build:
@@ -94,6 +115,8 @@ class Notes:
     problems: list[TaskProblem] = field(default_factory=list)
     warnings: list[tuple[str, int | None, str]] = field(default_factory=list)
     """File, line, message."""
+    contexts: list[str] = field(default_factory=list)
+    """Folders that are build contexts of this job."""
 
     def refuse(self, file: str, message: str, line: int | None = None) -> None:
         """Record that the task cannot be used."""
@@ -169,15 +192,12 @@ def _local(root: Path, place: SourcePlace, marker: str) -> list[Folder]:
     if not root.is_dir():
         raise place.unreadable("the folder does not exist")
     found: list[Folder] = []
-    problems: list[TaskProblem] = []
     listed = _listed_locally(root)
     for folder, names, files in os.walk(root):
         if marker in files:
             names.clear()
-            found.append(_local_folder(Path(folder), _relative_to(listed, os.path.relpath(folder, root)), problems))
+            found.append(_local_folder(Path(folder), _relative_to(listed, os.path.relpath(folder, root))))
         names[:] = sorted(name for name in names if name != ".git")
-    if problems:
-        raise TaskSourceError(problems)
     return found
 
 
@@ -214,20 +234,27 @@ def _is_executable(path: Path) -> bool:
     return bool(path.stat().st_mode & stat.S_IXUSR)
 
 
-def _local_folder(root: Path, listed: frozenset[str], problems: list[TaskProblem]) -> Folder:
+def _local_folder(root: Path, listed: frozenset[str]) -> Folder:
     paths: dict[str, Path] = {}
+    links: dict[str, str] = {}
+    unusable: dict[str, str] = {}
     real = root.resolve()
     for folder, names, files in os.walk(real):
         for name in [*files, *(name for name in names if os.path.islink(f"{folder}/{name}"))]:
             path = Path(folder) / name
-            if (message := _unusable(path, real)) is None:
-                paths[path.relative_to(real).as_posix()] = path
+            inside, message = path.relative_to(real).as_posix(), _unusable(path, real)
+            if path.is_symlink():
+                links[inside] = os.readlink(path)
+            if message is None:
+                paths[inside] = path
             else:
-                problems.append(TaskProblem(str(path), None, message))
+                unusable[inside] = message
     paths.pop(EXECUTABLES, None)
     readers = {name: paths[name].read_bytes for name in sorted(paths)}
     executable = frozenset(name for name, path in paths.items() if _is_executable(path)) | listed
-    return Folder(real.name, str(root), readers, executable)
+    modes = {name: stat.S_IMODE(path.stat().st_mode) & 0o777 for name, path in paths.items()}
+    modes |= dict.fromkeys(listed & modes.keys(), 0o755)
+    return Folder(real.name, str(root), readers, executable, modes, links, unusable)
 
 
 def _unusable(path: Path, root: Path) -> str | None:
@@ -251,7 +278,8 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
     roots = [root for root in roots if not any(_is_below(root, other) for other in roots if other != root)]
     base = place.uri.rstrip("/")
     listed = frozenset[str]()
-    if sizes.pop(EXECUTABLES, None) is not None:
+    is_listed = sizes.pop(EXECUTABLES, None) is not None
+    if is_listed:
         listed = _listed(_getter(store, EXECUTABLES)(), f"{base}/{EXECUTABLES}")
     folders = []
     for root in roots:
@@ -261,7 +289,9 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
             if sizes[key] > FILE_BYTES:
                 raise TaskSourceError([TaskProblem(f"{where}/{path}", None, _too_large(sizes[key]))])
         files = {path: _getter(store, keys[path]) for path in sorted(keys)}
-        folders.append(Folder(posixpath.basename(where), where, files, _relative_to(listed, root)))
+        executable = _relative_to(listed, root)
+        modes = {path: 0o755 if path in executable else 0o644 for path in files} if is_listed else {}
+        folders.append(Folder(posixpath.basename(where), where, files, executable, modes))
     return folders
 
 
@@ -287,7 +317,12 @@ def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlac
     if place.local_path is None:
         prefetch(folder)
     try:
-        return form.task(folder, notes, place)
+        task = form.task(folder, notes, place)
+        for path, message in folder.unusable.items():
+            is_copied = path in folder.links and any(_is_below(path, context) for context in notes.contexts)
+            if not is_copied or path.startswith(_READ_FOLDERS):
+                notes.refuse(path, message)
+        return task if not notes.problems else None
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             field_path = ".".join(str(part) for part in problem["loc"])

@@ -9,11 +9,11 @@ import posixpath
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from agent_runtime.tasks.compose import ComposeReader
+from agent_runtime.tasks.compose import Compose, ComposeReader
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
@@ -100,13 +100,14 @@ class _Reader:
         compose = ComposeReader(
             self.folder, self.notes, COMPOSE, MAIN, variables, self.place.dockerfiles, seconds
         ).read()
+        self.working_dir = self.value("environment.workdir", str) or compose.working_dir or self.working_dir
         steps = self.steps()
         agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
         if steps:
             own = [self.seconds(f"steps.{n}.agent.timeout_sec") or agent_seconds for n in range(len(steps))]
             agent_seconds = min(sum(own), NO_AGENT_LIMIT)
         metadata = self.table("metadata")
-        sandbox = self.sandbox(compose.env)
+        sandbox = self.sandbox(compose)
         dockerfile = self.job_dockerfile("environment", "environment", compose.build_args, compose.build_target)
         solution, solution_files = self.solution("solution") if not steps else ([], [])
         prompt = steps[0].prompt if steps else self.prompt("instruction.md")
@@ -264,8 +265,9 @@ class _Reader:
             self.folder, self.notes, self.place.dockerfiles, context=context, seconds=seconds, args=args, target=target
         )
 
-    def sandbox(self, compose_env: Sequence[EnvVar]) -> SandboxOverrides:
-        if self.working_dir is None:
+    def sandbox(self, compose: Compose) -> SandboxOverrides:
+        # A Dockerfile that the job builds has the folder of its base image.
+        if self.working_dir is None and (self.dockerfile is None or self.place.dockerfiles is None):
             message = "no workdir and no readable WORKDIR: commands start in the job's sandbox.workingDir"
             self.notes.report(CONFIG, message)
         cpus = self.value("environment.cpus", int, float)
@@ -280,7 +282,7 @@ class _Reader:
             image=self.image("environment", "environment", self.folder.name, "the job's sandbox.image"),
             working_dir=self.working_dir,
             user=self.user("agent.user"),
-            env=list({variable.name: variable for variable in [*compose_env, *self.env("environment.env")]}.values()),
+            env=list({variable.name: variable for variable in [*compose.env, *self.env("environment.env")]}.values()),
             resources=resources if resources != Resources() else None,
             network=Network(
                 setup=baseline, agent=self.access("agent", baseline), verifier=self.access("verifier", grading)

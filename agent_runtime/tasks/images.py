@@ -78,8 +78,9 @@ def job_dockerfile(
     text = folder.text(file)
     for problem in problems_of(text, {**dockerfiles.args, **args}):
         notes.refuse(file, problem.message, problem.line)
+    notes.contexts.append(context)
     return Dockerfile(
-        text=text, context=folder.as_files(context, "."), args=dict(args), target=target, seconds=math.ceil(seconds)
+        text=text, context=folder.as_context(context), args=dict(args), target=target, seconds=math.ceil(seconds)
     )
 
 

@@ -83,9 +83,14 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
     for script in {"run-tests.sh", "solution.sh"} & folder.files.keys():
         notes.check_script(folder, script)
     variables = {**place.environ, **VARIABLES}
-    compose = ComposeReader(folder, notes, COMPOSE, CLIENT, variables, place.dockerfiles, BUILD_SECONDS).read()
+    compose = ComposeReader(
+        folder, notes, COMPOSE, CLIENT, variables, place.dockerfiles, BUILD_SECONDS, has_any_name=True
+    ).read()
+    working_dir = compose.working_dir
     facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None
-    if facts is None or facts.working_dir is None:
+    working_dir = working_dir or (facts.working_dir if facts else None)
+    # A Dockerfile that the job builds has the folder of its base image.
+    if working_dir is None and (facts is None or place.dockerfiles is None):
         notes.report("Dockerfile", "has no readable WORKDIR: commands start in the job's sandbox.workingDir")
     agent, test = (
         _seconds(config, key, default, notes)
@@ -135,7 +140,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
             )
             if place.dockerfiles is None
             else None,
-            working_dir=facts.working_dir if facts else None,
+            working_dir=working_dir,
             user=facts.user if facts else None,
             env=compose.env,
             network=Network(setup="Public", agent="Public", verifier="Public"),

@@ -18,7 +18,7 @@ from agent_runtime.recording.build_steps import BuildEntry
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
-from rollout_api.files import Dockerfile, TaskFile
+from rollout_api.files import ContextFile, Dockerfile
 from rollout_api.sandbox import NetworkAccess
 
 # Prints all properties of a root but times, inode numbers, and the link counts of folders. Left out are the parts of a
@@ -53,13 +53,15 @@ Tree = Mapping[str, Any]
 def dockerfile_of(folder: Path, seconds: int = 600) -> Dockerfile:
     """Return the Dockerfile in a folder, with the folder as its context."""
     context = [
-        TaskFile(
+        ContextFile(path=path.relative_to(folder).as_posix(), link=str(path.readlink()))
+        if path.is_symlink()
+        else ContextFile(
             path=path.relative_to(folder).as_posix(),
             content_base64=b64encode(path.read_bytes()).decode(),
             mode=f"{stat.S_IMODE(path.stat().st_mode):03o}",
         )
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() or path.is_symlink()
     ]
     return Dockerfile(text=(folder / "Dockerfile").read_text(), context=context, seconds=seconds)
 

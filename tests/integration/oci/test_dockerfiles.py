@@ -20,7 +20,7 @@ from agent_runtime.builds import trees
 from agent_runtime.sandboxes.base import SandboxFailure, SetupFailed
 from agent_runtime.sandboxes.images.store import ImageStore
 from agent_runtime.sandboxes.local.provider import LocalProvider
-from rollout_api.files import Dockerfile, TaskFile
+from rollout_api.files import ContextFile, Dockerfile
 from rollout_api.sandbox import SandboxTemplate
 from tests.integration.oci.conftest import Buildah
 from tests.support.dockerfile_trees import Builds, differences, dockerfile_of, tree_of_buildah
@@ -67,6 +67,13 @@ def write_context(folder: Path) -> None:
         for name in ("src/main.py", "src/lib"):
             tar.add(folder / name, f"packed/{name}", filter=_owned)
     (folder / "packed.tar.gz").chmod(0o644)
+    (folder / "linked").mkdir()
+    for name, target in {"file": "../a.txt", "folder": "../src", "gone": "nowhere", "out": "/etc/passwd"}.items():
+        (folder / "linked" / name).symlink_to(target)
+    (folder / "way").symlink_to("linked/folder")
+    for name, mode in {"linked/plain.sh": 0o640, "linked/tool": 0o711}.items():
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(mode)
 
 
 def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -86,6 +93,15 @@ SAME = {
         COPY run.sh a.txt /usr/local/bin/
         COPY a.txt /usr/bin
         COPY . /everything
+    """,
+    "copy of links": """
+        COPY linked /linked
+        COPY --chown=3:4 --chmod=640 linked /owned
+        COPY linked/file /one
+        COPY linked/file linked/plain.sh /several/
+        COPY linked/folder /folder
+        COPY way/lib /lib-of-link
+        COPY way/main.py /through
     """,
     "copy with owners and modes": """
         RUN useradd -u 4321 -U someone && groupadd -g 55 others
@@ -179,7 +195,7 @@ async def test_files_are_those_of_buildahs_image(builds: Builds, buildah: Builda
 
 def written(text: str, **files: str) -> Dockerfile:
     """A Dockerfile over the base, with files of its context."""
-    context = [TaskFile(path=path.replace("_", "."), content=content) for path, content in files.items()]
+    context = [ContextFile(path=path.replace("_", "."), content=content) for path, content in files.items()]
     return Dockerfile(text=f"FROM {BASE}\n{text}", context=context, seconds=20)
 
 
@@ -383,7 +399,7 @@ async def test_archive_that_is_too_large_or_damaged_names_its_line(
         (archive(bytes(2 << 20)), "has more than 1048576 bytes"),
         (damaged[: len(damaged) // 2], "cannot be read"),
     ]:
-        file = TaskFile(path="a.tar", content_base64=b64encode(data).decode())
+        file = ContextFile(path="a.tar", content_base64=b64encode(data).decode())
         with pytest.raises(SetupFailed, match=f"line 2: .*{message}"):
             await builds.build(Dockerfile(text=f"FROM {BASE}\nADD a.tar /\n", context=[file]))
 

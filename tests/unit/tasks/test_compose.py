@@ -88,7 +88,7 @@ def test_services_have_what_compose_gives_them(tmp_path: Path) -> None:
         "FROM_HOST": "here",
     }
     assert db.dockerfile is not None
-    assert {file.path for file in db.dockerfile.context} >= {"./conf", "./Postgres.Dockerfile"}
+    assert {file.path for file in db.dockerfile.context} >= {"conf", "Postgres.Dockerfile"}
     assert db.health is not None
     assert (db.health.command, db.health.seconds, db.health.timeout_seconds) == (
         "pg_isready -U 'app user'",

@@ -220,15 +220,30 @@ def test_dockerfile_is_built_by_the_job_with_its_context(tmp_path: Path) -> None
     ((task,), warnings) = (load_dockerfiles(folder).tasks, load_dockerfiles(folder).warnings)
     assert task.dockerfile is not None
     assert task.dockerfile.text == "FROM debian:bookworm-slim\nWORKDIR /app\n"
-    assert [(file.path, file.mode) for file in task.dockerfile.context] == [
-        ("./Dockerfile", "644"),
-        ("./run.sh", "755"),
-    ]
+    assert [(file.path, file.mode) for file in task.dockerfile.context] == [("Dockerfile", "644"), ("run.sh", "644")]
     assert (task.sandbox.image, task.sandbox.working_dir) == (None, "/app")
     assert task.verifier is not None
     assert task.verifier.dockerfile is not None
     assert task.verifier.dockerfile.text == "FROM b\n"
     assert not [warning for warning in warnings if "not built" in str(warning)]
+
+
+def test_build_context_keeps_links_and_modes(tmp_path: Path) -> None:
+    folder = hello_world(tmp_path / "t", **{"environment/script.sh": "#!/bin/sh\n", "environment/data/x": "x"})
+    environment = folder / "environment"
+    (environment / "script.sh").chmod(0o640)
+    for name, target in {"file": "script.sh", "folder": "data", "gone": "nothing", "out": "/etc/passwd"}.items():
+        (environment / name).symlink_to(target)
+    (task,) = load_dockerfiles(folder).tasks
+    assert task.dockerfile is not None
+    assert {(file.path, file.link, file.mode) for file in task.dockerfile.context} >= {
+        ("script.sh", None, "640"),
+        ("file", "script.sh", "644"),
+        ("folder", "data", "644"),
+        ("gone", "nothing", "644"),
+        ("out", "/etc/passwd", "644"),
+    }
+    assert "gone: is a dangling link" in refused(tmp_path / "t")
 
 
 def test_image_of_the_task_comes_before_its_dockerfile(tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ def test_unsupported_part_is_reported(tmp_path: Path) -> None:
         assert part in told
 
 
+def test_single_service_gives_the_working_dir_whatever_its_name(tmp_path: Path) -> None:
+    compose = "services:\n  agent:\n    build: .\n    working_dir: /data\n    tty: true\n    stdin_open: true\n"
+    folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})
+    loaded = load(folder)
+    assert loaded.tasks[0].sandbox.working_dir == "/data"
+    assert not [warning for warning in loaded.warnings if "services.agent" in str(warning)]
+
+
 BROKEN = {
     "task.yaml:2: is not YAML": {"task.yaml": "a: 1\n b: ]"},
     "instruction: is missing": {"task.yaml": "difficulty: easy"},
