@@ -422,7 +422,7 @@ class Builder:
                 taken = await self._inputs(recipe, keyed, spec, stack)
                 async with self._workspace(chain.image, layers, spec, "build") as workspace:
                     hands = StepFiles(workspace, chain.base.has_one_user)
-                    await hands.make_folders(step.folders)
+                    await hands.make_folders(step.folders, chain.base.user)
                     if isinstance(step, RunStep):
                         await self._run(step, hands, taken, recipe, where, network, chain.base.user)
                     elif isinstance(step, CopyStep):

@@ -68,11 +68,14 @@ class StepFiles:
             entry = FileStat("/", "folder", 0, 0o755, 0.0)
         return here or "/", entry
 
-    async def make_folders(self, folders: Sequence[Folder]) -> None:
+    async def make_folders(self, folders: Sequence[Folder], default_user: str | None) -> None:
         for folder in folders:
             path, entry = await self._resolved(folder.path)
             if entry is None:
-                await self._apply(partial(_folder_tar, path=path))
+                owner = await self._owner(folder.user or default_user, "USER ")
+                missing = await self._missing(path)
+                placing = Placing(path, (0, 0) if self._has_one_user else owner, missing=missing)
+                await self._apply(partial(write_copy, taken=(), placing=placing))
 
     async def _apply(self, write: Callable[[IO[bytes]], None]) -> None:
         with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES) as spool:
@@ -105,8 +108,8 @@ class StepFiles:
         )
         await self._apply(lambda target: write_copy(target, taken, placing, unpacks=step.unpacks))
 
-    async def _owner(self, written: str | None) -> tuple[int, int] | None:
-        """Return (uid, gid) of `--chown`, looked up in the image's accounts."""
+    async def _owner(self, written: str | None, option: str = "--chown=") -> tuple[int, int] | None:
+        """Return (uid, gid) of `--chown` or USER, looked up in the image's accounts."""
         if written is None:
             return None
         user, _, group = written.partition(":")
@@ -117,7 +120,7 @@ class StepFiles:
         else:
             primary = await self._account("/etc/passwd", 0, user)
             if user and primary is None:
-                raise FileError("/etc/passwd", f"--chown={written}: the image has no user {user!r}")
+                raise FileError("/etc/passwd", f"{option}{written}: the image has no user {user!r}")
         if primary is not None:
             uid, gid = int(primary[2]), int(primary[3])
         if group.isdigit():
@@ -125,7 +128,7 @@ class StepFiles:
         elif group:
             found = await self._account("/etc/group", 0, group)
             if found is None:
-                raise FileError("/etc/group", f"--chown={written}: the image has no group {group!r}")
+                raise FileError("/etc/group", f"{option}{written}: the image has no group {group!r}")
             gid = int(found[2])
         return uid, gid
 

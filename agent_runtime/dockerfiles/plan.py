@@ -74,6 +74,8 @@ class Folder:
     """A folder that WORKDIR creates if it is missing."""
 
     path: str
+    user: str | None = None
+    """Its owner; None: the base image's user."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class _Planner:
             case Workdir():
                 path = posixpath.join(settings.working_dir, self._expand(instruction.path) or "/")
                 self._settings = replace(settings, working_dir=posixpath.normpath(path))
-                self._folders.append(Folder(self._settings.working_dir))
+                self._folders.append(Folder(self._settings.working_dir, settings.user))
             case User():
                 self._settings = replace(settings, user=self._expand(instruction.user) or None)
             case Shell():

@@ -59,8 +59,9 @@ def test_environment_of_the_base_is_replaced_but_not_repeated() -> None:
 
 
 def test_folders_of_workdir_are_made_with_the_next_step() -> None:
-    steps = plan("FROM x\nWORKDIR /a\nWORKDIR b\nRUN y\nWORKDIR ../c\n").steps
+    steps = plan("FROM x\nWORKDIR /a\nUSER me\nWORKDIR b\nRUN y\nWORKDIR ../c\n").steps
     assert [[folder.path for folder in step.folders] for step in steps] == [["/a", "/a/b"], ["/a/c"]]
+    assert [[folder.user for folder in step.folders] for step in steps] == [[None, "me"], ["me"]]
     assert isinstance(steps[1], FoldersStep)
 
 
