@@ -8,6 +8,7 @@ import lzma
 import random
 import shutil
 import tarfile
+import textwrap
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.files import ContextFile, Dockerfile
 from rollout_api.sandbox import SandboxTemplate
 from tests.integration.oci.conftest import Buildah
+from tests.support.dockerfile_corpus import CORPUS, generated, write_corpus_context
 from tests.support.dockerfile_trees import Builds, differences, dockerfile_of, tree_of_buildah
 
 BASE = "debian:12"
@@ -176,7 +178,7 @@ SAME = {
 # A comparison takes as long as an image of buildah. The others run in `make test-full`.
 QUICK = ("copy", "changes of every kind", "stages")
 # buildah 1.28 leaves the folders in which it mounts.
-LEFT_BY_BUILDAH = ("root/.cache", "scratch", "mnt/src", "mnt/etc")
+LEFT_BY_BUILDAH = ("root/.cache", "scratch", "mnt/src", "mnt/etc", "srv/in", "srv/cache", "srv/scratch")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,34 @@ async def test_files_are_those_of_buildahs_image(builds: Builds, buildah: Builda
     ours = await builds.tree(dockerfile_of(folder))
     found = differences(ours, theirs)
     assert not {path: both for path, both in found.items() if not path.startswith(LEFT_BY_BUILDAH)}
+
+
+async def _compare(builds: Builds, buildah: Buildah, folder: Path, text: str) -> dict[str, object]:
+    (folder / "Dockerfile").write_text(text)
+    theirs = await asyncio.to_thread(tree_of_buildah, buildah, folder)
+    return differences(await builds.tree(dockerfile_of(folder)), theirs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CORPUS)
+async def test_environments_of_tasks_equal_buildahs_images(
+    builds: Builds, buildah: Buildah, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "context"
+    write_corpus_context(folder)
+    text = textwrap.dedent(CORPUS[name])
+    found = await _compare(builds, buildah, folder, text)
+    assert not {path: both for path, both in found.items() if not path.startswith(LEFT_BY_BUILDAH)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(20))
+async def test_generated_changes_equal_buildahs_images(
+    builds: Builds, buildah: Buildah, tmp_path: Path, seed: int
+) -> None:
+    folder = tmp_path / "context"
+    write_corpus_context(folder)
+    assert not await _compare(builds, buildah, folder, generated(seed))
 
 
 def written(text: str, **files: str) -> Dockerfile:
