@@ -250,7 +250,10 @@ def _share(request: Message, volumes: int | None) -> list[int]:
         kernel.unmount(_VOLUMES)
         return []
     namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net", "mnt")]
-    return [*namespaces, os.open(_VOLUMES, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    handles = [*namespaces, os.open(_VOLUMES, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    # Volumes of other workspaces alone are in this folder too, so hide it.
+    kernel.mount("tmpfs", _VOLUMES, "tmpfs", _NO_PRIVILEGES | kernel.MS_RDONLY, "size=4k,mode=755")
+    return handles
 
 
 _NO_PRIVILEGES = kernel.MS_NOSUID | kernel.MS_NODEV

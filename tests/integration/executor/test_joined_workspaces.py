@@ -39,6 +39,25 @@ async def test_a_joined_workspace_has_the_network_and_volumes_but_not_the_files_
         assert await client.out("stat -c %u /srv/data/back") == "0\n"
 
 
+async def test_a_volume_of_two_joined_workspaces_is_hidden_from_the_one_they_join(
+    start_executor: Any, connect: Any
+) -> None:
+    executor = start_executor("Overlay", places=2)
+    async with connect(executor) as client:
+        leader = f"{client.workspace}-leader"
+        body = {"id": leader, "shares": True, "volumes": {"data": "/data"}}
+        assert (await client.call("POST", "/workspaces", json=body)).status == 200
+        first = await _join(client, leader, "a", volumes={"private": "/p", "data": "/data"})
+        second = await _join(client, leader, "b", volumes={"private": "/q"})
+        client.workspace, client.folder = first, "/"
+        assert await client.out("echo secret > /p/f; echo open > /data/f; ls -A /.volumes") == ""
+        client.workspace = second
+        assert await client.out("cat /q/f") == "secret\n"
+        client.workspace = leader
+        hidden = "ls -A /.volumes; cat /.volumes/private/f 2>/dev/null; touch /.volumes/x 2>/dev/null; cat /data/f"
+        assert await client.out(hidden) == "open\n"
+
+
 async def test_a_joined_workspace_uses_no_place_and_needs_one_that_shares(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Overlay", places=2)
     async with connect(executor) as client:
