@@ -71,6 +71,8 @@ class TaskService(ApiModel):
     """Services that must be in a state before it starts."""
     health: HealthCheck | None = None
     """How it is known to be ready."""
+    completes: bool = False
+    """Whether the agent starts only after its command has ended with 0, as that of a database migration."""
     volumes: Volumes = {}
     """Folders that it shares with others, by the volume's name. A volume is empty at first."""
 

@@ -138,6 +138,7 @@ def _service(service: TaskService, sandbox: SandboxTemplate, group: str, task: T
         aliases=service.aliases,
         depends_on=service.depends_on,
         health=service.health,
+        completes=service.completes,
     )
 
 

@@ -211,6 +211,8 @@ class Service:
     depends_on: Mapping[str, ServiceState] = field(default_factory=dict)
     health: HealthCheck | None = None
     """None: the workspace's `health`."""
+    completes: bool = False
+    """Whether the workspace is usable only after its program has ended with 0."""
 
     @property
     def argv(self) -> Sequence[str]:

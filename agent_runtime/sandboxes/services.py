@@ -62,9 +62,12 @@ def without_proxy(services: Sequence[Service]) -> dict[str, str]:
     return {"NO_PROXY": names, "no_proxy": names} if services else {}
 
 
-async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]]) -> None:
-    """Start all services; return when each is ready. Raises ServiceFailed, SandboxFailure."""
-    starts = {service.name: _Start(service, workspace) for service, workspace in services}
+async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]], *, completion_seconds: float) -> None:
+    """Start all services; return when each is ready. Raises ServiceFailed, SandboxFailure.
+
+    `completion_seconds` limits the time of a service that must complete.
+    """
+    starts = {service.name: _Start(service, workspace, completion_seconds) for service, workspace in services}
     try:
         async with asyncio.TaskGroup() as group:
             for start in starts.values():
@@ -79,8 +82,8 @@ async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]]) -
 class _Start:
     """The start of one service. Others wait for its states."""
 
-    def __init__(self, service: Service, workspace: ServiceWorkspace) -> None:
-        self.service, self._workspace = service, workspace
+    def __init__(self, service: Service, workspace: ServiceWorkspace, completion_seconds: float) -> None:
+        self.service, self._workspace, self._completion_seconds = service, workspace, completion_seconds
         self.running: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
         self._ready = asyncio.Event()
@@ -100,6 +103,8 @@ class _Start:
         if health is not None:
             await self._until_healthy(health)
         self._ready.set()
+        if self.service.completes:
+            await self._until_completed()
 
     async def reach(self, state: ServiceState) -> None:
         """Wait until the service is in that state."""
@@ -109,17 +114,27 @@ class _Start:
                 raise self._failed("has no health check, but another service waits until it is Healthy")
             await self._ready.wait()
         elif state is ServiceState.COMPLETED:
-            pause = FIRST_PAUSE_SECONDS
-            while (status := await self._status()) is not None and status.running:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            await self.check()
+            await self._until_completed()
 
     async def check(self) -> None:
         """Raise ServiceFailed if it has ended with another exit code than 0."""
         status = await self._status()
         if status is not None and not status.running and status.exit_code != 0:
             raise self._failed(f"ended {_ending(status)}{await self._last_lines(status)}")
+
+    async def _until_completed(self) -> None:
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + self._completion_seconds, FIRST_PAUSE_SECONDS
+        while (status := await self._status()) is not None and status.running:
+            if loop.time() > until:
+                lines = await self._last_lines(status)
+                raise self._failed(
+                    f"did not end within {self._completion_seconds:g} s (timeouts.setupSeconds), but the agent or another "
+                    f"service waits until it has completed{lines}"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        await self.check()
 
     @property
     def _health(self) -> HealthCheck | None:

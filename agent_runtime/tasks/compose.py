@@ -11,7 +11,7 @@ import posixpath
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +37,16 @@ _WITHOUT_EFFECT: Final = frozenset(
     | {"security_opt", "ulimits", "cap_drop", "cpu_shares", "mem_reservation", "mem_swappiness", "oom_kill_disable"}
 )
 """Keys that set what a workspace has anyway, or that only concern Docker."""
+_LIST_OR_MAPPING: Final = (list, dict)
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("ports", "expose", "links", "volumes"), (list,)),
+    **dict.fromkeys(("depends_on", "environment", "networks"), _LIST_OR_MAPPING),
+    **dict.fromkeys(("command", "entrypoint"), (str, list)),
+    "build": (str, dict),
+    "env_file": (str, list, dict),
+    "healthcheck": (dict,),
+}
+_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", dict: "a mapping", str: "a text"}
 _STATES: Final = {
     "service_started": ServiceState.STARTED,
     "service_healthy": ServiceState.HEALTHY,
@@ -84,6 +94,10 @@ class ComposeReader:
     """Whether a single service is the agent's own, whatever its name."""
     own_image: str | None = None
     """Image of the agent's own service, which others may use too."""
+    own_needs: Mapping[str, ServiceState] = field(default_factory=dict)
+    """States of the services for which the agent's own service waits."""
+    links: Mapping[str, list[str]] = field(default_factory=dict)
+    """Further names of services, by service."""
 
     def read(self) -> Compose:
         """Return what it says; an empty one if there is no such file, or with problems in the notes."""
@@ -101,7 +115,10 @@ class ComposeReader:
                 self.refuse(f"{key} is not supported; write its content into the services")
         if "extends" in str([list(service) for service in services.values()]):
             self.refuse("extends is not supported; write the extended keys into the service")
-        services = {name: self.filled(service) for name, service in services.items()}
+        services = {name: self.well_typed(name, self.filled(service)) for name, service in services.items()}
+        for name in [name for name, service in services.items() if service.pop("profiles", None) and name != self.own]:
+            self.report(f"services.{name} has profiles, so it is not started")
+            del services[name]
         if self.has_any_name and len(services) == 1:
             self.own = next(iter(services))
         own = services.pop(self.own, {})
@@ -117,6 +134,10 @@ class ComposeReader:
         named = {source for found in mounts.values() for source, _, is_named in found if is_named}
         volumes = {source: target for source, target, is_named in self.volumes(own) if is_named and source in named}
         self.own_image = own.get("image")
+        self.own_needs = self.dependencies(self.own, own)
+        for name in sorted(self.own_needs.keys() - services.keys()):
+            self.refuse(f"services.{self.own} depends on {name!r}, which is not a service of this file")
+        self.links = self.linked_names([own, *services.values()])
         found = [self.service(name, service, mounts[name]) for name, service in services.items()]
         return Compose(
             env=self.environment(self.own, own),
@@ -126,12 +147,27 @@ class ComposeReader:
                 file
                 for source, target, is_named in self.volumes(own)
                 if not is_named
-                for file in self.bound_files(source, target)
+                for file in self.bound_files(self.own, source, target)
             ],
             build_args=self.build_args(own),
             build_target=self.build(own).get("target"),
             working_dir=own.get("working_dir") or None,
         )
+
+    def well_typed(self, name: str, service: dict[str, Any]) -> dict[str, Any]:
+        """Return the service without the values of keys that have a wrong type, which are refused."""
+        kept = dict(service)
+        for key, types in _TYPES.items():
+            value = kept.get(key)
+            inner = value.values() if isinstance(value, dict) and key in ("depends_on", "networks") else ()
+            if value is not None and not isinstance(value, types):
+                expected = " or ".join(_TYPE_NAMES[one] for one in types)
+                self.refuse(f"services.{name}.{key}: {value!r} is not supported, expected {expected}")
+                del kept[key]
+            elif any(item is not None and not isinstance(item, dict) for item in inner):
+                self.refuse(f"services.{name}.{key}: {value!r} is not supported, expected a mapping of mappings")
+                del kept[key]
+        return kept
 
     def refuse(self, message: str, line: int | None = None) -> None:
         self.notes.refuse(self.file, message, line)
@@ -190,10 +226,7 @@ class ComposeReader:
         files: list[TaskFile] = []
         for source, target, is_named in mounts:
             if not is_named:
-                bound = self.bound_files(source, target)
-                if not bound:
-                    self.report(f"services.{name}.volumes: {source} is not in the task's folder, and is not mounted")
-                files += bound
+                files += self.bound_files(name, source, target)
         try:
             return TaskService(
                 name=name,
@@ -205,7 +238,8 @@ class ComposeReader:
                 env=self.environment(name, service),
                 user=None if service.get("user") is None else str(service["user"]),
                 working_dir=service.get("working_dir"),
-                depends_on=self.dependencies(service),
+                depends_on=self.dependencies(name, service),
+                completes=self.own_needs.get(name) is ServiceState.COMPLETED,
                 health=self.health(name, service.get("healthcheck")),
                 volumes={source: target for source, target, is_named in mounts if is_named},
             )
@@ -281,7 +315,7 @@ class ComposeReader:
 
     def aliases(self, name: str, service: Mapping[str, Any]) -> list[str]:
         networks = service.get("networks")
-        given = [service.get("container_name"), service.get("hostname")]
+        given = [service.get("container_name"), service.get("hostname"), *self.links[name]]
         if isinstance(networks, dict):
             given += [alias for network in networks.values() for alias in (network or {}).get("aliases") or []]
         return [str(alias).lower() for alias in dict.fromkeys(given) if alias and str(alias) != name]
@@ -303,21 +337,39 @@ class ComposeReader:
                 values[key] = found
         return [EnvVar(name=key, value=value) for key, value in values.items()]
 
-    def dependencies(self, service: Mapping[str, Any]) -> dict[str, ServiceState]:
+    def linked_names(self, services: Iterable[Mapping[str, Any]]) -> Mapping[str, list[str]]:
+        """Return the further names that `links` give to services, by service."""
+        names = defaultdict(list)
+        for service in services:
+            for link in service.get("links") or []:
+                name, colon, alias = str(link).partition(":")
+                if colon:
+                    names[name].append(alias)
+        return names
+
+    def dependencies(self, user: str, service: Mapping[str, Any]) -> dict[str, ServiceState]:
         given = service.get("depends_on") or {}
         entries = given.items() if isinstance(given, dict) else ((name, {}) for name in given)
-        found = {
-            str(name): _STATES.get((value or {}).get("condition", "service_started"), ServiceState.STARTED)
-            for name, value in entries
-        }
+        found = {}
+        for name, value in entries:
+            condition = (value or {}).get("condition", "service_started")
+            if condition not in _STATES:
+                self.refuse(
+                    f"services.{user}.depends_on.{name}.condition: {condition!r} is not a condition, expected one of "
+                    f"{', '.join(_STATES)}"
+                )
+            found[str(name)] = _STATES.get(condition, ServiceState.STARTED)
         # The agent's own workspace is there before every service.
         found.pop(self.own, None)
         return found
 
     def health(self, name: str, given: Any) -> HealthCheck | None:
-        if not given or given.get("disable") or given.get("test") in (None, "NONE", ["NONE"]):
+        test = given.get("test") if given else None
+        if not test or given.get("disable") or test in ("NONE", ["NONE"]):
             return None
-        test = given["test"]
+        if not isinstance(test, str | list):
+            self.refuse(f"services.{name}.healthcheck.test: {test!r} is not supported, expected a text or a list")
+            return None
         command = test if isinstance(test, str) else shlex.join(map(str, test[1:]))
         if isinstance(test, list) and test[0] == "CMD-SHELL":
             command = str(test[1])
@@ -347,15 +399,19 @@ class ComposeReader:
                 source, target, kind = (source if colon else ""), rest.split(":")[0], ""
             if not source or kind == "tmpfs":
                 continue  # an anonymous volume, or memory
+            source = str(source)
             is_named = "/" not in source and not source.startswith((".", "~"))
-            yield str(source), str(target).rstrip("/"), is_named
+            yield source, str(target).rstrip("/"), is_named
 
-    def bound_files(self, source: str, target: str) -> list[TaskFile]:
-        """Return the files of the task's folder at a mounted path."""
+    def bound_files(self, name: str, source: str, target: str) -> list[TaskFile]:
+        """Return the files of the task's folder at a path that a service mounts."""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(self.file), source))
         if path in self.folder.files:
             return [self.folder.as_file(path, target)]
-        return self.folder.as_files(path, target) if source.startswith(".") else []
+        bound = self.folder.as_files(path, target) if source.startswith(".") else []
+        if not bound:
+            self.report(f"services.{name}.volumes: {source} is not in the task's folder, and is not mounted")
+        return bound
 
 
 def pairs(given: Any) -> Iterator[tuple[str, str | None]]:

@@ -190,7 +190,7 @@ class ExecutorSandbox:
             await workspace.create(prepared_id(service.workspace), self._environment, joins=leader)
             await workspace.write("/etc/hosts", hosts, key=f"{LIFECYCLE_TURN}:hosts", replace=True, owner="0")
             started.append((service, workspace))
-        await start_services(started)
+        await start_services(started, completion_seconds=lease.spec.setup_seconds)
 
     async def sweep(self, unwanted: Callable[[str, str], bool], fence: Fence = SWEEPING) -> None:
         found = (await self.client.call("GET", "/workspaces")).json()["workspaces"]

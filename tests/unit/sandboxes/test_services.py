@@ -57,7 +57,8 @@ class Workspace:
 
 
 async def start(*given: tuple[Service, Workspace]) -> None:
-    await start_services([(service, cast(ServiceWorkspace, workspace)) for service, workspace in given])
+    started = [(service, cast(ServiceWorkspace, workspace)) for service, workspace in given]
+    await start_services(started, completion_seconds=1)
 
 
 def service(name: str, health: HealthCheck | None = None, **needs: ServiceState) -> Service:
@@ -102,6 +103,23 @@ async def test_service_that_ends_or_never_gets_healthy_fails_the_start_with_its_
         await start((needy, Workspace("web", log)), (service("db"), Workspace("db", log)))
     with pytest.raises(ServiceFailed, match="has no command"):
         await start((Service("db", SPEC), Workspace("db", log)))
+
+
+async def test_service_that_must_complete_ends_before_the_agent_starts() -> None:
+    seed = Service("seed", SPEC, ["run"], completes=True)
+    workspace = Workspace("seed", [], exit_code=0, looks=5)
+    await start((seed, workspace))
+    assert workspace.looks < 0
+    with pytest.raises(ServiceFailed, match="service 'seed' ended with exit code 5"):
+        await start((seed, Workspace("seed", [], exit_code=5, looks=5)))
+
+
+async def test_service_that_should_complete_and_does_not_fails_the_start() -> None:
+    with pytest.raises(ServiceFailed, match=r"service 'seed' did not end within 1 s \(timeouts.setupSeconds\)"):
+        await start((Service("seed", SPEC, ["run"], completes=True), Workspace("seed", [])))
+    needy = service("web", seed=ServiceState.COMPLETED)
+    with pytest.raises(ServiceFailed, match="service 'seed' did not end within 1 s"):
+        await start((needy, Workspace("web", [])), (service("seed"), Workspace("seed", [])))
 
 
 async def test_cancelled_start_leaves_nothing_running() -> None:

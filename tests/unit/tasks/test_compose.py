@@ -124,6 +124,34 @@ def test_the_agents_own_service_has_its_environment_volumes_files_and_build(tmp_
     assert (found.dockerfile.args, found.dockerfile.target) == ({"VERSION": "3"}, "last")
 
 
+NEEDS = """
+services:
+  client: {build: ., depends_on: {seed: {condition: service_completed_successfully}, db: }, links: ["db:database"]}
+  seed: {build: ., command: seed, depends_on: [db]}
+  db: {build: ., command: serve}
+  debugger: {build: ., command: debug, profiles: [debug]}
+"""
+
+
+def test_agent_waits_for_services_that_complete_and_those_with_profiles_are_left_out(tmp_path: Path) -> None:
+    loaded = load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": NEEDS}))
+    services = {service.name: service for service in loaded.tasks[0].services}
+    assert {name: service.completes for name, service in services.items()} == {"seed": True, "db": False}
+    assert services["db"].aliases == ["database"]
+    assert "services.debugger has profiles, so it is not started" in "\n".join(map(str, loaded.warnings))
+
+
+def test_problems_of_the_agents_own_service_are_reported(tmp_path: Path) -> None:
+    compose = "services:\n  client: {build: ., volumes: [./gone:/data], depends_on: [databse]}\n  db: {image: x}\n"
+    with pytest.raises(TaskSourceError, match=r"services\.client depends on 'databse', which is not a service"):
+        load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose}))
+    compose = compose.replace("databse", "db")
+    told = load(terminal_bench(tmp_path / "u", **{"docker-compose.yaml": compose})).warnings
+    assert "services.client.volumes: ./gone is not in the task's folder, and is not mounted" in "\n".join(
+        map(str, told)
+    )
+
+
 def test_harbor_folders_have_services_beside_main(tmp_path: Path) -> None:
     compose = "services:\n  main: {environment: {A: b}}\n  cache: {build: ./cache, command: redis-server --port 7}\n"
     hello_world(
@@ -145,9 +173,18 @@ BROKEN = {
     "services a and b use the same port 80": "a: {image: x, ports: ['8080:80']}\n  b: {image: x, expose: [80]}",
     "needs the environment variable KEY": "db: {image: x, environment: {KEY: '${KEY:?give one}'}}",
     "depends on 'other', which is not a service": "db: {image: x, depends_on: [other]}",
+    "services.db.depends_on.a.condition: 'service_health' is not a condition": (
+        "a: {image: x}\n  db: {image: x, depends_on: {a: {condition: service_health}}}"
+    ),
     "services a, b wait for each other": "a: {image: x, depends_on: [b]}\n  b: {image: x, depends_on: [a]}",
     "needs rights on the machine": "db: {image: x, privileged: true}",
     "cannot be a volume's folder": "db: {image: x, volumes: ['v:/proc/x']}",
+    "services.db.ports: 80 is not supported, expected a list": "db: {image: x, ports: 80}",
+    "services.db.volumes: 'v:/x' is not supported, expected a list": "db: {image: x, volumes: 'v:/x'}",
+    "services.db.depends_on: 'a' is not supported, expected a list or a mapping": "db: {image: x, depends_on: a}",
+    "services.db.depends_on: {'a': 5} is not supported": "db: {image: x, depends_on: {a: 5}}",
+    "services.db.build: 5 is not supported, expected a text or a mapping": "db: {build: 5}",
+    "services.db.healthcheck.test: {'a': 1} is not supported": "db: {image: x, healthcheck: {test: {a: 1}}}",
     "extends is not supported": "db: {extends: other}",
     "is not a mapping with services": "db: [",
 }
