@@ -220,6 +220,9 @@ class Task(ApiModel):
     def _services_can_start(self) -> Self:
         if (problem := services_problem(self.services)) is not None:
             raise ValueError(problem)
+        for service in self.services:
+            if not (service.command or service.dockerfile or self.dockerfile):
+                raise ValueError(f"service {service.name!r} has no command; give it one, or a dockerfile with CMD")
         return self
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
-from rollout_api.sandbox import Provider
+from rollout_api.sandbox import Provider, WorkspaceMode
 from rollout_api.tasks import Dockerfiles, Task, VerifierMode
 
 STOPPED_SECONDS = 60.0
@@ -101,6 +101,17 @@ CARRIES_ROOT = (
 )
 
 
+SERVICES_NEED_OVERLAY = (
+    "has services, which need workspaces in Overlay, but sandbox.workspaces.mode is Plain; remove it"
+)
+
+
+SERVICES_NEED_SANDBOX = (
+    "has services, but its environment runs in the runner, outside their network; set environment.runIn to Sandbox, or "
+    "remove the services"
+)
+
+
 SNAPSHOT_LACKS_SERVICES = (
     "has services, which a snapshot does not contain; leave out sandbox.snapshotEveryTurns, or remove the task"
 )
@@ -129,8 +140,16 @@ async def check_tasks(
         if (problem := steps_problem(task, agent)) is not None
     ]
     problems += [TaskProblem(f"task {task.name}", None, CARRIES_ROOT) for task in tasks if _carries_root(job, task)]
+    with_services = [task for task in tasks if task.services]
     if job.spec.sandbox.snapshot_every_turns is not None:
-        problems += [TaskProblem(f"task {task.name}", None, SNAPSHOT_LACKS_SERVICES) for task in tasks if task.services]
+        problems += [TaskProblem(f"task {task.name}", None, SNAPSHOT_LACKS_SERVICES) for task in with_services]
+    if job.spec.sandbox.workspaces.mode is WorkspaceMode.PLAIN:
+        problems += [TaskProblem(f"task {task.name}", None, SERVICES_NEED_OVERLAY) for task in with_services]
+    problems += [
+        TaskProblem(f"task {task.name}", None, SERVICES_NEED_SANDBOX)
+        for task in with_services
+        if not task.needs_sandbox
+    ]
     args = (job.spec.tasks.dockerfiles or Dockerfiles()).args
     problems += [
         TaskProblem(f"task {task.name}", None, f"dockerfile, line {problem.line}: {problem.message}")

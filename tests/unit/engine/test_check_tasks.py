@@ -11,10 +11,16 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
 
-async def refused(**fields: Any) -> str:
+async def refused(sandbox_of_job: dict[str, Any] | None = None, **fields: Any) -> str:
     """Check one task; return why it is refused, "" if it is not."""
     task = Task.model_validate({"name": "t", "prompt": "p", **fields})
-    spec = {"mode": "Eval", "tasks": {"stream": {}}, "agent": {"type": "Oracle"}, "output": {"uri": "out"}}
+    spec: dict[str, Any] = {
+        "mode": "Eval",
+        "tasks": {"stream": {}},
+        "agent": {"type": "Oracle"},
+        "output": {"uri": "out"},
+    }
+    spec["sandbox"] = sandbox_of_job or {}
     job = RolloutJob.model_validate(
         {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "metadata": {"name": "j"}, "spec": spec}
     )
@@ -38,6 +44,15 @@ async def refused(**fields: Any) -> str:
 async def test_root_is_not_carried_into_a_grading(working_dir: str, verifier: dict[str, Any], is_refused: bool) -> None:
     told = await refused(sandbox={"workingDir": working_dir}, verifier=verifier)
     assert ("the root cannot be carried into a grading" in told) == is_refused
+
+
+async def test_services_that_would_not_be_started_are_refused() -> None:
+    services = [{"name": "db", "command": ["serve"]}]
+    assert await refused(services=services) == ""
+    assert "need workspaces in Overlay" in await refused({"workspaces": {"mode": "Plain"}}, services=services)
+    lake = {"id": "FrozenLake"}
+    assert "its environment runs in the runner" in await refused(services=services, environment=lake)
+    assert "runner" not in await refused(services=services, environment={**lake, "runIn": "Sandbox"})
 
 
 async def test_dockerfiles_that_cannot_be_built_are_refused() -> None:
