@@ -9,7 +9,8 @@ import dataclasses
 import math
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from agent_runtime.executor.host import Limits
@@ -74,21 +75,36 @@ def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
 
 
 def sandbox_excess(
-    usages: Mapping[str, Usage], active: Iterable[str], memory_bytes: int | None, disk_bytes: int | None
+    usages: Mapping[str, Usage],
+    active: Iterable[str],
+    memory_bytes: int | None,
+    disk_bytes: int | None,
+    leaders: Mapping[str, str] | None = None,
 ) -> tuple[str, str] | None:
     """Return (workspace, cause) of the active workspace that uses most, if all together come near the sandbox's limit;
     else None.
+
+    Workspaces with the same leader count together, so that a task with services does not look small. Of these, the
+    largest one is returned.
     """
     candidates = [name for name in active if name in usages]
+    leaders = leaders or {}
+
+    def largest(amount: Callable[[Usage], int]) -> str:
+        sums = Counter[str]()
+        for name, usage in usages.items():
+            sums[leaders.get(name, name)] += amount(usage)
+        return max(candidates, key=lambda name: (sums[leaders.get(name, name)], amount(usages[name])))
+
     if not candidates:
         return None
     if (
         memory_bytes is not None
         and sum(usage.memory_bytes for usage in usages.values()) > memory_bytes * _SANDBOX_FRACTION
     ):
-        return max(candidates, key=lambda name: usages[name].memory_bytes), "Memory"
+        return largest(lambda usage: usage.memory_bytes), "Memory"
     if disk_bytes is not None and sum(usage.disk_bytes for usage in usages.values()) > disk_bytes * _SANDBOX_FRACTION:
-        return max(candidates, key=lambda name: usages[name].disk_bytes), "Disk"
+        return largest(lambda usage: usage.disk_bytes), "Disk"
     return None
 
 

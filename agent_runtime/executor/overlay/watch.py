@@ -117,7 +117,8 @@ class Watch:
             return  # a workspace that is being stopped still counts, so do not stop another one meanwhile
         usages = {str(id(workspace)): workspace.last for workspace in self._observations}
         active = {str(id(workspace)): workspace for workspace in self._active}
-        over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit)
+        leaders = {str(id(workspace)): str(id(workspace.members)) for workspace in self._observations}
+        over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit, leaders)
         if over is not None:
             self._stop(active[over[0]], self._end(active[over[0]], over[1]))
 

@@ -955,6 +955,7 @@ class _Snapshotting:
 async def test_states_of_a_task_with_services_are_refused(tmp_path: Path, agent: Any) -> None:
     """The agent would continue in a workspace without the services, and its work would be graded 0."""
     job = a_job(tmp_path, group_size=1)
+    assert job.spec.tasks.inline is not None
     job.spec.tasks.inline[:] = [Task.model_validate(task(0, services=[{"name": "db", "command": ["serve"]}]))]
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": agent, "model": OneCall()}
     ran = Ran(tmp_path, await run_job(job, provider=DummyProvider(f"outcomes-{next(worlds)}"), **common), [])

@@ -75,6 +75,30 @@ async def test_a_joined_workspace_uses_no_place_and_needs_one_that_shares(start_
         assert (gone.status, gone.code) == (404, "NotFound")
 
 
+async def test_joined_workspaces_are_stopped_before_a_smaller_other_one_for_the_sandboxs_limit(
+    start_executor: Any, connect: Any
+) -> None:
+    executor = start_executor("Overlay", places=2, memoryBytes=800 << 20)
+    use = "python3 -c 'import time; a = b\"x\" * ({} << 20); time.sleep(600)'"
+    async with connect(executor) as client:
+        other, leader = client.workspace, f"{client.workspace}-leader"
+        client.folder = "/"
+        largest = asyncio.create_task(client.ask(use.format(250), client.new_key(), waitSeconds=60))
+        await asyncio.sleep(0.5)
+        assert (await client.call("POST", "/workspaces", json={"id": leader, "shares": True})).status == 200
+        members = []
+        for name in ("a", "b", "c"):
+            client.workspace = await _join(client, leader, name)
+            members.append(asyncio.create_task(client.ask(use.format(180), client.new_key(), waitSeconds=60)))
+            await asyncio.sleep(0.5)
+        done, _ = await asyncio.wait([largest, *members], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        assert [task.result().cause for task in done] == ["Memory"]
+        assert largest not in done, "it uses less than the other workspaces together"
+        for task in (largest, *members):
+            task.cancel()
+        client.workspace = other
+
+
 async def test_the_limits_hold_for_all_of_them_together(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Overlay", places=2)
     limits = {"memoryBytes": 300 << 20}
