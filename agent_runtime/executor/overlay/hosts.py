@@ -209,23 +209,28 @@ class Host:
         """Return `Disk` if that workspace has filled the disk, `WorkspaceEnded` if it may have, else `DiskFull`.
 
         Kills its processes first: they could move files during the count, or hold deleted files that cannot be listed,
-        because they are only mapped or in transit through a socket.
+        because they are only mapped or in transit through a socket. Workspaces that share limits count together, because
+        the policy can write through a service.
         """
         async with self._blaming:
             while self._removals:
                 await asyncio.wait(self._removals)
-            used, room = workspace.last.disk_bytes, self._room()
-            with contextlib.suppress(WorkspaceFailure):
-                await workspace.kill_processes()
+            members, room = list(workspace.members), self._room()
+            used = sum(member.last.disk_bytes for member in members)
+            for member in members:
+                with contextlib.suppress(WorkspaceFailure):
+                    await member.kill_processes()
             try:
-                counted = await self.measure_disk(workspace, least=_bytes_a_file(os.statvfs(self.written)))
-                used = max(used, counted.bytes)
+                least = _bytes_a_file(os.statvfs(self.written))
+                counted = [await self.measure_disk(member, least=least) for member in members]
+                used = max(used, sum(count.bytes for count in counted))
             except WorkspaceFailure as failure:
                 if used < self._share:
                     message = f"the disk is full, and its files cannot be counted: {failure.message}"
                     await workspace.fail("WorkspaceEnded", message)
                     return "WorkspaceEnded"
-            workspace.has_filled_disk |= used >= self._share
+            for member in members:
+                member.has_filled_disk |= used >= self._share
             # The kernel may free a deleted file some time after its last process has ended.
             patience = time.monotonic() + _FREED_SECONDS
             while not (workspace.has_filled_disk or self._removals) and time.monotonic() < patience:

@@ -87,6 +87,18 @@ async def test_workspace_that_filled_the_disk_has_used_it_up(small_disk: Path) -
         assert failure.value.cause == "Disk"
 
 
+async def test_disk_that_a_joined_workspace_filled_is_used_up_by_all_that_share(small_disk: Path) -> None:
+    async with overlay_on(small_disk) as overlay:
+        leader = await overlay.make(shares=True)
+        service = await overlay.make(joins=leader.spec.id)
+        filling = asyncio.create_task(run(service, "cat /dev/zero > hog 2>/dev/null; sleep 100"))
+        while not overlay.host.is_disk_full:
+            await asyncio.sleep(0.05)
+        ended = await run(leader, "echo some > own")
+        assert ended.exit.cause == "Disk", "a policy could have itself masked through a database"
+        assert (await filling).exit.cause == "Disk"
+
+
 async def test_workspace_whose_files_cannot_be_counted_on_a_full_disk_is_lost(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
