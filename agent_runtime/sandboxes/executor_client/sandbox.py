@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from agent_runtime.sandboxes.base import (
     Fenced,
     FileError,
     SandboxFailure,
+    Service,
+    SetupFailed,
     StoredLayer,
     WorkspaceLimit,
     WorkspaceSpec,
@@ -141,7 +143,10 @@ class ExecutorSandbox:
                 if self.mode == "Plain":
                     raise services_unsupported(self._description)
                 if lease.handle is None:
-                    await self._groups.fork_of(service.workspace)
+                    try:
+                        await self._groups.fork_of(service.workspace)
+                    except SetupFailed as failed:
+                        raise SetupFailed(f"service {service.name!r}: {failed.message}") from failed
                 else:
                     self._groups.adopt(prepared_id(service.workspace), lease.spec.group)
                 stack.push_async_callback(self._groups.fork_ended, prepared_id(service.workspace))
@@ -180,17 +185,19 @@ class ExecutorSandbox:
     async def _start_services(self, lease: Lease, leader: ExecutorWorkspace) -> None:
         """Start the services of a lease's workspace; may be repeated. Raises ServiceFailed among others."""
         services = lease.spec.services
-        hosts = hosts_file(services)
-        await leader.write("/etc/hosts", hosts, key=f"{LIFECYCLE_TURN}:hosts", replace=True, owner="0")
         started = []
         for service in services:
             identity = workspace_id(lease.attempt, f"{lease.name}.service-{service.name}")
             workspace = self._workspace(lease, Hold(identity, lease.fence), None, service.workspace)
             lease.workspaces[identity] = workspace
             await workspace.create(prepared_id(service.workspace), self._environment, joins=leader)
-            await workspace.write("/etc/hosts", hosts, key=f"{LIFECYCLE_TURN}:hosts", replace=True, owner="0")
+            await self._write_hosts(workspace, services)
             started.append((service, workspace))
         await start_services(started, completion_seconds=lease.spec.setup_seconds)
+
+    async def _write_hosts(self, workspace: ExecutorWorkspace, services: Sequence[Service]) -> None:
+        key = f"{LIFECYCLE_TURN}:hosts"
+        await workspace.write("/etc/hosts", hosts_file(services), key=key, replace=True, owner="0")
 
     async def sweep(self, unwanted: Callable[[str, str], bool], fence: Fence = SWEEPING) -> None:
         found = (await self.client.call("GET", "/workspaces")).json()["workspaces"]
@@ -287,6 +294,9 @@ class ExecutorSandbox:
         async with self._layers.ready(spec.layers, is_bare=spec.is_bare) as below:
             try:
                 await workspace.create(below, self._environment)
+                if spec.services:
+                    # Before the setup, whose own names stay.
+                    await self._write_hosts(workspace, spec.services)
                 await prepare(workspace, spec)
                 await workspace.freeze()
             except BaseException:

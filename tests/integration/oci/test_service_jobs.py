@@ -148,6 +148,13 @@ def test_failing_services_mask_their_own_task_and_no_other(tmp_path: Path) -> No
     large["health"] = {"command": "sleep 2; false", "seconds": 20}
     tasks = [
         task("good", web()),
+        task(
+            "names",
+            web(),
+            setup=["echo 127.0.0.1 own >> /etc/hosts"],
+            verifier={"mode": "Shared", "commands": ["getent hosts own && getent hosts web"]},
+        ),
+        task("no-user", web(), {"name": "odd", "command": ["true"], "user": "nobody-here"}),
         task("ends", web(), dead),
         task("never-ready", sick, web(dependsOn={"sick": "Healthy"})),
         task("too-large", web(), large, sandbox={"resources": {"memory": "300Mi"}}),
@@ -156,7 +163,9 @@ def test_failing_services_mask_their_own_task_and_no_other(tmp_path: Path) -> No
     told = run(tmp_path, "run", "job.yaml", code=1)
     found = {result["task"]: result for result in results(tmp_path)}
     assert (found["good"]["reward"], found["good"]["outcome"]) == (1.0, "Completed")
-    for name in ("ends", "never-ready", "too-large"):
+    assert found["names"]["reward"] == 1.0, "names of the setup stay beside those of the services"
+    assert "SetupFailed: service 'odd': the task's files could not be written: user 'nobody-here'" in told
+    for name in ("ends", "never-ready", "too-large", "no-user"):
         assert (found[name].get("reward"), found[name]["outcome"]) == (None, "InfraFailed"), found[name]
     assert "service 'dead' ended with exit code 3 before it was ready" in told
     assert "cannot start" in told
