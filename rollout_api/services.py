@@ -74,7 +74,9 @@ class TaskService(ApiModel):
     completes: bool = False
     """Whether the agent starts only after its command has ended with 0, as that of a database migration."""
     volumes: Volumes = {}
-    """Folders that it shares with others, by the volume's name. A volume is empty at first."""
+    """Folders that it shares with others, by the volume's name. An empty volume gets the content of the folder that
+    it replaces.
+    """
 
     @field_validator("volumes")
     @classmethod

@@ -121,7 +121,10 @@ class _Reader:
             files=[*(TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS), *compose.files],
             services=compose.services,
             volumes=compose.volumes,
-            setup=[" && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS), *self.healthcheck()],
+            setup=[
+                " && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS),
+                *self.healthcheck_in_setup(compose),
+            ],
             solution=solution,
             solution_files=solution_files,
             verifier=verifier,
@@ -311,6 +314,13 @@ class _Reader:
         if found:
             self.report(f"{path}.allowed_hosts", "the hosts are reachable only at ports 443 and 80")
         return found or "None"
+
+    def healthcheck_in_setup(self, compose: Compose) -> list[str]:
+        """Return the healthcheck as a setup command; with services none, because they start after the setup."""
+        if compose.services and self.value("environment.healthcheck.command", str) is not None:
+            self.report("environment.healthcheck", "is not run: services have health checks of their own")
+            return []
+        return self.healthcheck()
 
     def healthcheck(self, path: str = "environment.healthcheck") -> list[str]:
         """Return a setup command that runs the healthcheck as Docker would. It runs last in the setup, because the

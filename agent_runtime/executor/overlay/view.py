@@ -17,7 +17,7 @@ from agent_runtime.executor import kernel
 from agent_runtime.executor.init.channel import Channel, Message, close_all
 from agent_runtime.executor.init.commands import WorkspaceSettings
 from agent_runtime.executor.init.init import Init
-from agent_runtime.executor.init.trees import remove
+from agent_runtime.executor.init.trees import copy_contents, remove
 from agent_runtime.executor.overlay.base_layers import HOSTNAME, BaseLayers, write
 from agent_runtime.executor.overlay.usage import MAX_PROCESSES
 
@@ -230,7 +230,8 @@ def _share(request: Message, volumes: int | None) -> list[int]:
     """Mount the volumes; if others may join, return the descriptors of `Shared`.
 
     The volumes are folders in the layer of the workspace that others join. They are mounted here because later no
-    process of the workspace may mount anything. A new volume gets owner and mode of the folder that it replaces.
+    process of the workspace may mount anything. As in Docker, an empty volume gets the content of the folder that it
+    replaces, with that one's owner and mode.
     """
     if not request["shares"] and volumes is None:
         return []
@@ -242,9 +243,11 @@ def _share(request: Message, volumes: int | None) -> list[int]:
         source = f"{_VOLUMES}/{name}"
         if not os.path.isdir(source):
             os.mkdir(source)
+        if not os.listdir(source):
             replaced = os.stat(target)
             os.chown(source, replaced.st_uid, replaced.st_gid)
             os.chmod(source, stat.S_IMODE(replaced.st_mode))
+            copy_contents(target, source)
         kernel.mount(source, target, flags=kernel.MS_BIND)
     if volumes is not None:
         kernel.unmount(_VOLUMES)

@@ -119,3 +119,28 @@ async def test_the_limits_hold_for_all_of_them_together(start_executor: Any, con
         assert ended.cause == "Memory"
         assert not smaller.done()
         smaller.cancel()
+
+
+async def test_an_empty_volume_gets_the_content_of_the_folder_that_it_replaces(
+    start_executor: Any, connect: Any
+) -> None:
+    executor = start_executor("Overlay", places=4)
+    async with connect(executor) as client:
+        made = "mkdir -p /app/deep && echo code > /app/deep/f && chmod 640 /app/deep/f && ln -s deep/f /app/l"
+        client.folder = "/"
+        await client.out(f"{made} && chown 5:6 /app /app/deep/f && chmod 710 /app && mkfifo /app/pipe")
+        parent, leader = client.workspace, f"{client.workspace}-leader"
+        assert (await client.call("POST", "~/freeze")).status == 200
+        body = {"id": leader, "shares": True, "volumes": {"code": "/mine", "empty": "/nothing"}}
+        assert (await client.call("POST", "/workspaces", json=body)).status == 200
+        service = await _join(client, leader, "web", parent=parent, volumes={"code": "/app"})
+        other = await _join(client, leader, "other", parent=parent, volumes={"code": "/app", "empty": "/app/deep"})
+        for workspace, folder in ((service, "/app"), (leader, "/mine")):
+            client.workspace = workspace
+            assert await client.out(f"cat {folder}/l; ls {folder}; stat -c '%a %u:%g' {folder} {folder}/deep/f") == (
+                "code\ndeep\nl\n710 5:6\n640 5:6\n"
+            )
+        client.workspace = other
+        assert await client.out("echo more > /app/deep/g; ls /app/deep") == "f\ng\n"
+        client.workspace = service
+        assert await client.out("ls /app/deep") == "f\n"
