@@ -20,6 +20,7 @@ from agent_runtime.tasks.images import built_image, dockerfile_facts, job_docker
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
+from rollout_api.services import TaskService
 from rollout_api.tasks import StepReward, Task, TaskStep, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
 CONFIG: Final = "task.toml"
@@ -112,6 +113,11 @@ class _Reader:
         solution, solution_files = self.solution("solution") if not steps else ([], [])
         prompt = steps[0].prompt if steps else self.prompt("instruction.md")
         verifier = None if steps else self.verifier_of("tests", "verifier")
+        services, setup_checks = compose.services, self.healthcheck()
+        if services and setup_checks:
+            # The setup runs before the services, which the check may ask.
+            check = TaskService(name="main-healthcheck", command=setup_checks, completes=True)
+            services, setup_checks = [*services, check], []
         if self.notes.problems or not prompt:
             return None
         return Task(
@@ -119,12 +125,9 @@ class _Reader:
             prompt=prompt,
             # Files and their parent folders are created with root's rights, because the agent's user may lack them.
             files=[*(TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS), *compose.files],
-            services=compose.services,
+            services=services,
             volumes=compose.volumes,
-            setup=[
-                " && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS),
-                *self.healthcheck_in_setup(compose),
-            ],
+            setup=[" && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS), *setup_checks],
             solution=solution,
             solution_files=solution_files,
             verifier=verifier,
@@ -314,13 +317,6 @@ class _Reader:
         if found:
             self.report(f"{path}.allowed_hosts", "the hosts are reachable only at ports 443 and 80")
         return found or "None"
-
-    def healthcheck_in_setup(self, compose: Compose) -> list[str]:
-        """Return the healthcheck as a setup command; with services none, because they start after the setup."""
-        if compose.services and self.value("environment.healthcheck.command", str) is not None:
-            self.report("environment.healthcheck", "is not run: services have health checks of their own")
-            return []
-        return self.healthcheck()
 
     def healthcheck(self, path: str = "environment.healthcheck") -> list[str]:
         """Return a setup command that runs the healthcheck as Docker would. It runs last in the setup, because the

@@ -165,6 +165,18 @@ def test_harbor_folders_have_services_beside_main(tmp_path: Path) -> None:
     assert {variable.name: variable.value for variable in found.sandbox.env} == {"A": "b"}
 
 
+def test_healthcheck_of_a_harbor_task_with_services_runs_beside_them(tmp_path: Path) -> None:
+    compose = "services:\n  main: {build: .}\n  cache: {image: redis, command: redis-server}\n"
+    folder = hello_world(tmp_path / "hello", **{"environment/docker-compose.yaml": compose})
+    config = folder / "task.toml"
+    config.write_text(config.read_text() + '\n[environment.healthcheck]\ncommand = "redis-cli -h cache ping"\n')
+    (found,) = load(tmp_path, "Harbor").tasks
+    cache, check = found.services
+    assert (cache.completes, check.completes, check.dockerfile) == (False, True, None)
+    assert "redis-cli -h cache ping" in check.command[0]
+    assert "redis-cli" not in str(found.setup)
+
+
 BROKEN = {
     "db.build: db/Dockerfile is missing": "db: {build: db}",
     "services.db has neither build nor image": "db: {command: x}",
